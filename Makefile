@@ -1,0 +1,59 @@
+# What one does with this repository. `make run` and `make test` need nothing but Rust and a C compiler.
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
+ARGS ?=
+
+.PHONY: run test build lint docs contract e2e netns bench ci
+
+## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
+run:
+	@cargo run --quiet --package hostler -- up $(ARGS)
+
+## Unit, property and whole-system tests.
+test:
+	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --workspace --locked $(ARGS); \
+	else cargo test --workspace --locked $(ARGS); fi
+
+## The program as it is installed: target/release/hostler.
+build:
+	cargo build --release --locked --package hostler
+
+## Formatting, lints, licences and spelling, as CI checks them.
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --all-features check bans licenses sources; else echo "cargo-deny is not installed: licences are not checked"; fi
+	@if command -v typos >/dev/null; then typos; else echo "typos is not installed: spelling is not checked"; fi
+
+## The generated parts of the manual; a test fails when they are old.
+docs:
+	cargo run --quiet --package hostler -- docs config > docs/config.md
+	cargo run --quiet --package hostler -- docs metrics > docs/metrics.md
+	cargo run --quiet --package hostler -- docs example > deploy/config/full.toml
+
+## OpenAI's Python and Node SDKs, unmodified, against simulated engines.
+contract:
+	cargo build --quiet --locked --package hostler
+	tests/python/venv.sh
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm"
+	cd tests/node && npm ci --silent --no-audit --no-fund && node --test
+
+## The same through real vLLM on CPU (2.2 GB, installed into the cache once).
+e2e:
+	cargo build --quiet --locked --package hostler
+	tests/python/venv.sh
+	tests/engine/install.sh
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m vllm -s
+
+## Agent and router in two network namespaces, the agent without a listening port. Needs root and iproute2.
+netns:
+	cargo build --quiet --locked --package hostler
+	tests/netns/run.sh
+
+## CPU per request and per streamed event, beside nginx; see tests/bench/README.md.
+bench: build
+	python3 tests/bench/run.py $(ARGS)
+
+## Everything that must pass before a change lands.
+ci:
+	.ci/run

@@ -1,0 +1,86 @@
+//! The agent's settings: one field each, documented here and nowhere else.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What starts when the agent starts a replica.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// `vllm` when a model is given or vLLM is installed, otherwise the simulated engine.
+    #[default]
+    Auto,
+    /// A real `vllm serve`.
+    Vllm,
+    /// The simulated engine inside this program: no GPU, no model, vLLM's surface.
+    Simulated,
+}
+
+/// The `[agent]` section of the configuration.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct AgentConfig {
+    /// Routers to serve, each `HOST:PORT` of a router's agent port. A name that resolves to several addresses means one router at each.
+    pub router: Vec<String>,
+    /// Name of this node in the fleet; empty means the host name. Set it to run several agents on one host.
+    pub node: String,
+    /// Which engine to start: `auto`, `vllm` or `simulated`.
+    pub engine: EngineKind,
+    /// Model to serve: a local path or a Hugging Face id, passed to the engine as it is.
+    pub model: String,
+    /// Number of engines on this node; 0 means one per GPU, or one where there is no GPU.
+    pub replicas: u32,
+    /// The `vllm` program, as a path or a name looked up on PATH.
+    pub vllm_bin: PathBuf,
+    /// More arguments for every engine, after the agent's own.
+    pub engine_args: Vec<String>,
+    /// Where sockets live, on a local disk; empty means `/tmp/hostler-UID`. Keep it short: a Unix socket path holds 107 bytes.
+    pub run_dir: PathBuf,
+    /// Where engine logs are kept; empty means `$XDG_STATE_HOME/hostler/logs`, or `~/.local/state/hostler/logs`.
+    pub log_dir: PathBuf,
+    /// Address of the agent's own metrics and health pages; empty means the Unix socket `admin.sock` in the run directory, so that the agent opens no port.
+    pub agent_admin: String,
+    /// Data streams per router. More lanes spread the work of very many streams over more tasks; 64 at most.
+    pub lanes: u32,
+    /// How long an engine may take from its start until it is ready. Large models on slow disks need more.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub startup_timeout: Duration,
+    /// On shutdown or drain, how long running requests may take to finish.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub drain_timeout: Duration,
+    /// How long an engine may take to exit after SIGTERM before its process group is killed.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub stop_grace: Duration,
+    /// How often a busy engine's load is read. An idle engine is read ten times less often.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub probe_interval: Duration,
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            router: vec!["127.0.0.1:8001".into()],
+            node: String::new(),
+            engine: EngineKind::Auto,
+            model: String::new(),
+            replicas: 0,
+            vllm_bin: "vllm".into(),
+            engine_args: Vec::new(),
+            run_dir: PathBuf::new(),
+            log_dir: PathBuf::new(),
+            agent_admin: String::new(),
+            lanes: 4,
+            startup_timeout: Duration::from_secs(30 * 60),
+            drain_timeout: Duration::from_secs(30),
+            stop_grace: Duration::from_secs(10),
+            probe_interval: Duration::from_millis(50),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The exact command line for each vLLM release that changed it.
+
+use super::*;
+use crate::host::Gpu;
+
+fn config(engine_args: &[&str]) -> AgentConfig {
+    AgentConfig {
+        model: "org/model".to_owned(),
+        engine_args: engine_args.iter().map(|&argument| argument.to_owned()).collect(),
+        ..AgentConfig::default()
+    }
+}
+
+fn on_gpu() -> ReplicaPlan {
+    ReplicaPlan { index: 1, gpu: Some(Gpu { index: 3, uuid: "GPU-50794351".to_owned(), name: "test GPU".to_owned() }) }
+}
+
+fn on_cpu() -> ReplicaPlan {
+    ReplicaPlan { index: 1, gpu: None }
+}
+
+fn vllm() -> Resolved {
+    Resolved::Vllm { program: "/opt/vllm".into() }
+}
+
+fn line(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
+    command_line(&Launch {
+        engine,
+        version,
+        replica,
+        cores: Some(4),
+        kv_cache_gib: replica.gpu.is_none().then_some(2),
+        directory: Path::new("/run/h/ab/e1"),
+        config,
+    })
+}
+
+/// One word per line part, as a shell would show it.
+fn shown(line: &CommandLine) -> String {
+    let mut shown = String::new();
+    for (name, value) in &line.set {
+        shown.push_str(&format!("{name}={} ", value.display()));
+    }
+    shown.push_str(&line.program.display().to_string());
+    for argument in &line.arguments {
+        shown.push_str(&format!(" {}", argument.display()));
+    }
+    shown
+}
+
+const COMMON: &str = "VLLM_RPC_BASE_PATH=/run/h/ab/e1 TMPDIR=/run/h/ab/e1/tmp VLLM_HTTP_TIMEOUT_KEEP_ALIVE=3600 VLLM_NO_USAGE_STATS=1";
+const SERVE: &str = "/opt/vllm serve org/model --uds /run/h/ab/e1/engine.sock --disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers";
+
+#[test]
+fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
+    let by_number = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=3";
+    let by_uuid = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-50794351";
+    let table = [
+        (None, by_number, ""),
+        (Some(Version::new(0, 11)), by_number, ""),
+        (Some(Version::new(0, 18)), by_number, " --shutdown-timeout 30"),
+        (Some(Version::new(0, 24)), by_uuid, " --shutdown-timeout 30"),
+        (Some(Version::new(0, 32)), by_uuid, " --shutdown-timeout 30"),
+    ];
+    for (version, gpu, timeout) in table {
+        let line = line(&vllm(), version, &on_gpu(), &config(&["--max-num-seqs", "8"])).unwrap();
+        let expected = format!("{COMMON} {gpu} {SERVE}{timeout} --max-num-seqs 8");
+        assert_eq!(shown(&line), expected);
+    }
+}
+
+#[test]
+fn engines_that_share_a_host_without_gpus_get_their_part_of_cores_and_memory_and_nothing_of_cuda() {
+    let line = line(&vllm(), None, &on_cpu(), &config(&[])).unwrap();
+    let threads = "OMP_NUM_THREADS=4 VLLM_CPU_OMP_THREADS_BIND=nobind";
+    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {SERVE}"));
+    assert_eq!(line.unset, NOT_INHERITED);
+}
+
+#[test]
+fn a_share_of_memory_that_the_user_chose_is_left_alone() {
+    let line = line(&vllm(), None, &on_cpu(), &config(&["--gpu-memory-utilization", "0.3"])).unwrap();
+    assert!(!shown(&line).contains("VLLM_CPU_KVCACHE_SPACE"), "{}", shown(&line));
+}
+
+#[test]
+fn the_simulated_engine_is_this_program_with_the_same_socket() {
+    let engine = Resolved::Simulated { program: "/opt/hostler".into() };
+    for (model, expected) in [("", SIMULATED_MODEL), ("org/model", "org/model")] {
+        let config = AgentConfig { model: model.to_owned(), ..config(&["--step", "5ms"]) };
+        let line = line(&engine, None, &on_cpu(), &config).unwrap();
+        let serve = format!("/opt/hostler sim engine {expected} --uds /run/h/ab/e1/engine.sock --step 5ms");
+        assert!(shown(&line).ends_with(&serve), "{}", shown(&line));
+    }
+}
+
+#[test]
+fn a_flag_that_the_user_gave_is_not_given_twice() {
+    for given in ["--enable-request-id-headers", "--enable_request_id_headers", "--no-enable-request-id-headers"] {
+        let line = line(&vllm(), None, &on_cpu(), &config(&[given])).unwrap();
+        let count = shown(&line).matches("request").count();
+        assert_eq!(count, 1, "{}", shown(&line));
+    }
+    let config = config(&["--shutdown-timeout=60"]);
+    let line = line(&vllm(), Some(Version::new(0, 32)), &on_cpu(), &config).unwrap();
+    assert_eq!(shown(&line).matches("--shutdown-timeout").count(), 1);
+}
+
+#[test]
+fn an_argument_that_takes_the_engine_out_of_our_hands_is_refused() {
+    for (given, refused) in
+        [("--uds=/tmp/x", true), ("--api_key", true), ("--grpc", true), ("--grpc-port", false), ("--uds-mode", false), ("uds", false)]
+    {
+        let outcome = line(&vllm(), None, &on_cpu(), &config(&[given]));
+        assert_eq!(outcome.is_err(), refused, "{given}");
+    }
+}

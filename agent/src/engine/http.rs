@@ -1,0 +1,104 @@
+//! A small HTTP/1.1 client over a Unix socket for health, models and metrics: GET only, one kept connection, a deadline and a cap on every reply. Requests of users do not come this way.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio_util::task::AbortOnDropHandle;
+
+/// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
+const BODY_CAP: usize = 8 * 1024 * 1024;
+
+/// What the engine answered.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// The status, whatever it is.
+    pub(crate) status: StatusCode,
+    /// The whole body.
+    pub(crate) body: Bytes,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GetError {
+    /// Nobody listens at the socket.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] io::Error),
+    /// The deadline passed.
+    #[error("no answer within {} s", .0.as_secs_f32())]
+    Slow(Duration),
+    /// The connection or the reply broke.
+    #[error("the connection broke: {0}")]
+    Broken(String),
+}
+
+/// A client of one engine. After any error it connects anew.
+#[derive(Debug)]
+pub(crate) struct Client {
+    socket: PathBuf,
+    connection: Option<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    sender: SendRequest<Empty<Bytes>>,
+    /// Moves the bytes; ends with the connection.
+    _mover: AbortOnDropHandle<()>,
+}
+
+impl Client {
+    /// A client that has not connected yet.
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned(), connection: None }
+    }
+
+    /// Reads one page, connecting first if need be, all within `deadline`.
+    pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<Reply, GetError> {
+        let kept = self.connection.take();
+        let exchange = async {
+            if let Some(mut connection) = kept {
+                // The engine may just have closed an idle connection, which says nothing about its health.
+                if let Ok(reply) = connection.get(path).await {
+                    return Ok((connection, reply));
+                }
+            }
+            let mut connection = self.connect().await?;
+            let reply = connection.get(path).await?;
+            Ok((connection, reply))
+        };
+        let (connection, reply) = tokio::time::timeout(deadline, exchange).await.map_err(|_| GetError::Slow(deadline))??;
+        self.connection = Some(connection);
+        Ok(reply)
+    }
+
+    async fn connect(&self) -> Result<Connection, GetError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(GetError::Connect)?;
+        let (sender, mover) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| GetError::Broken(error.to_string()))?;
+        let mover = tokio::spawn(async move {
+            // Whoever waits for the reply gets the same error.
+            let _ = mover.await;
+        });
+        Ok(Connection { sender, _mover: AbortOnDropHandle::new(mover) })
+    }
+}
+
+impl Connection {
+    async fn get(&mut self, path: &str) -> Result<Reply, GetError> {
+        let broken = |error: &dyn std::fmt::Display| GetError::Broken(error.to_string());
+        let request = Request::get(path).header(header::HOST, "localhost").body(Empty::new()).map_err(|error| broken(&error))?;
+        self.sender.ready().await.map_err(|error| broken(&error))?;
+        let response = self.sender.send_request(request).await.map_err(|error| broken(&error))?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, BODY_CAP).collect().await.map_err(|error| broken(&error))?.to_bytes();
+        Ok(Reply { status: head.status, body })
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,128 @@
+//! The client against sockets that answer, close, hang and talk too much. The scripted socket here also serves the tests of the probes.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
+
+use super::*;
+
+/// What a scripted engine does with a request: given the path, returns the status and the body, or nothing to hang.
+pub(crate) type Script = dyn FnMut(&str) -> Option<(u16, String)> + Send;
+
+/// An engine that answers by a script, one thread of talk per connection, until dropped.
+pub(crate) struct Scripted {
+    pub(crate) socket: PathBuf,
+    /// Every path that was asked for.
+    pub(crate) asked: Arc<Mutex<Vec<String>>>,
+    _directory: Option<tempfile::TempDir>,
+    _server: AbortOnDropHandle<()>,
+}
+
+impl Scripted {
+    pub(crate) fn start(script: Box<Script>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut scripted = Self::at(&directory.path().join("s"), script);
+        scripted._directory = Some(directory);
+        scripted
+    }
+
+    /// Answers at a socket in a directory of somebody else's.
+    pub(crate) fn at(socket: &Path, script: Box<Script>) -> Self {
+        let listener = UnixListener::bind(socket).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let script = Arc::new(Mutex::new(script));
+        let paths = Arc::clone(&asked);
+        let server = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(talk(stream, Arc::clone(&script), Arc::clone(&paths)));
+            }
+        });
+        Self { socket: socket.to_owned(), asked, _directory: None, _server: AbortOnDropHandle::new(server) }
+    }
+}
+
+async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, asked: Arc<Mutex<Vec<String>>>) {
+    let mut received = Vec::new();
+    loop {
+        while !received.ends_with(b"\r\n\r\n") {
+            if stream.read_buf(&mut received).await.unwrap_or(0) == 0 {
+                return;
+            }
+        }
+        let request = String::from_utf8(std::mem::take(&mut received)).unwrap();
+        let path = request.split(' ').nth(1).unwrap().to_owned();
+        let answer = (script.lock())(&path);
+        asked.lock().push(path);
+        let Some((status, body)) = answer else {
+            return std::future::pending().await;
+        };
+        let length = body.len();
+        let reply = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}");
+        if stream.write_all(reply.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn replies_of_any_status_come_back_over_one_connection() {
+    let mut statuses = [200, 503, 404].into_iter();
+    let engine = Scripted::start(Box::new(move |path| statuses.next().map(|status| (status, format!("at {path}")))));
+    let mut client = Client::new(&engine.socket);
+    for expected in [200, 503, 404] {
+        let reply = client.get("/metrics/?name[]=a:b", LONG).await.unwrap();
+        assert_eq!(reply.status.as_u16(), expected);
+        assert_eq!(reply.body, "at /metrics/?name[]=a:b");
+    }
+    assert!(client.connection.is_some());
+}
+
+#[tokio::test]
+async fn a_hanging_engine_costs_the_deadline_and_no_more() {
+    let engine = Scripted::start(Box::new(|_| None));
+    let mut client = Client::new(&engine.socket);
+    let error = client.get("/health", Duration::from_millis(50)).await.unwrap_err();
+    assert!(matches!(error, GetError::Slow(_)), "{error}");
+    assert!(client.connection.is_none());
+}
+
+#[tokio::test]
+async fn nobody_listening_is_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut client = Client::new(&directory.path().join("s"));
+    let error = client.get("/health", LONG).await.unwrap_err();
+    assert!(matches!(error, GetError::Connect(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_connection_the_engine_closed_is_replaced_without_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let server = tokio::spawn(async move {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0_u8; 1024];
+            assert!(stream.read(&mut request).await.unwrap() > 0);
+            let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+            stream.write_all(reply).await.unwrap();
+        }
+    });
+    let mut client = Client::new(&socket);
+    for _ in 0..2 {
+        assert_eq!(client.get("/health", LONG).await.unwrap().body, "ok");
+    }
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reply_over_the_cap_is_an_error() {
+    let engine = Scripted::start(Box::new(|_| Some((200, "x".repeat(BODY_CAP + 1)))));
+    let mut client = Client::new(&engine.socket);
+    let error = client.get("/metrics", LONG).await.unwrap_err();
+    assert!(matches!(error, GetError::Broken(_)), "{error}");
+}

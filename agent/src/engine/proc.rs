@@ -1,0 +1,73 @@
+//! What Linux tells about processes in `/proc`: group, session, state, start time. Used to see whether a process group is really gone and to recognise an engine whose agent died.
+
+use std::fs;
+use std::io::Read;
+
+/// One process at the moment of reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    /// Its id.
+    pub(crate) pid: i32,
+    /// Its process group.
+    pub(crate) group: i32,
+    /// Its session.
+    pub(crate) session: i32,
+    /// When it started, in clock ticks since the machine did. Together with the id it names one process for as long as the machine is up.
+    pub(crate) started: u64,
+    /// It has ended and waits to be reaped. Where nothing reaps orphans, as in some containers, it stays so for ever.
+    pub(crate) ended: bool,
+}
+
+impl Process {
+    /// The process with this id, if there is one.
+    pub(crate) fn read(pid: i32) -> Option<Self> {
+        Self::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Every process that can be seen.
+    pub(crate) fn all() -> Vec<Self> {
+        let Ok(entries) = fs::read_dir("/proc") else {
+            return Vec::new();
+        };
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter_map(Self::read).collect()
+    }
+
+    /// Reads a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields count from the last parenthesis.
+    fn parse(pid: i32, line: &str) -> Option<Self> {
+        let fields: Vec<&str> = line[line.rfind(')')? + 1..].split_whitespace().collect();
+        let state = *fields.first()?;
+        let threads: u32 = fields.get(17)?.parse().ok()?;
+        Some(Self {
+            pid,
+            group: fields.get(2)?.parse().ok()?,
+            session: fields.get(3)?.parse().ok()?,
+            started: fields.get(19)?.parse().ok()?,
+            // A first thread that ended while others live looks the same but for the count.
+            ended: matches!(state, "Z" | "X") && threads <= 1,
+        })
+    }
+
+    /// Whether the process was started with this environment entry, `NAME=value`. A process that rewrote its title may have overwritten it.
+    pub(crate) fn has_environment(&self, entry: &str) -> bool {
+        let mut environment = Vec::new();
+        let read = fs::File::open(format!("/proc/{}/environ", self.pid)).and_then(|file| file.take(1 << 20).read_to_end(&mut environment));
+        read.is_ok() && environment.split(|byte| *byte == 0).any(|found| found == entry.as_bytes())
+    }
+}
+
+/// The living processes of a group.
+pub(crate) fn members(group: i32) -> Vec<Process> {
+    let mut processes = Process::all();
+    processes.retain(|process| process.group == group && !process.ended);
+    processes
+}
+
+/// Names this run of the machine and this process-id namespace: ids and start times mean nothing outside of them.
+pub(crate) fn birthplace() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{}/{}", boot.trim(), namespace.display())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! Whole engines: shells as processes, and a scripted socket in place of what they would serve.
+
+use std::ffi::OsString;
+
+use super::http::tests::Scripted;
+use super::*;
+use crate::traffic::RouterKey;
+
+const MODELS: &str = r#"{"data":[{"id":"tiny"}]}"#;
+
+/// One supervised engine with its temporary directory.
+struct Fixture {
+    engine: Engine,
+    status: watch::Receiver<Status>,
+    tracker: TaskTracker,
+    directory: PathBuf,
+    _parent: tempfile::TempDir,
+}
+
+fn start(script: &str) -> Fixture {
+    start_with(script, |_| {})
+}
+
+fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> Fixture {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("e0");
+    let mut spec = EngineSpec {
+        index: 0,
+        command: CommandLine {
+            program: "/bin/sh".into(),
+            arguments: vec![OsString::from("-c"), OsString::from(script)],
+            set: vec![("VLLM_RPC_BASE_PATH", directory.clone().into())],
+            unset: Vec::new(),
+        },
+        version: None,
+        directory: directory.clone(),
+        log: parent.path().join("e0.log"),
+        startup_timeout: Duration::from_secs(60),
+        drain_timeout: Duration::from_secs(60),
+        stop_grace: Duration::from_millis(300),
+        probe_interval: Duration::from_millis(50),
+    };
+    change(&mut spec);
+    let tracker = TaskTracker::new();
+    let engine = Engine::start(spec, &tracker);
+    Fixture { status: engine.status(), engine, tracker, directory, _parent: parent }
+}
+
+impl Fixture {
+    async fn until(&mut self, condition: impl Fn(&Status) -> bool) -> Status {
+        let waiting = self.status.wait_for(|status| condition(status));
+        match tokio::time::timeout(Duration::from_secs(20), waiting).await {
+            Ok(status) => status.unwrap().clone(),
+            Err(_) => panic!("still {:?}", self.engine.status().borrow()),
+        }
+    }
+
+    async fn phase(&mut self, phase: Phase) -> Status {
+        self.until(|status| status.phase == phase).await
+    }
+
+    /// Plays the HTTP side of the present life until dropped.
+    async fn serve(&mut self) -> Scripted {
+        self.until(|status| status.pid.is_some()).await;
+        Scripted::at(
+            self.engine.socket(),
+            Box::new(|path| match path {
+                "/health" => Some((200, String::new())),
+                "/v1/models" => Some((200, MODELS.to_owned())),
+                _ => Some((200, "vllm:num_requests_running 1\n".to_owned())),
+            }),
+        )
+    }
+
+    /// Waits until a stubborn engine is all there and ignores SIGTERM.
+    async fn settled(&mut self) -> Vec<i32> {
+        self.until(|status| status.pid.is_some()).await;
+        loop {
+            let processes = self.processes();
+            if processes.len() == 3 {
+                return processes;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Every process that belongs to the engine, in its group or not.
+    fn processes(&self) -> Vec<i32> {
+        process::orphans(&self.directory)
+    }
+}
+
+/// A process with a child; both ignore SIGTERM.
+const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & wait; wait";
+
+#[tokio::test]
+async fn an_engine_becomes_ready_and_tells_its_models_and_load() {
+    let mut fixture = start("exec sleep 600");
+    assert_eq!(fixture.phase(Phase::Starting).await.models.len(), 0);
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    assert_eq!(ready.models[0].id, "tiny");
+    assert_eq!(ready.restarts, 0);
+    assert!(ready.epoch > 1_500_000_000_000_000 && ready.ready_in.is_some());
+    let mut samples = fixture.engine.samples();
+    let sample = samples.wait_for(Option::is_some).await.unwrap().unwrap();
+    assert_eq!(sample.figures.running, 1);
+    fixture.engine.stop().await;
+    assert_eq!(fixture.phase(Phase::Stopped).await.pid, None);
+    assert!(fixture.processes().is_empty() && !fixture.directory.exists());
+}
+
+#[tokio::test]
+async fn an_exit_with_code_zero_is_a_crash_that_shows_the_last_lines() {
+    let mut fixture = start("echo loading; echo no memory left >&2; exit 0");
+    let failed = fixture.until(|status| status.reason.contains("next start")).await;
+    assert_eq!(failed.phase, Phase::Failed);
+    assert!(failed.reason.contains("exit status: 0"), "{}", failed.reason);
+    assert!(failed.reason.contains("next start in 1 s"), "{}", failed.reason);
+    assert!(failed.reason.ends_with("loading\nno memory left"), "{}", failed.reason);
+    fixture.engine.restart();
+    let again = fixture.until(|status| status.reason.contains("next start in 2 s")).await;
+    assert_eq!(again.restarts, 1);
+    assert!(again.epoch > failed.epoch);
+    assert_eq!(fixture.engine.log_tail(2), ["loading", "no memory left"]);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_dead_leader_leaves_is_killed_before_the_next_life() {
+    let mut fixture = start(STUBBORN);
+    let serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    let before = fixture.settled().await;
+    let leader = rustix::process::Pid::from_raw(ready.pid.unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
+    fixture.phase(Phase::Failed).await;
+    drop(serving);
+    let next = fixture.until(|status| status.epoch > ready.epoch && status.pid.is_some()).await;
+    assert!(fixture.processes().iter().all(|pid| !before.contains(pid)));
+    assert_eq!(next.models.len(), 0);
+    assert_eq!(*fixture.engine.samples().borrow(), None);
+    let _serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    fixture.engine.stop().await;
+    assert!(fixture.processes().is_empty());
+}
+
+#[tokio::test]
+async fn a_drain_lets_requests_finish_and_a_restart_brings_it_back() {
+    let mut fixture = start("exec sleep 600");
+    let serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    let request = fixture.engine.traffic().enter(RouterKey(1));
+    fixture.engine.drain();
+    let draining = fixture.phase(Phase::Draining).await;
+    assert!(draining.pid.is_some());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(fixture.processes().len(), 1);
+    drop(request);
+    assert_eq!(fixture.phase(Phase::Stopped).await.pid, None);
+    drop(serving);
+    fixture.engine.restart();
+    let _serving = fixture.serve().await;
+    assert_eq!(fixture.phase(Phase::Ready).await.restarts, 1);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_ends_even_a_group_that_ignores_sigterm() {
+    let mut fixture = start(STUBBORN);
+    fixture.settled().await;
+    fixture.engine.stop().await;
+    assert_eq!(fixture.phase(Phase::Stopped).await.pid, None);
+    assert!(fixture.processes().is_empty());
+    fixture.tracker.close();
+    let ended = tokio::time::timeout(Duration::from_secs(10), fixture.tracker.wait());
+    ended.await.unwrap();
+    fixture.engine.restart();
+    assert!(fixture.processes().is_empty());
+}
+
+#[tokio::test]
+async fn kill_now_leaves_nothing_and_prevents_a_further_life() {
+    let mut fixture = start(STUBBORN);
+    fixture.settled().await;
+    fixture.engine.kill_now();
+    fixture.until(|status| status.reason.contains("the agent is stopping")).await;
+    assert!(fixture.processes().is_empty());
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_without_handles_is_stopped() {
+    let mut fixture = start(STUBBORN);
+    fixture.settled().await;
+    let Fixture { engine, tracker, directory, _parent, .. } = fixture;
+    drop(engine);
+    tracker.close();
+    tokio::time::timeout(Duration::from_secs(10), tracker.wait()).await.unwrap();
+    assert!(process::orphans(&directory).is_empty());
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "there is no runtime left to sleep on")]
+fn a_runtime_that_ends_takes_the_engine_with_it() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let fixture = runtime.block_on(async {
+        let mut fixture = start(STUBBORN);
+        fixture.settled().await;
+        fixture
+    });
+    drop(runtime);
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while !fixture.processes().is_empty() {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_be_started_is_named() {
+    let mut fixture = start_with("", |spec| spec.command.program = "/nonexistent/vllm".into());
+    let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
+    assert!(failed.reason.starts_with("cannot start /nonexistent/vllm"), "{}", failed.reason);
+    assert_eq!(failed.pid, None);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_ready_in_time_is_killed_and_the_reason_says_so() {
+    let mut fixture = start_with(STUBBORN, |spec| spec.startup_timeout = Duration::from_millis(200));
+    let failed = fixture.until(|status| status.reason.contains("next start")).await;
+    assert!(failed.reason.starts_with("the engine was not ready within 0.2 s; next start in 1 s"), "{}", failed.reason);
+    assert!(fixture.processes().is_empty());
+    fixture.engine.stop().await;
+}

@@ -1,0 +1,176 @@
+//! Which vLLM is installed: its version, read once before the first engine starts, because an unknown flag costs an engine thirteen seconds and its life.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+
+/// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel filesystem.
+const FULL_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Reading the installed package's version imports nothing of vLLM: 0.1 s on the same machine.
+const QUICK_DEADLINE: Duration = Duration::from_secs(15);
+
+/// More output than any version needs; the rest is not read.
+const OUTPUT_CAP: u64 = 256 * 1024;
+
+/// A vLLM release. Suffixes such as `rc1` or `+cpu` are left out: flags do not depend on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Always 0 so far.
+    pub major: u32,
+    /// What flags depend on.
+    pub minor: u32,
+    /// A bug-fix release.
+    pub patch: u32,
+}
+
+impl Version {
+    /// A release by its first two numbers.
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self { major, minor, patch: 0 }
+    }
+
+    /// Finds the version in the output of `vllm --version`: the last line that is one, since warnings come before it.
+    pub fn parse(output: &str) -> Option<Self> {
+        output.lines().rev().find_map(|line| Self::word(line.trim()))
+    }
+
+    fn word(word: &str) -> Option<Self> {
+        let word = word.strip_prefix("vllm ").unwrap_or(word);
+        if word.contains(char::is_whitespace) {
+            return None;
+        }
+        let mut parts = word.splitn(3, '.');
+        let major = parts.next()?.parse().ok()?;
+        let minor = digits(parts.next()?)?;
+        let patch = parts.next().and_then(digits).unwrap_or(0);
+        Some(Self { major, minor, patch })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+fn digits(text: &str) -> Option<u32> {
+    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+/// Why the version is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum VersionError {
+    /// The program cannot be started.
+    #[error("cannot start {}: {source}", program.display())]
+    Start {
+        /// What was started.
+        program: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The program did not finish in time.
+    #[error("`{} --version` did not finish within {} s", program.display(), deadline.as_secs())]
+    Slow {
+        /// What was started.
+        program: PathBuf,
+        /// How long it was given.
+        deadline: Duration,
+    },
+    /// The program said something else.
+    #[error("`{} --version` printed no version; it ended with {status} and its last line was: {last_line}", program.display())]
+    Unreadable {
+        /// What was started.
+        program: PathBuf,
+        /// How it ended.
+        status: String,
+        /// Its last line.
+        last_line: String,
+    },
+}
+
+/// Reads the version of the vLLM behind `program`, at first from the Python that its first line names, else by `program --version`. Takes up to 135 s in the worst case.
+pub async fn probe(program: &Path) -> Result<Version, VersionError> {
+    if let Some(interpreter) = interpreter_of(program) {
+        let script = "import importlib.metadata as m; print(m.version('vllm'))";
+        let arguments = [OsStr::new("-c"), OsStr::new(script)];
+        let quick = run(&interpreter, &arguments, QUICK_DEADLINE).await;
+        if let Some(version) = quick.ok().and_then(|(_, out)| Version::parse(&out)) {
+            return Ok(version);
+        }
+    }
+    let (status, output) = run(program, &[OsStr::new("--version")], FULL_DEADLINE).await?;
+    Version::parse(&output).ok_or_else(|| VersionError::Unreadable {
+        program: program.to_owned(),
+        status,
+        last_line: last_line(&output).to_owned(),
+    })
+}
+
+fn last_line(output: &str) -> &str {
+    let mut lines = output.lines().rev().map(str::trim);
+    lines.find(|line| !line.is_empty()).unwrap_or_default()
+}
+
+/// The Python in the first line of an installed console script, when it is named there directly.
+fn interpreter_of(program: &Path) -> Option<PathBuf> {
+    use std::io::Read;
+    let mut head = [0_u8; 512];
+    let length = std::fs::File::open(program).ok()?.read(&mut head).ok()?;
+    let head = std::str::from_utf8(&head[..length]).ok()?;
+    let line = head.strip_prefix("#!")?.lines().next()?.trim();
+    let path = Path::new(line);
+    let is_python = path.file_name()?.to_str()?.starts_with("python");
+    (is_python && path.is_absolute()).then(|| path.to_owned())
+}
+
+/// Runs a program in a group of its own and returns how it ended and what it printed, standard output last.
+async fn run(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VersionError> {
+    let start_error = |source| VersionError::Start { program: program.to_owned(), source };
+    let mut child = Command::new(program)
+        .args(arguments)
+        .process_group(0)
+        .kill_on_drop(true)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(start_error)?;
+    let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    let stdout = child.stdout.take().expect("standard output was piped");
+    let stderr = child.stderr.take().expect("standard error was piped");
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let (mut stdout, mut stderr) = (stdout.take(OUTPUT_CAP), stderr.take(OUTPUT_CAP));
+    let finished = tokio::time::timeout(deadline, async {
+        let reads = tokio::join!(stdout.read_to_end(&mut out), stderr.read_to_end(&mut err));
+        reads.0.and(reads.1)?;
+        child.wait().await
+    })
+    .await;
+    match finished {
+        Ok(Ok(status)) => {
+            err.push(b'\n');
+            err.append(&mut out);
+            Ok((status.to_string(), String::from_utf8_lossy(&err).into_owned()))
+        }
+        Ok(Err(source)) => Err(start_error(source)),
+        Err(_) => {
+            if let Some(group) = group {
+                // Nothing can be done about a group that is already gone.
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            Err(VersionError::Slow { program: program.to_owned(), deadline })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

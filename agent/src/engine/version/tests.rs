@@ -1,0 +1,68 @@
+//! Versions as real releases print them, and programs that do not behave.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+#[test]
+fn the_last_line_that_is_a_version_counts() {
+    let table = [
+        ("0.32.0+cpu\n", Some((0, 32, 0))),
+        ("0.11.0", Some((0, 11, 0))),
+        ("0.24.1rc2.dev5+g1a2b3c", Some((0, 24, 1))),
+        ("0.19rc1", Some((0, 19, 0))),
+        ("vllm 0.18.2\n", Some((0, 18, 2))),
+        ("W1121 triton not found\nsomething 1.2.3 else\n0.33.0\n", Some((0, 33, 0))),
+        ("Traceback (most recent call last):\nImportError: no torch", None),
+        ("", None),
+    ];
+    for (output, expected) in table {
+        let parsed = Version::parse(output).map(|v| (v.major, v.minor, v.patch));
+        assert_eq!(parsed, expected, "{output:?}");
+    }
+}
+
+#[test]
+fn versions_compare_by_their_numbers() {
+    assert!(Version::new(0, 9) < Version::new(0, 18));
+    assert!(Version::parse("0.24.1").unwrap() > Version::new(0, 24));
+}
+
+fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vllm");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (directory, path)
+}
+
+#[tokio::test]
+async fn a_program_is_asked_for_its_version() {
+    let (_directory, path) = program("#!/bin/sh\necho warning >&2\necho 0.32.0+cpu\n");
+    assert_eq!(interpreter_of(&path), None);
+    assert_eq!(probe(&path).await.unwrap(), Version::new(0, 32));
+}
+
+#[tokio::test]
+async fn a_program_without_a_version_is_shown_with_its_last_line() {
+    let (_directory, path) = program("#!/bin/sh\necho no torch >&2\nexit 3\n");
+    let error = probe(&path).await.unwrap_err().to_string();
+    assert!(error.contains("exit status: 3"), "{error}");
+    assert!(error.contains("no torch"), "{error}");
+}
+
+#[tokio::test]
+async fn a_program_that_hangs_is_killed_at_the_deadline() {
+    let (_directory, path) = program("#!/bin/sh\nsleep 600 & sleep 600\n");
+    let error = run(&path, &[], Duration::from_millis(100)).await.unwrap_err();
+    assert!(matches!(error, VersionError::Slow { .. }));
+}
+
+#[test]
+fn only_an_absolute_python_counts_as_the_interpreter() {
+    let (_directory, path) = program("#!/opt/venv/bin/python3.12\nimport sys\n");
+    let expected = Path::new("/opt/venv/bin/python3.12");
+    assert_eq!(interpreter_of(&path).as_deref(), Some(expected));
+    let (_directory, path) = program("#!/usr/bin/env python3\n");
+    assert_eq!(interpreter_of(&path), None);
+}

@@ -1,0 +1,220 @@
+//! Reads the few figures that placement needs out of an engine's Prometheus text, by exact sample names and summed over label sets. Pure; unknown names, odd values and absent ones are no error.
+
+/// The figures of one engine at one moment. What the engine does not say stays at zero or `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Figures {
+    /// Requests in the running batch.
+    pub running: u32,
+    /// Requests waiting for room in it.
+    pub waiting: u32,
+    /// Part of the KV blocks in use, from 0 to 1.
+    pub kv_use: f64,
+    /// KV blocks that the engine has; not told by vLLM's Rust front-end.
+    pub kv_blocks: Option<u64>,
+    /// Tokens in one KV block; not told by vLLM's Rust front-end.
+    pub block_size: Option<u32>,
+    /// Prompt tokens processed since the engine started.
+    pub prompt_tokens: u64,
+    /// Tokens generated since the engine started.
+    pub generation_tokens: u64,
+    /// Engine steps since it started: the sign that it moves.
+    pub steps: u64,
+    /// Requests pushed out of the batch for want of blocks since the engine started.
+    pub preemptions: u64,
+    /// Prompt tokens looked up in the prefix cache since the engine started.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+}
+
+/// The names of the changing figures. Where two are given, the second is what old releases say, and the first counts where both are.
+const NAMES: [(Figure, &str, Option<&str>); 9] = [
+    (Figure::Running, "vllm:num_requests_running", None),
+    (Figure::Waiting, "vllm:num_requests_waiting", None),
+    (Figure::KvUse, "vllm:kv_cache_usage_perc", Some("vllm:gpu_cache_usage_perc")),
+    (Figure::PromptTokens, "vllm:prompt_tokens_total", None),
+    (Figure::GenerationTokens, "vllm:generation_tokens_total", None),
+    (Figure::Steps, "vllm:iteration_tokens_total_count", None),
+    (Figure::Preemptions, "vllm:num_preemptions_total", None),
+    (Figure::PrefixQueries, "vllm:prefix_cache_queries_total", Some("vllm:gpu_prefix_cache_queries_total")),
+    (Figure::PrefixHits, "vllm:prefix_cache_hits_total", Some("vllm:gpu_prefix_cache_hits_total")),
+];
+
+/// The name of the sample whose labels hold the cache's size.
+const CACHE_CONFIG: &str = "vllm:cache_config_info";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Figure {
+    Running,
+    Waiting,
+    KvUse,
+    PromptTokens,
+    GenerationTokens,
+    Steps,
+    Preemptions,
+    PrefixQueries,
+    PrefixHits,
+}
+
+/// The sum of one name's samples.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    value: f64,
+    samples: u32,
+}
+
+/// The path that asks for the figures alone: 0.4 ms of the engine's time instead of 5 ms for the whole page. The trailing slash is needed.
+pub(crate) fn filtered_path() -> String {
+    let names = NAMES.iter().flat_map(|(_, name, older)| [Some(*name), *older]).flatten().chain([CACHE_CONFIG]);
+    let mut path = "/metrics/".to_owned();
+    for (position, name) in names.enumerate() {
+        path.push(if position == 0 { '?' } else { '&' });
+        path.push_str("name[]=");
+        path.push_str(name);
+    }
+    path
+}
+
+/// Reads a page. Lines that are not samples are skipped.
+pub(crate) fn read(page: &str) -> Figures {
+    let mut figures = Figures::default();
+    let mut sums = [(Sum::default(), Sum::default()); NAMES.len()];
+    for sample in page.lines().filter_map(Sample::parse) {
+        if sample.name == CACHE_CONFIG {
+            figures.add_cache_config(&sample);
+            continue;
+        }
+        for ((_, name, older), (sum, older_sum)) in NAMES.iter().zip(&mut sums) {
+            if sample.name == *name {
+                sum.add(sample.value);
+            } else if *older == Some(sample.name) {
+                older_sum.add(sample.value);
+            }
+        }
+    }
+    for ((figure, _, _), (sum, older_sum)) in NAMES.iter().zip(sums) {
+        figures.set(*figure, if sum.samples > 0 { sum } else { older_sum });
+    }
+    figures
+}
+
+impl Sum {
+    fn add(&mut self, value: f64) {
+        // NaN is what an empty gauge says.
+        if value.is_finite() {
+            self.value += value;
+            self.samples += 1;
+        }
+    }
+
+    fn count(self) -> u64 {
+        whole(self.value)
+    }
+
+    fn small(self) -> u32 {
+        u32::try_from(whole(self.value)).unwrap_or(u32::MAX)
+    }
+
+    fn mean(self) -> f64 {
+        if self.samples == 0 { 0.0 } else { self.value / f64::from(self.samples) }
+    }
+}
+
+/// The nearest count; a negative one is none.
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates, and no counter comes near the limit")]
+fn whole(value: f64) -> u64 {
+    value.max(0.0).round() as u64
+}
+
+impl Figures {
+    fn set(&mut self, figure: Figure, sum: Sum) {
+        match figure {
+            Figure::Running => self.running = sum.small(),
+            Figure::Waiting => self.waiting = sum.small(),
+            Figure::KvUse => self.kv_use = sum.mean().clamp(0.0, 1.0),
+            Figure::PromptTokens => self.prompt_tokens = sum.count(),
+            Figure::GenerationTokens => self.generation_tokens = sum.count(),
+            Figure::Steps => self.steps = sum.count(),
+            Figure::Preemptions => self.preemptions = sum.count(),
+            Figure::PrefixQueries => self.prefix_queries = sum.count(),
+            Figure::PrefixHits => self.prefix_hits = sum.count(),
+        }
+    }
+
+    fn add_cache_config(&mut self, sample: &Sample<'_>) {
+        let number = |label| sample.label(label).and_then(|text| text.parse::<u64>().ok());
+        if let Some(blocks) = number("num_gpu_blocks") {
+            self.kv_blocks = Some(self.kv_blocks.unwrap_or(0).saturating_add(blocks));
+        }
+        let size = number("block_size").and_then(|size| u32::try_from(size).ok());
+        self.block_size = self.block_size.or(size);
+    }
+}
+
+/// One line of the text format.
+#[derive(Debug, PartialEq)]
+struct Sample<'a> {
+    name: &'a str,
+    /// What stands between the braces.
+    labels: &'a str,
+    value: f64,
+}
+
+impl<'a> Sample<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            return None;
+        }
+        let end = line.find(|character: char| character == '{' || character.is_whitespace())?;
+        let (name, rest) = line.split_at(end);
+        let (labels, rest) = match rest.strip_prefix('{') {
+            Some(inside) => {
+                let close = end_of_labels(inside)?;
+                (&inside[..close], &inside[close + 1..])
+            }
+            None => ("", rest),
+        };
+        // A time stamp may follow the value.
+        let value = rest.split_whitespace().next()?.parse().ok()?;
+        Some(Self { name, labels, value })
+    }
+
+    /// The value of a label; escapes in it are left as they are, numbers have none.
+    fn label(&self, wanted: &str) -> Option<&'a str> {
+        let mut rest = self.labels;
+        loop {
+            let (name, after) = rest.split_once("=\"")?;
+            let close = end_of_text(after)?;
+            if name.trim_start_matches([',', ' ']) == wanted {
+                return Some(&after[..close]);
+            }
+            rest = &after[close + 1..];
+        }
+    }
+}
+
+/// Where the labels end: at the first brace that is not inside of a quoted text.
+fn end_of_labels(labels: &str) -> Option<usize> {
+    let mut position = 0;
+    loop {
+        let next = position + labels[position..].find(['"', '}'])?;
+        if labels.as_bytes()[next] == b'}' {
+            return Some(next);
+        }
+        position = next + 1 + end_of_text(&labels[next + 1..])? + 1;
+    }
+}
+
+/// Where a quoted text ends, given what follows its opening quote.
+fn end_of_text(text: &str) -> Option<usize> {
+    let mut escaped = false;
+    text.bytes().position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! The probe against an engine that answers by a script, under a clock that only moves when all is quiet.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tokio_util::task::AbortOnDropHandle;
+
+use super::*;
+use crate::engine::http::tests::Scripted;
+use crate::traffic::RouterKey;
+
+const INTERVAL: Duration = Duration::from_millis(50);
+
+fn page(running: u32) -> String {
+    format!("vllm:num_requests_running{{engine=\"0\"}} {running}\n")
+}
+
+struct Probed {
+    engine: Scripted,
+    traffic: Arc<Traffic>,
+    samples: watch::Receiver<Option<Sample>>,
+    _probe: AbortOnDropHandle<()>,
+}
+
+fn probe(engine: Scripted) -> Probed {
+    let traffic = Traffic::new();
+    let (sender, samples) = watch::channel(None);
+    let probe = tokio::spawn({
+        let (socket, traffic) = (engine.socket.clone(), Arc::clone(&traffic));
+        async move { watch(&socket, &traffic, INTERVAL, &sender).await }
+    });
+    Probed { engine, traffic, samples, _probe: AbortOnDropHandle::new(probe) }
+}
+
+impl Probed {
+    async fn sample(&mut self, condition: impl Fn(&Sample) -> bool) -> Sample {
+        let waiting = self.samples.wait_for(|sample| sample.as_ref().is_some_and(&condition));
+        let found = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+        found.unwrap().unwrap().unwrap()
+    }
+
+    /// Readings from now on, over a span of time.
+    async fn readings_in(&mut self, span: Duration) -> usize {
+        let before = self.engine.asked.lock().len();
+        tokio::time::sleep(span).await;
+        self.engine.asked.lock().len() - before
+    }
+}
+
+#[tokio::test]
+async fn an_engine_without_the_filtered_page_is_asked_for_the_whole_one() {
+    let mut probed = probe(Scripted::start(Box::new(|path| match path {
+        "/metrics" => Some((200, page(3))),
+        _ => Some((404, String::new())),
+    })));
+    probed.sample(|sample| sample.figures.running == 3).await;
+    probed.samples.mark_unchanged();
+    probed.samples.changed().await.unwrap();
+    let asked = probed.engine.asked.lock().clone();
+    assert!(asked[0].starts_with("/metrics/?name[]="));
+    assert!(asked[1..].iter().all(|path| path == "/metrics"));
+}
+
+#[tokio::test]
+async fn a_failed_reading_keeps_the_last_sample_and_marks_it_stale() {
+    let failing = Arc::new(AtomicU32::new(0));
+    let status = Arc::clone(&failing);
+    let mut probed = probe(Scripted::start(Box::new(move |_| match status.load(Ordering::Relaxed) {
+        0 => Some((200, page(2))),
+        _ => Some((500, String::new())),
+    })));
+    let fresh = probed.sample(|sample| !sample.stale).await;
+    assert_eq!(fresh.figures.running, 2);
+    failing.store(1, Ordering::Relaxed);
+    let stale = probed.sample(|sample| sample.stale).await;
+    assert_eq!(stale.figures, fresh.figures);
+    failing.store(0, Ordering::Relaxed);
+    let again = probed.sample(|sample| !sample.stale).await;
+    assert!(again.at > stale.at);
+}
+
+#[tokio::test]
+async fn an_idle_engine_is_read_rarely_and_a_request_is_seen_at_once() {
+    let mut probed = probe(Scripted::start(Box::new(|_| Some((200, page(0))))));
+    probed.sample(|_| true).await;
+    let span = INTERVAL * 22;
+    let idle = probed.readings_in(span).await;
+    assert!((1..=3).contains(&idle), "{idle} readings while idle");
+    let guard = probed.traffic.enter(RouterKey(1));
+    let busy = probed.readings_in(span).await;
+    assert!(busy > 3 * idle, "{busy} readings while busy");
+    drop(guard);
+}
+
+#[test]
+fn the_size_of_the_cache_is_remembered() {
+    let (sender, samples) = watch::channel(None);
+    let told = Figures { kv_blocks: Some(64), block_size: Some(16), ..Figures::default() };
+    publish(&sender, Some(told));
+    publish(&sender, Some(Figures::default()));
+    assert_eq!(samples.borrow().unwrap().figures, told);
+}

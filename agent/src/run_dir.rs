@@ -1,0 +1,293 @@
+//! The directory of one agent's sockets: private, short enough for socket paths, held by a lock for as long as the agent lives, so that a later agent can tell what a dead one left behind and clear it away.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::engine::end_orphans;
+
+/// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
+const SOCKET_PATH_CAP: usize = 107;
+
+/// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/` and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.
+const LONGEST_BELOW: usize = 5 + 1 + 36;
+
+/// How long to wait for another agent that starts at the same moment; it may be waiting for processes to die.
+const LOCK_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Name of the lock, both of the base directory and of each agent's.
+const LOCK: &str = "lock";
+
+/// An agent's directory is named `a-` and this many random characters. Nothing else below the base is ever touched: a user may name
+/// any directory.
+const RANDOM_CHARACTERS: usize = 4;
+
+/// Why there is no place for sockets. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// Other people could reach the sockets.
+    #[error(
+        "the run directory {} is open to others (owner {owner}, mode {mode:o}): use one of your own with mode 700, or name another with --run-dir", path.display()
+    )]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Who owns it.
+        owner: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Sockets below it could not be bound.
+    #[error(
+        "the run directory {} is too long by {excess} bytes for socket paths, which hold {SOCKET_PATH_CAP}: name a shorter one with --run-dir", path.display()
+    )]
+    TooLong {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes over the limit.
+        excess: usize,
+    },
+    /// It cannot be made or used.
+    #[error("cannot use the run directory {}: {source}; name another with --run-dir", path.display())]
+    Unusable {
+        /// The directory or the file in it.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another agent holds the lock for too long.
+    #[error("another agent has been starting in {} for {} s: end it, or name another directory with --run-dir", path.display(), LOCK_DEADLINE.as_secs())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// What a dead agent had left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cleared {
+    /// Its directory.
+    pub(crate) path: PathBuf,
+    /// How many of its engines' processes were killed.
+    pub(crate) killed: usize,
+    /// Processes that do not die; their directory stays until the next start.
+    pub(crate) left: Vec<i32>,
+}
+
+/// This agent's directory; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct RunDir {
+    path: PathBuf,
+    /// What was found of dead agents, for the log.
+    cleared: Vec<Cleared>,
+    /// Held as long as the agent lives; the kernel lets go of it however the agent ends.
+    _lock: File,
+}
+
+impl RunDir {
+    /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
+    pub(crate) fn open(configured: &Path) -> Result<Self, RunDirError> {
+        let base = base(configured)?;
+        // The agent's own name, and the separator before it.
+        let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + LONGEST_BELOW;
+        if length > SOCKET_PATH_CAP {
+            return Err(RunDirError::TooLong { excess: length - SOCKET_PATH_CAP, path: base });
+        }
+        make_private(&base)?;
+        // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
+        let _making = wait_for_lock(&base)?;
+        let cleared = clear_dead(&base)?;
+        let path = make_unique(&base)?;
+        let lock = lock_file(&path.join(LOCK))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| unusable(&path.join(LOCK), errno.into()))?;
+        Ok(Self { path, cleared, _lock: lock })
+    }
+
+    /// What was found of dead agents, for the log.
+    pub(crate) fn cleared(&self) -> &[Cleared] {
+        &self.cleared
+    }
+
+    /// The directory of one engine; the engine makes it, and empties it before each life.
+    pub(crate) fn engine(&self, index: u32) -> PathBuf {
+        self.path.join(format!("e{index}"))
+    }
+
+    /// Where the agent's own pages are served unless an address is given.
+    pub(crate) fn admin_socket(&self) -> PathBuf {
+        self.path.join("admin.sock")
+    }
+
+    /// Leaves the directory to the next agent, which ends what is recorded in it.
+    pub(crate) fn keep(self) {
+        // Nothing is lost with the memory: the kernel lets go of the lock when the process ends.
+        std::mem::forget(self);
+    }
+
+    /// Removes the directory. To be called once no engine is left; also for the way out that runs no destructors.
+    pub(crate) fn remove(&self) {
+        match fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, path = %self.path.display(), "cannot remove the run directory");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// The directory for engine logs: the configured one, else `$XDG_STATE_HOME/hostler/logs`, else `~/.local/state/hostler/logs`; made if it is not there.
+pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
+    let path = if configured.as_os_str().is_empty() {
+        let state = absolute_variable("XDG_STATE_HOME").or_else(|| Some(absolute_variable("HOME")?.join(".local/state")));
+        match state {
+            Some(state) => state.join("hostler/logs"),
+            // Without a home there is still the place for sockets.
+            None => {
+                make_private(&temporary_base())?;
+                temporary_base().join("logs")
+            }
+        }
+    } else {
+        std::path::absolute(configured).map_err(|source| unusable(configured, source))?
+    };
+    DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|source| unusable(&path, source))?;
+    Ok(path)
+}
+
+/// A relative path would only seem to be short enough: engines make it absolute. `$XDG_RUNTIME_DIR` is no place for an agent that
+/// outlives its login, since it is removed at logout.
+fn base(configured: &Path) -> Result<PathBuf, RunDirError> {
+    if configured.as_os_str().is_empty() {
+        return Ok(temporary_base());
+    }
+    std::path::absolute(configured).map_err(|source| unusable(configured, source))
+}
+
+fn temporary_base() -> PathBuf {
+    PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
+}
+
+fn absolute_variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Makes a directory that only we can enter, or makes sure that the one there is such.
+fn make_private(path: &Path) -> Result<(), RunDirError> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(|source| unusable(parent, source))?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(unusable(path, error)),
+        _ => check_private(path),
+    }
+}
+
+/// A link does not count: in a directory for everybody, others could have placed it.
+fn check_private(path: &Path) -> Result<(), RunDirError> {
+    let metadata = fs::symlink_metadata(path).map_err(|source| unusable(path, source))?;
+    if !metadata.is_dir() {
+        return Err(unusable(path, io::ErrorKind::NotADirectory.into()));
+    }
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
+    if owner != geteuid().as_raw() || mode & 0o077 != 0 {
+        return Err(RunDirError::Open { path: path.to_owned(), owner, mode });
+    }
+    Ok(())
+}
+
+fn make_unique(base: &Path) -> Result<PathBuf, RunDirError> {
+    loop {
+        let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(RANDOM_CHARACTERS).collect();
+        let path = base.join(format!("a-{random}"));
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(unusable(&path, error)),
+        }
+    }
+}
+
+fn lock_file(path: &Path) -> Result<File, RunDirError> {
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(|source| unusable(path, source))
+}
+
+#[expect(clippy::disallowed_methods, reason = "opening blocks by contract, before the agent has any engine")]
+fn wait_for_lock(base: &Path) -> Result<File, RunDirError> {
+    let file = lock_file(&base.join(LOCK))?;
+    let deadline = Instant::now() + LOCK_DEADLINE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                return Err(RunDirError::Busy { path: base.to_owned() });
+            }
+            Err(errno) => return Err(unusable(&base.join(LOCK), errno.into())),
+        }
+    }
+}
+
+/// Clears away each directory whose lock nobody holds.
+fn clear_dead(base: &Path) -> Result<Vec<Cleared>, RunDirError> {
+    let entries = fs::read_dir(base).map_err(|source| unusable(base, source))?;
+    let mut cleared = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if is_dead(&path) {
+            cleared.push(clear(path));
+        }
+    }
+    Ok(cleared)
+}
+
+/// Whether this is the directory of an agent that does not live: it has an agent's name, and a lock that nobody holds, or nothing at all, when its agent died between two steps.
+fn is_dead(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let is_ours =
+        name.strip_prefix(b"a-").is_some_and(|rest| rest.len() == RANDOM_CHARACTERS && rest.iter().all(u8::is_ascii_alphanumeric));
+    if !is_ours || !path.is_dir() || path.is_symlink() {
+        return false;
+    }
+    match OpenOptions::new().write(true).open(path.join(LOCK)) {
+        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
+        Err(_) => fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
+    }
+}
+
+fn clear(path: PathBuf) -> Cleared {
+    let mut cleared = Cleared { path, killed: 0, left: Vec::new() };
+    let engines = fs::read_dir(&cleared.path).into_iter().flatten();
+    for engine in engines.filter_map(|entry| Some(entry.ok()?.path())) {
+        match end_orphans(&engine) {
+            Ok(killed) => cleared.killed += killed,
+            Err(mut left) => cleared.left.append(&mut left),
+        }
+    }
+    if cleared.left.is_empty()
+        && let Err(error) = fs::remove_dir_all(&cleared.path)
+    {
+        tracing::warn!(%error, path = %cleared.path.display(), "cannot remove a dead agent's directory");
+    }
+    cleared
+}
+
+fn unusable(path: &Path, source: io::Error) -> RunDirError {
+    RunDirError::Unusable { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! The agent's end of a lane: tells new requests from frames of running ones, and remembers which ids are being served.
+//!
+//! It is driven from outside, as the router's end is: `receive` with each batch, `outbox` for what leaves, `lose` at the end.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Frame, FrameBatch, RequestHead, ResponseHead};
+use hostler_proto::lane::{Broken, Credit, Inbox, MAX_BODY_BYTES, Outbox};
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use rustc_hash::FxHashMap;
+use tokio_util::sync::CancellationToken;
+
+/// One lane: the requests being served on it, and what waits to leave.
+#[derive(Debug)]
+pub struct Lane {
+    outbox: Arc<Outbox>,
+    running: Mutex<FxHashMap<u64, Arc<Shared>>>,
+    unknown_frames: Counter,
+}
+
+/// What the lane and the request's task share.
+#[derive(Debug, Default)]
+struct Shared {
+    inbox: Inbox<()>,
+    credit: Credit,
+    cancelled: CancellationToken,
+}
+
+/// A request that has just come.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its head.
+    pub head: RequestHead,
+    /// Its body and its answer.
+    pub serving: Serving,
+}
+
+impl Lane {
+    /// A lane without requests; frames for ids that nobody knows are counted in `unknown_frames`.
+    #[must_use]
+    pub fn new(unknown_frames: Counter) -> Arc<Self> {
+        Arc::new(Self { outbox: Arc::default(), running: Mutex::default(), unknown_frames })
+    }
+
+    /// The frames that wait to leave.
+    #[must_use]
+    pub fn outbox(&self) -> &Arc<Outbox> {
+        &self.outbox
+    }
+
+    /// Takes in what the router sent; gives back the requests that began.
+    pub fn receive(self: &Arc<Self>, batch: FrameBatch) -> Vec<Incoming> {
+        let mut began = Vec::new();
+        let mut running = self.running.lock();
+        for Frame { id, kind } in batch.frames {
+            let Some(kind) = kind else { continue };
+            if let Kind::Request(head) = kind {
+                let shared = Arc::<Shared>::default();
+                if running.insert(id, shared.clone()).is_some() {
+                    tracing::error!(id, "a router used a request's id twice; the earlier request is lost");
+                }
+                began.push(Incoming { head, serving: Serving { id, lane: self.clone(), shared } });
+                continue;
+            }
+            if matches!(kind, Kind::Cancel(_)) {
+                // Nothing is unusual about a cancel that crosses the answer's end.
+                if let Some(shared) = running.remove(&id) {
+                    shared.cancelled.cancel();
+                }
+                continue;
+            }
+            let Some(shared) = running.get(&id) else {
+                self.unknown_frames.inc();
+                continue;
+            };
+            match kind {
+                Kind::Body(bytes) => shared.inbox.body(bytes),
+                Kind::End(end) => shared.inbox.end(end.outcome()),
+                Kind::Credit(bytes) => shared.credit.give(bytes),
+                Kind::Request(_) | Kind::Cancel(_) | Kind::Response(_) => {
+                    shared.inbox.end(Err(Broken::protocol("the router sent a frame that only an agent sends")));
+                }
+            }
+        }
+        began
+    }
+
+    /// The lane's stream has ended: nobody waits for its answers any more.
+    pub fn lose(&self) {
+        self.outbox.close();
+        let running = std::mem::take(&mut *self.running.lock());
+        running.into_values().for_each(|shared| shared.cancelled.cancel());
+    }
+
+    /// Requests being served.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.running.lock().len()
+    }
+}
+
+/// One request being served: its body comes in, its answer goes out. Dropped unfinished, it tells the router that the answer is lost.
+#[derive(Debug)]
+pub struct Serving {
+    id: u64,
+    lane: Arc<Lane>,
+    shared: Arc<Shared>,
+}
+
+impl Serving {
+    /// Resolves when the router wants no answer any more.
+    pub async fn cancelled(&self) {
+        self.shared.cancelled.cancelled().await;
+    }
+
+    /// The request's body, for the engine.
+    #[must_use]
+    pub fn body(&self) -> RequestBody {
+        RequestBody { id: self.id, lane: self.lane.clone(), shared: self.shared.clone() }
+    }
+
+    /// Begins the answer.
+    pub fn head(&self, head: ResponseHead) {
+        self.push(Kind::Response(head));
+    }
+
+    /// Sends a piece of the answer as soon as there is credit for it.
+    pub async fn send(&self, mut bytes: Bytes) {
+        while !bytes.is_empty() {
+            let allowed = std::future::poll_fn(|context| self.poll_credit(context, bytes.len())).await;
+            self.push(Kind::Body(bytes.split_to(allowed)));
+        }
+    }
+
+    /// Credit for up to `wanted` bytes, but no more than one frame carries.
+    pub fn poll_credit(&self, context: &Context<'_>, wanted: usize) -> Poll<usize> {
+        self.shared.credit.poll_take(context, wanted.min(MAX_BODY_BYTES))
+    }
+
+    /// Sends a frame of the answer for which credit was taken.
+    pub fn push(&self, kind: Kind) {
+        self.lane.outbox.push(Frame::new(self.id, kind));
+    }
+
+    /// Ends the answer. A cancelled request has nobody to tell.
+    pub fn end(self, outcome: &Result<(), Broken>) {
+        self.finish(outcome.as_ref().err());
+    }
+
+    fn finish(&self, broken: Option<&Broken>) {
+        if self.lane.running.lock().remove(&self.id).is_some() {
+            self.lane.outbox.push(Frame::end(self.id, broken));
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // After `end` the id is gone and this does nothing.
+        self.finish(Some(&Broken::protocol("the agent gave the request up")));
+    }
+}
+
+/// A request's body as it comes from the router, with credit returned as the engine takes it.
+#[derive(Debug)]
+pub struct RequestBody {
+    id: u64,
+    lane: Arc<Lane>,
+    shared: Arc<Shared>,
+}
+
+impl RequestBody {
+    /// The next bytes, `None` at the end.
+    pub fn poll_bytes(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        self.shared.inbox.poll_body(context, self.id, &self.lane.outbox)
+    }
+}

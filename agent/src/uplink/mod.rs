@@ -1,0 +1,122 @@
+//! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
+
+mod client;
+mod dial;
+mod lane;
+mod relay;
+mod report;
+mod session;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use lane::{Incoming, Lane, RequestBody, Serving};
+pub use report::{Board, Replica};
+
+use crate::metrics::AgentMetrics;
+
+/// How often the routers' names are looked up again: a router that was added to a name is served after this.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// How long a look-up may take.
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What all sessions share.
+#[derive(Debug)]
+pub struct Uplink {
+    /// The engines and what is to be said of them.
+    pub board: Arc<Board>,
+    /// Name of this node.
+    pub node: String,
+    /// Random number of this life of the agent.
+    pub life: u64,
+    /// Lanes per router.
+    pub lanes: u32,
+    /// Where relayed requests are counted.
+    pub metrics: Arc<AgentMetrics>,
+    /// The requests being relayed.
+    pub requests: TaskTracker,
+    /// Lives of the routers that are served now: two addresses of one router must not both attach.
+    pub served: Mutex<FxHashSet<u64>>,
+}
+
+impl Uplink {
+    /// Serves every router that `targets` (`HOST:PORT`) name, until `end`. A name of several addresses means a router at each,
+    /// but for loopback names, whose addresses are one host's.
+    pub async fn run(self: Arc<Self>, targets: Vec<String>, end: CancellationToken) {
+        let sessions = TaskTracker::new();
+        let mut known: FxHashMap<SocketAddr, Known> = FxHashMap::default();
+        let mut unresolved = FxHashSet::default();
+        loop {
+            let found = futures_util::future::join_all(targets.iter().map(|target| resolve(target)));
+            let found = tokio::select! {
+                found = found => found,
+                () = end.cancelled() => break,
+            };
+            for (target, found) in targets.iter().zip(found) {
+                match found {
+                    Ok(addresses) => {
+                        unresolved.remove(target);
+                        // An address that has left its name is left.
+                        known.retain(|address, session| session.target != *target || addresses.contains(address) || session.cancel());
+                        for address in addresses {
+                            known.entry(address).or_insert_with(|| {
+                                let session = end.child_token();
+                                sessions.spawn(session::keep(self.clone(), address, target.clone(), session.clone()));
+                                Known { target: target.clone(), session }
+                            });
+                        }
+                    }
+                    Err(reason) => {
+                        if unresolved.insert(target) {
+                            tracing::warn!(router = target, reason, "cannot look up a router; trying on");
+                        }
+                    }
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RESOLVE_INTERVAL) => {}
+                () = end.cancelled() => break,
+            }
+        }
+        sessions.close();
+        sessions.wait().await;
+        self.requests.close();
+        self.requests.wait().await;
+    }
+}
+
+/// An address that is served, and the name that it was found under.
+struct Known {
+    target: String,
+    session: CancellationToken,
+}
+
+impl Known {
+    /// Ends the session; `false`, for `retain`.
+    fn cancel(&self) -> bool {
+        self.session.cancel();
+        false
+    }
+}
+
+async fn resolve(target: &str) -> Result<Vec<SocketAddr>, String> {
+    let found = timeout(RESOLVE_DEADLINE, tokio::net::lookup_host(target)).await;
+    let mut addresses: Vec<SocketAddr> = match found {
+        Ok(Ok(addresses)) => addresses.collect(),
+        Ok(Err(error)) => return Err(error.to_string()),
+        Err(_) => return Err("the name service does not answer".into()),
+    };
+    if addresses.iter().all(|address| address.ip().is_loopback()) {
+        addresses.sort_by_key(SocketAddr::is_ipv6);
+        addresses.truncate(1);
+    }
+    Ok(addresses)
+}

@@ -1,0 +1,294 @@
+//! One router's session: dialled, attached, reporting, serving lanes; and again when it ends, for as long as the agent lives.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
+use hostler_proto::agent::v1::attach_request::Message as ToRouter;
+use hostler_proto::agent::v1::attach_response::Message as FromRouter;
+use hostler_proto::agent::v1::directive::Order;
+use hostler_proto::{PROTOCOL, TICKET_KEY};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::metadata::MetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+
+use super::Uplink;
+use super::dial::dial;
+use super::lane::Lane;
+use super::relay;
+use super::report::{REPORT_INTERVAL, Reporter};
+use crate::traffic::RouterKey;
+
+/// The first pause before a router is dialled again; each next one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause. A router that comes back is served again within about this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The pause after a refusal that will not change by itself soon.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long a router may take to welcome the agent.
+const WELCOME_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Reports without news are not sent more often than this, whatever the router's lease.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(100);
+
+/// Reports and answers that may wait for the connection.
+const QUEUE: usize = 16;
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("cannot connect: {0}")]
+    Unreachable(String),
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("this router is served already, under another address")]
+    Duplicate,
+    #[error("the router left")]
+    Left,
+    #[error("connection lost: {0}")]
+    Lost(String),
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::FailedPrecondition | Code::InvalidArgument | Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented => {
+                Self::Refused(status.message().to_owned())
+            }
+            _ => Self::Lost(status.message().to_owned()),
+        }
+    }
+}
+
+/// Keeps a session with the router at `address` until `end`. A router that is away is dialled on and on, and mentioned once.
+pub(super) async fn keep(uplink: Arc<Uplink>, address: SocketAddr, name: String, end: CancellationToken) {
+    let mut pause = FIRST_PAUSE;
+    let mut mentioned = String::new();
+    loop {
+        let mut attached = false;
+        let ended = tokio::select! {
+            ended = session(&uplink, address, &mut attached) => ended,
+            () = end.cancelled() => return,
+        };
+        if attached {
+            (pause, mentioned) = (FIRST_PAUSE, String::new());
+        }
+        let reason = ended.to_string();
+        // One line an outage, whatever its further symptoms are; but a refusal needs somebody to act.
+        if mentioned.is_empty() || (matches!(ended, Ended::Refused(_)) && reason != mentioned) {
+            match &ended {
+                Ended::Duplicate => tracing::debug!(router = name, %address, reason),
+                Ended::Left => tracing::info!(router = name, %address, reason, "not attached; dialling on"),
+                Ended::Refused(_) => tracing::error!(router = name, %address, reason, "not attached"),
+                Ended::Unreachable(_) | Ended::Lost(_) => tracing::warn!(router = name, %address, reason, "not attached; dialling on"),
+            }
+            mentioned = reason;
+        }
+        let longest = if matches!(ended, Ended::Refused(_) | Ended::Duplicate) { REFUSED_PAUSE } else { LONGEST_PAUSE };
+        // Between half and all of it, so that the agents of a fleet do not come back in step.
+        let jittered = pause.mul_f64(0.5 + 0.5 * fastrand::f64());
+        pause = (pause * 2).min(longest);
+        tokio::select! {
+            () = sleep(jittered) => {}
+            () = end.cancelled() => return,
+        }
+    }
+}
+
+async fn session(uplink: &Arc<Uplink>, address: SocketAddr, attached: &mut bool) -> Ended {
+    match attach(uplink, address).await {
+        Ok(session) => {
+            *attached = true;
+            tracing::info!(router = %address, "attached");
+            session.follow().await
+        }
+        Err(ended) => ended,
+    }
+}
+
+/// Frees the router's life for another address when the session ends.
+struct Claim {
+    uplink: Arc<Uplink>,
+    router_life: u64,
+}
+
+impl Claim {
+    fn stake(uplink: &Arc<Uplink>, router_life: u64) -> Result<Self, Ended> {
+        let fresh = uplink.served.lock().insert(router_life);
+        if fresh { Ok(Self { uplink: uplink.clone(), router_life }) } else { Err(Ended::Duplicate) }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.uplink.served.lock().remove(&self.router_life);
+    }
+}
+
+/// An attachment that lives.
+struct Session {
+    claim: Claim,
+    to_router: mpsc::Sender<wire::AttachRequest>,
+    from_router: Streaming<wire::AttachResponse>,
+    reporter: Reporter,
+    /// An empty report goes out this often.
+    heartbeat: Duration,
+    /// The end of one is the session's: a lane is only ever lost with its connection. Without a status the router closed it.
+    lanes: Vec<AbortOnDropHandle<Option<Status>>>,
+}
+
+async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Ended> {
+    let channel = dial(address).await.map_err(|error| Ended::Unreachable(hostler_boot::root_cause(&error)))?;
+    let (to_router, messages) = mpsc::channel(QUEUE);
+    let hello =
+        wire::Hello { protocol: PROTOCOL, agent_version: env!("CARGO_PKG_VERSION").into(), node: uplink.node.clone(), life: uplink.life };
+    send(&to_router, ToRouter::Hello(hello)).await?;
+    let mut client = AgentLinkClient::new(channel.clone());
+    let welcomed = async {
+        let mut from_router = client.attach(ReceiverStream::new(messages)).await?.into_inner();
+        let first = from_router.message().await?;
+        Ok::<_, Status>((from_router, first))
+    };
+    let (from_router, first) = timeout(WELCOME_DEADLINE, welcomed).await.map_err(|_| Ended::Lost("no welcome within 10 s".into()))??;
+    let Some(wire::AttachResponse { message: Some(FromRouter::Welcome(welcome)) }) = first else {
+        return Err(Ended::Lost("the router did not begin with a welcome".into()));
+    };
+    let claim = Claim::stake(uplink, welcome.router_life)?;
+    let router = RouterKey(welcome.router_life);
+    let mut reporter = Reporter::new(router);
+    send(&to_router, ToRouter::Report(reporter.snapshot(&uplink.board))).await?;
+    let mut lanes = Vec::new();
+    for _ in 0..uplink.lanes {
+        lanes.push(open_lane(uplink, channel.clone(), &welcome.ticket, router).await?);
+    }
+    let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(SHORTEST_HEARTBEAT);
+    Ok(Session { claim, to_router, from_router, reporter, heartbeat, lanes })
+}
+
+async fn open_lane(
+    uplink: &Arc<Uplink>,
+    channel: Channel,
+    ticket: &[u8],
+    router: RouterKey,
+) -> Result<AbortOnDropHandle<Option<Status>>, Ended> {
+    let lane = Lane::new(uplink.metrics.unknown_frames.clone());
+    let mut request = Request::new(lane.outbox().batches());
+    request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
+    let mut client = AgentLinkClient::new(channel).max_decoding_message_size(hostler_proto::wire::MESSAGE_BYTES);
+    let opened = timeout(WELCOME_DEADLINE, client.carry(request)).await;
+    let mut batches = opened.map_err(|_| Ended::Lost("a lane was not opened within 10 s".into()))??.into_inner();
+    let uplink = uplink.clone();
+    let guard = LaneGuard(lane);
+    Ok(AbortOnDropHandle::new(tokio::spawn(async move {
+        loop {
+            match batches.message().await {
+                Ok(Some(batch)) => {
+                    for incoming in guard.0.receive(batch) {
+                        uplink.requests.spawn(relay::serve(incoming, uplink.board.clone(), router, uplink.metrics.clone()));
+                    }
+                }
+                Ok(None) => return None,
+                Err(status) => return Some(status),
+            }
+        }
+    })))
+}
+
+/// Loses its lane when the task that reads it ends, however it ends.
+struct LaneGuard(Arc<Lane>);
+
+impl Drop for LaneGuard {
+    fn drop(&mut self) {
+        self.0.lose();
+    }
+}
+
+impl Session {
+    /// Reports and obeys until the connection ends.
+    async fn follow(mut self) -> Ended {
+        let uplink = self.claim.uplink.clone();
+        let mut pulse = uplink.board.pulse();
+        let mut heartbeat = tokio::time::interval(self.heartbeat);
+        let mut lanes: futures_util::stream::FuturesUnordered<_> = std::mem::take(&mut self.lanes).into_iter().collect();
+        loop {
+            let sent = tokio::select! {
+                message = self.from_router.message() => match message {
+                    Ok(Some(wire::AttachResponse { message: Some(FromRouter::Directive(directive)) })) => self.obey(directive).await,
+                    Ok(Some(_)) => Ok(()),
+                    Ok(None) => return Ended::Left,
+                    Err(status) => return status.into(),
+                },
+                _ = pulse.changed() => {
+                    heartbeat.reset();
+                    let report = self.reporter.report(&uplink.board);
+                    let sent = send(&self.to_router, ToRouter::Report(report)).await;
+                    // What happens meanwhile leaves together.
+                    sleep(REPORT_INTERVAL).await;
+                    sent
+                }
+                _ = heartbeat.tick() => {
+                    let report = self.reporter.report(&uplink.board);
+                    send(&self.to_router, ToRouter::Report(report)).await
+                }
+                Some(lane) = futures_util::StreamExt::next(&mut lanes) => {
+                    return match lane {
+                        Ok(None) => Ended::Left,
+                        Ok(Some(status)) => status.into(),
+                        Err(error) => Ended::Lost(error.to_string()),
+                    };
+                }
+            };
+            if let Err(ended) = sent {
+                return ended;
+            }
+        }
+    }
+
+    async fn obey(&mut self, directive: wire::Directive) -> Result<(), Ended> {
+        let uplink = self.claim.uplink.clone();
+        let mut answer = wire::Answer { id: directive.id, error: String::new(), log_lines: Vec::new() };
+        match directive.order {
+            Some(Order::Resync(_)) => {
+                let snapshot = self.reporter.snapshot(&uplink.board);
+                return send(&self.to_router, ToRouter::Report(snapshot)).await;
+            }
+            Some(Order::Drain(replicas)) => {
+                tracing::info!(replicas = ?replicas.indices, "a router orders: drain");
+                chosen(&uplink, &replicas).for_each(|replica| replica.engine.drain());
+            }
+            Some(Order::Restart(replicas)) => {
+                tracing::info!(replicas = ?replicas.indices, "a router orders: restart");
+                chosen(&uplink, &replicas).for_each(|replica| replica.engine.restart());
+            }
+            Some(Order::Logs(request)) => match uplink.board.replica(request.index) {
+                Some(replica) => answer.log_lines = replica.engine.log_tail(request.lines as usize),
+                None => answer.error = format!("this node has no replica {}", request.index),
+            },
+            None => answer.error = format!("agent {} does not know this directive", env!("CARGO_PKG_VERSION")),
+        }
+        send(&self.to_router, ToRouter::Answer(answer)).await
+    }
+}
+
+fn chosen<'a>(uplink: &'a Uplink, replicas: &'a wire::Replicas) -> impl Iterator<Item = &'a super::report::Replica> {
+    let all = replicas.indices.is_empty();
+    uplink.board.replicas().iter().filter(move |replica| all || replicas.indices.contains(&replica.index))
+}
+
+async fn send(to_router: &mpsc::Sender<wire::AttachRequest>, message: ToRouter) -> Result<(), Ended> {
+    let sent = timeout(WELCOME_DEADLINE, to_router.send(wire::AttachRequest { message: Some(message) })).await;
+    match sent {
+        Ok(Ok(())) => Ok(()),
+        _ => Err(Ended::Lost("the router takes no messages".into())),
+    }
+}

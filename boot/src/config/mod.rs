@@ -1,0 +1,201 @@
+//! Settings: a struct field is the setting, its doc comment the manual, its `Default` the default; file, environment and flag all reach that one field.
+//!
+//! The sources are merged as TOML (file < environment < flags) and deserialized once. The list of settings comes from the
+//! structs' JSON schema, so flags, environment names and `docs/config.md` need no second list.
+
+mod document;
+mod schema;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches};
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+pub use document::{document, example};
+pub use schema::{Kind, Section, Setting};
+
+/// What is wrong with the configuration, and where.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's words.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{path} is not valid TOML: {message}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Position and cause.
+        message: String,
+    },
+    /// A key that no setting has.
+    #[error("{origin}: unknown key `{key}`{}", nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default())]
+    Unknown {
+        /// File and line.
+        origin: String,
+        /// The full key.
+        key: String,
+        /// The known key closest to it.
+        nearest: Option<String>,
+    },
+    /// A value of the wrong kind.
+    #[error("{origin}: {key}: {message}")]
+    Value {
+        /// File and line, environment variable, or flag.
+        origin: String,
+        /// The full key.
+        key: String,
+        /// What was expected and what was found.
+        message: String,
+    },
+}
+
+/// Where settings come from besides their defaults.
+#[derive(Debug, Default)]
+pub struct Sources<'a> {
+    /// A configuration file.
+    pub file: Option<&'a Path>,
+    /// Environment variables, usually `std::env::vars()`.
+    pub environment: Vec<(String, String)>,
+    /// Flags, of a command that has `Settings::flags`.
+    pub flags: Option<&'a ArgMatches>,
+}
+
+/// The merged settings, with the place each came from.
+#[derive(Debug)]
+pub struct Settings {
+    values: Table,
+    origins: BTreeMap<String, String>,
+}
+
+impl Settings {
+    /// Merges the sources for the given sections: file < environment < flags.
+    ///
+    /// # Errors
+    /// Unknown keys of the file, and values that are not of the setting's kind.
+    pub fn load(sections: &[Section], sources: &Sources<'_>) -> Result<Self, ConfigError> {
+        let mut settings = Self { values: Table::new(), origins: BTreeMap::new() };
+        if let Some(path) = sources.file {
+            settings.read_file(path, sections)?;
+        }
+        let environment: BTreeMap<&str, &str> = sources.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        for setting in sections.iter().flat_map(|section| &section.settings) {
+            // Other variables that begin alike are left alone: Kubernetes sets HOSTLER_ROUTER_PORT for a service of that name.
+            let name = setting.environment();
+            if let Some(text) = environment.get(name.as_str()) {
+                settings.put(setting, setting.kind.parse_list(text), format!("environment variable {name}"))?;
+            }
+            let Some(matches) = sources.flags else { continue };
+            let given = matches.try_contains_id(setting.key).unwrap_or(false)
+                && matches.value_source(setting.key) == Some(ValueSource::CommandLine);
+            if given {
+                let texts: Vec<&String> = matches.get_many::<String>(setting.key).into_iter().flatten().collect();
+                settings.put(setting, setting.kind.parse(&texts), format!("flag --{}", setting.flag()))?;
+            }
+        }
+        Ok(settings)
+    }
+
+    /// One section as its struct.
+    ///
+    /// # Errors
+    /// A value that the struct refuses, with the place it came from and what was expected.
+    pub fn section<T: DeserializeOwned>(&self, name: &str) -> Result<T, ConfigError> {
+        let table = self.values.get(name).cloned().unwrap_or_else(|| Value::Table(Table::new()));
+        serde_path_to_error::deserialize(table).map_err(|error| {
+            let key = format!("{name}.{}", error.path());
+            let setting = key.split('[').next().unwrap_or(&key);
+            ConfigError::Value {
+                origin: self.origins.get(setting).cloned().unwrap_or_else(|| "default".into()),
+                message: error.inner().to_string().trim().replace('\n', " "),
+                key,
+            }
+        })
+    }
+
+    /// Sets one value as if by a flag; for settings that a subcommand derives itself.
+    pub fn set(&mut self, section: &str, key: &str, value: Value) {
+        self.origins.insert(format!("{section}.{key}"), "command line".into());
+        let table = self.values.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(table) = table {
+            table.insert(key.to_owned(), value);
+        }
+    }
+
+    /// Whether any source gave this setting.
+    #[must_use]
+    pub fn is_given(&self, section: &str, key: &str) -> bool {
+        self.origins.contains_key(&format!("{section}.{key}"))
+    }
+
+    /// One flag a setting. Two sections that have the same key share the flag, which then sets both.
+    #[must_use]
+    pub fn flags(sections: &[Section]) -> Vec<Arg> {
+        let mut flags: Vec<Arg> = Vec::new();
+        for setting in sections.iter().flat_map(|section| &section.settings) {
+            if flags.iter().any(|flag| flag.get_id() == setting.key) {
+                continue;
+            }
+            let action = if setting.kind.is_list() { ArgAction::Append } else { ArgAction::Set };
+            let flag = Arg::new(setting.key)
+                .long(setting.flag())
+                .help(format!("{} [default: {}] [env: {}]", setting.doc, setting.default_text(), setting.environment()))
+                .value_name(setting.kind.placeholder())
+                .action(action);
+            flags.push(if setting.kind == Kind::Bool { flag.num_args(0..=1).default_missing_value("true") } else { flag });
+        }
+        flags
+    }
+
+    fn put(&mut self, setting: &Setting, value: Result<Value, String>, origin: String) -> Result<(), ConfigError> {
+        let key = setting.full_key();
+        let value = value.map_err(|message| ConfigError::Value { origin: origin.clone(), key: key.clone(), message })?;
+        self.set(setting.section, setting.key, value);
+        self.origins.insert(key, origin);
+        Ok(())
+    }
+
+    fn read_file(&mut self, path: &Path, sections: &[Section]) -> Result<(), ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let table: Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
+            path: path.to_owned(),
+            message: error.to_string().trim().to_owned(),
+        })?;
+        for (section_name, value) in table {
+            let place = |key: Option<&str>| {
+                let line = schema::line_of(&text, &section_name, key).map(|line| format!(":{line}"));
+                format!("{}{}", path.display(), line.unwrap_or_default())
+            };
+            let Some(section) = sections.iter().find(|section| section.name == section_name) else {
+                let nearest = schema::nearest(&section_name, sections.iter().map(|section| section.name));
+                return Err(ConfigError::Unknown { origin: place(None), key: section_name, nearest });
+            };
+            let Value::Table(entries) = value else {
+                let message = format!("a section was expected: write [{section_name}] on a line of its own");
+                return Err(ConfigError::Value { origin: place(None), key: section_name, message });
+            };
+            for (key, value) in entries {
+                if !section.settings.iter().any(|setting| setting.key == key) {
+                    let nearest = schema::nearest(&key, section.settings.iter().map(|setting| setting.key));
+                    let nearest = nearest.map(|name| format!("{section_name}.{name}"));
+                    return Err(ConfigError::Unknown { origin: place(Some(&key)), key: format!("{section_name}.{key}"), nearest });
+                }
+                let origin = place(Some(&key));
+                self.set(&section_name, &key, value);
+                self.origins.insert(format!("{section_name}.{key}"), origin);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! The list of settings, read off the structs that hold them.
+
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde::Serialize;
+use serde_json::Value as Json;
+use toml::Value;
+
+/// What values a setting takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Text: a path, an address, a duration.
+    Text,
+    /// A whole number.
+    Integer,
+    /// A number.
+    Number,
+    /// `true` or `false`.
+    Bool,
+    /// Several texts; the flag may be repeated, the environment variable is split at commas.
+    List,
+    /// One of these words.
+    Choice(Vec<String>),
+}
+
+impl Kind {
+    pub(super) fn is_list(&self) -> bool {
+        *self == Self::List
+    }
+
+    pub(super) fn placeholder(&self) -> String {
+        match self {
+            Self::Text | Self::List => "TEXT".into(),
+            Self::Integer => "N".into(),
+            Self::Number => "X".into(),
+            Self::Bool => "BOOL".into(),
+            Self::Choice(words) => words.join("|"),
+        }
+    }
+
+    /// One environment variable's text as a value.
+    pub(super) fn parse_list(&self, text: &str) -> Result<Value, String> {
+        if self.is_list() {
+            let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+            return Ok(Value::Array(parts.map(|part| Value::String(part.to_owned())).collect()));
+        }
+        self.parse_one(text)
+    }
+
+    /// A flag's values as one value.
+    pub(super) fn parse(&self, texts: &[&String]) -> Result<Value, String> {
+        if self.is_list() {
+            return Ok(Value::Array(texts.iter().map(|text| Value::String((*text).clone())).collect()));
+        }
+        self.parse_one(texts.last().map_or("", |text| text.as_str()))
+    }
+
+    fn parse_one(&self, text: &str) -> Result<Value, String> {
+        match self {
+            Self::Integer => text.parse().map(Value::Integer).map_err(|_| format!("a whole number was expected, not {text:?}")),
+            Self::Number => text.parse().map(Value::Float).map_err(|_| format!("a number was expected, not {text:?}")),
+            Self::Bool => text.parse().map(Value::Boolean).map_err(|_| format!("true or false was expected, not {text:?}")),
+            Self::Choice(words) if !words.iter().any(|word| word == text) => {
+                Err(format!("one of {} was expected, not {text:?}", words.join(", ")))
+            }
+            Self::Text | Self::List | Self::Choice(_) => Ok(Value::String(text.to_owned())),
+        }
+    }
+}
+
+/// One setting.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// Section it belongs to, such as `router`.
+    pub section: &'static str,
+    /// Key within the section, such as `max_body_bytes`.
+    pub key: &'static str,
+    /// The field's doc comment on one line.
+    pub doc: String,
+    /// What it takes.
+    pub kind: Kind,
+    /// The value without any source.
+    pub default: Json,
+}
+
+impl Setting {
+    /// `section.key`.
+    #[must_use]
+    pub fn full_key(&self) -> String {
+        format!("{}.{}", self.section, self.key)
+    }
+
+    /// The environment variable, such as `HOSTLER_ROUTER_LISTEN`.
+    #[must_use]
+    pub fn environment(&self) -> String {
+        format!("HOSTLER_{}_{}", self.section, self.key).to_uppercase()
+    }
+
+    /// The flag without its dashes; the `[log]` section keeps its name in it, as `log-level`.
+    #[must_use]
+    pub fn flag(&self) -> String {
+        let flag = self.key.replace('_', "-");
+        if self.section == "log" { format!("log-{flag}") } else { flag }
+    }
+
+    /// The default as it would stand in the file.
+    #[must_use]
+    pub fn default_text(&self) -> String {
+        self.default.to_string()
+    }
+}
+
+/// A struct of settings and its name in the file.
+#[derive(Debug, Clone)]
+pub struct Section {
+    /// Name of the table in the file.
+    pub name: &'static str,
+    /// The fields, in the order of the struct.
+    pub settings: Vec<Setting>,
+}
+
+impl Section {
+    /// Reads the list of settings off `T`: keys, doc comments and kinds from its schema, defaults from `T::default()`.
+    ///
+    /// # Panics
+    /// When `T` is not a struct of plain fields, which its first test shows.
+    #[must_use]
+    pub fn of<T: JsonSchema + Serialize + Default>(name: &'static str) -> Self {
+        let mut settings = SchemaSettings::draft2020_12();
+        settings.inline_subschemas = true;
+        let schema = Json::from(settings.into_generator().into_root_schema_for::<T>());
+        let defaults = serde_json::to_value(T::default()).expect("settings are plain fields");
+        let defaults = defaults.as_object().expect("settings are a struct");
+        let settings = defaults.iter().map(|(key, default)| {
+            let field = &schema["properties"][key];
+            Setting {
+                section: name,
+                // Settings are declared once a process and live as long as it does.
+                key: Box::leak(key.clone().into_boxed_str()),
+                doc: field["description"].as_str().unwrap_or_default().replace('\n', " "),
+                kind: kind_of(field),
+                default: default.clone(),
+            }
+        });
+        Self { name, settings: settings.collect() }
+    }
+}
+
+fn kind_of(field: &Json) -> Kind {
+    let words =
+        |list: &Json| list.as_array().map(|words| words.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect::<Vec<_>>());
+    if let Some(choices) = field["oneOf"].as_array() {
+        let choices = choices.iter().flat_map(|choice| match choice["const"].as_str() {
+            Some(word) => vec![word.to_owned()],
+            None => words(&choice["enum"]).unwrap_or_default(),
+        });
+        return Kind::Choice(choices.collect());
+    }
+    if let Some(choices) = words(&field["enum"]) {
+        return Kind::Choice(choices);
+    }
+    match field["type"].as_str() {
+        Some("integer") => Kind::Integer,
+        Some("number") => Kind::Number,
+        Some("boolean") => Kind::Bool,
+        Some("array") => Kind::List,
+        _ => Kind::Text,
+    }
+}
+
+/// The known name closest to `name`, when it is close enough to be a slip.
+pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    known
+        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
+        .max_by(|left, right| left.0.total_cmp(&right.0))
+        .filter(|(similarity, _)| *similarity > 0.7)
+        .map(|(_, candidate)| candidate.to_owned())
+}
+
+/// The line, counted from 1, on which `section` begins, or on which `key` is assigned after that.
+pub(super) fn line_of(text: &str, section: &str, key: Option<&str>) -> Option<usize> {
+    let names = |line: &str, name: &str| {
+        let line = line.trim_start().trim_start_matches(['[', '"', '\'']);
+        line.strip_prefix(name).is_some_and(|rest| rest.trim_start_matches(['"', '\'', ' ', '\t']).starts_with(['=', ']', '.']))
+    };
+    let begin = text.lines().position(|line| names(line, section))?;
+    let within = key.and_then(|key| text.lines().skip(begin).position(|line| names(line, key)));
+    Some(begin + within.unwrap_or(0) + 1)
+}

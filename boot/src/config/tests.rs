@@ -1,0 +1,130 @@
+use std::io::Write;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::*;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    /// Walks.
+    #[default]
+    Slow,
+    /// Runs.
+    Fast,
+}
+
+/// A section for the tests.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Example {
+    /// Where it listens.
+    listen: String,
+    /// How many.
+    lanes: u32,
+    /// How long it waits.
+    #[serde(with = "crate::duration")]
+    #[schemars(with = "String")]
+    drain_timeout: Duration,
+    /// Who it calls.
+    peers: Vec<String>,
+    /// How it moves.
+    mode: Mode,
+}
+
+impl Default for Example {
+    fn default() -> Self {
+        Self { listen: "127.0.0.1:1".into(), lanes: 4, drain_timeout: Duration::from_secs(30), peers: vec![], mode: Mode::Slow }
+    }
+}
+
+fn sections() -> Vec<Section> {
+    vec![Section::of::<Example>("example")]
+}
+
+fn load(file: Option<&str>, environment: &[(&str, &str)], flags: &[&str]) -> Result<Example, ConfigError> {
+    let sections = sections();
+    let mut on_disk = tempfile::NamedTempFile::new().unwrap();
+    on_disk.write_all(file.unwrap_or_default().as_bytes()).unwrap();
+    let command = clap::Command::new("test").args(Settings::flags(&sections));
+    let matches = command.try_get_matches_from(std::iter::once("test").chain(flags.iter().copied())).unwrap();
+    let sources = Sources {
+        file: file.is_some().then_some(on_disk.path()),
+        environment: environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+        flags: Some(&matches),
+    };
+    Settings::load(&sections, &sources)?.section("example")
+}
+
+#[test]
+fn flags_win_over_the_environment_and_the_environment_over_the_file() {
+    let file = "[example]\nlisten = \"file:1\"\nlanes = 1\ndrain_timeout = \"1m\"\n";
+    let example =
+        load(Some(file), &[("HOSTLER_EXAMPLE_LISTEN", "environment:2"), ("HOSTLER_EXAMPLE_LANES", "2")], &["--lanes", "3"]).unwrap();
+    assert_eq!((example.lanes, example.listen.as_str(), example.drain_timeout), (3, "environment:2", Duration::from_secs(60)));
+    assert_eq!(example.mode, Mode::Slow, "what no source names keeps its default");
+}
+
+#[test]
+fn a_list_is_a_repeated_flag_or_split_at_commas_in_the_environment() {
+    assert_eq!(load(None, &[("HOSTLER_EXAMPLE_PEERS", "a:1, b:2")], &[]).unwrap().peers, ["a:1", "b:2"]);
+    assert_eq!(load(None, &[], &["--peers", "a:1", "--peers", "b:2"]).unwrap().peers, ["a:1", "b:2"]);
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
+    let error = load(Some("[example]\n\nlisen = \"x\"\n"), &[], &[]).unwrap_err().to_string();
+    assert!(error.contains(":3: unknown key `example.lisen`; did you mean `example.listen`?"), "{error}");
+    let error = load(Some("[exmple]\n"), &[], &[]).unwrap_err().to_string();
+    assert!(error.contains(":1: unknown key `exmple`; did you mean `example`?"), "{error}");
+}
+
+#[test]
+fn a_key_that_two_sections_have_is_found_in_its_own() {
+    let text = "[other]\nlanes = 1\n\n[example]\nlisten = \"a\"\nlanes = \"many\"\n";
+    assert_eq!(schema::line_of(text, "example", Some("lanes")), Some(6));
+    assert_eq!(schema::line_of(text, "other", Some("lanes")), Some(2));
+}
+
+#[test]
+fn a_bad_value_says_which_place_which_key_and_what_was_expected() {
+    for (file, environment, flags, expected) in [
+        (Some("[example]\nlanes = \"many\"\n"), &[][..], &[][..], "2: example.lanes: invalid type: string \"many\", expected u32"),
+        (
+            None,
+            &[("HOSTLER_EXAMPLE_LANES", "many")][..],
+            &[][..],
+            "HOSTLER_EXAMPLE_LANES: example.lanes: a whole number was expected, not \"many\"",
+        ),
+        (None, &[][..], &["--mode", "medium"][..], "flag --mode: example.mode: one of slow, fast was expected, not \"medium\""),
+        (
+            Some("[example]\ndrain_timeout = \"soon\"\n"),
+            &[][..],
+            &[][..],
+            "2: example.drain_timeout: a duration such as \"10s\" or \"5m\" was expected",
+        ),
+        (Some("[example]\nlanes = -1\n"), &[][..], &[][..], "2: example.lanes: invalid value"),
+        (Some("[example\n"), &[][..], &[][..], "is not valid TOML"),
+        (Some("example = 3\n"), &[][..], &[][..], "a section was expected"),
+    ] {
+        let error = load(file, environment, flags).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}\nshould contain {expected}");
+    }
+}
+
+#[test]
+fn the_example_file_is_read_back_as_the_defaults() {
+    let read = load(Some(&example(&sections())), &[], &[]).unwrap();
+    assert_eq!(serde_json::to_value(read).unwrap(), serde_json::to_value(Example::default()).unwrap());
+}
+
+#[test]
+fn the_manual_names_key_default_flag_environment_and_meaning() {
+    let manual = document(&sections());
+    assert!(
+        manual.contains("| `drain_timeout` | `\"30s\"` | `--drain-timeout` `HOSTLER_EXAMPLE_DRAIN_TIMEOUT` | How long it waits. |"),
+        "{manual}"
+    );
+}

@@ -1,0 +1,34 @@
+//! What every role of Hostler does before its own work: read settings, log, serve its admin pages, shut down in two stages.
+//!
+//! Nothing here knows about requests, replicas or engines.
+
+pub mod admin;
+pub mod config;
+pub mod duration;
+pub mod listen;
+pub mod metrics;
+pub mod shutdown;
+pub mod telemetry;
+
+pub use config::{ConfigError, Section, Settings, Sources};
+pub use listen::{ListenError, accept, bind, tune};
+pub use shutdown::Shutdown;
+
+/// Raises the number of files that this process may open to what it is allowed: a connection is one, and the usual 1,024 are soon gone.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!(%error, "the number of open files stays at {:?}", limit.current);
+    }
+}
+
+/// The innermost cause of an error, which is the one that a person understands.
+#[must_use]
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,132 @@
+//! Stopping in two stages: *drain* (admit nothing new, finish what runs) and *stop* (leave now).
+//!
+//! The first signal drains, the second stops. A role holds one `Shutdown`, starts its tasks on the tracker, and returns from `run` when they have ended or stop was called.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The two stages and the tasks that must end before the role does. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Shutdown {
+    drain: CancellationToken,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Shutdown {
+    /// Neither stage has begun.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A second role of the same process: it is stopped with this one, but is drained by itself.
+    #[must_use]
+    pub fn sibling(&self) -> Self {
+        Self { drain: self.stop.child_token(), stop: self.stop.child_token(), tasks: TaskTracker::new() }
+    }
+
+    /// A part of the same role: drained and stopped with it, but it may be stopped alone, and its tasks are its own.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self { drain: self.drain.child_token(), stop: self.stop.child_token(), tasks: TaskTracker::new() }
+    }
+
+    /// Begins to drain.
+    pub fn drain(&self) {
+        self.drain.cancel();
+    }
+
+    /// Ends everything now; implies drain.
+    pub fn stop(&self) {
+        self.drain.cancel();
+        self.stop.cancel();
+    }
+
+    /// Whether drain has begun.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.drain.is_cancelled()
+    }
+
+    /// Whether stop was called.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Resolves when drain begins.
+    pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.drain.clone().cancelled_owned()
+    }
+
+    /// Resolves when everything must end.
+    pub fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.stop.clone().cancelled_owned()
+    }
+
+    /// The tasks that are waited for.
+    #[must_use]
+    pub fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
+    /// Waits until every task has ended, stop was called, or `limit` has passed; `true` when all ended by themselves.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        self.tasks.close();
+        tokio::select! {
+            () = self.tasks.wait() => true,
+            () = self.stop.cancelled() => false,
+            () = tokio::time::sleep(limit) => false,
+        }
+    }
+
+    /// Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into drain, and the next one of any of them into stop.
+    ///
+    /// # Errors
+    /// When the process may not install signal handlers.
+    pub fn on_signals(&self) -> std::io::Result<()> {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
+        let shutdown = self.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = async { hang_up.as_mut()?.recv().await }, if hang_up.is_some() => {}
+                }
+                if shutdown.is_draining() {
+                    tracing::warn!("second signal: stopping at once");
+                    shutdown.stop();
+                    return;
+                }
+                tracing::info!("draining: running requests may finish; a second signal stops at once");
+                shutdown.drain();
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Whether SIGHUP was ignored when this process began, as `nohup` has it: then a closed terminal is to be survived.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 == 1)
+}
+
+/// Waits up to `limit` for a task that was told to end, then ends it. What it broke of is logged.
+pub async fn end_within(limit: Duration, mut task: JoinHandle<()>) {
+    match tokio::time::timeout(limit, &mut task).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::error!(%error, "a task broke"),
+        Err(_) => task.abort(),
+    }
+}

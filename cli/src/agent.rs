@@ -1,0 +1,23 @@
+//! `hostler agent`.
+
+use hostler_agent::{Agent, AgentConfig};
+use hostler_boot::{Settings, Shutdown};
+
+/// Runs an agent until its engines have finished and stopped.
+pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
+    let config: AgentConfig = settings.section("agent")?;
+    hostler_boot::raise_file_limit();
+    let shutdown = Shutdown::new();
+    shutdown.on_signals()?;
+    prepare_and_run(config, shutdown).await
+}
+
+/// Also `hostler up`'s agent.
+pub(crate) async fn prepare_and_run(config: AgentConfig, shutdown: Shutdown) -> anyhow::Result<()> {
+    let agent = tokio::select! {
+        agent = Agent::prepare(config) => agent?,
+        // Nothing has been started yet.
+        () = shutdown.draining() => return Ok(()),
+    };
+    Ok(agent.run(shutdown).await?)
+}

@@ -1,0 +1,51 @@
+//! `hostler docs`: the parts of the manual that come from the program itself.
+
+use std::fmt::Write;
+
+use clap::Subcommand;
+use hostler_agent::AgentMetrics;
+use hostler_boot::metrics::Described;
+use hostler_router::RouterMetrics;
+
+use crate::output::say;
+use crate::settings;
+
+/// Which part.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Docs {
+    /// `docs/config.md`: every setting.
+    Config,
+    /// `deploy/config/full.toml`: every key at its default.
+    Example,
+    /// `docs/metrics.md`: every metric.
+    Metrics,
+}
+
+/// Prints a part.
+pub(crate) fn print(docs: &Docs) {
+    let text = match docs {
+        Docs::Config => hostler_boot::config::document(&settings::all()),
+        Docs::Example => hostler_boot::config::example(&settings::all()),
+        Docs::Metrics => metrics(),
+    };
+    say(text.trim_end());
+}
+
+fn metrics() -> String {
+    let mut page = String::from(
+        "# Metrics\n\nGenerated from the program by `hostler docs metrics`; a test compares them. Format: OpenMetrics text.\n",
+    );
+    let router = RouterMetrics::default();
+    let agent = AgentMetrics::default();
+    table(&mut page, "Router: `/metrics` on its admin listener", router.described());
+    table(&mut page, "Agent: `/metrics` on its admin socket, or on `agent.agent_admin`", agent.described());
+    page
+}
+
+fn table(page: &mut String, title: &str, described: &[Described]) {
+    let _ = write!(page, "\n## {title}\n\n| Name | Kind | Labels | Meaning |\n| --- | --- | --- | --- |\n");
+    for Described { name, kind, labels, help } in described {
+        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let _ = writeln!(page, "| `{name}` | {kind} | {} | {help} |", labels.join(", "));
+    }
+}

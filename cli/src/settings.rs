@@ -1,0 +1,77 @@
+//! Which settings each role has, and where they are read from.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{ArgMatches, Args};
+use hostler_agent::AgentConfig;
+use hostler_boot::telemetry::LogConfig;
+use hostler_boot::{Section, Settings, Sources};
+use hostler_router::RouterConfig;
+
+/// What comes after `--` on the command line.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// More arguments for every engine, as they are.
+    #[arg(last = true, value_name = "ENGINE ARGUMENTS")]
+    extra: Vec<String>,
+}
+
+/// The settings of a router.
+pub(crate) fn router() -> Vec<Section> {
+    vec![Section::of::<RouterConfig>("router"), log()]
+}
+
+/// The settings of an agent.
+pub(crate) fn agent() -> Vec<Section> {
+    vec![Section::of::<AgentConfig>("agent"), log()]
+}
+
+/// All settings.
+pub(crate) fn all() -> Vec<Section> {
+    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), log()]
+}
+
+fn log() -> Section {
+    Section::of::<LogConfig>("log")
+}
+
+/// The configuration file: the one that was named, or the user's own where there is one.
+pub(crate) fn file(named: Option<PathBuf>) -> Option<PathBuf> {
+    named.or_else(|| {
+        let home = std::env::var_os("XDG_CONFIG_HOME")
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")))?;
+        Some(home.join("hostler/hostler.toml")).filter(|path| path.is_file())
+    })
+}
+
+/// The flags of the subcommand.
+pub(crate) struct Given<'a> {
+    pub(crate) flags: Option<&'a ArgMatches>,
+}
+
+impl Given<'_> {
+    /// Merges file, environment and flags, and starts logging. One file may hold the sections of all roles.
+    pub(crate) fn load(&self, file: Option<&Path>, engine: Option<&EngineArgs>) -> anyhow::Result<Settings> {
+        let environment =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
+        let mut settings = Settings::load(&all(), &Sources { file, environment, flags: self.flags })?;
+        if let Some(engine) = engine.filter(|engine| !engine.extra.is_empty()) {
+            settings.set("agent", "engine_args", engine.extra.clone().into());
+        }
+        hostler_boot::telemetry::start(&settings.section("log")?)?;
+        Ok(settings)
+    }
+}
+
+/// Reads a file as every role would.
+pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
+    let settings = Settings::load(&all(), &Sources { file: Some(file), ..Sources::default() })?;
+    settings.section::<RouterConfig>("router")?;
+    settings.section::<AgentConfig>("agent")?;
+    let log: LogConfig = settings.section("log")?;
+    hostler_boot::telemetry::start(&log).context("in the [log] section")?;
+    crate::output::say(&format!("{} is sound", file.display()));
+    Ok(())
+}

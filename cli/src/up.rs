@@ -1,0 +1,78 @@
+//! `hostler up`: a router and an agent in one process, for one machine.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hostler_agent::AgentConfig;
+use hostler_boot::{Settings, Shutdown};
+use hostler_router::{Router, RouterConfig};
+
+use crate::agent::prepare_and_run;
+use crate::operate::connect;
+use crate::output::say;
+use crate::ps::{self, Node, Replica};
+use crate::router::announce;
+
+/// How often the engines are looked at until they are ready.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs both until they have drained: first the router, so that requests finish, then the agent.
+pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
+    let mut router_config: RouterConfig = settings.section("router")?;
+    if !settings.is_given("router", "agents_listen") {
+        router_config.agents_listen = "127.0.0.1:0".into();
+    }
+    let router = Router::bind(router_config).await?;
+    let mut agent_config: AgentConfig = settings.section("agent")?;
+    if !settings.is_given("agent", "router") {
+        agent_config.router.clear();
+    }
+    agent_config.router.insert(0, router.agents_address().to_string());
+
+    hostler_boot::raise_file_limit();
+    let shutdown = Shutdown::new();
+    shutdown.on_signals()?;
+    let (edge, admin) = (router.edge_address(), router.admin_address());
+    announce(&router);
+    // The router answers while vLLM is asked for its version, which takes seconds.
+    let router_task = tokio::spawn(router.run(shutdown.clone()));
+    let agent_shutdown = shutdown.sibling();
+    let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
+    let invitation = tokio::spawn(invite(edge, admin));
+    tokio::select! {
+        // An agent that ends before it is asked to has something to say.
+        ended = &mut agent_task => {
+            shutdown.stop();
+            router_task.await?;
+            return ended?;
+        }
+        () = shutdown.draining() => {}
+    }
+    router_task.await?;
+    invitation.abort();
+    agent_shutdown.drain();
+    agent_task.await?
+}
+
+/// Waits until the engines serve, then says how to use them.
+async fn invite(edge: SocketAddr, admin: SocketAddr) -> anyhow::Result<()> {
+    let mut fleet = connect(&admin.to_string()).await?;
+    let replicas = loop {
+        let nodes = ps::list(&mut fleet).await?;
+        let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node: Node| node.replicas).collect();
+        if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
+            break replicas;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    };
+    let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.phase == "ready").collect();
+    say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
+    if let Some(model) = ready.iter().find_map(|replica| replica.models.first()) {
+        let body = serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
+        say(&format!(
+            "curl -N http://{edge}/v1/chat/completions -H 'content-type: application/json' -d '{}'",
+            body.to_string().replace('\'', "'\\''")
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! The frames that wait to leave on one lane.
+//!
+//! The lane's task takes all that is ready as one batch, so that a step of the engine, which gives an event to each of its
+//! streams, costs one message. It needs no bound of its own: bodies are bounded by credit, the other frames by the number of requests.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use futures_util::Stream;
+use parking_lot::Mutex;
+use prost::Message;
+
+use crate::agent::v1::frame::Kind;
+use crate::agent::v1::{Frame, FrameBatch};
+
+/// About the most bytes in one batch, heads included: it goes beyond by its last frame at most. A message of this size still leaves
+/// the others of the connection their turn.
+const BATCH_BYTES: usize = 128 * 1024;
+
+/// The most frames in one batch.
+const BATCH_FRAMES: usize = 1024;
+
+/// Frames in the order in which they were pushed.
+#[derive(Debug, Default)]
+pub struct Outbox(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    ready: VecDeque<Frame>,
+    waker: Option<Waker>,
+    closed: bool,
+}
+
+impl Outbox {
+    /// Adds a frame. After `close` it is dropped: the lane's requests have been told already.
+    pub fn push(&self, frame: Frame) {
+        let waker = {
+            let mut state = self.0.lock();
+            if state.closed {
+                return;
+            }
+            state.ready.push_back(frame);
+            state.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Nothing more will leave; the stream of batches ends at once.
+    pub fn close(&self) {
+        let waker = {
+            let mut state = self.0.lock();
+            state.closed = true;
+            state.ready.clear();
+            state.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// All that is ready, up to the size of one batch; `None` when nothing is.
+    pub fn take_batch(&self) -> Option<FrameBatch> {
+        self.0.lock().take_batch()
+    }
+
+    /// The batches as a stream, for the lane's call. It ends after `close`.
+    pub fn batches(self: &Arc<Self>) -> Batches {
+        Batches(self.clone())
+    }
+}
+
+impl State {
+    fn take_batch(&mut self) -> Option<FrameBatch> {
+        let mut frames = Vec::with_capacity(self.ready.len().min(BATCH_FRAMES));
+        let mut bytes = 0;
+        while frames.len() < BATCH_FRAMES && bytes < BATCH_BYTES {
+            let Some(frame) = self.ready.pop_front() else { break };
+            bytes += match &frame.kind {
+                Some(Kind::Body(body)) => body.len(),
+                _ => frame.encoded_len(),
+            };
+            frames.push(frame);
+        }
+        (!frames.is_empty()).then_some(FrameBatch { frames })
+    }
+}
+
+/// See [`Outbox::batches`].
+#[derive(Debug)]
+pub struct Batches(Arc<Outbox>);
+
+impl Stream for Batches {
+    type Item = FrameBatch;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FrameBatch>> {
+        let mut state = self.0.0.lock();
+        if state.closed {
+            return Poll::Ready(None);
+        }
+        let batch = state.take_batch();
+        if batch.is_none() {
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(batch)
+    }
+}

@@ -1,0 +1,110 @@
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+
+use super::*;
+
+fn body(id: u64, bytes: usize) -> Frame {
+    Frame::new(id, Kind::Body(Bytes::from(vec![0; bytes])))
+}
+
+fn context() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+#[tokio::test]
+async fn an_outbox_gives_all_that_is_ready_as_one_batch_and_ends_when_closed() {
+    let outbox = Arc::new(Outbox::default());
+    (0..500).for_each(|id| outbox.push(body(id, 200)));
+    let mut batches = outbox.batches();
+    assert_eq!(batches.next().await.unwrap().frames.len(), 500);
+    outbox.push(body(7, 1));
+    assert_eq!(batches.next().await.unwrap().frames[0].id, 7);
+    outbox.push(body(8, 1));
+    outbox.close();
+    outbox.push(body(9, 1));
+    assert!(batches.next().await.is_none());
+}
+
+#[test]
+fn a_batch_is_bounded_in_bytes_and_frames() {
+    let outbox = Outbox::default();
+    (0..8).for_each(|id| outbox.push(body(id, MAX_BODY_BYTES)));
+    assert_eq!(outbox.take_batch().unwrap().frames.len(), 2);
+    let outbox = Outbox::default();
+    let name = Bytes::from_static(b"x-large");
+    let header = crate::agent::v1::Header { name, value: vec![b'x'; 50_000].into() };
+    let head = crate::agent::v1::RequestHead { headers: vec![header], ..Default::default() };
+    (0..300).for_each(|id| outbox.push(Frame::new(id, Kind::Request(head.clone()))));
+    assert_eq!(outbox.take_batch().unwrap().frames.len(), 3, "heads count too");
+    let outbox = Outbox::default();
+    (0..3000).for_each(|id| outbox.push(body(id, 1)));
+    assert_eq!(outbox.take_batch().unwrap().frames.len(), 1024);
+}
+
+#[test]
+fn an_unread_inbox_holds_one_window_and_breaks_beyond_it() {
+    let inbox = Inbox::<()>::default();
+    for _ in 0..WINDOW_BYTES / 1024 {
+        inbox.body(Bytes::from(vec![1; 1024]));
+    }
+    assert!(!inbox.has_ended());
+    inbox.body(Bytes::from_static(b"x"));
+    let mut received = 0;
+    let broken = loop {
+        match inbox.poll_body(&context(), 1, &Outbox::default()) {
+            Poll::Ready(Ok(Some(piece))) => received += piece.len(),
+            Poll::Ready(Err(broken)) => break broken,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((received, broken.fault), (WINDOW_BYTES, Fault::Protocol));
+}
+
+#[test]
+fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
+    let inbox = Inbox::<()>::default();
+    let sent = Bytes::from_static(b"data: 1\n\n");
+    inbox.body(sent.clone());
+    inbox.body(Bytes::from_static(b"data: 2\n\n"));
+    inbox.body(Bytes::from_static(b"data: 3\n\n"));
+    let Poll::Ready(Ok(Some(first))) = inbox.poll_body(&context(), 1, &Outbox::default()) else { panic!("a piece was there") };
+    assert_eq!(first.as_ptr(), sent.as_ptr());
+    let Poll::Ready(Ok(Some(rest))) = inbox.poll_body(&context(), 1, &Outbox::default()) else { panic!("the rest was there") };
+    assert_eq!(&rest[..], b"data: 2\n\ndata: 3\n\n");
+    assert!(inbox.poll_body(&context(), 1, &Outbox::default()).is_pending());
+}
+
+#[test]
+fn what_came_before_a_break_is_delivered_before_the_break() {
+    let inbox = Inbox::<u8>::default();
+    inbox.head(1);
+    inbox.body(Bytes::from_static(b"half"));
+    inbox.end(Err(Broken::lane_lost()));
+    inbox.end(Ok(()));
+    inbox.body(Bytes::from_static(b"late"));
+    assert_eq!(inbox.poll_head(&context()), Poll::Ready(Ok(1)));
+    assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Ok(Some(Bytes::from_static(b"half")))));
+    assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Err(Broken::lane_lost())));
+}
+
+#[test]
+fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
+    let credit = Credit::default();
+    assert_eq!(credit.take(WINDOW_BYTES + 5), WINDOW_BYTES);
+    assert_eq!((credit.take(1), credit.poll_take(&context(), 1)), (0, Poll::Pending));
+    credit.give(10);
+    credit.give(u32::MAX);
+    assert_eq!(credit.poll_take(&context(), usize::MAX), Poll::Ready(WINDOW_BYTES));
+
+    let (inbox, outbox) = (Inbox::<()>::default(), Outbox::default());
+    let mut granted = Vec::new();
+    for _ in 0..4 {
+        inbox.body(Bytes::from(vec![0; MAX_BODY_BYTES]));
+        assert!(inbox.poll_body(&context(), 1, &outbox).is_ready());
+        granted.push(outbox.take_batch().map_or(0, |batch| batch.frames.len()));
+    }
+    assert_eq!(granted, [0, 1, 0, 1]);
+}

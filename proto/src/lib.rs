@@ -1,0 +1,30 @@
+//! The gRPC contracts of Hostler, and the rules that both ends of a lane share.
+//!
+//! The types here stop at the session, gRPC and lane files of router and agent; nothing behind those files names them.
+
+pub mod lane;
+pub mod wire;
+
+/// Between agents and routers.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+pub mod agent {
+    /// Version 1; see `agent/v1/agent.proto`.
+    pub mod v1 {
+        tonic::include_proto!("hostler.agent.v1");
+    }
+}
+
+/// Between operators and routers.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+pub mod fleet {
+    /// Version 1; see `fleet/v1/fleet.proto`.
+    pub mod v1 {
+        tonic::include_proto!("hostler.fleet.v1");
+    }
+}
+
+/// Version of the agent contract. Raised when an old agent could not work with a new router.
+pub const PROTOCOL: u32 = 1;
+
+/// Metadata key of a lane's ticket; binary, so the value travels as it is.
+pub const TICKET_KEY: &str = "hostler-ticket-bin";

@@ -1,0 +1,36 @@
+//! How both ends tune the connection that carries everything, and how HTTP headers travel on it.
+
+use std::time::Duration;
+
+use http::header::{HeaderName, HeaderValue};
+
+use crate::agent::v1::Header;
+
+/// HTTP/2 windows in bytes: large enough that only the lanes' own credit ever slows a stream.
+pub const WINDOW_BYTES: u32 = 16 * 1024 * 1024;
+
+/// HTTP/2 frames in bytes: a whole batch fits in one.
+pub const FRAME_BYTES: u32 = 256 * 1024;
+
+/// The largest message that is taken, in bytes. A batch has 128 KiB and one more frame at most.
+pub const MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+
+/// A connection that answers no ping within this time, sent as often, is dead.
+pub const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// Unacknowledged bytes for this long mean the same, also where pings still wait to be sent.
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Header {
+    /// A header on its way out.
+    #[must_use]
+    pub fn new(name: &HeaderName, value: &HeaderValue) -> Self {
+        Self { name: name.as_str().as_bytes().to_vec().into(), value: value.as_bytes().to_vec().into() }
+    }
+
+    /// A header that has come; `None` when HTTP does not allow it.
+    #[must_use]
+    pub fn parse(self) -> Option<(HeaderName, HeaderValue)> {
+        Some((HeaderName::from_bytes(&self.name).ok()?, HeaderValue::from_maybe_shared(self.value).ok()?))
+    }
+}

@@ -1,0 +1,105 @@
+//! The open lanes of one attachment, and the tickets by which a new lane finds its attachment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use hostler_proto::agent::v1::RequestHead;
+use hostler_proto::lane::Broken;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::{Exchange, Lane};
+
+/// The lanes of one attachment. Requests take turns on them.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    lanes: ArcSwap<Vec<Arc<Lane>>>,
+    /// Ids are never used twice, so a late frame of a cancelled request can never reach another one.
+    next_id: AtomicU64,
+}
+
+impl Lanes {
+    /// Adds a lane, and forgets those that are lost.
+    pub fn add(&self, lane: &Arc<Lane>) {
+        self.lanes.rcu(|lanes| {
+            let mut lanes: Vec<_> = lanes.iter().filter(|lane| !lane.is_lost()).cloned().collect();
+            lanes.push(lane.clone());
+            lanes
+        });
+    }
+
+    /// Takes a lost lane out.
+    pub fn remove_lost(&self) {
+        self.lanes.rcu(|lanes| lanes.iter().filter(|lane| !lane.is_lost()).cloned().collect::<Vec<_>>());
+    }
+
+    /// The attachment has ended: every lane is lost.
+    pub fn lose(&self) {
+        self.lanes.swap(Arc::default()).iter().for_each(|lane| lane.lose());
+    }
+
+    /// Whether a request can be sent.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        !self.lanes.load().is_empty()
+    }
+
+    /// Sends a request on the next lane.
+    ///
+    /// # Errors
+    /// When there is no lane, or it was lost just now.
+    pub fn open(&self, head: RequestHead, body: Bytes) -> Result<Exchange, Broken> {
+        let lanes = self.lanes.load();
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let turn = usize::try_from(id % lanes.len().max(1) as u64).unwrap_or(0);
+        lanes.get(turn).ok_or_else(Broken::lane_lost)?.open(id, head, body)
+    }
+}
+
+/// The attachments that lanes may join, by their unguessable ticket.
+#[derive(Debug, Default)]
+pub struct Tickets(Mutex<FxHashMap<Bytes, Arc<Lanes>>>);
+
+impl Tickets {
+    /// Makes a ticket for `lanes`; it is good until the returned guard is dropped, which also loses the lanes.
+    ///
+    /// # Errors
+    /// When the operating system has no randomness to give.
+    pub fn issue(self: &Arc<Self>, lanes: &Arc<Lanes>) -> std::io::Result<Ticket> {
+        let mut secret = [0; 16];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut secret)?;
+        let secret = Bytes::copy_from_slice(&secret);
+        self.0.lock().insert(secret.clone(), lanes.clone());
+        Ok(Ticket { secret, tickets: self.clone() })
+    }
+
+    /// The lanes that this ticket admits to.
+    #[must_use]
+    pub fn redeem(&self, secret: &[u8]) -> Option<Arc<Lanes>> {
+        self.0.lock().get(secret).cloned()
+    }
+}
+
+/// Proof of an attachment; see [`Tickets::issue`].
+#[derive(Debug)]
+pub struct Ticket {
+    secret: Bytes,
+    tickets: Arc<Tickets>,
+}
+
+impl Ticket {
+    /// What the agent must show.
+    #[must_use]
+    pub fn secret(&self) -> &Bytes {
+        &self.secret
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let lanes = self.tickets.0.lock().remove(&self.secret);
+        lanes.into_iter().for_each(|lanes| lanes.lose());
+    }
+}

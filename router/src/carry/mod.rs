@@ -1,0 +1,172 @@
+//! The router's end of the lanes: opens requests towards an agent, hands their answers to whoever reads them, cancels what nobody wants.
+//!
+//! A lane is driven from outside: `receive` with each batch that came, `outbox` for what leaves, `lose` when its stream has ended.
+
+mod lanes;
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
+use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, WINDOW_BYTES};
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use rustc_hash::FxHashMap;
+
+pub use lanes::{Lanes, Tickets};
+
+/// One lane: the requests that are open on it, and what waits to leave.
+#[derive(Debug)]
+pub struct Lane {
+    outbox: Arc<Outbox>,
+    open: Mutex<Open>,
+    unknown_frames: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    calls: FxHashMap<u64, Call>,
+    lost: bool,
+}
+
+/// The lane's side of one open request.
+#[derive(Debug)]
+struct Call {
+    inbox: Arc<Inbox<ResponseHead>>,
+    /// The part of the request's body that has no credit yet.
+    unsent: Bytes,
+}
+
+impl Lane {
+    /// A lane without requests; frames for ids that nobody knows are counted in `unknown_frames`.
+    #[must_use]
+    pub fn new(unknown_frames: Counter) -> Arc<Self> {
+        Arc::new(Self { outbox: Arc::default(), open: Mutex::default(), unknown_frames })
+    }
+
+    /// The frames that wait to leave.
+    #[must_use]
+    pub fn outbox(&self) -> &Arc<Outbox> {
+        &self.outbox
+    }
+
+    /// Sends a request under `id`, which must be new to the lane.
+    ///
+    /// # Errors
+    /// When the lane is lost.
+    pub fn open(self: &Arc<Self>, id: u64, head: RequestHead, body: Bytes) -> Result<Exchange, Broken> {
+        let inbox = Arc::new(Inbox::default());
+        let mut open = self.open.lock();
+        if open.lost {
+            return Err(Broken::lane_lost());
+        }
+        self.outbox.push(Frame::new(id, Kind::Request(head)));
+        let unsent = self.upload(id, body, WINDOW_BYTES);
+        open.calls.insert(id, Call { inbox: inbox.clone(), unsent });
+        Ok(Exchange { id, lane: self.clone(), inbox })
+    }
+
+    /// Takes in what the agent sent.
+    pub fn receive(&self, batch: FrameBatch) {
+        let mut open = self.open.lock();
+        for Frame { id, kind } in batch.frames {
+            let (Some(call), Some(kind)) = (open.calls.get_mut(&id), kind) else {
+                self.unknown_frames.inc();
+                continue;
+            };
+            match kind {
+                Kind::Body(bytes) => call.inbox.body(bytes),
+                Kind::Response(head) => call.inbox.head(head),
+                Kind::Credit(bytes) => {
+                    let unsent = std::mem::take(&mut call.unsent);
+                    if !unsent.is_empty() {
+                        call.unsent = self.upload(id, unsent, bytes as usize);
+                    }
+                }
+                Kind::End(end) => {
+                    call.inbox.end(end.outcome());
+                    open.calls.remove(&id);
+                }
+                Kind::Request(_) | Kind::Cancel(_) => {
+                    call.inbox.end(Err(Broken::protocol("the agent sent a frame that only a router sends")));
+                }
+            }
+        }
+    }
+
+    /// The lane's stream has ended: every open request breaks, later ones are refused.
+    pub fn lose(&self) {
+        let calls = {
+            let mut open = self.open.lock();
+            open.lost = true;
+            std::mem::take(&mut open.calls)
+        };
+        self.outbox.close();
+        calls.into_values().for_each(|call| call.inbox.end(Err(Broken::lane_lost())));
+    }
+
+    /// Whether its stream has ended.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.open.lock().lost
+    }
+
+    /// Requests that are open.
+    #[must_use]
+    pub fn open_requests(&self) -> usize {
+        self.open.lock().calls.len()
+    }
+
+    /// Sends as much of `body` as `credit` allows, and its end with the last byte; gives back what remains.
+    fn upload(&self, id: u64, mut body: Bytes, mut credit: usize) -> Bytes {
+        while !body.is_empty() && credit > 0 {
+            let piece = body.split_to(body.len().min(credit).min(MAX_BODY_BYTES));
+            credit -= piece.len();
+            self.outbox.push(Frame::new(id, Kind::Body(piece)));
+        }
+        if body.is_empty() {
+            self.outbox.push(Frame::end(id, None));
+        }
+        body
+    }
+}
+
+/// One request and its answer. Dropping it before the answer has ended cancels the request at the agent.
+#[derive(Debug)]
+pub struct Exchange {
+    id: u64,
+    lane: Arc<Lane>,
+    inbox: Arc<Inbox<ResponseHead>>,
+}
+
+impl Exchange {
+    /// The answer's head; `Err` when it will never come.
+    pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<ResponseHead, Broken>> {
+        self.inbox.poll_head(context)
+    }
+
+    /// Whether the answer is complete and all of it has been read.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.inbox.is_finished()
+    }
+
+    /// The next bytes of the answer's body, `None` at its end.
+    pub fn poll_body(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        self.inbox.poll_body(context, self.id, &self.lane.outbox)
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        let left_open = self.lane.open.lock().calls.remove(&self.id);
+        if left_open.is_some() {
+            self.lane.outbox.push(Frame::new(self.id, Kind::Cancel(Cancel {})));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+use std::task::Waker;
+
+use super::*;
+
+fn context() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+fn kinds(lane: &Lane) -> Vec<Kind> {
+    std::iter::from_fn(|| lane.outbox.take_batch()).flat_map(|batch| batch.frames).filter_map(|frame| frame.kind).collect()
+}
+
+fn batch(id: u64, kind: Kind) -> FrameBatch {
+    FrameBatch { frames: vec![Frame::new(id, kind)] }
+}
+
+#[test]
+fn a_large_body_leaves_in_small_frames_and_waits_for_credit() {
+    let lane = Lane::new(Counter::default());
+    let body = Bytes::from(vec![7; WINDOW_BYTES + 10]);
+    let _exchange = lane.open(1, RequestHead::default(), body).unwrap();
+    let sizes: Vec<usize> =
+        kinds(&lane).iter().filter_map(|kind| if let Kind::Body(body) = kind { Some(body.len()) } else { None }).collect();
+    assert_eq!(sizes, [MAX_BODY_BYTES; WINDOW_BYTES / MAX_BODY_BYTES]);
+    lane.receive(batch(1, Kind::Credit(10)));
+    assert!(matches!(&kinds(&lane)[..], [Kind::Body(rest), Kind::End(_)] if rest.len() == 10));
+    lane.receive(batch(1, Kind::Credit(10)));
+    assert!(kinds(&lane).is_empty(), "the end is sent once");
+}
+
+#[test]
+fn dropping_an_unfinished_exchange_cancels_it_and_a_finished_one_does_not() {
+    let lane = Lane::new(Counter::default());
+    let unfinished = lane.open(1, RequestHead::default(), Bytes::new()).unwrap();
+    let finished = lane.open(2, RequestHead::default(), Bytes::new()).unwrap();
+    lane.receive(batch(2, Kind::End(hostler_proto::agent::v1::End::default())));
+    kinds(&lane);
+    drop(finished);
+    assert!(kinds(&lane).is_empty());
+    drop(unfinished);
+    assert_eq!(kinds(&lane), [Kind::Cancel(Cancel {})]);
+    assert_eq!(lane.open_requests(), 0);
+}
+
+#[test]
+fn a_frame_for_an_unknown_id_is_dropped_and_counted() {
+    let unknown = Counter::default();
+    let lane = Lane::new(unknown.clone());
+    lane.receive(batch(9, Kind::Body(Bytes::from_static(b"late"))));
+    assert_eq!(unknown.get(), 1);
+}
+
+#[test]
+fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
+    let lane = Lane::new(Counter::default());
+    let exchange = lane.open(1, RequestHead::default(), Bytes::new()).unwrap();
+    lane.lose();
+    assert_eq!(exchange.poll_head(&context()), Poll::Ready(Err(Broken::lane_lost())));
+    assert!(lane.open(2, RequestHead::default(), Bytes::new()).is_err());
+}
+
+#[test]
+fn a_ticket_is_good_while_its_attachment_lives() {
+    let tickets = Arc::new(Tickets::default());
+    let lanes = Arc::new(Lanes::default());
+    let ticket = tickets.issue(&lanes).unwrap();
+    let lane = Lane::new(Counter::default());
+    tickets.redeem(ticket.secret()).unwrap().add(&lane);
+    let secret = ticket.secret().clone();
+    assert!(lanes.any() && tickets.redeem(b"guess").is_none());
+    drop(ticket);
+    assert!(lane.is_lost() && !lanes.any() && tickets.redeem(&secret).is_none());
+}

@@ -1,0 +1,218 @@
+//! The answer's body on its way to the client: the engine's bytes as they come, with a scanner beside event streams.
+//!
+//! It is polled by the client's connection, so no task and no channel lies between the lane and the socket. It ends cleanly only
+//! when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
+//! last chunk, so that nothing between here and the user can take it for complete.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hostler_proto::agent::v1::Fault;
+use hostler_proto::lane::Broken;
+use http_body::{Body, Frame};
+use tokio::time::{Instant, Sleep};
+
+use super::scanner::{Passed, Scanner};
+use crate::admission::Permit;
+use crate::carry::Exchange;
+use crate::fleet::{InFlight, Replica};
+use crate::metrics::{Outcome, RouterMetrics};
+
+/// What lives as long as the answer does.
+#[derive(Debug)]
+pub struct Held {
+    /// Counts the request on its replica, unless that has ended already.
+    pub in_flight: Option<InFlight>,
+    /// Counts the request in the router.
+    pub permit: Permit,
+    /// Where it runs; for the log.
+    pub replica: Replica,
+    /// When the request was taken.
+    pub begun: Instant,
+    /// How long the answer may pause.
+    pub idle: Duration,
+    /// Where the outcome is counted.
+    pub metrics: Arc<RouterMetrics>,
+}
+
+/// One answer's body.
+#[derive(Debug)]
+pub struct Relay {
+    state: State,
+    /// Read before it was known whether the answer would be sent.
+    first: Option<Bytes>,
+    scanner: Option<Scanner>,
+    exchange: Exchange,
+    held: Held,
+    progress: Instant,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+#[derive(Debug)]
+enum State {
+    Streaming,
+    /// The error event that is sent next.
+    Explaining(Bytes, String),
+    /// The connection gets a moment to send what it has, then breaks.
+    Flushing(Pin<Box<Sleep>>, String),
+    Ended,
+}
+
+/// The moment that a connection gets to send what it has before it breaks. HTTP/2 throws away what is queued when a stream is reset.
+const FLUSH: Duration = Duration::from_millis(200);
+
+fn flushing(message: String) -> State {
+    State::Flushing(Box::pin(tokio::time::sleep(FLUSH)), message)
+}
+
+impl Relay {
+    /// The rest of `exchange` after its head and `first` piece.
+    #[must_use]
+    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, held: Held) -> Self {
+        let scanner = dialect.map(Scanner::new);
+        Self { state: State::Streaming, first, scanner, exchange, held, progress: Instant::now(), pause: None }
+    }
+
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Ok(Some(first)));
+        }
+        if let Poll::Ready(piece) = self.exchange.poll_body(context) {
+            self.progress = Instant::now();
+            return Poll::Ready(piece);
+        }
+        // One timer an answer, looked at again only when it fires: an event costs a reading of the clock.
+        let idle = self.held.idle;
+        let progress = self.progress;
+        let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(progress + idle)));
+        while pause.as_mut().poll(context).is_ready() {
+            if progress.elapsed() >= idle {
+                return Poll::Ready(Err(Broken { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
+            }
+            pause.as_mut().reset(progress + idle);
+        }
+        Poll::Pending
+    }
+
+    /// The answer broke: an event stream is told so first.
+    fn break_off(&mut self, message: String) {
+        let replica = &self.held.replica.id;
+        tracing::warn!(%replica, message, "an answer broke after it had begun");
+        self.held.metrics.ended(Outcome::Broken, self.held.begun);
+        self.state = match &self.scanner {
+            Some(scanner) => State::Explaining(scanner.error_event(&message), message),
+            None => flushing(message),
+        };
+    }
+
+    /// Takes a piece in; what is to be sent of it, if anything.
+    fn piece(&mut self, bytes: Bytes) -> Bytes {
+        let Some(scanner) = &mut self.scanner else { return bytes };
+        match scanner.pass(bytes) {
+            Passed::On(bytes) => bytes,
+            Passed::Failed(bytes) => {
+                self.break_off("the engine reported an error".into());
+                self.state = flushing("the engine reported an error".into());
+                bytes
+            }
+            Passed::Aborted(bytes) => {
+                self.break_off("the engine was stopped before the answer was complete".into());
+                bytes
+            }
+        }
+    }
+
+    fn end(&mut self) -> Bytes {
+        let Some(scanner) = &mut self.scanner else {
+            self.complete();
+            return Bytes::new();
+        };
+        let rest = scanner.rest();
+        if scanner.is_complete() {
+            self.complete();
+            return rest;
+        }
+        // Half an event would spoil the error event.
+        self.break_off("the engine ended the answer before it was complete".into());
+        Bytes::new()
+    }
+
+    /// Whether nothing is left of an answer that needs no looking at.
+    fn is_read(&self) -> bool {
+        self.scanner.is_none() && self.first.is_none() && self.exchange.is_finished()
+    }
+
+    fn complete(&mut self) {
+        self.state = State::Ended;
+        if let Some(scanner) = &self.scanner {
+            self.held.metrics.streamed(scanner);
+        }
+        self.held.metrics.ended(Outcome::Complete, self.held.begun);
+    }
+}
+
+impl Body for Relay {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let relay = self.get_mut();
+        loop {
+            match std::mem::replace(&mut relay.state, State::Ended) {
+                State::Streaming => {
+                    relay.state = State::Streaming;
+                    let sent = match relay.poll_piece(context) {
+                        Poll::Pending => return Poll::Pending,
+                        Poll::Ready(Ok(Some(bytes))) => relay.piece(bytes),
+                        Poll::Ready(Ok(None)) => relay.end(),
+                        Poll::Ready(Err(broken)) => {
+                            relay.break_off(broken.message);
+                            Bytes::new()
+                        }
+                    };
+                    if !sent.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(sent))));
+                    }
+                }
+                State::Explaining(event, message) => {
+                    relay.state = flushing(message);
+                    return Poll::Ready(Some(Ok(Frame::data(event))));
+                }
+                State::Flushing(mut moment, message) => {
+                    if moment.as_mut().poll(context).is_pending() {
+                        relay.state = State::Flushing(moment, message);
+                        return Poll::Pending;
+                    }
+                    return Poll::Ready(Some(Err(Broken { fault: Fault::EngineLost, message })));
+                }
+                State::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+
+    /// A plain answer may be known to be whole with its last piece: nothing more is asked for then.
+    fn is_end_stream(&self) -> bool {
+        match self.state {
+            State::Streaming => self.is_read(),
+            State::Ended => true,
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if !matches!(self.state, State::Streaming) {
+            return;
+        }
+        // Whoever knows the length, or that there is no body, does not ask for the end.
+        if self.is_read() {
+            self.complete();
+        } else {
+            self.held.metrics.ended(Outcome::ClientLeft, self.held.begun);
+        }
+    }
+}

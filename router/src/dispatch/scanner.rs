@@ -1,0 +1,239 @@
+//! Reads an event stream as it passes, without changing a byte: is it finished, has it failed, what did it use.
+//!
+//! It lets whole events through and holds back a last half one, so that an error event can always be appended. A success needs a
+//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died.
+
+use std::sync::LazyLock;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem::{self, Finder};
+
+/// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
+const HELD_BYTES: usize = 256 * 1024;
+
+/// What stays held of such an event, so that no field of interest is ever cut in two: a usage object has about 200 bytes.
+const OVERLAP_BYTES: usize = 1024;
+
+/// How a stream of this route ends and fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// `/v1/chat/completions` and `/v1/completions`: a finish reason, then `[DONE]`.
+    OpenAi,
+    /// `/v1/responses`: ends with a `response.completed`, `.incomplete` or `.failed` event.
+    Responses,
+    /// `/v1/messages`: ends with `message_stop`.
+    Anthropic,
+    /// Any other event stream: ends when it ends.
+    Other,
+}
+
+impl Dialect {
+    /// The dialect of a route.
+    #[must_use]
+    pub fn of(path: &str) -> Self {
+        match path {
+            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
+            "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Anthropic,
+            _ => Self::Other,
+        }
+    }
+
+    /// The event that tells a client of this dialect that its answer has failed.
+    #[must_use]
+    pub fn error_event(self, message: &str) -> Bytes {
+        let (event, data) = match self {
+            Self::OpenAi | Self::Other => {
+                ("", serde_json::json!({"error": {"message": message, "type": "InternalServerError", "param": null, "code": 502}}))
+            }
+            Self::Responses => {
+                ("event: error\n", serde_json::json!({"type": "error", "code": "server_error", "message": message, "param": null}))
+            }
+            Self::Anthropic => ("event: error\n", serde_json::json!({"type": "error", "error": {"type": "api_error", "message": message}})),
+        };
+        format!("{event}data: {data}\n\n").into()
+    }
+}
+
+/// What the engine says it used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: u64,
+    /// Tokens of the answer.
+    pub completion: u64,
+}
+
+/// What to do with the bytes just read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// Send these, which may be none.
+    On(Bytes),
+    /// Send these, then end the answer as broken: they end with the engine's own error event.
+    Failed(Bytes),
+    /// Send these, then our own error event: the engine gave up on the answer while pretending to finish it.
+    Aborted(Bytes),
+}
+
+/// Follows one event stream.
+#[derive(Debug)]
+pub struct Scanner {
+    dialect: Dialect,
+    held: BytesMut,
+    /// What is held belongs to an event whose beginning has been let through.
+    within: bool,
+    finished: bool,
+    done: bool,
+    usage: Option<Usage>,
+    events: u64,
+}
+
+enum Verdict {
+    Fine,
+    Error,
+    Abort,
+}
+
+impl Scanner {
+    /// A scanner at the beginning of a stream.
+    #[must_use]
+    pub fn new(dialect: Dialect) -> Self {
+        Self { dialect, held: BytesMut::new(), within: false, finished: false, done: false, usage: None, events: 0 }
+    }
+
+    /// Takes in what was read and says what may be sent.
+    pub fn pass(&mut self, bytes: Bytes) -> Passed {
+        let bytes = if self.held.is_empty() {
+            bytes
+        } else {
+            self.held.extend_from_slice(&bytes);
+            self.held.split().freeze()
+        };
+        let mut begin = 0;
+        while let Some(end) = event_end(&bytes[begin..]) {
+            match self.event(&bytes[begin..begin + end]) {
+                Verdict::Fine => begin += end,
+                Verdict::Error => return Passed::Failed(bytes.slice(..begin + end)),
+                Verdict::Abort => return Passed::Aborted(bytes.slice(..begin)),
+            }
+            self.events += 1;
+            self.within = false;
+        }
+        if bytes.len() - begin > HELD_BYTES {
+            if matches!(self.event(&bytes[begin..]), Verdict::Abort) {
+                return Passed::Aborted(bytes.slice(..begin));
+            }
+            self.within = true;
+            begin = bytes.len() - OVERLAP_BYTES;
+        }
+        self.held.extend_from_slice(&bytes[begin..]);
+        Passed::On(bytes.slice(..begin))
+    }
+
+    /// The event that tells the client that its answer has failed; it closes an event of which a part has been sent.
+    #[must_use]
+    pub fn error_event(&self, message: &str) -> Bytes {
+        let event = self.dialect.error_event(message);
+        if self.within { [b"\n\n", &event[..]].concat().into() } else { event }
+    }
+
+    /// What was held back; called when the stream has ended.
+    pub fn rest(&mut self) -> Bytes {
+        let rest = self.held.split().freeze();
+        // An engine may leave out the last blank line.
+        if !rest.is_empty() {
+            self.event(&rest);
+            self.events += 1;
+        }
+        rest
+    }
+
+    /// Whether the stream, now that it has ended, gave a whole answer.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match self.dialect {
+            Dialect::OpenAi => self.finished && self.done,
+            Dialect::Responses | Dialect::Anthropic => self.finished,
+            Dialect::Other => true,
+        }
+    }
+
+    /// The last usage seen.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+
+    /// Events seen.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    fn event(&mut self, event: &[u8]) -> Verdict {
+        static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
+        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
+        let data = if self.within { Some(event) } else { field(event, b"data") };
+        let name = field(event, b"event").unwrap_or_default();
+        // Quotes within JSON strings are escaped, so what is looked for here is never a part of generated text.
+        if name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":")) {
+            return Verdict::Error;
+        }
+        match (self.dialect, name) {
+            (Dialect::Anthropic, b"message_stop")
+            | (Dialect::Responses, b"response.completed" | b"response.incomplete" | b"response.failed") => {
+                self.finished = true;
+            }
+            _ => {}
+        }
+        let Some(data) = data.filter(|_| self.dialect == Dialect::OpenAi) else { return Verdict::Fine };
+        if data.starts_with(b"[DONE]") {
+            self.done = true;
+            return Verdict::Fine;
+        }
+        for at in FINISH.find_iter(data) {
+            let value = data[at + FINISH.needle().len()..].trim_ascii_start();
+            if value.starts_with(b"\"abort\"") {
+                return Verdict::Abort;
+            }
+            self.finished |= value.starts_with(b"\"");
+        }
+        if let Some(at) = USAGE.find(data) {
+            self.usage = Some(Usage {
+                prompt: number(&data[at..], b"\"prompt_tokens\":"),
+                completion: number(&data[at..], b"\"completion_tokens\":"),
+            });
+        }
+        Verdict::Fine
+    }
+}
+
+/// The value of an event's first field of this name.
+fn field<'a>(event: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    event.split(|byte| *byte == b'\n').find_map(|line| {
+        let value = line.strip_prefix(name)?.strip_prefix(b":")?;
+        Some(value.strip_prefix(b" ").unwrap_or(value).trim_ascii_end())
+    })
+}
+
+/// Length of the first event with its blank line, if it is whole.
+fn event_end(bytes: &[u8]) -> Option<usize> {
+    let newlines = memchr::memchr_iter(b'\n', bytes);
+    for at in newlines {
+        match &bytes[at + 1..] {
+            [b'\n', ..] => return Some(at + 2),
+            [b'\r', b'\n', ..] => return Some(at + 3),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn number(json: &[u8], key: &[u8]) -> u64 {
+    let Some(at) = memmem::find(json, key) else { return 0 };
+    let digits = json[at + key.len()..].trim_ascii_start().iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
+}
+
+#[cfg(test)]
+mod tests;

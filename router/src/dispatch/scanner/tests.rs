@@ -1,0 +1,149 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const ROLE: &str =
+    "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
+const LAST: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\n";
+const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":13,\"total_tokens\":19,\"completion_tokens\":6}}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+const ERROR: &str = "data: {\"error\":{\"message\":\"EngineCore died\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}\n\n";
+
+fn all(dialect: Dialect, pieces: &[&str]) -> (String, Scanner, Option<&'static str>) {
+    let mut scanner = Scanner::new(dialect);
+    let mut sent = String::new();
+    for piece in pieces {
+        let (bytes, verdict) = match scanner.pass(Bytes::copy_from_slice(piece.as_bytes())) {
+            Passed::On(bytes) => (bytes, None),
+            Passed::Failed(bytes) => (bytes, Some("failed")),
+            Passed::Aborted(bytes) => (bytes, Some("aborted")),
+        };
+        sent.push_str(std::str::from_utf8(&bytes).unwrap());
+        if verdict.is_some() {
+            return (sent, scanner, verdict);
+        }
+    }
+    sent.push_str(std::str::from_utf8(&scanner.rest()).unwrap());
+    (sent, scanner, None)
+}
+
+#[test]
+fn a_whole_answer_passes_unchanged_and_its_usage_is_read() {
+    let (sent, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, LAST, USAGE, DONE]);
+    assert_eq!((sent, verdict), (format!("{ROLE}{LAST}{USAGE}{DONE}"), None));
+    assert!(scanner.is_complete());
+    assert_eq!((scanner.usage(), scanner.events()), (Some(Usage { prompt: 13, completion: 6 }), 4));
+}
+
+#[test]
+fn done_after_an_error_event_is_never_passed_on() {
+    let (sent, _, verdict) = all(Dialect::OpenAi, &[ROLE, &format!("{ERROR}{DONE}")]);
+    assert_eq!((sent, verdict), (format!("{ROLE}{ERROR}"), Some("failed")));
+}
+
+#[test]
+fn an_abort_that_the_client_did_not_ask_for_is_withheld() {
+    let aborted = LAST.replace("stop", "abort");
+    let (sent, _, verdict) = all(Dialect::OpenAi, &[ROLE, &aborted, DONE]);
+    assert_eq!((sent.as_str(), verdict), (ROLE, Some("aborted")));
+}
+
+#[test]
+fn a_stream_without_finish_reason_or_without_done_is_not_complete() {
+    assert!(!all(Dialect::OpenAi, &[ROLE, DONE]).1.is_complete());
+    assert!(!all(Dialect::OpenAi, &[ROLE, LAST]).1.is_complete());
+    assert!(!all(Dialect::OpenAi, &[]).1.is_complete());
+}
+
+#[test]
+fn an_event_too_large_to_be_held_passes_in_parts_and_its_end_is_still_read() {
+    let token = "{\"token\":\"x\",\"logprob\":-1.5},".repeat(20_000);
+    let huge =
+        format!("data: {{\"choices\":[{{\"logprobs\":[{token}],\"finish_reason\":\"stop\"}}],\"usage\":{{\"prompt_tokens\":5}}}}\n\n");
+    let cut = huge.replace("stop", "abort");
+    // Every cut near the end, where the fields of interest are, and coarse ones before.
+    for at in (huge.len() - 80..huge.len()).chain([300_000, 400_000]) {
+        let (begin, end) = huge.split_at(at);
+        let (sent, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, begin, end, DONE]);
+        assert!(sent == format!("{ROLE}{huge}{DONE}") && verdict.is_none(), "cut at {at}");
+        assert!(scanner.is_complete(), "cut at {at}");
+        assert_eq!((scanner.events(), scanner.usage().map(|usage| usage.prompt)), (3, Some(5)), "cut at {at}");
+        let (begin, end) = cut.split_at(at);
+        assert_eq!(all(Dialect::OpenAi, &[ROLE, begin, end, DONE]).2, Some("aborted"), "cut at {at}");
+    }
+}
+
+#[test]
+fn generated_text_that_looks_like_control_fields_is_only_text() {
+    let text = serde_json::json!({"choices": [{"index": 0, "delta": {"content": "\"finish_reason\":\"abort\" data: [DONE]\n\ndata: {\"error\":1}"}, "finish_reason": null}]});
+    let (_, scanner, verdict) = all(Dialect::OpenAi, &[&format!("data: {text}\n\n")]);
+    assert_eq!((verdict, scanner.finished, scanner.done), (None, false, false));
+}
+
+#[test]
+fn fields_are_found_wherever_they_stand_in_an_event() {
+    let numbered = |event: &str| format!(": note\nid: 7\n{}", event.replace("data: ", "data:"));
+    assert!(all(Dialect::OpenAi, &[ROLE, &numbered(LAST), &numbered(DONE)]).1.is_complete());
+    assert_eq!(all(Dialect::Other, &[&numbered(ERROR), DONE]).2, Some("failed"));
+    assert!(all(Dialect::Anthropic, &["event:message_stop\ndata:{}\n\n"]).1.is_complete());
+}
+
+#[test]
+fn an_error_event_after_half_an_event_begins_on_its_own() {
+    let mut scanner = Scanner::new(Dialect::OpenAi);
+    scanner.pass(format!("data: {{\"choices\":[{}", "1,".repeat(200_000)).into());
+    assert!(scanner.error_event("lost").starts_with(b"\n\ndata: {\"error\":"));
+    assert!(Scanner::new(Dialect::OpenAi).error_event("lost").starts_with(b"data: {\"error\":"));
+}
+
+#[test]
+fn comments_and_carriage_returns_pass() {
+    let stream = format!(": keep-alive\n\n{}", format!("{ROLE}{LAST}{DONE}").replace('\n', "\r\n"));
+    let (sent, scanner, _) = all(Dialect::OpenAi, &[&stream]);
+    assert_eq!(sent, stream);
+    assert!(scanner.is_complete());
+}
+
+#[test]
+fn the_other_dialects_end_in_their_own_ways() {
+    assert!(all(Dialect::Anthropic, &["event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"]).1.is_complete());
+    assert!(!all(Dialect::Anthropic, &["event: content_block_stop\ndata: {}\n\n"]).1.is_complete());
+    assert!(all(Dialect::Responses, &["event: response.completed\ndata: {}\n\n"]).1.is_complete());
+    assert_eq!(all(Dialect::Anthropic, &["event: error\ndata: {}\n\n"]).2, Some("failed"));
+    assert!(all(Dialect::Other, &["anything"]).1.is_complete());
+}
+
+#[test]
+fn every_dialects_error_event_is_an_event_of_valid_json() {
+    for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic, Dialect::Other] {
+        let event = dialect.error_event("the engine \"died\"\n");
+        let text = std::str::from_utf8(&event).unwrap();
+        let data = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        serde_json::from_str::<serde_json::Value>(data).unwrap();
+        assert!(text.ends_with("\n\n") && text.matches("\n\n").count() == 1);
+    }
+}
+
+proptest! {
+    #[test]
+    fn however_the_bytes_are_cut_the_same_bytes_pass_with_the_same_verdict(
+        cuts in prop::collection::vec(0..600usize, 0..12), fails: bool, crlf: bool,
+    ) {
+        let mut stream = if fails { format!("{ROLE}{ERROR}{DONE}") } else { format!("{ROLE}{LAST}{USAGE}{DONE}") };
+        if crlf {
+            stream = stream.replace('\n', "\r\n");
+        }
+        let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < stream.len()).collect();
+        cuts.extend([0, stream.len()]);
+        cuts.sort_unstable();
+        let pieces: Vec<&str> = cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).filter(|piece| !piece.is_empty()).collect();
+        let (sent, scanner, verdict) = all(Dialect::OpenAi, &pieces);
+        if fails {
+            prop_assert_eq!(verdict, Some("failed"));
+            prop_assert!(sent.contains("EngineCore died") && !sent.contains("[DONE]"));
+        } else {
+            prop_assert_eq!(sent, stream);
+            prop_assert!(scanner.is_complete());
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Client connections: accepted up to a bound, HTTP/1.1 or HTTP/2, ended gracefully on drain.
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_boot::{Shutdown, accept, tune};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::clock::{Clock, Limits, Overdue, Timed};
+use super::framing::Framed;
+use super::routes::Edge;
+use crate::config::RouterConfig;
+
+/// The largest head of a request, and the most that is buffered of an answer beyond the socket's own buffer.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Requests at once on one HTTP/2 connection.
+const STREAMS: u32 = 256;
+
+/// An HTTP/2 client that answers no ping within this time, sent as often, is gone.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Accepts clients until drain begins. Connections live on the shutdown's tracker.
+pub async fn serve(listener: TcpListener, edge: Arc<Edge>, shutdown: Shutdown) {
+    let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let mut builder = Builder::new(TokioExecutor::new());
+    // Slow heads are the clock's, which tells them from idle connections.
+    builder.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(64 * 1024)
+        .keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE);
+    let builder = Arc::new(builder);
+    let mut draining = pin!(shutdown.draining());
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+            (place, accept(&listener).await)
+        };
+        let (place, stream) = tokio::select! {
+            accepted = accepted => accepted,
+            () = &mut draining => return,
+        };
+        // A client that takes nothing for so long is dropped by the kernel, which also watches a closed window.
+        if tune(&stream, edge.config.client_stall_timeout).is_err() {
+            continue;
+        }
+        let (edge, builder, shutdown) = (edge.clone(), builder.clone(), shutdown.clone());
+        shutdown.tasks().clone().spawn(async move {
+            connection_task(stream, edge, &builder, &shutdown).await;
+            drop(place);
+        });
+    }
+}
+
+async fn connection_task(stream: TcpStream, edge: Arc<Edge>, builder: &Builder<TokioExecutor>, shutdown: &Shutdown) {
+    let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
+    let clock = Clock::new(Limits { head, idle, stall });
+    let (stream, framing) = Framed::new(stream, clock.clone());
+    let asked = clock.clone();
+    let service = service_fn(move |request| {
+        let (edge, ambiguous, open) = (edge.clone(), framing.is_ambiguous(), asked.open());
+        async move { Ok::<_, Infallible>(edge.answer(request, ambiguous).await.map(|body| Timed { body, open })) }
+    });
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        why = overdue(&clock) => {
+            tracing::debug!(?why, "a client's connection is closed");
+            return;
+        }
+        () = shutdown.draining() => {
+            connection.as_mut().graceful_shutdown();
+            tokio::select! {
+                served = connection => served,
+                _ = overdue(&clock) => return,
+                () = shutdown.stopped() => return,
+            }
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "a client's connection ended early");
+    }
+}
+
+/// Resolves when a wait of the connection has lasted too long.
+async fn overdue(clock: &Clock) -> Overdue {
+    loop {
+        tokio::time::sleep(clock.tick()).await;
+        if let Some(overdue) = clock.overdue() {
+            return overdue;
+        }
+    }
+}

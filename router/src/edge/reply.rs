@@ -1,0 +1,98 @@
+//! Answers that the router gives itself, in the form of OpenAI's API.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hostler_proto::lane::Broken;
+use http::header::{self, HeaderValue};
+use http::{Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+
+use crate::dispatch::{Refusal, Relay};
+
+/// A body of the edge: our own bytes, or an engine's answer passing through.
+#[derive(Debug)]
+pub(super) enum EdgeBody {
+    /// Ours.
+    Own(Option<Bytes>),
+    /// An engine's.
+    Relay(Box<Relay>),
+}
+
+impl Body for EdgeBody {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match self.get_mut() {
+            Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Relay(relay) => Pin::new(relay).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Own(bytes) => bytes.is_none(),
+            Self::Relay(relay) => relay.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Relay(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// A JSON answer.
+pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeBody> {
+    let mut response = Response::new(EdgeBody::Own(Some(body.into())));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// An error in OpenAI's form.
+pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<EdgeBody> {
+    let body = serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}});
+    json(status, body.to_string())
+}
+
+/// A request that cannot be understood.
+pub(super) fn bad_request(message: &str) -> Response<EdgeBody> {
+    last(error(StatusCode::BAD_REQUEST, "BadRequestError", message))
+}
+
+/// An answer after which the connection is closed: where the request ends is in doubt, or its body is not waited for.
+pub(super) fn last(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// The form in which engines refuse a path.
+pub(super) fn no_route() -> Response<EdgeBody> {
+    json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
+}
+
+/// Why no engine has answered.
+pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
+    match refusal {
+        Refusal::UnknownModel { .. } => {
+            let body =
+                serde_json::json!({"error": {"message": refusal.to_string(), "type": "NotFoundError", "param": "model", "code": 404}});
+            json(StatusCode::NOT_FOUND, body.to_string())
+        }
+        Refusal::NotReady(_) | Refusal::Lost { .. } => {
+            retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()))
+        }
+        Refusal::TooSlow(_) => error(StatusCode::GATEWAY_TIMEOUT, "TimeoutError", &refusal.to_string()),
+    }
+}
+
+/// Tells the client when to come back, unless an engine has: OpenAI's SDKs then wait this long instead of guessing.
+pub(super) fn retry_after(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
+    response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
+    response
+}

@@ -1,0 +1,247 @@
+//! One session per agent: the router's side of `Attach`. Wire types end here.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::Stream;
+use hostler_proto::PROTOCOL;
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::attach_request::Message as FromAgent;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
+use hostler_proto::agent::v1::directive::Order;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::view::{Load, Model, Phase, State};
+use super::writer::{Change, Fleet, Update};
+use crate::carry::{Lanes, Tickets};
+
+/// How long an agent may take for its hello, and for its first snapshot.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take longer; the answer says that it has begun.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Messages to one agent that may wait.
+const QUEUE: usize = 64;
+
+/// What every session needs.
+#[derive(Debug)]
+pub struct Sessions {
+    /// Where updates go.
+    pub fleet: Fleet,
+    /// Where the attachment's lanes will be looked for.
+    pub tickets: Arc<Tickets>,
+    /// Random number of this life of the router.
+    pub router_life: u64,
+    /// Numbers the attachments.
+    pub attachments: AtomicU64,
+}
+
+/// The stream of messages to the agent.
+pub(crate) type ToAgentStream = Pin<Box<dyn Stream<Item = Result<wire::AttachResponse, Status>> + Send>>;
+
+/// Serves one `Attach` call: welcomes the agent, then follows its reports until its stream ends.
+///
+/// # Errors
+/// When the hello is missing, late, or of another version.
+pub(crate) async fn attach(sessions: Arc<Sessions>, mut requests: Streaming<wire::AttachRequest>) -> Result<ToAgentStream, Status> {
+    let hello = match next(&mut requests).await? {
+        FromAgent::Hello(hello) => hello,
+        _ => return Err(Status::invalid_argument("the first message of Attach must be Hello")),
+    };
+    check(&hello)?;
+    if sessions.fleet.view().is_taken(&hello.node, hello.life) {
+        let message = format!("another agent is attached as node `{}`: give each agent a name of its own with --node", hello.node);
+        return Err(Status::failed_precondition(message));
+    }
+    let lanes = Arc::new(Lanes::default());
+    let ticket = sessions.tickets.issue(&lanes).map_err(|error| Status::unavailable(format!("no randomness for a ticket: {error}")))?;
+    let (to_agent, messages) = mpsc::channel(QUEUE);
+    let welcome = wire::Welcome {
+        protocol: PROTOCOL,
+        router_version: env!("CARGO_PKG_VERSION").into(),
+        router_life: sessions.router_life,
+        ticket: ticket.secret().clone(),
+        lease_ms: u32::try_from(sessions.fleet.lease().as_millis()).unwrap_or(u32::MAX),
+    };
+    let directives = Directives { to_agent, waiting: Arc::default() };
+    directives.send(ToAgent::Welcome(welcome)).await?;
+    tokio::spawn(async move {
+        let attachment = sessions.attachments.fetch_add(1, Ordering::Relaxed);
+        let node = hello.node.clone();
+        let session = Session { fleet: sessions.fleet.clone(), attachment, directives: directives.clone(), lanes, next: 0 };
+        let ended = session.follow(hello, requests).await;
+        tracing::debug!(node, %ended, "attachment ended");
+        directives.waiting.lock().clear();
+        sessions.fleet.update(Update::Detached { attachment }).await;
+        drop(ticket);
+    });
+    Ok(Box::pin(ReceiverStream::new(messages)))
+}
+
+fn check(hello: &wire::Hello) -> Result<(), Status> {
+    if hello.protocol != PROTOCOL {
+        return Err(Status::failed_precondition(format!(
+            "agent {} speaks protocol {}, router {} speaks protocol {PROTOCOL}: install the same version of hostler on both",
+            hello.agent_version,
+            hello.protocol,
+            env!("CARGO_PKG_VERSION"),
+        )));
+    }
+    if hello.node.is_empty() || hello.node.contains('/') {
+        return Err(Status::invalid_argument(format!("{:?} is not a node name: it must not be empty or contain `/`", hello.node)));
+    }
+    Ok(())
+}
+
+async fn next(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent, Status> {
+    let message = timeout(HELLO_DEADLINE, requests.message()).await.map_err(|_| Status::deadline_exceeded("no message within 10 s"))??;
+    message
+        .and_then(|message| message.message)
+        .ok_or_else(|| Status::invalid_argument("the stream ended before the agent had introduced itself"))
+}
+
+#[derive(Debug)]
+struct Session {
+    fleet: Fleet,
+    attachment: u64,
+    directives: Directives,
+    lanes: Arc<Lanes>,
+    /// Sequence of the report that must come next.
+    next: u64,
+}
+
+impl Session {
+    /// Follows the agent until its stream ends; gives back why it did. The agent joins the fleet with its first snapshot,
+    /// so that one that finds it is attached already, by another address, can leave before that.
+    async fn follow(mut self, hello: wire::Hello, mut requests: Streaming<wire::AttachRequest>) -> Status {
+        match next(&mut requests).await {
+            Ok(FromAgent::Report(report)) if report.snapshot => {
+                let attached = Update::Attached {
+                    attachment: self.attachment,
+                    node: hello.node.into(),
+                    agent_version: hello.agent_version,
+                    life: hello.life,
+                    lanes: self.lanes.clone(),
+                    directives: self.directives.clone(),
+                };
+                self.fleet.update(attached).await;
+                self.report(report).await;
+            }
+            Ok(_) => return Status::invalid_argument("the agent's second message must be a snapshot"),
+            Err(status) => return status,
+        }
+        loop {
+            match requests.message().await {
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.report(report).await,
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.answered(answer),
+                Ok(Some(_)) => tracing::debug!("an unexpected message of an agent is ignored"),
+                Ok(None) => return Status::ok("the agent left"),
+                Err(status) => return status,
+            }
+        }
+    }
+
+    async fn report(&mut self, report: wire::Report) {
+        if report.snapshot {
+            self.next = report.sequence;
+        } else if report.sequence != self.next {
+            tracing::warn!(expected = self.next, got = report.sequence, "a report is missing: asking for a snapshot");
+            let resync = wire::Directive { id: 0, order: Some(Order::Resync(wire::Resync {})) };
+            // Should the queue be full, the next report asks again.
+            let _ = self.directives.to_agent.try_send(Ok(wire::AttachResponse { message: Some(ToAgent::Directive(resync)) }));
+            return;
+        }
+        self.next += 1;
+        let replicas = report.replicas.into_iter().map(change).collect();
+        self.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
+    }
+}
+
+fn change(report: wire::ReplicaReport) -> Change {
+    Change { index: report.index, epoch: report.epoch, state: report.state.map(state), load: report.load.map(load) }
+}
+
+fn state(wire: wire::ReplicaState) -> State {
+    let phase = match wire.phase() {
+        wire::Phase::Unspecified | wire::Phase::Starting => Phase::Starting,
+        wire::Phase::Loading => Phase::Loading,
+        wire::Phase::Ready => Phase::Ready,
+        wire::Phase::Draining => Phase::Draining,
+        wire::Phase::Stopped => Phase::Stopped,
+        wire::Phase::Failed => Phase::Failed,
+    };
+    let models = wire.models.iter().map(|model| Model { id: model.id.clone(), card: model.card.clone() }).collect();
+    State { phase, models, wire }
+}
+
+fn load(wire: wire::Load) -> Load {
+    let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting));
+    Load { others: wire.in_flight.saturating_sub(wire.in_flight_yours), engine, wire }
+}
+
+/// Directives to one agent, and the answers that are waited for.
+#[derive(Debug, Clone)]
+pub struct Directives {
+    to_agent: mpsc::Sender<Result<wire::AttachResponse, Status>>,
+    waiting: Arc<Mutex<FxHashMap<u64, oneshot::Sender<wire::Answer>>>>,
+}
+
+impl Directives {
+    /// Directives to nobody.
+    #[cfg(test)]
+    pub(super) fn unconnected() -> Self {
+        Self { to_agent: mpsc::channel(1).0, waiting: Arc::default() }
+    }
+
+    /// Sends an order and waits for the agent's answer.
+    ///
+    /// # Errors
+    /// When the agent is gone, does not answer in time, or refuses.
+    pub async fn order(&self, order: Order) -> Result<wire::Answer, Status> {
+        let (answered, answer) = oneshot::channel();
+        let waiting = Waiting { id: fastrand::u64(1..), directives: self };
+        self.waiting.lock().insert(waiting.id, answered);
+        self.send(ToAgent::Directive(wire::Directive { id: waiting.id, order: Some(order) })).await?;
+        match timeout(ANSWER_DEADLINE, answer).await {
+            Ok(Ok(answer)) if answer.error.is_empty() => Ok(answer),
+            Ok(Ok(answer)) => Err(Status::failed_precondition(answer.error)),
+            Ok(Err(_)) => Err(Status::unavailable("the agent left before it answered")),
+            Err(_) => Err(Status::deadline_exceeded("the agent did not answer within 5 s")),
+        }
+    }
+
+    async fn send(&self, message: ToAgent) -> Result<(), Status> {
+        let message = Ok(wire::AttachResponse { message: Some(message) });
+        match timeout(ANSWER_DEADLINE, self.to_agent.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Status::unavailable("the agent is not connected")),
+        }
+    }
+
+    fn answered(&self, answer: wire::Answer) {
+        if let Some(waiting) = self.waiting.lock().remove(&answer.id) {
+            // Whoever asked may have given up.
+            let _ = waiting.send(answer);
+        }
+    }
+}
+
+/// An answer that is waited for, until its caller has it or has gone.
+struct Waiting<'a> {
+    id: u64,
+    directives: &'a Directives,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.directives.waiting.lock().remove(&self.id);
+    }
+}

@@ -1,0 +1,152 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::agent::v1 as wire;
+use prometheus_client::metrics::counter::Counter;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::writer::Change;
+use super::*;
+use crate::carry::{Lane, Lanes};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+fn state(phase: Phase, model: &str) -> State {
+    State { phase, models: vec![Model { id: model.into(), card: "{}".into() }], wire: wire::ReplicaState::default() }
+}
+
+fn ready(index: u32) -> Change {
+    Change { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None }
+}
+
+/// An attachment of node `n` as a session would make it, with one lane.
+async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<Change>) -> Arc<Lane> {
+    let lanes = Arc::new(Lanes::default());
+    let lane = Lane::new(Counter::default());
+    lanes.add(&lane);
+    let directives = Directives::unconnected();
+    let attached = Update::Attached { attachment, node: "n".into(), agent_version: "1".into(), life: attachment, lanes, directives };
+    fleet.update(attached).await;
+    report(fleet, attachment, true, replicas).await;
+    lane
+}
+
+async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<Change>) {
+    fleet.update(Update::Reported { attachment, snapshot, replicas }).await;
+    // The clock is paused: this lets the writer run, and takes no time.
+    sleep(Duration::from_millis(1)).await;
+}
+
+fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
+    fleet.view().candidates(model, &[], Instant::now()).iter().map(|candidate| candidate.replica).collect()
+}
+
+fn fleet() -> Fleet {
+    Fleet::start(LEASE, CancellationToken::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candidates() {
+    let fleet = fleet();
+    let draining = Change { state: Some(state(Phase::Draining, "m")), ..ready(1) };
+    let other = Change { state: Some(state(Phase::Ready, "other")), ..ready(2) };
+    attach(&fleet, 1, vec![ready(0), draining, other, ready(3)]).await;
+    assert_eq!(candidates(&fleet, Some("m")), [0, 3]);
+    assert_eq!(candidates(&fleet, None), [0, 2, 3]);
+    let view = fleet.view();
+    let tried = [view.replicas[0].id.clone()];
+    assert_eq!(view.candidates(Some("m"), &tried, Instant::now()).len(), 1);
+    assert_eq!(view.models().iter().map(|model| &*model.id).collect::<Vec<_>>(), ["m", "other"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_them() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    sleep(LEASE - Duration::from_millis(300)).await;
+    assert!(!fleet.view().replicas[0].suspect);
+    sleep(Duration::from_millis(700)).await;
+    assert!(fleet.view().replicas[0].suspect);
+    assert!(fleet.view().candidates(None, &[], Instant::now())[0].doubtful, "suspect means last, not dead");
+    report(&fleet, 1, false, vec![]).await;
+    assert!(!fleet.view().replicas[0].suspect);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_agent_breaks_its_lanes_and_its_node_is_forgotten_after_a_minute() {
+    let fleet = fleet();
+    let lane = attach(&fleet, 1, vec![ready(0)]).await;
+    fleet.update(Update::Detached { attachment: 1 }).await;
+    sleep(Duration::from_millis(1)).await;
+    assert!(lane.is_lost() && candidates(&fleet, None).is_empty());
+    assert_eq!((fleet.view().nodes.len(), fleet.view().nodes[0].attached), (1, false));
+    sleep(Duration::from_secs(61)).await;
+    assert!(fleet.view().nodes.is_empty() && fleet.view().replicas.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_attachment_replaces_the_old_one_whose_last_words_no_longer_count() {
+    let fleet = fleet();
+    let old = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
+    let _new = attach(&fleet, 2, vec![ready(0)]).await;
+    assert!(old.is_lost());
+    assert_eq!(fleet.view().replicas.len(), 1, "a snapshot is all there is");
+    report(&fleet, 1, true, vec![]).await;
+    fleet.update(Update::Detached { attachment: 1 }).await;
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(candidates(&fleet, None), [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nodes_name_is_taken_while_its_agent_is_heard_and_free_for_the_same_agent() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    assert!(fleet.view().is_taken("n", 2) && !fleet.view().is_taken("n", 1) && !fleet.view().is_taken("other", 2));
+    sleep(LEASE + Duration::from_millis(300)).await;
+    assert!(!fleet.view().is_taken("n", 2), "a silent agent may be replaced");
+}
+
+#[tokio::test(start_paused = true)]
+async fn our_own_count_goes_on_when_an_agent_attaches_again() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let in_flight = fleet.view().replicas[0].own.enter();
+    attach(&fleet, 2, vec![Change { epoch: 2, ..ready(0) }]).await;
+    assert_eq!((fleet.view().replicas[0].own.in_flight(), fleet.view().replicas[0].epoch), (1, 2));
+    drop(in_flight);
+    assert_eq!(fleet.view().replicas[0].own.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_settles_in_two_seconds() {
+    let fleet = fleet();
+    assert!(fleet.view().is_settling(Instant::now()));
+    attach(&fleet, 1, vec![ready(0)]).await;
+    assert!(fleet.view().is_settling(Instant::now()), "another agent may still be on its way");
+    assert!(!fleet.view().is_settling(Instant::now() + Duration::from_secs(2)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_lost_a_request_is_doubtful_for_a_second() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let view = fleet.view();
+    view.avoid(&view.replicas[0], Instant::now());
+    assert!(view.candidates(None, &[], Instant::now())[0].doubtful);
+    assert!(!view.candidates(None, &[], Instant::now() + Duration::from_millis(1001))[0].doubtful);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delta_changes_what_it_names_and_nothing_else() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0), ready(1)]).await;
+    let load = Load { others: 3, engine: 2, wire: wire::Load::default() };
+    report(&fleet, 1, false, vec![Change { index: 1, epoch: 1, state: None, load: Some(load) }]).await;
+    let view = fleet.view();
+    assert_eq!((view.replicas[0].load.others, view.replicas[1].load.others), (0, 3));
+    assert!(view.replicas.iter().all(Replica::is_ready));
+    assert_eq!(view.target("n").len(), 2);
+    assert_eq!(view.target("n/1").len(), 1);
+    assert!(view.target("x").is_empty());
+}

@@ -1,0 +1,238 @@
+//! One immutable picture of the fleet, and the few atomics that must be exact between two pictures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hostler_proto::agent::v1 as wire;
+use tokio::time::Instant;
+
+use super::session::Directives;
+use crate::carry::Lanes;
+use crate::placement::Candidate;
+
+/// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
+const AVOID_AFTER_LOSS: Duration = Duration::from_secs(1);
+
+/// A router this young may not have heard of all its agents: they dial again within a second of losing one.
+const SETTLING: Duration = Duration::from_secs(2);
+
+/// Where an engine is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Its process has been started.
+    Starting,
+    /// It loads weights and prepares.
+    Loading,
+    /// It serves.
+    Ready,
+    /// It finishes what it runs, then stops.
+    Draining,
+    /// It was stopped on purpose.
+    Stopped,
+    /// It died or never came up; the agent waits before the next attempt.
+    Failed,
+}
+
+impl Phase {
+    /// The word for people and scripts.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Loading => "loading",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A model that an engine serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// What requests name.
+    pub id: String,
+    /// The engine's own entry of `/v1/models`.
+    pub card: Bytes,
+}
+
+/// What seldom changes of a replica.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    /// Where its engine is in its life.
+    pub phase: Phase,
+    /// Models it serves; kept from its last life while it restarts.
+    pub models: Vec<Model>,
+    /// As the agent sent it, for operators.
+    pub wire: wire::ReplicaState,
+}
+
+/// What often changes of a replica.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Load {
+    /// Requests of other routers in flight there.
+    pub others: u32,
+    /// Requests running and waiting in its engine.
+    pub engine: u32,
+    /// As the agent sent it, for operators and metrics.
+    pub wire: wire::Load,
+}
+
+/// This router's own share of a replica's work, exact at every moment. It outlives views.
+#[derive(Debug, Default)]
+pub struct Own {
+    in_flight: AtomicU32,
+    /// Until when the replica is avoided, in milliseconds of `started`'s clock.
+    avoided_until: AtomicU64,
+}
+
+impl Own {
+    /// Counts a request until the guard is dropped.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(self.clone())
+    }
+
+    /// Requests in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+/// A request in flight on a replica, from its dispatch to its last byte or its client's departure.
+#[derive(Debug)]
+pub struct InFlight(Arc<Own>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One schedulable copy of a model.
+#[derive(Debug, Clone)]
+pub struct Replica {
+    /// `node/index`.
+    pub id: Arc<str>,
+    /// Name of its node.
+    pub node: Arc<str>,
+    /// Index on its node.
+    pub index: u32,
+    /// Life of its engine.
+    pub epoch: u64,
+    /// What seldom changes.
+    pub state: Arc<State>,
+    /// What often changes.
+    pub load: Load,
+    /// Its agent's lease has lapsed.
+    pub suspect: bool,
+    /// Our own requests there.
+    pub own: Arc<Own>,
+    /// How requests reach it.
+    pub lanes: Arc<Lanes>,
+}
+
+impl Replica {
+    /// Whether a request may be sent there.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.state.phase == Phase::Ready && self.lanes.any()
+    }
+
+    /// Whether it serves `model`; without a name, any will do.
+    #[must_use]
+    pub fn serves(&self, model: Option<&str>) -> bool {
+        model.is_none_or(|name| self.state.models.iter().any(|model| model.id == name))
+    }
+}
+
+/// A host and its agent.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Version of its agent.
+    pub agent_version: String,
+    /// Random number of its agent's life.
+    pub life: u64,
+    /// Whether its agent is connected.
+    pub attached: bool,
+    /// How directives reach it.
+    pub directives: Directives,
+}
+
+/// All nodes and replicas at one moment, sorted by name.
+#[derive(Debug, Clone)]
+pub struct FleetView {
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// The replicas of all nodes.
+    pub replicas: Vec<Replica>,
+    /// When the router began; zero of `Own::avoided_until`.
+    started: Instant,
+}
+
+impl FleetView {
+    pub(super) fn new(started: Instant) -> Self {
+        Self { nodes: Vec::new(), replicas: Vec::new(), started }
+    }
+
+    /// The replicas that a request for `model` may go to, without those that were `tried`.
+    #[must_use]
+    pub fn candidates(&self, model: Option<&str>, tried: &[Arc<str>], now: Instant) -> Vec<Candidate> {
+        let now = self.milliseconds(now);
+        let ready = |replica: &&Replica| replica.is_ready() && replica.serves(model) && !tried.contains(&replica.id);
+        let candidate = |(index, replica): (usize, &Replica)| {
+            ready(&replica).then(|| Candidate {
+                replica: index,
+                own: replica.own.in_flight(),
+                others: replica.load.others,
+                engine: replica.load.engine,
+                doubtful: replica.suspect || replica.own.avoided_until.load(Ordering::Relaxed) > now,
+            })
+        };
+        self.replicas.iter().enumerate().filter_map(candidate).collect()
+    }
+
+    /// Whether the router has begun so lately that agents of the one before may still be on their way.
+    #[must_use]
+    pub fn is_settling(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.started) < SETTLING
+    }
+
+    /// A request on `replica` was lost through no fault of its own: the replica is used last for a second.
+    pub fn avoid(&self, replica: &Replica, now: Instant) {
+        replica.own.avoided_until.store(self.milliseconds(now + AVOID_AFTER_LOSS), Ordering::Relaxed);
+    }
+
+    /// The models of the fleet, each once, sorted by name.
+    #[must_use]
+    pub fn models(&self) -> Vec<&Model> {
+        let mut models: Vec<&Model> = self.replicas.iter().flat_map(|replica| &replica.state.models).collect();
+        models.sort_by(|left, right| left.id.cmp(&right.id));
+        models.dedup_by(|left, right| left.id == right.id);
+        models
+    }
+
+    /// Whether a live agent other than that of `life` has this name: two would push each other out for ever.
+    #[must_use]
+    pub fn is_taken(&self, name: &str, life: u64) -> bool {
+        let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.suspect);
+        self.nodes.iter().any(|node| &*node.name == name && node.attached && node.life != life) && heard()
+    }
+
+    /// The replicas of a node, or the one replica, that `target` names.
+    #[must_use]
+    pub fn target(&self, target: &str) -> Vec<&Replica> {
+        self.replicas.iter().filter(|replica| &*replica.id == target || &*replica.node == target).collect()
+    }
+
+    fn milliseconds(&self, moment: Instant) -> u64 {
+        u64::try_from(moment.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,268 @@
+//! The one task that writes the fleet: it applies the sessions' updates, watches the leases and publishes the view.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Guard};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use super::session::Directives;
+use super::view::{FleetView, Load, Node, Own, Replica, State};
+use crate::carry::Lanes;
+
+/// How long a node that has lost its connection is still shown: long enough to see it go and come back.
+const SHOWN_AFTER_LOSS: Duration = Duration::from_secs(60);
+
+/// How often leases are looked at. A lease is seconds long.
+const LEASE_TICK: Duration = Duration::from_millis(200);
+
+/// Updates that may wait for the writer; a session whose update does not fit waits, and its agent's reports with it.
+const QUEUE: usize = 1024;
+
+/// What a session tells the writer.
+#[derive(Debug)]
+pub enum Update {
+    /// An agent has attached. An earlier attachment of the same node is replaced.
+    Attached {
+        /// Unique number of the attachment.
+        attachment: u64,
+        /// Name of the node.
+        node: Arc<str>,
+        /// Version of the agent.
+        agent_version: String,
+        /// Random number of the agent's life.
+        life: u64,
+        /// How requests reach it.
+        lanes: Arc<Lanes>,
+        /// How directives reach it.
+        directives: Directives,
+    },
+    /// A report has come; an empty one renews the lease.
+    Reported {
+        /// From which attachment.
+        attachment: u64,
+        /// Whether `replicas` are all there are.
+        snapshot: bool,
+        /// What changed.
+        replicas: Vec<Change>,
+    },
+    /// The agent's connection has ended.
+    Detached {
+        /// Which attachment.
+        attachment: u64,
+    },
+}
+
+/// What changed of one replica.
+#[derive(Debug)]
+pub struct Change {
+    /// Index on its node.
+    pub index: u32,
+    /// Life of its engine.
+    pub epoch: u64,
+    /// Absent when unchanged.
+    pub state: Option<State>,
+    /// Absent when unchanged.
+    pub load: Option<Load>,
+}
+
+/// The readers' and sessions' handle on the fleet. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    view: Arc<ArcSwap<FleetView>>,
+    updates: mpsc::Sender<Update>,
+    lease: Duration,
+}
+
+impl Fleet {
+    /// Starts the writer; it ends with `end`.
+    #[must_use]
+    pub fn start(lease: Duration, end: CancellationToken) -> Self {
+        let (updates, received) = mpsc::channel(QUEUE);
+        let started = Instant::now();
+        let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started)));
+        let fleet = Self { view, updates, lease };
+        let writer = Writer { fleet: fleet.clone(), nodes: BTreeMap::new(), started };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = writer.run(received) => {}
+                () = end.cancelled() => {}
+            }
+        });
+        fleet
+    }
+
+    /// The fleet as it is now; the picture does not change under its reader.
+    #[must_use]
+    pub fn view(&self) -> Guard<Arc<FleetView>> {
+        self.view.load()
+    }
+
+    /// Until when a report counts.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// Hands an update to the writer, waiting while its queue is full. After the writer's end it does nothing.
+    pub async fn update(&self, update: Update) {
+        if self.updates.send(update).await.is_err() {
+            tracing::debug!("the fleet's writer has ended; an update is dropped");
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Writer {
+    fleet: Fleet,
+    nodes: BTreeMap<Arc<str>, Attached>,
+    started: Instant,
+}
+
+/// A node as the writer keeps it.
+#[derive(Debug)]
+struct Attached {
+    attachment: u64,
+    node: Node,
+    lanes: Arc<Lanes>,
+    replicas: BTreeMap<u32, Replica>,
+    /// When the last report came, or when the connection was lost.
+    heard: Instant,
+}
+
+impl Writer {
+    async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
+        let mut tick = tokio::time::interval(LEASE_TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                update = updates.recv() => {
+                    let Some(update) = update else { return };
+                    self.apply(update);
+                    // What came meanwhile is published together.
+                    while let Ok(update) = updates.try_recv() {
+                        self.apply(update);
+                    }
+                    self.publish();
+                }
+                _ = tick.tick() => {
+                    if self.watch_leases() {
+                        self.publish();
+                    }
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, update: Update) {
+        match update {
+            Update::Attached { attachment, node, agent_version, life, lanes, directives } => {
+                let previous = self.nodes.remove(&node);
+                if let Some(previous) = &previous {
+                    previous.lanes.lose();
+                    tracing::info!(%node, "agent attached again");
+                } else {
+                    tracing::info!(%node, agent_version, "agent attached");
+                }
+                // Our own in-flight counts go on: their guards may still live.
+                let replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
+                let described = Node { name: node.clone(), agent_version, life, attached: true, directives };
+                self.nodes.insert(node, Attached { attachment, node: described, lanes, replicas, heard: Instant::now() });
+            }
+            Update::Reported { attachment, snapshot, replicas } => {
+                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return };
+                attached.heard = Instant::now();
+                attached.report(snapshot, replicas);
+            }
+            Update::Detached { attachment } => {
+                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return };
+                attached.node.attached = false;
+                attached.lanes.lose();
+                attached.heard = Instant::now();
+                attached.replicas.values_mut().for_each(|replica| replica.suspect = true);
+                tracing::warn!(node = %attached.node.name, "agent lost: its replicas get no requests until it attaches again");
+            }
+        }
+    }
+
+    /// Marks replicas whose agent has been silent, forgets nodes that stay away; `true` when that changed something.
+    fn watch_leases(&mut self) -> bool {
+        let lease = self.fleet.lease;
+        let before = self.nodes.len();
+        self.nodes.retain(|name, attached| {
+            let keep = attached.node.attached || attached.heard.elapsed() < SHOWN_AFTER_LOSS;
+            if !keep {
+                tracing::info!(node = %name, "node forgotten: its agent has not come back");
+            }
+            keep
+        });
+        let mut changed = self.nodes.len() != before;
+        for attached in self.nodes.values_mut().filter(|attached| attached.node.attached && attached.heard.elapsed() > lease) {
+            for replica in attached.replicas.values_mut().filter(|replica| !replica.suspect) {
+                tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
+                replica.suspect = true;
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    fn publish(&self) {
+        let mut view = FleetView::new(self.started);
+        for attached in self.nodes.values() {
+            view.nodes.push(attached.node.clone());
+            view.replicas.extend(attached.replicas.values().cloned());
+        }
+        self.fleet.view.store(Arc::new(view));
+    }
+}
+
+impl Attached {
+    fn report(&mut self, snapshot: bool, changes: Vec<Change>) {
+        if snapshot {
+            self.replicas.retain(|index, _| changes.iter().any(|change| change.index == *index));
+        }
+        for change in changes {
+            match self.replicas.get_mut(&change.index) {
+                Some(replica) => {
+                    replica.epoch = change.epoch;
+                    replica.lanes = self.lanes.clone();
+                    if let Some(mut state) = change.state {
+                        // A request for them is then told what their engine does instead of that they do not exist.
+                        if state.models.is_empty() {
+                            state.models.clone_from(&replica.state.models);
+                        }
+                        if state.phase != replica.state.phase {
+                            tracing::info!(replica = %replica.id, phase = state.phase.word(), reason = state.wire.reason, "phase");
+                        }
+                        replica.state = Arc::new(state);
+                    }
+                    replica.load = change.load.unwrap_or_else(|| std::mem::take(&mut replica.load));
+                }
+                None => self.insert(change),
+            }
+        }
+        self.replicas.values_mut().for_each(|replica| replica.suspect = false);
+    }
+
+    fn insert(&mut self, change: Change) {
+        // A replica without its state is of no use; the session asks for a snapshot when one is missing.
+        let Some(state) = change.state else { return };
+        let replica = Replica {
+            id: format!("{}/{}", self.node.name, change.index).into(),
+            node: self.node.name.clone(),
+            index: change.index,
+            epoch: change.epoch,
+            state: Arc::new(state),
+            load: change.load.unwrap_or_default(),
+            suspect: false,
+            own: Arc::<Own>::default(),
+            lanes: self.lanes.clone(),
+        };
+        tracing::info!(replica = %replica.id, phase = replica.state.phase.word(), reason = replica.state.wire.reason, "phase");
+        self.replicas.insert(change.index, replica);
+    }
+}

@@ -1,0 +1,153 @@
+//! What the answers of all generation APIs have in common: id, time, model, usage,
+//! and the way a whole answer is collected.
+
+use std::future::poll_fn;
+use std::io::Write;
+
+use super::errors::ApiError;
+use super::options::Options;
+use super::{random_id, unix_seconds};
+use crate::VLLM_VERSION;
+use crate::args::EngineArgs;
+use crate::engine::{Core, Generation, Prompt, Work};
+use crate::mailbox::Finish;
+use crate::tokens::hash_text;
+
+/// The constant parts of one answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) fingerprint: String,
+    pub(crate) options: Options,
+    /// The tokens of each prompt, kept when the request wants them back.
+    pub(crate) prompts: Vec<Vec<u32>>,
+    pub(crate) prompt_tokens: usize,
+    /// Whether usage tells the cached tokens.
+    pub(crate) details: bool,
+}
+
+/// Token counts of an answer so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    pub(crate) generated: usize,
+    /// Cached prompt tokens, when they are to be told.
+    pub(crate) cached: Option<usize>,
+}
+
+/// One complete choice.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Answer {
+    /// Starts the generation of an answer that is called `id`.
+    pub(crate) async fn start(
+        core: &Core,
+        args: &EngineArgs,
+        id: String,
+        options: Options,
+        prompts: Vec<Prompt>,
+    ) -> Result<(Self, Generation), ApiError> {
+        let kept = if options.return_token_ids { prompts.iter().map(|prompt| prompt.tokens.clone()).collect() } else { Vec::new() };
+        let answer = Self {
+            id,
+            created: unix_seconds(),
+            model: args.served_name().to_owned(),
+            fingerprint: fingerprint(args),
+            prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
+            prompts: kept,
+            details: args.enable_prompt_tokens_details,
+            options,
+        };
+        let work = Work { prompts, choices: answer.options.choices, seed: answer.options.seed, salt: answer.options.salt.clone() };
+        let generation = core.submit(work).await?;
+        Ok((answer, generation))
+    }
+
+    pub(crate) fn usage(&self, generated: usize, cached_tokens: usize) -> Usage {
+        Usage { prompt: self.prompt_tokens, generated, cached: self.details.then_some(cached_tokens) }
+    }
+
+    /// The token ids of the prompt that `choice` answers, as JSON.
+    pub(crate) fn prompt_ids(&self, choice: usize) -> String {
+        match self.prompts.get(choice / self.options.choices) {
+            Some(tokens) => token_list(tokens),
+            None => "null".to_owned(),
+        }
+    }
+}
+
+/// An answer's id: the client's own after the prefix, else a random one.
+pub(crate) fn answer_id(prefix: &str, request_id: Option<&str>) -> String {
+    match request_id {
+        Some(request_id) => format!("{prefix}-{request_id}"),
+        None => format!("{prefix}-{}", random_id(16)),
+    }
+}
+
+/// vLLM's `system_fingerprint`: its release and a hash of its configuration.
+fn fingerprint(args: &EngineArgs) -> String {
+    let hash = hash_text(&format!("{} {}", args.model, args.seed));
+    format!("vllm-{VLLM_VERSION}-{:08x}", hash >> 32)
+}
+
+/// Token ids as JSON.
+pub(crate) fn token_list(tokens: &[u32]) -> String {
+    serde_json::to_string(tokens).expect("numbers are always valid JSON")
+}
+
+/// Waits for the whole answer.
+pub(crate) async fn collect(generation: &Generation) -> Result<Vec<Collected>, ApiError> {
+    let mut choices: Vec<Collected> = std::iter::repeat_with(Collected::default).take(generation.choices).collect();
+    let mut deltas = Vec::new();
+    while choices.iter().any(|choice| choice.finish.is_none()) {
+        poll_fn(|context| generation.mailbox.poll_take(context, &mut deltas)).await;
+        for delta in &deltas {
+            if delta.finish == Some(Finish::Error) {
+                return Err(ApiError::engine_failed());
+            }
+            choices[delta.choice].tokens.extend(&delta.tokens);
+            choices[delta.choice].finish = delta.finish;
+        }
+    }
+    Ok(choices)
+}
+
+impl Usage {
+    /// As each event of a stream has it with `continuous_usage_stats`.
+    pub(crate) fn push_continuous(self, json: &mut Vec<u8>) {
+        self.push_counts(json);
+        json.extend_from_slice(br#","completion_tokens_details":null}"#);
+    }
+
+    /// As the last event of a stream has it.
+    pub(crate) fn push_last(self, json: &mut Vec<u8>) {
+        self.push_counts(json);
+        if let Some(cached) = self.cached {
+            let _ = write!(json, r#","prompt_tokens_details":{{"cached_tokens":{cached}}}"#);
+        }
+        json.push(b'}');
+    }
+
+    /// As a whole answer has it.
+    pub(crate) fn push_whole(self, json: &mut Vec<u8>) {
+        self.push_counts(json);
+        match self.cached {
+            Some(cached) => {
+                let _ = write!(json, r#","prompt_tokens_details":{{"cached_tokens":{cached}}}"#);
+            }
+            None => json.extend_from_slice(br#","prompt_tokens_details":null"#),
+        }
+        json.extend_from_slice(br#","completion_tokens_details":null}"#);
+    }
+
+    fn push_counts(self, json: &mut Vec<u8>) {
+        let Self { prompt, generated, .. } = self;
+        let _ = write!(json, r#"{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":{generated}"#, prompt + generated);
+    }
+}

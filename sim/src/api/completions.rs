@@ -1,0 +1,150 @@
+//! `/v1/completions`.
+
+use std::collections::VecDeque;
+use std::io::Write;
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::Api;
+use super::answer::{Answer, Collected, answer_id, collect, token_list};
+use super::errors::{ApiError, quoted};
+use super::fields::Fields;
+use super::logprobs::push_text_logprobs;
+use super::options::{Options, TokenLimit};
+use super::prompt::prompts;
+use crate::engine::Prompt;
+use crate::mailbox::{Delta, Finish};
+use crate::reply::{Reply, events, json};
+use crate::sse::{DONE, EventStream, EventWriter};
+use crate::tokens::{decode, push_escaped};
+
+/// Answers one request.
+pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
+    let fields = Fields::parse(body)?;
+    let options = Options::read(&fields, &api.args, TokenLimit::Completions)?;
+    let prompts = prompts("prompt", fields.prompt)?;
+    let prompts = prompts.into_iter().map(|tokens| {
+        let limit = options.limit(&api.args, tokens.len())?;
+        Ok(Prompt { tokens, limit })
+    });
+    let prompts = prompts.collect::<Result<Vec<_>, ApiError>>()?;
+    let id = answer_id("cmpl", request_id);
+    let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
+    if answer.options.stream {
+        let writer = CompletionEvents::new(answer, generation.choices);
+        return Ok(events(EventStream::new(generation, EventWriter::Completions(writer))));
+    }
+    let choices = collect(&generation).await?;
+    Ok(json(StatusCode::OK, whole(&answer, &choices, generation.mailbox.cached_tokens())))
+}
+
+fn whole(answer: &Answer, choices: &[Collected], cached: usize) -> Vec<u8> {
+    let mut json = Vec::with_capacity(1024);
+    let Answer { id, created, model, fingerprint, .. } = answer;
+    let (id, model) = (quoted(id), quoted(model));
+    let _ = write!(json, r#"{{"id":{id},"object":"text_completion","created":{created},"model":{model},"choices":["#);
+    for (index, choice) in choices.iter().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        let _ = write!(json, r#"{{"index":{index},"text":""#);
+        push_escaped(&choice.tokens, &mut json);
+        json.extend_from_slice(br#"","logprobs":"#);
+        push_text_logprobs(&choice.tokens, answer.options.logprobs, 0, &mut json);
+        let _ = write!(
+            json,
+            r#","finish_reason":"{}","stop_reason":null,"token_ids":{},"prompt_logprobs":null,"prompt_token_ids":{},"routed_experts":null}}"#,
+            choice.finish.unwrap_or(Finish::Stop).word(),
+            token_ids(answer, &choice.tokens),
+            answer.prompt_ids(index),
+        );
+    }
+    let _ = write!(json, r#"],"service_tier":null,"system_fingerprint":"{fingerprint}","usage":"#);
+    let generated = choices.iter().map(|choice| choice.tokens.len()).sum();
+    answer.usage(generated, cached).push_whole(&mut json);
+    json.extend_from_slice(br#","kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#);
+    json
+}
+
+fn token_ids(answer: &Answer, tokens: &[u32]) -> String {
+    if answer.options.return_token_ids { token_list(tokens) } else { "null".to_owned() }
+}
+
+/// The events of a streamed completion.
+#[derive(Debug)]
+pub(crate) struct CompletionEvents {
+    answer: Answer,
+    /// All events begin like this, up to the choices.
+    head: Vec<u8>,
+    choices: Vec<Progress>,
+}
+
+/// How far a choice is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    tokens: usize,
+    /// Length of the text in characters; kept only for log probabilities.
+    characters: usize,
+}
+
+impl CompletionEvents {
+    pub(crate) fn new(answer: Answer, choices: usize) -> Self {
+        let Answer { id, created, model, .. } = &answer;
+        let (id, model) = (quoted(id), quoted(model));
+        let head = format!(r#"data: {{"id":{id},"object":"text_completion","created":{created},"model":{model},"choices":["#);
+        Self { answer, head: head.into_bytes(), choices: vec![Progress::default(); choices] }
+    }
+
+    /// Appends the event of new tokens.
+    pub(crate) fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
+        let options = &self.answer.options;
+        let progress = &mut self.choices[delta.choice];
+        let mut event = Vec::with_capacity(self.head.len() + 8 * delta.tokens.len() + 192);
+        event.extend_from_slice(&self.head);
+        let _ = write!(event, r#"{{"index":{},"text":""#, delta.choice);
+        push_escaped(&delta.tokens, &mut event);
+        event.extend_from_slice(br#"","logprobs":"#);
+        push_text_logprobs(&delta.tokens, options.logprobs, progress.characters, &mut event);
+        match delta.finish {
+            None => event.extend_from_slice(br#","finish_reason":null"#),
+            Some(finish) => {
+                let _ = write!(event, r#","finish_reason":"{}""#, finish.word());
+            }
+        }
+        event.extend_from_slice(br#","stop_reason":null,"prompt_token_ids":"#);
+        if options.return_token_ids {
+            let first = progress.tokens == 0;
+            let prompt = if first { self.answer.prompt_ids(delta.choice) } else { "null".to_owned() };
+            let _ = write!(event, r#"{prompt},"token_ids":{}}}]"#, token_list(&delta.tokens));
+        } else {
+            event.extend_from_slice(br#"null,"token_ids":null}]"#);
+        }
+        progress.tokens += delta.tokens.len();
+        if options.logprobs.is_some() {
+            progress.characters += decode(&delta.tokens).chars().count();
+        }
+        if options.continuous_usage {
+            event.extend_from_slice(br#","usage":"#);
+            self.answer.usage(progress.tokens, cached).push_continuous(&mut event);
+        }
+        if delta.finish.is_some() && !options.include_usage {
+            let _ = write!(event, r#","system_fingerprint":"{}""#, self.answer.fingerprint);
+        }
+        event.extend_from_slice(b"}\n\n");
+        events.push_back(event.into());
+    }
+
+    /// Appends the events after the last token.
+    pub(crate) fn end(&mut self, cached: usize, events: &mut VecDeque<Bytes>) {
+        if self.answer.options.include_usage {
+            let mut event = self.head.clone();
+            event.extend_from_slice(br#"],"usage":"#);
+            let generated = self.choices.iter().map(|choice| choice.tokens).sum();
+            self.answer.usage(generated, cached).push_last(&mut event);
+            let _ = write!(event, ",\"system_fingerprint\":\"{}\"}}\n\n", self.answer.fingerprint);
+            events.push_back(event.into());
+        }
+        events.push_back(Bytes::from_static(DONE));
+    }
+}

@@ -1,0 +1,166 @@
+//! Errors of single requests, in the exact words and shapes of vLLM 0.32.
+
+use http::StatusCode;
+use http::header::{ALLOW, HeaderValue};
+use serde_json::value::RawValue;
+
+use crate::engine::Refusal;
+use crate::reply::{Reply, json};
+
+/// An error answer. `kind` is the wire's `type`.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) kind: &'static str,
+    pub(crate) param: Option<String>,
+    pub(crate) message: String,
+}
+
+impl ApiError {
+    /// A value that is of the right type but not possible.
+    pub(crate) fn bad_value(field: &str, value: &str, message: &str) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "BadRequestError",
+            param: Some(field.to_owned()),
+            message: format!("{message} (parameter={field}, value={value})"),
+        }
+    }
+
+    /// A field that is not of the right type; `error` is pydantic's name for it.
+    pub(crate) fn wrong_type(field: &str, error: &str, message: &str, value: &RawValue) -> Self {
+        Self::invalid(field, &format!("'type': '{error}', 'loc': 'body.{field}', 'msg': '{message}', 'input': {}", python(value)))
+    }
+
+    /// A field that must be there and is not.
+    pub(crate) fn missing(field: &str) -> Self {
+        Self::invalid(field, &format!("'type': 'missing', 'loc': 'body.{field}', 'msg': 'Field required', 'input': '<dict>'"))
+    }
+
+    fn invalid(field: &str, details: &str) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "Bad Request",
+            param: Some(format!("body.{field}")),
+            message: format!("1 validation error:\n  {{{details}}}"),
+        }
+    }
+
+    /// A body that is no JSON object.
+    pub(crate) fn bad_json(body: &[u8], error: &serde_json::Error) -> Self {
+        let words = error.to_string();
+        let position = json_position(body, error);
+        let reason = if words.contains("`:`") {
+            "Expecting ':' delimiter"
+        } else if words.contains("`,` or") {
+            "Expecting ',' delimiter"
+        } else if words.contains("key must be") || words.contains("trailing comma") {
+            "Expecting property name enclosed in double quotes"
+        } else if words.contains("parsing a string") {
+            "Unterminated string starting at"
+        } else if words.contains("trailing characters") {
+            "Extra data"
+        } else {
+            "Expecting value"
+        };
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "Bad Request",
+            param: Some(format!("body.{position}")),
+            message: format!(
+                "1 validation error:\n  {{'type': 'json_invalid', 'loc': 'body.{position}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': {}}}}}",
+                python_text(reason)
+            ),
+        }
+    }
+
+    /// A model that the engine does not serve.
+    pub(crate) fn unknown_model(model: &str, served: &[String]) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            kind: "NotFoundError",
+            param: Some("model".to_owned()),
+            message: format!("The model `{model}` does not exist. Valid aliases: {}.", served.join(", ")),
+        }
+    }
+
+    /// The engine failed under the request.
+    pub(crate) fn engine_failed() -> Self {
+        Self::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+    }
+
+    fn internal(message: &str) -> Self {
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", param: None, message: message.to_owned() }
+    }
+
+    /// The answer.
+    pub(crate) fn reply(&self) -> Reply {
+        let param = self.param.as_ref().map_or("null".to_owned(), |param| quoted(param));
+        let message = quoted(&self.message);
+        let (kind, code) = (self.kind, self.status.as_u16());
+        json(self.status, format!(r#"{{"error":{{"message":{message},"type":"{kind}","param":{param},"code":{code}}}}}"#))
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Busy => Self {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                kind: "Service Unavailable",
+                param: None,
+                message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+                    .to_owned(),
+            },
+            Refusal::Stopped => Self::internal("cannot schedule new futures after shutdown"),
+        }
+    }
+}
+
+/// The answer to an unknown path.
+pub(crate) fn not_found() -> Reply {
+    json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
+}
+
+/// The answer to a known path with a method that it does not have.
+pub(crate) fn wrong_method(allowed: &'static str) -> Reply {
+    let mut reply = json(StatusCode::METHOD_NOT_ALLOWED, r#"{"detail":"Method Not Allowed"}"#);
+    reply.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    reply
+}
+
+/// A string as JSON.
+pub(crate) fn quoted(text: &str) -> String {
+    serde_json::to_string(text).expect("a string is always valid JSON")
+}
+
+/// Where a body stops being JSON, as an offset in it: serde names the line and the
+/// column of the last byte it read.
+fn json_position(body: &[u8], error: &serde_json::Error) -> usize {
+    let before = error.line().saturating_sub(1);
+    let lines = body.split_inclusive(|byte| *byte == b'\n').take(before);
+    let offset = lines.map(<[u8]>::len).sum::<usize>() + error.column();
+    if error.is_eof() { offset } else { offset.saturating_sub(1) }
+}
+
+/// A JSON value as Python prints it in vLLM's validation errors; containers are
+/// shortened to their sizes.
+fn python(value: &RawValue) -> String {
+    match serde_json::from_str(value.get()) {
+        Ok(serde_json::Value::String(text)) => python_text(&text),
+        Ok(serde_json::Value::Bool(true)) => "True".to_owned(),
+        Ok(serde_json::Value::Bool(false)) => "False".to_owned(),
+        Ok(serde_json::Value::Array(items)) => format!("'<list of {} items>'", items.len()),
+        Ok(serde_json::Value::Object(items)) => format!("'<dict of {} items>'", items.len()),
+        _ => value.get().to_owned(),
+    }
+}
+
+/// A string as Python's `repr` writes it, in the cases that matter here.
+fn python_text(text: &str) -> String {
+    if text.contains('\'') && !text.contains('"') {
+        format!("\"{text}\"")
+    } else {
+        format!("'{}'", text.replace('\\', r"\\").replace('\'', r"\'").replace('\n', r"\n"))
+    }
+}

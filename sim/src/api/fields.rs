@@ -1,0 +1,98 @@
+//! The fields of all request bodies that the engine looks at, borrowed from the body
+//! and typed one by one, so that a wrong type is reported with its field as vLLM
+//! does. Unknown fields are skipped.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::errors::ApiError;
+
+/// A request body before its fields are typed. `null` is the same as absent.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Fields<'a> {
+    #[serde(borrow)]
+    pub(crate) model: Option<&'a RawValue>,
+    pub(crate) prompt: Option<&'a RawValue>,
+    pub(crate) messages: Option<&'a RawValue>,
+    pub(crate) input: Option<&'a RawValue>,
+    pub(crate) tokens: Option<&'a RawValue>,
+    pub(crate) stream: Option<&'a RawValue>,
+    pub(crate) stream_options: Option<&'a RawValue>,
+    pub(crate) max_tokens: Option<&'a RawValue>,
+    pub(crate) max_completion_tokens: Option<&'a RawValue>,
+    pub(crate) max_output_tokens: Option<&'a RawValue>,
+    pub(crate) n: Option<&'a RawValue>,
+    pub(crate) temperature: Option<&'a RawValue>,
+    pub(crate) logprobs: Option<&'a RawValue>,
+    pub(crate) top_logprobs: Option<&'a RawValue>,
+    pub(crate) return_token_ids: Option<&'a RawValue>,
+    pub(crate) tools: Option<&'a RawValue>,
+    pub(crate) tool_choice: Option<&'a RawValue>,
+    pub(crate) seed: Option<&'a RawValue>,
+    pub(crate) ignore_eos: Option<&'a RawValue>,
+    pub(crate) cache_salt: Option<&'a RawValue>,
+    pub(crate) encoding_format: Option<&'a RawValue>,
+    pub(crate) dimensions: Option<&'a RawValue>,
+    pub(crate) instructions: Option<&'a RawValue>,
+}
+
+impl<'a> Fields<'a> {
+    /// Splits a body into its fields.
+    pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))
+    }
+}
+
+/// An integer; whole numbers in strings and floats pass, as pydantic lets them.
+pub(crate) fn integer(field: &str, raw: Option<&RawValue>) -> Result<Option<i64>, ApiError> {
+    let Some(raw) = raw else { return Ok(None) };
+    let text = raw.get().trim_matches('"');
+    if let Ok(value) = text.parse() {
+        return Ok(Some(value));
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "saturates, and the limits refuse it then")]
+    let whole = raw.get().parse::<f64>().ok().filter(|value| value.fract() == 0.0).map(|value| value as i64);
+    if whole.is_some() {
+        return Ok(whole);
+    }
+    let (error, message) = match raw.get().as_bytes().first() {
+        Some(b'"') => ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
+        Some(b'-' | b'0'..=b'9') => ("int_from_float", "Input should be a valid integer, got a number with a fractional part"),
+        _ => ("int_type", "Input should be a valid integer"),
+    };
+    Err(ApiError::wrong_type(field, error, message, raw))
+}
+
+/// A number.
+pub(crate) fn number(field: &str, raw: Option<&RawValue>) -> Result<Option<f64>, ApiError> {
+    let Some(raw) = raw else { return Ok(None) };
+    match raw.get().trim_matches('"').parse() {
+        Ok(value) => Ok(Some(value)),
+        Err(_) => Err(ApiError::wrong_type(field, "float_type", "Input should be a valid number", raw)),
+    }
+}
+
+/// A truth value; absent is false.
+pub(crate) fn boolean(field: &str, raw: Option<&RawValue>) -> Result<bool, ApiError> {
+    let Some(raw) = raw else { return Ok(false) };
+    match raw.get().trim_matches('"').to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err(ApiError::wrong_type(field, "bool_parsing", "Input should be a valid boolean, unable to interpret input", raw)),
+    }
+}
+
+/// A string.
+pub(crate) fn text(field: &str, raw: Option<&RawValue>) -> Result<Option<String>, ApiError> {
+    typed(field, raw, "string_type", "Input should be a valid string")
+}
+
+/// A value of any type; `error` and `message` are pydantic's for the wrong one.
+pub(crate) fn typed<T: DeserializeOwned>(field: &str, raw: Option<&RawValue>, error: &str, message: &str) -> Result<Option<T>, ApiError> {
+    let Some(raw) = raw else { return Ok(None) };
+    match serde_json::from_str(raw.get()) {
+        Ok(value) => Ok(Some(value)),
+        Err(_) => Err(ApiError::wrong_type(field, error, message, raw)),
+    }
+}

@@ -1,0 +1,69 @@
+//! Log probabilities of generated tokens. The numbers are made up but the same for
+//! the same token.
+
+use std::io::Write;
+
+use super::errors::quoted;
+use crate::tokens::{decode, log_probabilities};
+
+/// Appends the `logprobs` of a chat choice, or `null`.
+pub(crate) fn push_chat_logprobs(tokens: &[u32], alternatives: Option<usize>, json: &mut Vec<u8>) {
+    let Some(alternatives) = alternatives else {
+        json.extend_from_slice(b"null");
+        return;
+    };
+    json.extend_from_slice(br#"{"content":["#);
+    for (position, token) in tokens.iter().enumerate() {
+        if position > 0 {
+            json.push(b',');
+        }
+        let ranked = log_probabilities(*token, alternatives);
+        json.push(b'{');
+        push_chat_entry(ranked[0], json);
+        json.extend_from_slice(br#","top_logprobs":["#);
+        for (rank, entry) in ranked.iter().take(alternatives).enumerate() {
+            json.extend_from_slice(if rank > 0 { b",{" } else { b"{" });
+            push_chat_entry(*entry, json);
+            json.push(b'}');
+        }
+        json.extend_from_slice(b"]}");
+    }
+    json.extend_from_slice(b"]}");
+}
+
+fn push_chat_entry((token, probability): (u32, f64), json: &mut Vec<u8>) {
+    let text = decode(&[token]);
+    let bytes = serde_json::to_string(text.as_bytes()).expect("numbers are always valid JSON");
+    let _ = write!(json, r#""token":{},"logprob":{probability:?},"bytes":{bytes}"#, quoted(&text));
+}
+
+/// Appends the `logprobs` of a text choice, or `null`. `offset` is the length of the
+/// choice's text before these tokens, in characters.
+pub(crate) fn push_text_logprobs(tokens: &[u32], alternatives: Option<usize>, offset: usize, json: &mut Vec<u8>) {
+    let Some(alternatives) = alternatives else {
+        json.extend_from_slice(b"null");
+        return;
+    };
+    let (mut offset, mut offsets) = (offset, Vec::new());
+    let (mut probabilities, mut texts, mut tops) = (Vec::new(), Vec::new(), Vec::new());
+    for token in tokens {
+        let text = decode(&[*token]);
+        let ranked = log_probabilities(*token, alternatives);
+        offsets.push(offset);
+        offset += text.chars().count();
+        probabilities.push(ranked[0].1);
+        let top = ranked.iter().take(alternatives.max(1));
+        let top = top.map(|(token, probability)| (decode(&[*token]), (*probability).into()));
+        tops.push(top.collect::<serde_json::Map<_, _>>());
+        texts.push(text);
+    }
+    let list = |values: serde_json::Result<String>| values.expect("plain values are always valid JSON");
+    let _ = write!(
+        json,
+        r#"{{"text_offset":{},"token_logprobs":{},"tokens":{},"top_logprobs":{}}}"#,
+        list(serde_json::to_string(&offsets)),
+        list(serde_json::to_string(&probabilities)),
+        list(serde_json::to_string(&texts)),
+        list(serde_json::to_string(&tops)),
+    );
+}

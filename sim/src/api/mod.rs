@@ -1,0 +1,53 @@
+//! vLLM's HTTP API: what requests say (`fields`, `options`, `prompt`), what answers
+//! look like, and the errors. Key order and spacing of every answer are vLLM's.
+
+mod answer;
+mod chat;
+mod completions;
+mod embeddings;
+mod errors;
+mod fields;
+mod logprobs;
+mod models;
+mod options;
+mod prompt;
+mod responses;
+#[cfg(test)]
+mod tests;
+mod tokenize;
+mod tool_call;
+
+pub(crate) use chat::{ChatEvents, chat};
+pub(crate) use completions::{CompletionEvents, completions};
+pub(crate) use embeddings::embeddings;
+pub(crate) use errors::{ApiError, not_found, wrong_method};
+pub(crate) use models::models;
+pub(crate) use responses::{ResponseEvents, responses};
+pub(crate) use tokenize::{detokenize, tokenize};
+
+use std::sync::Arc;
+
+use crate::args::EngineArgs;
+use crate::engine::Core;
+
+/// What the routes of one engine share.
+#[derive(Debug)]
+pub(crate) struct Api {
+    pub(crate) args: Arc<EngineArgs>,
+    pub(crate) core: Core,
+    /// When the engine became ready, in seconds since 1970.
+    pub(crate) created: u64,
+}
+
+/// Seconds since 1970, for `created`.
+pub(crate) fn unix_seconds() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+/// An id of `digits` random hexadecimal digits, at most 32.
+pub(crate) fn random_id(digits: usize) -> String {
+    let mut id = format!("{:032x}", fastrand::u128(..));
+    id.truncate(digits);
+    id
+}

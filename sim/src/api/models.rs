@@ -1,0 +1,21 @@
+//! `/v1/models`: every name that requests may use.
+
+use http::StatusCode;
+
+use super::errors::quoted;
+use super::{Api, random_id};
+use crate::reply::{Reply, json};
+
+/// The list of models.
+pub(crate) fn models(api: &Api) -> Reply {
+    let (created, longest) = (api.created, api.args.context_length());
+    let root = quoted(&api.args.model);
+    let cards = api.args.served_names().into_iter().map(|name| {
+        let (name, permission) = (quoted(&name), random_id(16));
+        format!(
+            r#"{{"id":{name},"object":"model","created":{created},"owned_by":"vllm","root":{root},"parent":null,"max_model_len":{longest},"permission":[{{"id":"modelperm-{permission}","object":"model_permission","created":{created},"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}}]}}"#
+        )
+    });
+    let cards: Vec<String> = cards.collect();
+    json(StatusCode::OK, format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(",")))
+}

@@ -1,0 +1,169 @@
+//! What a generation request asks for besides its prompt, typed and checked in the
+//! order in which vLLM complains.
+
+use serde::Deserialize;
+
+use super::errors::ApiError;
+use super::fields::{Fields, boolean, integer, number, text, typed};
+use crate::args::EngineArgs;
+use crate::mailbox::Finish;
+use crate::scheduler::Limit;
+
+/// Most answers to one prompt, as in vLLM.
+const MOST_CHOICES: usize = 16_384;
+
+/// The checked options of one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) continuous_usage: bool,
+    pub(crate) choices: usize,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) seed: u64,
+    pub(crate) ignore_eos: bool,
+    /// Alternatives to report for each token, when log probabilities are wanted.
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) return_token_ids: bool,
+    pub(crate) salt: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+/// The name of the field that limits tokens, with its default.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TokenLimit {
+    /// `max_completion_tokens`, else `max_tokens`, else until the answer ends.
+    Chat,
+    /// `max_tokens`, else 16, as vLLM has it.
+    Completions,
+    /// `max_output_tokens`, else until the answer ends.
+    Responses,
+}
+
+impl Options {
+    pub(crate) fn read(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -> Result<Self, ApiError> {
+        check_model(fields, args)?;
+        check_temperature(fields)?;
+        let stream_options: Option<StreamOptions> =
+            typed("stream_options", fields.stream_options, "dict_type", "Input should be a valid dictionary")?;
+        let stream_options = stream_options.unwrap_or_default();
+        let include_usage = stream_options.include_usage.unwrap_or(false);
+        Ok(Self {
+            stream: boolean("stream", fields.stream)?,
+            include_usage,
+            continuous_usage: include_usage && stream_options.continuous_usage_stats.unwrap_or(false),
+            choices: choices(fields)?,
+            max_tokens: max_tokens(fields, args, token_limit)?,
+            seed: integer("seed", fields.seed)?.map_or(0, i64::cast_unsigned),
+            ignore_eos: boolean("ignore_eos", fields.ignore_eos)?,
+            logprobs: logprobs(fields, token_limit)?,
+            return_token_ids: boolean("return_token_ids", fields.return_token_ids)?,
+            salt: text("cache_salt", fields.cache_salt)?,
+        })
+    }
+
+    /// When the answer to a prompt of `prompt_tokens` ends.
+    pub(crate) fn limit(&self, args: &EngineArgs, prompt_tokens: usize) -> Result<Limit, ApiError> {
+        let context = args.context_length();
+        let Some(room) = context.checked_sub(prompt_tokens).filter(|room| *room > 0) else {
+            return Err(too_long(context, prompt_tokens));
+        };
+        match self.max_tokens {
+            Some(tokens) if tokens > room => Err(no_room(context, prompt_tokens, tokens)),
+            Some(tokens) => Ok(Limit { tokens, finish: Finish::Length }),
+            None if self.ignore_eos || args.sim_output_tokens > room => Ok(Limit { tokens: room, finish: Finish::Length }),
+            None => Ok(Limit { tokens: args.sim_output_tokens.max(1), finish: Finish::Stop }),
+        }
+    }
+}
+
+/// Refuses a model that is not served; no model means the one there is.
+pub(crate) fn check_model(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiError> {
+    let served = args.served_names();
+    match text("model", fields.model)? {
+        Some(model) if !served.contains(&model) => Err(ApiError::unknown_model(&model, &served)),
+        _ => Ok(()),
+    }
+}
+
+fn check_temperature(fields: &Fields<'_>) -> Result<(), ApiError> {
+    match number("temperature", fields.temperature)? {
+        Some(value) if value < 0.0 => {
+            let message = format!("temperature must be non-negative, got {value:?}.");
+            Err(ApiError::bad_value("temperature", &format!("{value:?}"), &message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    match at_least_one("n", integer("n", fields.n)?)?.unwrap_or(1) {
+        choices if choices > MOST_CHOICES => {
+            let message = format!("n must be at most {MOST_CHOICES}, got {choices}.");
+            Err(ApiError::bad_value("n", &choices.to_string(), &message))
+        }
+        choices => Ok(choices),
+    }
+}
+
+fn at_least_one(field: &str, value: Option<i64>) -> Result<Option<usize>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    match usize::try_from(value) {
+        Ok(count) if count > 0 => Ok(Some(count)),
+        _ => {
+            let message = format!("{field} must be at least 1, got {value}.");
+            Err(ApiError::bad_value(field, &value.to_string(), &message))
+        }
+    }
+}
+
+fn max_tokens(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -> Result<Option<usize>, ApiError> {
+    let given = integer("max_tokens", fields.max_tokens)?;
+    let given = match token_limit {
+        TokenLimit::Chat => integer("max_completion_tokens", fields.max_completion_tokens)?.or(given),
+        TokenLimit::Completions => given.or(Some(16)),
+        TokenLimit::Responses => integer("max_output_tokens", fields.max_output_tokens)?,
+    };
+    let tokens = at_least_one("max_tokens", given)?;
+    let context = args.context_length();
+    match tokens {
+        Some(tokens) if tokens > context => {
+            let message =
+                format!("max_tokens={tokens} cannot be greater than max_model_len={context}. Please request fewer output tokens.");
+            Err(ApiError::bad_value("max_tokens", &tokens.to_string(), &message))
+        }
+        tokens => Ok(tokens),
+    }
+}
+
+/// Chat says `logprobs: true` and `top_logprobs: k`; completions say `logprobs: k`.
+fn logprobs(fields: &Fields<'_>, token_limit: TokenLimit) -> Result<Option<usize>, ApiError> {
+    let alternatives = match token_limit {
+        TokenLimit::Completions => integer("logprobs", fields.logprobs)?,
+        TokenLimit::Chat if boolean("logprobs", fields.logprobs)? => Some(integer("top_logprobs", fields.top_logprobs)?.unwrap_or(0)),
+        _ => None,
+    };
+    // vLLM's own bound is 20 by default.
+    Ok(alternatives.map(|count| usize::try_from(count.clamp(0, 20)).unwrap_or(0)))
+}
+
+fn too_long(context: usize, prompt: usize) -> ApiError {
+    let message = format!(
+        "This model's maximum context length is {context} tokens. However, your prompt contains {prompt} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+    );
+    ApiError::bad_value("input_tokens", &prompt.to_string(), &message)
+}
+
+fn no_room(context: usize, prompt: usize, wanted: usize) -> ApiError {
+    let message = format!(
+        "This model's maximum context length is {context} tokens. However, you requested {wanted} output tokens and your prompt contains {prompt} input tokens, for a total of {} tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
+        prompt + wanted
+    );
+    ApiError::bad_value("input_tokens", &prompt.to_string(), &message)
+}

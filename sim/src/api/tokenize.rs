@@ -1,0 +1,35 @@
+//! `/tokenize` and `/detokenize`.
+
+use http::StatusCode;
+
+use super::Api;
+use super::answer::token_list;
+use super::errors::{ApiError, quoted};
+use super::fields::{Fields, typed};
+use super::options::check_model;
+use super::prompt::{chat_prompt, prompts};
+use crate::reply::{Reply, json};
+use crate::tokens::decode;
+
+/// The tokens of a prompt or of chat messages.
+pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
+    let fields = Fields::parse(body)?;
+    check_model(&fields, &api.args)?;
+    let tokens = if fields.messages.is_some() {
+        chat_prompt("messages", fields.messages, fields.tools)?
+    } else {
+        prompts("prompt", fields.prompt)?.concat()
+    };
+    let (count, longest) = (tokens.len(), api.args.context_length());
+    let body = format!(r#"{{"count":{count},"max_model_len":{longest},"tokens":{},"token_strs":null}}"#, token_list(&tokens));
+    Ok(json(StatusCode::OK, body))
+}
+
+/// The text of tokens.
+pub(crate) fn detokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
+    let fields = Fields::parse(body)?;
+    check_model(&fields, &api.args)?;
+    let tokens: Option<Vec<u32>> = typed("tokens", fields.tokens, "list_type", "Input should be a valid list")?;
+    let tokens = tokens.ok_or_else(|| ApiError::missing("tokens"))?;
+    Ok(json(StatusCode::OK, format!(r#"{{"prompt":{}}}"#, quoted(&decode(&tokens)))))
+}

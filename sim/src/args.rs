@@ -1,0 +1,147 @@
+//! The command line of the simulated engine: the flags of `vllm serve` that an agent
+//! passes, and `--sim-*` flags for what only a simulation has. Flags that change
+//! nothing here are accepted and ignored, as the real engine accepts them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+
+/// Arguments of one simulated engine.
+#[derive(Clone, Debug, clap::Args)]
+pub struct EngineArgs {
+    /// Model name; nothing is loaded.
+    #[arg(default_value = "sim")]
+    pub model: String,
+    /// Listen on this Unix socket instead of a port.
+    #[arg(long)]
+    pub uds: Option<PathBuf>,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 lets the system choose.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Names that requests may use for the model; the first one is used in answers.
+    #[arg(long, num_args = 1.., value_name = "NAME")]
+    pub served_model_name: Vec<String>,
+    /// KV event publisher, as vLLM's JSON object.
+    #[arg(long, value_name = "JSON")]
+    pub kv_events_config: Option<String>,
+    /// Most tokens of a prompt and its answer; default: 16384, or the cache if smaller.
+    #[arg(long)]
+    pub max_model_len: Option<usize>,
+    /// Most sequences in one step.
+    #[arg(long, default_value_t = 256)]
+    pub max_num_seqs: usize,
+    /// Most tokens computed in one step.
+    #[arg(long, default_value_t = 8192)]
+    pub max_num_batched_tokens: usize,
+    /// Decides the text of answers, with the model name and the prompt.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Tokens in one KV block.
+    #[arg(long, default_value_t = 16)]
+    pub block_size: usize,
+    /// KV blocks of the cache; like vLLM's, one of them is never used.
+    #[arg(long, default_value_t = 4096)]
+    pub num_gpu_blocks_override: usize,
+    /// Seconds that streams in flight may still take after SIGTERM.
+    #[arg(long, default_value_t = 0)]
+    pub shutdown_timeout: u64,
+    /// Answer 503 to requests beyond this number waiting or running.
+    #[arg(long)]
+    pub max_num_queued_reqs: Option<usize>,
+    /// Tokens in one streamed event; the first token is always sent alone.
+    #[arg(long, default_value_t = 1)]
+    pub stream_interval: usize,
+    /// Count the requests in flight for `/load`.
+    #[arg(long)]
+    pub enable_server_load_tracking: bool,
+    /// Report cached prompt tokens in `usage`.
+    #[arg(long)]
+    pub enable_prompt_tokens_details: bool,
+    /// Return `x-request-id` with every answer.
+    #[arg(long)]
+    pub enable_request_id_headers: bool,
+    /// Accepted and ignored.
+    #[arg(long)]
+    pub disable_uvicorn_access_log: bool,
+
+    /// Shortest time of a step, in milliseconds.
+    #[arg(long, default_value_t = 10.0)]
+    pub sim_step_ms: f64,
+    /// Time that each prompt token computed adds to a step, in microseconds.
+    #[arg(long, default_value_t = 20.0)]
+    pub sim_prefill_us: f64,
+    /// Time that each generating sequence adds to a step, in microseconds.
+    #[arg(long, default_value_t = 10.0)]
+    pub sim_decode_us: f64,
+    /// Time from start to ready, in milliseconds.
+    #[arg(long, default_value_t = 300)]
+    pub sim_start_ms: u64,
+    /// Tokens of an answer whose request sets no limit.
+    #[arg(long, default_value_t = 64)]
+    pub sim_output_tokens: usize,
+    /// Die this many milliseconds after becoming ready.
+    #[arg(long)]
+    pub sim_die_after_ms: Option<u64>,
+    /// Fail while starting, with a Python traceback in the log.
+    #[arg(long)]
+    pub sim_fail_start: bool,
+}
+
+/// Exists so that the defaults have one source, the attributes above.
+#[derive(Parser)]
+struct Alone {
+    #[command(flatten)]
+    args: EngineArgs,
+}
+
+impl Default for EngineArgs {
+    fn default() -> Self {
+        Self::from_flags::<&str>(&[])
+    }
+}
+
+impl EngineArgs {
+    /// Parses flags as the command line would; for tests and embedded engines, whose
+    /// flags are written in code.
+    ///
+    /// # Panics
+    ///
+    /// On flags that the command line would refuse.
+    #[must_use]
+    pub fn from_flags<S: AsRef<str>>(flags: &[S]) -> Self {
+        let words = std::iter::once("engine").chain(flags.iter().map(AsRef::as_ref));
+        Alone::try_parse_from(words).expect("flags written in code are valid").args
+    }
+
+    /// The name used in answers and metric labels.
+    #[must_use]
+    pub fn served_name(&self) -> &str {
+        self.served_model_name.first().unwrap_or(&self.model)
+    }
+
+    /// Every name that a request may use.
+    pub(crate) fn served_names(&self) -> Vec<String> {
+        if self.served_model_name.is_empty() { vec![self.model.clone()] } else { self.served_model_name.clone() }
+    }
+
+    /// Tokens that the whole cache holds; block 0 is never handed out, as in vLLM.
+    pub(crate) fn cache_tokens(&self) -> usize {
+        self.num_gpu_blocks_override.saturating_sub(1) * self.block_size
+    }
+
+    /// The context length in force.
+    pub(crate) fn context_length(&self) -> usize {
+        self.max_model_len.unwrap_or_else(|| self.cache_tokens().min(16_384))
+    }
+
+    /// The time of a step with this much work, before any fault slows it.
+    pub(crate) fn step_time(&self, prefill_tokens: usize, decodes: usize) -> Duration {
+        #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+        let micros = self.sim_step_ms * 1000.0 + self.sim_prefill_us * prefill_tokens as f64 + self.sim_decode_us * decodes as f64;
+        Duration::from_secs_f64(micros.max(0.0) / 1e6)
+    }
+}

@@ -1,0 +1,218 @@
+//! The stepping task and the way requests reach it. One task owns the scheduler and
+//! the clock; a request is a `Generation`, whose mailbox fills as steps end and whose
+//! drop takes the request out again.
+
+mod stepping;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+pub(crate) use stepping::Stepping;
+
+use crate::args::EngineArgs;
+use crate::faults::Faults;
+use crate::mailbox::{Finish, Mailbox};
+use crate::metrics::Metrics;
+use crate::scheduler::{Limit, Limits, Scheduler, Sequence};
+use crate::tokens::{Continuation, hash_text, mix};
+
+/// Commands that may wait for the stepping task; senders wait when there are more.
+const COMMAND_QUEUE: usize = 8192;
+
+/// What the stepping task is told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// New sequences of one request.
+    Run(Vec<Sequence>),
+    /// End every sequence now, with this reason.
+    EndAll(Finish),
+    /// Forget all cached blocks, if no sequence holds any.
+    ResetCache,
+}
+
+/// One prompt of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) limit: Limit,
+}
+
+/// The generation that a request asks for: `choices` answers to each prompt.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) prompts: Vec<Prompt>,
+    pub(crate) choices: usize,
+    pub(crate) seed: u64,
+    pub(crate) salt: Option<String>,
+}
+
+/// Why a request does not get to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The queue is full, or the `busy` fault says so.
+    Busy,
+    /// The engine has shut down while the request waited.
+    Stopped,
+}
+
+/// The engine as requests see it.
+#[derive(Debug)]
+pub(crate) struct Core {
+    args: Arc<EngineArgs>,
+    commands: mpsc::Sender<Command>,
+    pub(crate) faults: Arc<Faults>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Sequences waiting or running.
+    queued: Arc<AtomicUsize>,
+    /// One token for each generation.
+    generations: TaskTracker,
+    stopping: CancellationToken,
+    stopped: CancellationToken,
+}
+
+impl Core {
+    /// An engine and the task that the caller has to run for it.
+    pub(crate) fn new(args: Arc<EngineArgs>) -> (Self, Stepping) {
+        let (commands, incoming) = mpsc::channel(COMMAND_QUEUE);
+        let core = Self {
+            args: args.clone(),
+            commands,
+            faults: Arc::default(),
+            metrics: Arc::default(),
+            queued: Arc::default(),
+            generations: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+        };
+        let limits = Limits {
+            sequences: args.max_num_seqs,
+            batched_tokens: args.max_num_batched_tokens,
+            block_size: args.block_size,
+            blocks: args.num_gpu_blocks_override.saturating_sub(1),
+            kv_events: false,
+        };
+        let stepping = Stepping {
+            scheduler: Scheduler::new(limits),
+            limits,
+            args,
+            commands: incoming,
+            faults: core.faults.clone(),
+            metrics: core.metrics.clone(),
+            publisher: None,
+        };
+        (core, stepping)
+    }
+
+    /// Lets a request run. After `stop` it waits for the shutdown and is then refused,
+    /// as vLLM does.
+    pub(crate) async fn submit(&self, work: Work) -> Result<Generation, Refusal> {
+        if self.stopping.is_cancelled() {
+            self.stopped.cancelled().await;
+            return Err(Refusal::Stopped);
+        }
+        let sequences = work.prompts.len() * work.choices;
+        let place = Place::take(&self.queued, sequences);
+        let limit = self.args.max_num_queued_reqs.unwrap_or(usize::MAX);
+        if self.faults.is_busy() || place.before + sequences > limit {
+            self.metrics.record_rejection();
+            return Err(Refusal::Busy);
+        }
+        let mailbox = Arc::new(Mailbox::new(self.args.stream_interval.max(1)));
+        let generation = Generation { mailbox: mailbox.clone(), choices: sequences, _place: place, _running: self.generations.token() };
+        let command = Command::Run(self.sequences(&mailbox, work));
+        self.commands.send(command).await.map_err(|_| Refusal::Stopped)?;
+        Ok(generation)
+    }
+
+    /// Stops taking requests, gives those in flight the grace of the arguments, and
+    /// aborts the rest.
+    pub(crate) async fn stop(&self) {
+        self.stopping.cancel();
+        self.generations.close();
+        let grace = std::time::Duration::from_secs(self.args.shutdown_timeout);
+        if !grace.is_zero() {
+            let _ = tokio::time::timeout(grace, self.generations.wait()).await;
+        }
+        self.end_all(Finish::Abort).await;
+        self.stopped.cancel();
+    }
+
+    /// Requests whose answers are not complete, for `/load`.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.generations.len()
+    }
+
+    /// Ends every sequence now.
+    pub(crate) async fn end_all(&self, finish: Finish) {
+        // A closed queue means that the stepping task is gone, and with it all sequences.
+        let _ = self.commands.send(Command::EndAll(finish)).await;
+    }
+
+    /// Empties the prefix cache, unless sequences run.
+    pub(crate) async fn reset_cache(&self) {
+        let _ = self.commands.send(Command::ResetCache).await;
+    }
+
+    fn sequences(&self, mailbox: &Arc<Mailbox>, work: Work) -> Vec<Sequence> {
+        let engine_seed = mix(self.args.seed, hash_text(self.args.served_name()));
+        let seed = mix(engine_seed, work.seed);
+        let mut sequences = Vec::with_capacity(work.prompts.len() * work.choices);
+        for prompt in work.prompts {
+            for choice in 0..work.choices {
+                let seed = if choice == 0 { seed } else { mix(seed, choice as u64) };
+                let continuation = Continuation::after(seed, &prompt.tokens);
+                let index = sequences.len();
+                let (tokens, limit) = (prompt.tokens.clone(), prompt.limit);
+                let sequence = Sequence::new(mailbox.clone(), index, tokens, limit, continuation);
+                sequences.push(sequence.hashed(self.args.block_size, work.salt.clone()));
+            }
+        }
+        sequences
+    }
+}
+
+/// A request that runs. Dropping it, because the answer is complete or because the
+/// client is gone, ends what is left of it.
+#[derive(Debug)]
+pub(crate) struct Generation {
+    pub(crate) mailbox: Arc<Mailbox>,
+    /// Choices of all prompts together.
+    pub(crate) choices: usize,
+    _place: Place,
+    _running: TaskTrackerToken,
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.mailbox.cancel();
+    }
+}
+
+/// Sequences counted against the queue limit until it is dropped.
+#[derive(Debug)]
+struct Place {
+    queued: Arc<AtomicUsize>,
+    sequences: usize,
+    /// Sequences that were there before.
+    before: usize,
+}
+
+impl Place {
+    fn take(queued: &Arc<AtomicUsize>, sequences: usize) -> Self {
+        let before = queued.fetch_add(sequences, Ordering::Relaxed);
+        Self { queued: queued.clone(), sequences, before }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.queued.fetch_sub(self.sequences, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,35 @@
+//! A simulated vLLM engine and a load generator.
+//!
+//! The engine answers on the wire as `vllm serve` 0.32 does (HTTP, server-sent
+//! events, metrics, KV events) without a GPU or a model, in steps of a settable
+//! length, so that demos, tests and benchmarks need no hardware. It is not a model
+//! of how well a GPU performs: its step time is a straight line in its batch. The
+//! `hostler sim` subcommands and the tests of the other crates call it.
+
+mod api;
+mod args;
+mod engine;
+mod error;
+mod faults;
+mod kv_events;
+mod load;
+mod mailbox;
+mod metrics;
+mod prefix_cache;
+mod reply;
+mod routes;
+mod scheduler;
+mod serve;
+mod sse;
+mod tokens;
+
+#[cfg(test)]
+mod tests;
+
+pub use args::EngineArgs;
+pub use error::Error;
+pub use load::{Errors, LoadArgs, LoadReport, Quantiles, Target, run_load};
+pub use serve::{Address, Engine, serve};
+
+/// The vLLM release whose wire behaviour the engine has.
+pub const VLLM_VERSION: &str = "0.32.0";

@@ -1,0 +1,140 @@
+//! Where the stepping task leaves the tokens of one request and the request's
+//! connection takes them. Tokens that the connection has not taken yet are merged
+//! into one delta, as vLLM does, so a stalled client costs four bytes a token and
+//! never more than its token limit, and never holds up a step.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// The engine's own end of the answer.
+    Stop,
+    /// The request's token limit, or the context length.
+    Length,
+    /// The engine shuts down.
+    Abort,
+    /// The engine failed.
+    Error,
+}
+
+impl Finish {
+    /// The word in `finish_reason` and in the metric label.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// New tokens of one choice.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Delta {
+    pub(crate) choice: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Option<Finish>,
+}
+
+/// The mailbox of one request, which has one or more choices.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    state: Mutex<State>,
+    cancelled: AtomicBool,
+    /// Tokens that are worth an event; see `--stream-interval`.
+    interval: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    deltas: Vec<Delta>,
+    /// Whether `deltas` are to be sent now.
+    due: bool,
+    cached_tokens: usize,
+    waker: Option<Waker>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(interval: usize) -> Self {
+        Self { state: Mutex::default(), cancelled: AtomicBool::new(false), interval }
+    }
+
+    /// Leaves a token; `first` says that it is the first one of its choice.
+    pub(crate) fn push(&self, choice: usize, token: u32, first: bool, finish: Option<Finish>) {
+        let waker = {
+            let mut state = self.state.lock();
+            let delta = state.delta(choice);
+            delta.tokens.push(token);
+            delta.finish = finish;
+            state.due |= first || finish.is_some() || state.delta(choice).tokens.len() >= self.interval;
+            if state.due { state.waker.take() } else { None }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Ends a choice without a token.
+    pub(crate) fn end(&self, choice: usize, finish: Finish) {
+        let waker = {
+            let mut state = self.state.lock();
+            state.delta(choice).finish = Some(finish);
+            state.due = true;
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Moves what has arrived into `taken`, which is emptied before.
+    pub(crate) fn poll_take(&self, context: &mut Context<'_>, taken: &mut Vec<Delta>) -> Poll<()> {
+        taken.clear();
+        let mut state = self.state.lock();
+        if state.due {
+            state.due = false;
+            std::mem::swap(&mut state.deltas, taken);
+            return Poll::Ready(());
+        }
+        if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            state.waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Adds prompt tokens that were found in the cache; known before the first token.
+    pub(crate) fn add_cached_tokens(&self, tokens: usize) {
+        self.state.lock().cached_tokens += tokens;
+    }
+
+    /// Prompt tokens of all choices' first computation that were found in the cache.
+    pub(crate) fn cached_tokens(&self) -> usize {
+        self.state.lock().cached_tokens
+    }
+
+    /// The client is gone; the stepping task drops the sequences before its next step.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the client is gone.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+impl State {
+    fn delta(&mut self, choice: usize) -> &mut Delta {
+        let found = self.deltas.iter().position(|delta| delta.choice == choice);
+        let index = found.unwrap_or_else(|| {
+            self.deltas.push(Delta { choice, tokens: Vec::new(), finish: None });
+            self.deltas.len() - 1
+        });
+        &mut self.deltas[index]
+    }
+}

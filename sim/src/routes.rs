@@ -1,0 +1,147 @@
+//! Paths and methods: reads the request, hands it to the API, and gives every answer
+//! the headers that uvicorn and vLLM add.
+
+use bytes::Bytes;
+use http::header::{HeaderName, HeaderValue, SERVER, VARY};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+
+use crate::VLLM_VERSION;
+use crate::api::{self, Api, ApiError, not_found, wrong_method};
+use crate::faults::Fault;
+use crate::mailbox::Finish;
+use crate::metrics::render;
+use crate::reply::{Reply, empty, json, whole};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Largest body that is read. vLLM has no such bound; no test needs more.
+const MOST_BODY_BYTES: usize = 64 << 20;
+
+/// Why a request could not be read; it ends the connection.
+type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Every path with its method, as `allow` names it.
+const ROUTES: &[(&str, &str)] = &[
+    ("/v1/chat/completions", "POST"),
+    ("/v1/completions", "POST"),
+    ("/v1/responses", "POST"),
+    ("/v1/embeddings", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
+    ("/reset_prefix_cache", "POST"),
+    ("/sim/fault", "POST"),
+    ("/v1/models", "GET"),
+    ("/health", "GET"),
+    ("/ping", "GET, POST"),
+    ("/version", "GET"),
+    ("/load", "GET"),
+    ("/metrics", "GET"),
+    ("/metrics/", "GET"),
+];
+
+/// Answers one HTTP request.
+pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
+    let given_id = request.headers().get(REQUEST_ID).cloned();
+    let mut reply = route(api, request, given_id.as_ref()).await?;
+    let headers = reply.headers_mut();
+    headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
+    headers.insert(VARY, HeaderValue::from_static("Origin"));
+    if api.args.enable_request_id_headers {
+        let id = given_id.unwrap_or_else(|| HeaderValue::from_str(&api::random_id(32)).expect("hexadecimal digits are valid in a header"));
+        headers.insert(REQUEST_ID, id);
+    }
+    Ok(reply)
+}
+
+async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
+    let path = request.uri().path();
+    let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path) else {
+        return Ok(not_found());
+    };
+    if !allowed.split(", ").any(|method| method == request.method().as_str()) {
+        return Ok(wrong_method(allowed));
+    }
+    if request.method() == Method::GET || *path == "/ping" {
+        return Ok(get(api, path, request.uri().query().unwrap_or_default()));
+    }
+    let body = match Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            return Ok(json(StatusCode::PAYLOAD_TOO_LARGE, r#"{"detail":"Payload Too Large"}"#));
+        }
+        Err(error) => return Err(error),
+    };
+    let id = given_id.and_then(|id| id.to_str().ok());
+    Ok(post(api, path, &body, id).await.unwrap_or_else(|error| error.reply()))
+}
+
+async fn post(api: &Api, path: &str, body: &Bytes, id: Option<&str>) -> Result<Reply, ApiError> {
+    match path {
+        "/v1/chat/completions" => api::chat(api, body, id).await,
+        "/v1/completions" => api::completions(api, body, id).await,
+        "/v1/responses" => api::responses(api, body, id).await,
+        "/v1/embeddings" => api::embeddings(api, body, id).await,
+        "/tokenize" => api::tokenize(api, body),
+        "/detokenize" => api::detokenize(api, body),
+        "/reset_prefix_cache" => {
+            api.core.reset_cache().await;
+            Ok(empty())
+        }
+        _ => set_fault(api, body).await,
+    }
+}
+
+fn get(api: &Api, path: &str, query: &str) -> Reply {
+    match path {
+        "/health" | "/ping" => empty(),
+        "/version" => json(StatusCode::OK, format!(r#"{{"version":"{VLLM_VERSION}"}}"#)),
+        "/load" => {
+            let counted = api.args.enable_server_load_tracking;
+            let load = if counted { api.core.in_flight() } else { 0 };
+            json(StatusCode::OK, format!(r#"{{"server_load":{load}}}"#))
+        }
+        "/v1/models" => api::models(api),
+        _ => {
+            let text = render(&api.core.metrics, &api.args, &wanted_names(query));
+            whole(StatusCode::OK, "text/plain; version=1.0.0; charset=utf-8", text)
+        }
+    }
+}
+
+/// The values of `name[]` in a query.
+fn wanted_names(query: &str) -> Vec<String> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let pairs = pairs.map(|(key, value)| (unescaped(key), unescaped(value)));
+    pairs.filter(|(key, _)| key == "name[]").map(|(_, value)| value).collect()
+}
+
+/// Undoes percent encoding; what is not valid stays as it is.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|_| first == b'%');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            bytes.push(byte);
+            rest = &after[2..];
+        } else {
+            bytes.push(first);
+            rest = after;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// `POST /sim/fault`, which only the simulation has.
+async fn set_fault(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
+    let fault: Fault = serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))?;
+    tracing::info!(?fault, "a fault is set");
+    api.core.faults.set(fault);
+    if fault == Fault::ErrorEvent {
+        api.core.end_all(Finish::Error).await;
+    }
+    Ok(json(StatusCode::OK, "{}"))
+}

@@ -1,0 +1,272 @@
+//! Which sequences run in the next step and what the step produces. It is pure
+//! state: the stepping task in `engine` supplies the time between `plan` and
+//! `commit`, and nothing here waits or reads a clock.
+//!
+//! The rules are vLLM's in outline: running sequences first, then waiting ones in
+//! order, under a token budget and a sequence limit; long prompts in chunks; the
+//! youngest sequence is preempted when the cache is full. There is no priority, no
+//! speculative decoding and no LoRA.
+
+mod sequence;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+pub(crate) use sequence::{Limit, Sequence};
+
+use crate::kv_events::Event;
+use crate::mailbox::Finish;
+use crate::prefix_cache::BlockPool;
+
+/// The limits of one engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) sequences: usize,
+    pub(crate) batched_tokens: usize,
+    pub(crate) block_size: usize,
+    /// Usable blocks.
+    pub(crate) blocks: usize,
+    /// Whether anyone wants KV events.
+    pub(crate) kv_events: bool,
+}
+
+/// The work of one step, which decides how long it takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// Prompt tokens computed.
+    pub(crate) prefill_tokens: usize,
+    /// Sequences that compute one generated token.
+    pub(crate) decodes: usize,
+}
+
+/// What happened since the last `take_tally`, for the metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) generated_tokens: usize,
+    pub(crate) queried_tokens: usize,
+    pub(crate) cached_tokens: usize,
+    pub(crate) preemptions: usize,
+    pub(crate) finished: Vec<Finish>,
+}
+
+/// All sequences of one engine.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    limits: Limits,
+    pool: BlockPool,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    events: Vec<Event>,
+    tally: Tally,
+}
+
+impl Scheduler {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            pool: BlockPool::new(limits.blocks),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            events: Vec::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Puts a sequence at the end of the queue. The queue needs no bound of its own:
+    /// each entry belongs to an open connection.
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        self.waiting.push_back(sequence);
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn cache_usage(&self) -> f64 {
+        self.pool.usage()
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Chooses the work of the next step and gives it its blocks.
+    pub(crate) fn plan(&mut self) -> Step {
+        self.drop_cancelled();
+        let mut budget = self.limits.batched_tokens;
+        let preempted = self.plan_running(&mut budget);
+        if !preempted {
+            self.plan_waiting(&mut budget);
+        }
+        let mut step = Step::default();
+        for sequence in &self.running {
+            if sequence.is_decoding() {
+                step.decodes += sequence.scheduled.min(1);
+            } else {
+                step.prefill_tokens += sequence.scheduled;
+            }
+        }
+        step
+    }
+
+    /// Ends the step: every sequence whose tokens are all computed gets one more.
+    pub(crate) fn commit(&mut self) {
+        let (pool, tally) = (&mut self.pool, &mut self.tally);
+        self.running.retain_mut(|sequence| {
+            sequence.computed += std::mem::take(&mut sequence.scheduled);
+            if sequence.computed < sequence.len() {
+                return true;
+            }
+            if !sequence.has_generated() {
+                tally.prompt_tokens += sequence.prompt_length();
+            }
+            tally.generated_tokens += 1;
+            let Some(finish) = sequence.emit() else { return true };
+            tally.finished.push(finish);
+            pool.release(&sequence.blocks);
+            false
+        });
+        self.drop_cancelled();
+    }
+
+    /// Ends every sequence now.
+    pub(crate) fn end_all(&mut self, finish: Finish) {
+        for sequence in self.running.drain(..).chain(self.waiting.drain(..)) {
+            self.pool.release(&sequence.blocks);
+            sequence.end(finish);
+            self.tally.finished.push(finish);
+        }
+    }
+
+    /// Forgets all cached blocks, unless sequences hold some. As in vLLM, the event
+    /// goes out with the next step.
+    pub(crate) fn reset_cache(&mut self) {
+        if self.pool.clear() && self.limits.kv_events {
+            self.events.push(Event::AllBlocksCleared);
+        }
+    }
+
+    /// KV events of the steps since the last call.
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Counts since the last call.
+    pub(crate) fn take_tally(&mut self) -> Tally {
+        std::mem::take(&mut self.tally)
+    }
+
+    fn drop_cancelled(&mut self) {
+        let pool = &mut self.pool;
+        self.running.retain(|sequence| {
+            let keep = !sequence.is_cancelled();
+            if !keep {
+                pool.release(&sequence.blocks);
+            }
+            keep
+        });
+        self.waiting.retain(|sequence| !sequence.is_cancelled());
+    }
+
+    /// Schedules the running sequences; true if one of them had to give way.
+    fn plan_running(&mut self, budget: &mut usize) -> bool {
+        let mut preempted = false;
+        let mut index = 0;
+        while index < self.running.len() && *budget > 0 {
+            let wanted = self.running[index].remaining().min(*budget);
+            if self.schedule_running(index, wanted) {
+                *budget -= wanted;
+                index += 1;
+            } else {
+                preempted = true;
+                let mut victim = self.running.pop().expect("the loop's index is inside");
+                self.pool.release(&std::mem::take(&mut victim.blocks));
+                victim.restart();
+                self.tally.preemptions += 1;
+                self.waiting.push_front(victim);
+            }
+        }
+        preempted
+    }
+
+    fn schedule_running(&mut self, index: usize, wanted: usize) -> bool {
+        let sequence = &mut self.running[index];
+        let blocks = (sequence.computed + wanted).div_ceil(self.limits.block_size);
+        let missing = blocks.saturating_sub(sequence.blocks.len());
+        if !self.pool.allocate(missing, &mut sequence.blocks) {
+            return false;
+        }
+        sequence.scheduled = wanted;
+        self.record_evicted();
+        self.store_full_blocks(index);
+        true
+    }
+
+    fn plan_waiting(&mut self, budget: &mut usize) {
+        while *budget > 0 && self.running.len() < self.limits.sequences {
+            let Some(mut sequence) = self.waiting.pop_front() else { return };
+            if !self.admit(&mut sequence, *budget) {
+                self.waiting.push_front(sequence);
+                return;
+            }
+            *budget -= sequence.scheduled;
+            self.running.push(sequence);
+            self.record_evicted();
+            self.store_full_blocks(self.running.len() - 1);
+        }
+    }
+
+    /// Gives a waiting sequence its cached and new blocks, if they are there.
+    fn admit(&mut self, sequence: &mut Sequence, budget: usize) -> bool {
+        let size = self.limits.block_size;
+        // The last token is always computed, because its result is the next token.
+        let matchable = (sequence.len() - 1) / size;
+        let matched = self.pool.matched(&sequence.hashes()[..matchable]);
+        let cached = matched.len() * size;
+        let wanted = (sequence.len() - cached).min(budget);
+        let missing = (cached + wanted).div_ceil(size) - matched.len();
+        if missing + self.pool.idle_among(&matched) > self.pool.idle() {
+            return false;
+        }
+        self.pool.reference(&matched);
+        sequence.blocks = matched;
+        assert!(self.pool.allocate(missing, &mut sequence.blocks), "room was checked above");
+        if sequence.start(cached, wanted) {
+            self.tally.queried_tokens += sequence.prompt_length();
+            self.tally.cached_tokens += cached;
+        }
+        true
+    }
+
+    fn record_evicted(&mut self) {
+        let evicted = self.pool.take_evicted();
+        if self.limits.kv_events {
+            self.events.extend(evicted.into_iter().map(Event::removed));
+        }
+    }
+
+    /// Blocks count as stored when they are scheduled, as in vLLM.
+    fn store_full_blocks(&mut self, index: usize) {
+        let size = self.limits.block_size;
+        let sequence = &mut self.running[index];
+        let full = (sequence.computed + sequence.scheduled) / size;
+        let already = sequence.stored;
+        if full <= already {
+            return;
+        }
+        sequence.stored = full;
+        for position in already..full {
+            self.pool.store(sequence.blocks[position], sequence.hashes()[position]);
+        }
+        if self.limits.kv_events {
+            self.events.push(sequence.stored_event(already..full));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! One sequence: its tokens, how many are computed, and the blocks it holds.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::kv_events::Event;
+use crate::mailbox::{Finish, Mailbox};
+use crate::prefix_cache::BlockId;
+use crate::tokens::{Continuation, hash_text, mix};
+
+/// When a sequence ends, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    /// Generated tokens, at least 1.
+    pub(crate) tokens: usize,
+    /// The reason given then.
+    pub(crate) finish: Finish,
+}
+
+/// One prompt and the answer that grows behind it.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    mailbox: Arc<Mailbox>,
+    choice: usize,
+    tokens: Vec<u32>,
+    prompt_length: usize,
+    limit: Limit,
+    continuation: Continuation,
+    salt: Option<String>,
+    block_size: usize,
+    /// Hashes of the full blocks, each depending on all before it.
+    hashes: Vec<u64>,
+    /// Whether it ran before, so that its cache query is counted once.
+    started: bool,
+    pub(super) blocks: Vec<BlockId>,
+    /// Tokens whose results are in the blocks.
+    pub(super) computed: usize,
+    /// Tokens of the step under way.
+    pub(super) scheduled: usize,
+    /// Blocks that carry a hash.
+    pub(super) stored: usize,
+}
+
+impl Sequence {
+    /// A sequence that is choice `choice` of its request.
+    pub(crate) fn new(mailbox: Arc<Mailbox>, choice: usize, prompt: Vec<u32>, limit: Limit, continuation: Continuation) -> Self {
+        Self {
+            mailbox,
+            choice,
+            prompt_length: prompt.len(),
+            tokens: prompt,
+            limit,
+            continuation,
+            salt: None,
+            block_size: 1,
+            hashes: Vec::new(),
+            started: false,
+            blocks: Vec::new(),
+            computed: 0,
+            scheduled: 0,
+            stored: 0,
+        }
+    }
+
+    /// Hashes the prompt's blocks; `salt` keeps them apart from those of others.
+    pub(crate) fn hashed(mut self, block_size: usize, salt: Option<String>) -> Self {
+        self.block_size = block_size;
+        self.salt = salt;
+        self.hash_full_blocks();
+        self
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(super) fn prompt_length(&self) -> usize {
+        self.prompt_length
+    }
+
+    pub(super) fn hashes(&self) -> &[u64] {
+        &self.hashes
+    }
+
+    pub(super) fn remaining(&self) -> usize {
+        self.len() - self.computed
+    }
+
+    /// Whether only generated tokens are left to compute.
+    pub(super) fn is_decoding(&self) -> bool {
+        self.has_generated() && self.computed >= self.prompt_length
+    }
+
+    pub(super) fn has_generated(&self) -> bool {
+        self.len() > self.prompt_length
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.mailbox.is_cancelled()
+    }
+
+    /// Begins to run; true if it is for the first time.
+    pub(super) fn start(&mut self, cached: usize, scheduled: usize) -> bool {
+        self.computed = cached;
+        self.stored = cached / self.block_size;
+        self.scheduled = scheduled;
+        let first_time = !std::mem::replace(&mut self.started, true);
+        if first_time {
+            self.mailbox.add_cached_tokens(cached);
+        }
+        first_time
+    }
+
+    /// Loses its blocks and has to compute everything again.
+    pub(super) fn restart(&mut self) {
+        self.computed = 0;
+        self.scheduled = 0;
+        self.stored = 0;
+    }
+
+    /// Generates one token and delivers it.
+    pub(super) fn emit(&mut self) -> Option<Finish> {
+        let token = self.continuation.next_token();
+        self.tokens.push(token);
+        if self.tokens.len().is_multiple_of(self.block_size) {
+            self.hash_full_blocks();
+        }
+        let generated = self.tokens.len() - self.prompt_length;
+        let finish = (generated >= self.limit.tokens).then_some(self.limit.finish);
+        self.mailbox.push(self.choice, token, generated == 1, finish);
+        finish
+    }
+
+    /// Ends without another token.
+    pub(super) fn end(&self, finish: Finish) {
+        self.mailbox.end(self.choice, finish);
+    }
+
+    /// The KV event that says that a range of blocks is stored.
+    pub(super) fn stored_event(&self, blocks: Range<usize>) -> Event {
+        let parent = blocks.start.checked_sub(1).map(|position| self.hashes[position]);
+        let tokens = blocks.start * self.block_size..blocks.end * self.block_size;
+        // vLLM mixes the salt into the first block of a prompt only.
+        let keys = blocks.clone().map(|position| {
+            let salt = self.salt.as_ref().filter(|_| position == 0);
+            salt.map(|salt| vec![salt.clone()])
+        });
+        let keys = keys.collect();
+        Event::stored(self.hashes[blocks].to_vec(), parent, self.tokens[tokens].to_vec(), keys)
+    }
+
+    fn hash_full_blocks(&mut self) {
+        let full = self.tokens.len() / self.block_size;
+        let salt = self.salt.as_deref().map_or(0, hash_text);
+        for position in self.hashes.len()..full {
+            let parent = position.checked_sub(1).map_or(salt, |parent| self.hashes[parent]);
+            let tokens = &self.tokens[position * self.block_size..][..self.block_size];
+            self.hashes.push(tokens.iter().fold(parent, |hash, token| mix(hash, u64::from(*token))));
+        }
+    }
+}

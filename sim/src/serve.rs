@@ -1,0 +1,345 @@
+//! The simulated engine as a server: it binds, starts as slowly as it is told to,
+//! listens, and stops the way `vllm serve` does. `serve` is all of that in one call.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixSocket, UnixStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, error, info, warn};
+
+use crate::api::{Api, unix_seconds};
+use crate::args::EngineArgs;
+use crate::engine::{Core, Stepping};
+use crate::error::Error;
+use crate::kv_events::{KvEventsConfig, Publisher};
+use crate::routes;
+
+/// Connections that may wait to be accepted; uvicorn's own number.
+const BACKLOG: u32 = 2048;
+/// How long connections may take to carry their last bytes away after a stop.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest path of a Unix socket on Linux.
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// Where an engine listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address, with the port that the system chose if it was 0.
+    Tcp(SocketAddr),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(formatter, "http://{address}"),
+        }
+    }
+}
+
+/// A socket that is bound and refuses connections until it listens, as a starting
+/// vLLM does.
+enum Bound {
+    Unix(UnixSocket),
+    Tcp(TcpSocket),
+}
+
+enum Listening {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+enum Connection {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// An engine that is bound and does not run yet.
+pub struct Engine {
+    api: Api,
+    stepping: Stepping,
+    bound: Bound,
+    address: Address,
+    kv_events: Option<KvEventsConfig>,
+}
+
+/// Runs an engine until `shutdown` completes and the requests in flight have ended as
+/// `--shutdown-timeout` says.
+///
+/// # Errors
+///
+/// When it cannot start, and `Error::Died` at once when a fault lets it die; the
+/// process should exit then.
+pub async fn serve(args: EngineArgs, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+    Engine::bind(args)?.run(shutdown).await
+}
+
+impl Engine {
+    /// Binds the address without listening; needs a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the address is taken (also by a socket file that an earlier run left) or
+    /// an argument is wrong.
+    pub fn bind(args: EngineArgs) -> Result<Self, Error> {
+        let kv_events = KvEventsConfig::parse(args.kv_events_config.as_deref())?;
+        check_sizes(&args)?;
+        let (bound, address) = match &args.uds {
+            Some(path) => bind_unix(path.clone())?,
+            None => bind_tcp(&args.host, args.port)?,
+        };
+        let args = Arc::new(args);
+        let (core, stepping) = Core::new(args.clone());
+        let api = Api { args, core, created: unix_seconds() };
+        Ok(Self { api, stepping, bound, address, kv_events })
+    }
+
+    /// Where it will listen.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Starts, serves until `shutdown` completes, and stops.
+    ///
+    /// # Errors
+    ///
+    /// As `serve`.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+        let Self { api, stepping, bound, address, kv_events } = self;
+        tokio::pin!(shutdown);
+        tokio::select! {
+            started = start_up(&api.args) => started?,
+            () = &mut shutdown => return Ok(()),
+        }
+        let server = Server::start(api, stepping, kv_events).await?;
+        info!("Starting vLLM server on {address}");
+        let listening = bound.listen(&address)?;
+        info!("Application startup complete.");
+        let death = server.death();
+        tokio::select! {
+            () = server.accept(&listening) => {}
+            () = &mut shutdown => {}
+            () = death => return server.die().await,
+        }
+        server.stop(listening).await;
+        Ok(())
+    }
+}
+
+/// The log of a start, in vLLM's words and order, and its delay.
+async fn start_up(args: &EngineArgs) -> Result<(), Error> {
+    let model = &args.model;
+    let delay = Duration::from_millis(args.sim_start_ms);
+    info!("Initializing a V1 LLM engine (v{}) with config: model='{model}'", crate::VLLM_VERSION);
+    info!("Starting to load model {model}...");
+    tokio::time::sleep(delay / 2).await;
+    if args.sim_fail_start {
+        error!(
+            "Traceback (most recent call last):\n  File \"vllm/v1/engine/core.py\", line 1, in run_engine_core\nRuntimeError: Engine core initialization failed. See root cause above."
+        );
+        return Err(Error::FailedStart);
+    }
+    info!("Loading weights took {:.2} seconds", delay.as_secs_f64() / 2.0);
+    info!("KV cache size: {} tokens", args.cache_tokens());
+    tokio::time::sleep(delay / 2).await;
+    info!("init engine (profile, create kv cache, warmup model) took {:.2} seconds", delay.as_secs_f64());
+    Ok(())
+}
+
+/// A running engine: its API and the tasks behind it.
+struct Server {
+    api: Arc<Api>,
+    tasks: TaskTracker,
+    connections: TaskTracker,
+    /// Ends connections after the answer under way.
+    closing: CancellationToken,
+    /// Ends everything now.
+    killed: CancellationToken,
+}
+
+impl Server {
+    async fn start(api: Api, mut stepping: Stepping, kv_events: Option<KvEventsConfig>) -> Result<Self, Error> {
+        let server = Self {
+            api: Arc::new(api),
+            tasks: TaskTracker::new(),
+            connections: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            killed: CancellationToken::new(),
+        };
+        if let Some(config) = kv_events {
+            stepping.publish_to(Publisher::start(config, &server.tasks, &server.killed).await?);
+        }
+        server.tasks.spawn(server.killed.clone().run_until_cancelled_owned(stepping.run()));
+        Ok(server)
+    }
+
+    /// Resolves when a fault or `--sim-die-after-ms` ends the engine.
+    fn death(&self) -> impl Future<Output = ()> + use<> {
+        let death = self.api.core.faults.death().clone();
+        let after = self.api.args.sim_die_after_ms.map(Duration::from_millis);
+        async move {
+            match after {
+                Some(after) => drop(tokio::time::timeout(after, death.cancelled()).await),
+                None => death.cancelled().await,
+            }
+        }
+    }
+
+    /// Serves every connection in a task of its own; never returns.
+    async fn accept(&self, listening: &Listening) {
+        loop {
+            match listening.accept().await {
+                Ok(Connection::Unix(stream)) => self.serve_connection(stream),
+                Ok(Connection::Tcp(stream)) => {
+                    // Without it small events wait for acknowledgements.
+                    if let Err(error) = stream.set_nodelay(true) {
+                        debug!(%error, "cannot set TCP_NODELAY");
+                    }
+                    self.serve_connection(stream);
+                }
+                Err(error) => {
+                    // Mostly too many open files, which closing connections will cure.
+                    warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    fn serve_connection(&self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let (api, closing, killed) = (self.api.clone(), self.closing.clone(), self.killed.clone());
+        let serving = async move {
+            let api = &*api;
+            let answer = service_fn(|request| routes::answer(api, request));
+            let mut connection = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = closing.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                debug!(%error, "a connection broke");
+            }
+        };
+        self.connections.spawn(killed.run_until_cancelled_owned(serving));
+    }
+
+    /// What SIGTERM does to vLLM.
+    async fn stop(self, listening: Listening) {
+        // A hung engine ends no stream; then only the bound below helps.
+        let grace = Duration::from_secs(self.api.args.shutdown_timeout) + FLUSH_TIMEOUT;
+        tokio::select! {
+            // While it drains, an engine still takes connections and says it is healthy.
+            () = self.accept(&listening) => {}
+            _ = tokio::time::timeout(grace, self.api.core.stop()) => {}
+        }
+        drop(listening);
+        self.closing.cancel();
+        self.connections.close();
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.connections.wait()).await;
+        self.end().await;
+    }
+
+    /// What SIGKILL does: connections break wherever they are.
+    async fn die(self) -> Result<(), Error> {
+        error!("the engine dies as it was told to");
+        self.end().await;
+        Err(Error::Died)
+    }
+
+    async fn end(self) {
+        self.killed.cancel();
+        self.connections.close();
+        self.tasks.close();
+        self.connections.wait().await;
+        self.tasks.wait().await;
+    }
+}
+
+impl Bound {
+    fn listen(self, address: &Address) -> Result<Listening, Error> {
+        let listening = match self {
+            Self::Unix(socket) => socket.listen(BACKLOG).map(Listening::Unix),
+            Self::Tcp(socket) => socket.listen(BACKLOG).map(Listening::Tcp),
+        };
+        listening.map_err(|source| bind_error(address.to_string(), source))
+    }
+}
+
+impl Listening {
+    async fn accept(&self) -> std::io::Result<Connection> {
+        match self {
+            Self::Unix(listener) => Ok(Connection::Unix(listener.accept().await?.0)),
+            Self::Tcp(listener) => Ok(Connection::Tcp(listener.accept().await?.0)),
+        }
+    }
+}
+
+fn bind_unix(path: PathBuf) -> Result<(Bound, Address), Error> {
+    if path.as_os_str().len() > SOCKET_PATH_BYTES {
+        return Err(Error::PathTooLong { path });
+    }
+    let failed = |source| bind_error(format!("unix:{}", path.display()), source);
+    let socket = UnixSocket::new_stream().map_err(failed)?;
+    socket.bind(&path).map_err(failed)?;
+    Ok((Bound::Unix(socket), Address::Unix(path)))
+}
+
+fn bind_tcp(host: &str, port: u16) -> Result<(Bound, Address), Error> {
+    let ip = match host {
+        "localhost" => Ipv4Addr::LOCALHOST.into(),
+        "" | "*" => Ipv6Addr::UNSPECIFIED.into(),
+        host => host.parse().map_err(|_| Error::Argument { argument: "--host", reason: format!("`{host}` is not an IP address") })?,
+    };
+    let address = SocketAddr::new(ip, port);
+    let failed = |source| bind_error(address.to_string(), source);
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.map_err(failed)?;
+    socket.set_reuseaddr(true).map_err(failed)?;
+    socket.bind(address).map_err(failed)?;
+    let address = socket.local_addr().map_err(failed)?;
+    Ok((Bound::Tcp(socket), Address::Tcp(address)))
+}
+
+fn bind_error(address: String, source: std::io::Error) -> Error {
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => Error::AddressInUse { address },
+        _ => Error::Bind { address, source },
+    }
+}
+
+fn check_sizes(args: &EngineArgs) -> Result<(), Error> {
+    let positive = [
+        ("--block-size", args.block_size),
+        ("--max-num-seqs", args.max_num_seqs),
+        ("--max-num-batched-tokens", args.max_num_batched_tokens),
+        ("--stream-interval", args.stream_interval),
+    ];
+    for (argument, value) in positive {
+        if value == 0 {
+            return Err(Error::Argument { argument, reason: "it must be at least 1".to_owned() });
+        }
+    }
+    let (context, cache) = (args.context_length(), args.cache_tokens());
+    if context == 0 || context > cache {
+        return Err(Error::Argument {
+            argument: "--max-model-len",
+            reason: format!("{context} tokens do not fit the KV cache of {cache} tokens"),
+        });
+    }
+    Ok(())
+}

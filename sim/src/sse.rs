@@ -1,0 +1,83 @@
+//! The body of a streamed answer: it takes tokens from the mailbox and hands one
+//! event at a time to the server, which sends each as one HTTP chunk. What the events
+//! look like is decided by the writers in `api`.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+
+use crate::api::{ChatEvents, CompletionEvents, ResponseEvents};
+use crate::engine::Generation;
+use crate::mailbox::{Delta, Finish};
+
+/// The last event of a stream.
+pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// What vLLM sends, with Python's spacing, when the engine fails under a stream.
+const ENGINE_FAILED: &[u8] = b"data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace (above) for the root cause.\", \"type\": \"InternalServerError\", \"param\": null, \"code\": 500}}\n\n";
+
+/// Turns tokens into the events of one API.
+#[derive(Debug)]
+pub(crate) enum EventWriter {
+    Chat(ChatEvents),
+    Completions(CompletionEvents),
+    Responses(Box<ResponseEvents>),
+}
+
+/// A streamed answer. Dropping it ends the generation.
+#[derive(Debug)]
+pub(crate) struct EventStream {
+    generation: Generation,
+    writer: EventWriter,
+    ready: VecDeque<Bytes>,
+    deltas: Vec<Delta>,
+    unfinished: usize,
+}
+
+impl EventStream {
+    pub(crate) fn new(generation: Generation, writer: EventWriter) -> Self {
+        let unfinished = generation.choices;
+        Self { generation, writer, ready: VecDeque::new(), deltas: Vec::new(), unfinished }
+    }
+
+    /// The next event, or `None` after the last one.
+    pub(crate) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Poll::Ready(Some(event));
+            }
+            if self.unfinished == 0 {
+                return Poll::Ready(None);
+            }
+            ready!(self.generation.mailbox.poll_take(context, &mut self.deltas));
+            self.write_deltas();
+        }
+    }
+
+    fn write_deltas(&mut self) {
+        let cached_tokens = self.generation.mailbox.cached_tokens();
+        for delta in &self.deltas {
+            if delta.finish == Some(Finish::Error) {
+                self.ready.push_back(Bytes::from_static(ENGINE_FAILED));
+                self.ready.push_back(Bytes::from_static(DONE));
+                self.unfinished = 0;
+                return;
+            }
+            self.unfinished -= usize::from(delta.finish.is_some());
+            match &mut self.writer {
+                EventWriter::Chat(writer) => writer.write(delta, cached_tokens, &mut self.ready),
+                EventWriter::Completions(writer) => writer.write(delta, cached_tokens, &mut self.ready),
+                EventWriter::Responses(writer) => writer.write(delta, cached_tokens, &mut self.ready),
+            }
+        }
+        if self.unfinished == 0 {
+            match &mut self.writer {
+                EventWriter::Chat(writer) => writer.end(cached_tokens, &mut self.ready),
+                EventWriter::Completions(writer) => writer.end(cached_tokens, &mut self.ready),
+                // The Responses API ends with an event of its own, in `write`.
+                EventWriter::Responses(_) => {}
+            }
+        }
+    }
+}

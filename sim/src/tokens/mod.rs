@@ -1,0 +1,175 @@
+//! The engine's own tokenizer and its text: how a prompt becomes tokens, and which
+//! token follows. Tokens are reversible (the bytes of a prompt come back), and the
+//! text of an answer becomes the same tokens again when a client sends it back, so a
+//! conversation finds its prefix in the cache. Nothing here resembles a real
+//! vocabulary.
+
+mod vocabulary;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use vocabulary::PIECES;
+
+/// Opens a chat message.
+const MESSAGE_START: u32 = 256;
+/// Closes a chat message.
+const MESSAGE_END: u32 = 257;
+/// The vocabulary's pieces have the ids from here on.
+const FIRST_PIECE: u32 = 1000;
+/// Two bytes that are no piece; the low 16 bits are the bytes.
+const TWO_BYTES: u32 = 1 << 16;
+/// Three bytes that are no piece; the low 24 bits are the bytes.
+const THREE_BYTES: u32 = 1 << 24;
+
+static PIECE_IDS: LazyLock<HashMap<&'static [u8], u32>> =
+    LazyLock::new(|| (FIRST_PIECE..).zip(PIECES).map(|(id, piece)| (piece.as_bytes(), id)).collect());
+
+/// The pieces as they stand inside a JSON string.
+static ESCAPED: LazyLock<Vec<String>> = LazyLock::new(|| {
+    PIECES
+        .iter()
+        .map(|piece| {
+            let quoted = serde_json::to_string(piece).expect("a string is always valid JSON");
+            quoted[1..quoted.len() - 1].to_owned()
+        })
+        .collect()
+});
+
+/// Appends the tokens of `text`.
+pub(crate) fn encode(text: &str, tokens: &mut Vec<u32>) {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        let (word, after) = rest.split_at(word_length(rest));
+        rest = after;
+        match PIECE_IDS.get(word) {
+            Some(&id) => tokens.push(id),
+            None => tokens.extend(word.chunks(3).map(bytes_id)),
+        }
+    }
+}
+
+/// Appends the tokens of one chat message as the engine's template writes it.
+pub(crate) fn encode_message(role: &str, content: &str, tokens: &mut Vec<u32>) {
+    tokens.push(MESSAGE_START);
+    encode(role, tokens);
+    encode("\n", tokens);
+    encode(content, tokens);
+    tokens.push(MESSAGE_END);
+    encode("\n", tokens);
+}
+
+/// Appends the opening of the answer to a chat.
+pub(crate) fn encode_answer_start(tokens: &mut Vec<u32>) {
+    tokens.push(MESSAGE_START);
+    encode("assistant\n", tokens);
+}
+
+/// The text of any tokens; what is no token of this engine becomes U+FFFD.
+pub(crate) fn decode(tokens: &[u32]) -> String {
+    let mut bytes = Vec::with_capacity(tokens.len() * 4);
+    for &token in tokens {
+        push_bytes(token, &mut bytes);
+    }
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+/// Appends the text of generated tokens, escaped for a JSON string.
+pub(crate) fn push_escaped(tokens: &[u32], json: &mut Vec<u8>) {
+    for &token in tokens {
+        json.extend_from_slice(escaped(token).as_bytes());
+    }
+}
+
+/// The text of one generated token, escaped for a JSON string.
+fn escaped(token: u32) -> &'static str {
+    piece_index(token).map_or("", |index| &ESCAPED[index])
+}
+
+fn piece_index(token: u32) -> Option<usize> {
+    let index = usize::try_from(token.checked_sub(FIRST_PIECE)?).ok()?;
+    (index < PIECES.len()).then_some(index)
+}
+
+/// Bytes up to the end of the next word: a run of letters, digits and non-ASCII
+/// bytes with one space before it, or else a single byte.
+fn word_length(bytes: &[u8]) -> usize {
+    let in_word = |byte: &u8| byte.is_ascii_alphanumeric() || !byte.is_ascii();
+    let space = usize::from(bytes[0] == b' ');
+    let run = bytes[space..].iter().take_while(|byte| in_word(byte)).count();
+    if run == 0 { 1 } else { space + run }
+}
+
+fn bytes_id(bytes: &[u8]) -> u32 {
+    let value = bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
+    match bytes.len() {
+        1 => value,
+        2 => TWO_BYTES | value,
+        _ => THREE_BYTES | value,
+    }
+}
+
+fn push_bytes(token: u32, bytes: &mut Vec<u8>) {
+    let [top, high, middle, low] = token.to_be_bytes();
+    match token {
+        0..=255 => bytes.push(low),
+        MESSAGE_START => bytes.extend_from_slice(b"<|im_start|>"),
+        MESSAGE_END => bytes.extend_from_slice(b"<|im_end|>"),
+        _ if top == 1 => bytes.extend_from_slice(&[high, middle, low]),
+        _ if top == 0 && high == 1 => bytes.extend_from_slice(&[middle, low]),
+        _ => bytes.extend_from_slice(piece_index(token).map_or("\u{fffd}", |index| PIECES[index]).as_bytes()),
+    }
+}
+
+/// Mixes one number into a running hash (the finalizer of splitmix64).
+pub(crate) fn mix(hash: u64, value: u64) -> u64 {
+    let mut mixed = hash.rotate_left(23) ^ value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Hashes a name, for seeds and fingerprints.
+pub(crate) fn hash_text(text: &str) -> u64 {
+    text.bytes().fold(text.len() as u64, |hash, byte| mix(hash, u64::from(byte)))
+}
+
+/// Which token comes next. Like a model at temperature 0 it depends on the tokens
+/// alone, so a prompt extended by the first half of an answer continues with the
+/// second half.
+#[derive(Clone, Debug)]
+pub(crate) struct Continuation(u64);
+
+impl Continuation {
+    /// The state after `prompt`. `seed` combines all that is not in the prompt.
+    pub(crate) fn after(seed: u64, prompt: &[u32]) -> Self {
+        Self(prompt.iter().fold(seed, |hash, &token| mix(hash, u64::from(token))))
+    }
+
+    /// The next token, which becomes part of the state.
+    pub(crate) fn next_token(&mut self) -> u32 {
+        let index = self.0 % PIECES.len() as u64;
+        let token = FIRST_PIECE + u32::try_from(index).expect("the vocabulary is small");
+        self.0 = mix(self.0, u64::from(token));
+        token
+    }
+}
+
+/// A plausible log probability of `token` and of `alternatives` others, best first.
+pub(crate) fn log_probabilities(token: u32, alternatives: usize) -> Vec<(u32, f64)> {
+    let mut hash = mix(0, u64::from(token));
+    let mut probability = 0.0;
+    (0..=alternatives)
+        .map(|rank| {
+            hash = mix(hash, rank as u64);
+            let [.., low, _] = hash.to_be_bytes();
+            probability -= 0.05 + f64::from(low) / 128.0;
+            let index = hash % PIECES.len() as u64;
+            let other = FIRST_PIECE + u32::try_from(index).expect("the vocabulary is small");
+            (if rank == 0 { token } else { other }, probability)
+        })
+        .collect()
+}

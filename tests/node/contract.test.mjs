@@ -1,0 +1,147 @@
+// What the OpenAI SDK for Node may rely on, asked of `hostler up` with two simulated engines. The questions are fewer
+// than in tests/python: this suite is about the other SDK's way of reading answers, above all streams.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { createInterface } from "node:readline";
+import { after, before, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+import OpenAI from "openai";
+
+const MODEL = "tiny";
+const MESSAGES = [{ role: "user", content: "Say something about locomotives" }];
+// From the start of the process to engines that serve, and from SIGTERM to its end, in milliseconds.
+const START_MS = 30_000;
+const STOP_MS = 20_000;
+
+let hostler;
+let admin;
+let client;
+
+function binary() {
+  if (process.env.HOSTLER_BIN) return process.env.HOSTLER_BIN;
+  const builds = ["release", "debug"].map((build) => new URL(`../../target/${build}/hostler`, import.meta.url).pathname);
+  const found = builds.find(existsSync);
+  assert.ok(found, "no hostler binary: run `cargo build --release`, or set HOSTLER_BIN");
+  return found;
+}
+
+/** What the process printed behind each first word, once it has printed `ready`. */
+function printedUntilReady(child) {
+  return new Promise((resolve, reject) => {
+    const printed = {};
+    const log = [];
+    const fail = (why) => reject(new Error(`${why}\n${log.join("")}`));
+    const deadline = setTimeout(() => fail(`hostler was not ready within ${START_MS} ms`), START_MS);
+    child.stderr.on("data", (text) => log.push(text));
+    child.on("error", reject);
+    child.on("exit", (code) => fail(`hostler exited ${code}`));
+    createInterface({ input: child.stdout }).on("line", (line) => {
+      const [word, value] = line.split(/\s+/, 2);
+      printed[word] = value;
+      if (word !== "ready") return;
+      clearTimeout(deadline);
+      resolve(printed);
+    });
+  });
+}
+
+/** Requests that some engine has not finished yet. */
+async function inFlight() {
+  const child = spawn(binary(), ["ps", "--admin", admin, "--json"], { stdio: ["ignore", "pipe", "inherit"] });
+  let text = "";
+  for await (const piece of child.stdout) text += piece;
+  return JSON.parse(text)
+    .nodes.flatMap((node) => node.replicas)
+    .reduce((sum, replica) => sum + replica.in_flight, 0);
+}
+
+async function waitUntil(condition, what) {
+  const deadline = Date.now() + 5_000;
+  while (!(await condition())) {
+    assert.ok(Date.now() < deadline, `${what}: not within 5 s`);
+    await sleep(20);
+  }
+}
+
+before(async () => {
+  const options = ["--engine", "simulated", "--replicas", "2", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+  hostler = spawn(binary(), ["up", ...options, "--", "--served-model-name", MODEL, "--sim-step-ms", "5"], {
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const printed = await printedUntilReady(hostler);
+  admin = printed.admin;
+  client = new OpenAI({ baseURL: printed.edge, apiKey: "unused", maxRetries: 0, timeout: 30_000 });
+});
+
+after(async () => {
+  if (!hostler || hostler.exitCode !== null) return;
+  hostler.removeAllListeners("exit");
+  const ended = new Promise((resolve) => hostler.once("exit", resolve));
+  hostler.kill("SIGTERM");
+  const insist = setTimeout(() => hostler.kill("SIGKILL"), STOP_MS);
+  const code = await ended;
+  clearTimeout(insist);
+  assert.equal(code, 0, "hostler ends cleanly after SIGTERM");
+});
+
+test("a chat answers with text, a reason and usage", async () => {
+  const answer = await client.chat.completions.create({ model: MODEL, messages: MESSAGES, max_tokens: 8 });
+  assert.ok(answer.choices[0].message.content);
+  assert.equal(answer.choices[0].finish_reason, "length");
+  assert.equal(answer.usage.completion_tokens, 8);
+});
+
+test("a streamed chat adds up to the whole one and ends with usage", async () => {
+  const asked = { model: MODEL, messages: MESSAGES, max_tokens: 12, temperature: 0, seed: 1 };
+  const whole = await client.chat.completions.create(asked);
+  const stream = await client.chat.completions.create({ ...asked, stream: true, stream_options: { include_usage: true } });
+  const chunks = [];
+  for await (const chunk of stream) chunks.push(chunk);
+  const last = chunks.pop();
+  assert.deepEqual(last.choices, []);
+  assert.equal(last.usage.completion_tokens, 12);
+  assert.equal(chunks.map((chunk) => chunk.choices[0].delta.content ?? "").join(""), whole.choices[0].message.content);
+  assert.equal(chunks.at(-1).choices[0].finish_reason, "length");
+});
+
+test("a completion takes a prompt of tokens", async () => {
+  const answer = await client.completions.create({ model: MODEL, prompt: [11, 12, 13], max_tokens: 4 });
+  assert.equal(answer.usage.prompt_tokens, 3);
+  assert.ok(answer.choices[0].text);
+});
+
+test("models are listed once however many engines serve them", async () => {
+  const models = await client.models.list();
+  assert.deepEqual(models.data.map((model) => model.id).filter((id) => id === MODEL), [MODEL]);
+});
+
+test("an unknown model is the SDK's not-found error and names those there are", async () => {
+  await assert.rejects(client.chat.completions.create({ model: "no-such-model", messages: MESSAGES }), (error) => {
+    assert.ok(error instanceof OpenAI.NotFoundError);
+    assert.equal(error.param, "model");
+    assert.match(error.message, new RegExp(`\\b${MODEL}\\b`));
+    return true;
+  });
+});
+
+test("an aborted stream is no longer counted", async () => {
+  const stream = await client.completions.create({ model: MODEL, prompt: "never read", max_tokens: 3000, stream: true });
+  for await (const chunk of stream) {
+    assert.equal(chunk.object, "text_completion");
+    break; // leaving the loop aborts the request
+  }
+  await waitUntil(async () => (await inFlight()) === 0, "in-flight back to zero");
+});
+
+test("an aborted request is no longer counted", async () => {
+  const controller = new AbortController();
+  const asked = { model: MODEL, prompt: "never answered", max_tokens: 3000 };
+  const answer = client.completions.create(asked, { signal: controller.signal });
+  const refused = assert.rejects(answer, OpenAI.APIUserAbortError);
+  await waitUntil(async () => (await inFlight()) === 1, "one request in flight");
+  controller.abort();
+  await refused;
+  await waitUntil(async () => (await inFlight()) === 0, "in-flight back to zero");
+});

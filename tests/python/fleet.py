@@ -1,0 +1,226 @@
+"""Topologies for the suites: routers, agents and one engine for each agent, and what `hostler ps` says of them.
+
+An `Engine` says what an agent is told to run, so that one suite can ask simulated engines and real vLLM the same
+questions. Single processes are in processes.py.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import httpx2
+
+from processes import Process, ask, wait_until
+
+# How long a router takes at most to print its addresses, in seconds.
+LISTEN_SECONDS = 10
+MODEL = "tiny"
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """One replica as `hostler ps --json` shows it."""
+
+    node: str
+    id: str
+    phase: str
+    reason: str
+    models: list[str]
+    restarts: int
+    in_flight: int
+    engine_pid: int
+    engine_socket: str
+    served: int
+
+
+def replicas(admin: str) -> list[Replica]:
+    """What the router with this admin address knows, in the order it prints."""
+    names = [field.name for field in dataclasses.fields(Replica) if field.name != "node"]
+    return [
+        Replica(node=node["node"], **{name: replica[name] for name in names})
+        for node in json.loads(ask("ps", "--admin", admin, "--json"))["nodes"]
+        for replica in node["replicas"]
+    ]
+
+
+class Router(Process):
+    """`hostler router`. Given another's addresses, it takes the same ports."""
+
+    def __init__(self, name: str, folder: Path, like: "Router | None" = None):
+        """Starts it on free ports, or on those of `like`, which has ended; returns once it listens."""
+        any_port = "127.0.0.1:0"
+        super().__init__(
+            name,
+            [
+                "router",
+                *("--listen", host_and_port(like.edge) if like else any_port),
+                *("--agents-listen", like.agents if like else any_port),
+                *("--admin-listen", host_and_port(like.admin) if like else any_port),
+            ],
+            folder,
+        )
+        self.edge = self.printed("edge", LISTEN_SECONDS)
+        self.agents = self.printed("agents", LISTEN_SECONDS)
+        self.admin = self.printed("admin", LISTEN_SECONDS)
+
+    def replicas(self) -> list[Replica]:
+        """What this router knows of the fleet."""
+        return replicas(self.admin)
+
+    def in_flight(self) -> int:
+        """Requests not finished yet, over all replicas, whichever router they came through."""
+        return sum(replica.in_flight for replica in self.replicas())
+
+
+class Up(Process):
+    """`hostler up`: router, agent and engines of one machine in one process; ready when this returns."""
+
+    def __init__(self, folder: Path, flags: list[str], engines: int = 2):
+        """Starts it with simulated engines; `flags` are theirs."""
+        options = ["--engine", "simulated", "--replicas", str(engines), "--listen", "127.0.0.1:0"]
+        super().__init__("up", ["up", *options, "--admin-listen", "127.0.0.1:0", "--", *flags], folder)
+        self.edge = self.printed("edge", LISTEN_SECONDS)
+        self.admin = self.printed("admin", LISTEN_SECONDS)
+        self.printed("ready", 30)
+
+    replicas = Router.replicas
+    in_flight = Router.in_flight
+
+
+def host_and_port(url: str) -> str:
+    """`127.0.0.1:8000` of `http://127.0.0.1:8000/v1`."""
+    return url.removeprefix("http://").partition("/")[0]
+
+
+def own_model(node: str) -> str:
+    """The model name that only this node's engine answers to, beside the one that all share."""
+    return f"{MODEL}-{node}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """What each agent of a fleet runs, and how long that may take."""
+
+    kind: str
+    options: tuple[str, ...]
+    """For `hostler agent`."""
+    flags: tuple[str, ...]
+    """For the engine itself."""
+    start_seconds: float
+    """From nothing to ready, with both engines starting at once."""
+
+    def command(self, node: str) -> list[str]:
+        """What follows `hostler agent --node NODE …`."""
+        return [*self.options, "--replicas", "1", "--", "--served-model-name", MODEL, own_model(node), *self.flags]
+
+
+def simulated() -> Engine:
+    """Engines that emit a token of every running request each 10 ms."""
+    return Engine("simulated", ("--engine", "simulated"), ("--sim-step-ms", "10"), start_seconds=30)
+
+
+def vllm() -> Engine:
+    """Real vLLM on the CPU with the tiny model, both as tests/engine/install.sh leaves them."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hostler"
+    program, model = cache / "vllm-0.32" / "bin" / "vllm", cache / "tiny-model"
+    assert program.exists() and model.exists(), "vLLM or its tiny model is missing: run tests/engine/install.sh"
+    flags = (
+        *("--enforce-eager", "--max-model-len", "4096"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        # Left free, a model of random weights fills structured output with blanks and never closes the object.
+        *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+    )
+    # Measured on two shared cores: about a minute for two engines at once.
+    return Engine("vllm", ("--model", str(model), "--vllm-bin", str(program)), flags, start_seconds=300)
+
+
+class Fleet:
+    """Two routers and two agents, `a` and `b`, each agent attached to both routers and running one engine."""
+
+    NODES = ("a", "b")
+
+    def __init__(self, engine: Engine):
+        """Starts everything and returns when both routers see both engines ready."""
+        self.engine = engine
+        # Not pytest's own folder: engines listen on Unix sockets below this one, whose paths must stay short.
+        self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
+        self.routers: list[Router] = []
+        self.agents: list[Process] = []
+        try:
+            for name in ("router-1", "router-2"):
+                self.routers.append(Router(name, self.folder))
+            for node in self.NODES:
+                self.agents.append(self._agent(node))
+            self.wait_ready()
+            self._warm_up()
+        except BaseException:
+            self.stop(keep_logs=True)
+            raise
+
+    def _agent(self, node: str) -> Process:
+        routers = [word for router in self.routers for word in ("--router", router.agents)]
+        folders = ["--run-dir", str(self.folder / f"run-{node}"), "--log-dir", str(self.folder / f"log-{node}")]
+        return Process(
+            f"agent-{node}", ["agent", *routers, "--node", node, *folders, *self.engine.command(node)], self.folder
+        )
+
+    def _warm_up(self) -> None:
+        """One request to each engine on its own socket: vLLM's first logprobs take it 12 s."""
+        for replica in self.routers[0].replicas():
+            with self.direct(replica, timeout=120) as engine:
+                asked = {"model": MODEL, "prompt": "warm", "max_tokens": 2, "logprobs": 1}
+                engine.post("/v1/completions", json=asked).raise_for_status()
+
+    def replica(self, node: str) -> Replica:
+        """The one replica of this node, as the first router sees it."""
+        return next(replica for replica in self.routers[0].replicas() if replica.node == node)
+
+    @staticmethod
+    def direct(replica: Replica, timeout: float = 60) -> httpx2.Client:
+        """A client of the engine itself, through its own socket, with nothing of hostler between."""
+        transport = httpx2.HTTPTransport(uds=replica.engine_socket)
+        return httpx2.Client(transport=transport, base_url="http://engine", timeout=timeout)
+
+    def wait_ready(self) -> None:
+        """Returns when every router sees every engine ready; an engine that comes back from a crash is waited for."""
+
+        def all_ready() -> bool:
+            for agent in self.agents:
+                assert agent.child.poll() is None, f"{agent.name} exited {agent.child.returncode}\n{agent.tail()}"
+            phases = [[replica.phase for replica in router.replicas()] for router in self.routers]
+            return all(seen == ["ready"] * len(self.NODES) for seen in phases)
+
+        wait_until(all_ready, self.engine.start_seconds, "both engines ready at both routers", pause=0.2)
+
+    def wait_idle(self, seconds: float = 5) -> None:
+        """Returns when every router sees no request in flight."""
+        wait_until(lambda: not any(router.in_flight() for router in self.routers), seconds, "in-flight back to zero")
+
+    def restart_router(self, position: int) -> Router:
+        """Starts a router on the ports of the one that was killed there."""
+        old = self.routers[position]
+        self.routers[position] = Router(f"{old.name}-again", self.folder, like=old)
+        return self.routers[position]
+
+    def engine_logs(self) -> dict[str, str]:
+        """The end of each engine log, for a failure's report."""
+        logs = sorted(path for path in self.folder.glob("log-*/**/*") if path.is_file())
+        return {str(path.relative_to(self.folder)): path.read_text(errors="replace")[-3000:] for path in logs}
+
+    def stop(self, keep_logs: bool = False) -> None:
+        """Ends agents, then routers; each is ended even where one before it left something behind."""
+        complaints = []
+        for process in [*self.agents, *self.routers]:
+            try:
+                process.stop()
+            except AssertionError as complaint:
+                complaints.append(str(complaint))
+        left = [str(path) for path in self.folder.glob("run-*/**/*.sock")]
+        if left:
+            complaints.append(f"socket files left behind: {left}")
+        if not keep_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        assert not complaints, "\n\n".join(complaints)

@@ -1,0 +1,157 @@
+"""hostler's processes as the suites run them: start one, read what it prints, end it with all it started.
+
+Every process gets a session of its own. The agent puts each engine into a process group but never into another
+session, so whatever still carries the session's number afterwards was left behind, and `Process.stop` says so.
+Topologies of several processes are in fleet.py.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# How long a command that only asks (`hostler ps`) may take, in seconds.
+ASK_SECONDS = 20
+# How long a drain with nothing left in flight may take, in seconds: vLLM alone needs about five on two cores.
+STOP_SECONDS = 60
+
+# All that were started in this run, newest last; conftest.py shows their logs when a test fails.
+started: list["Process"] = []
+
+
+def binary() -> Path:
+    """The program under test: HOSTLER_BIN, else the release build, else the debug build."""
+    if chosen := os.environ.get("HOSTLER_BIN"):
+        return Path(chosen).resolve()
+    for build in ("release", "debug"):
+        candidate = REPOSITORY / "target" / build / "hostler"
+        if candidate.exists():
+            return candidate
+    raise FileNotFoundError("no hostler binary: run `cargo build --release`, or set HOSTLER_BIN")
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without settings of hostler's own, which would leak into the run."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOSTLER_")}
+    # One compute thread for each engine on the CPU: more of them wait for each other by spinning, and two such engines starve
+    # everything else on a small machine for seconds.
+    kept |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return kept | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def ask(*arguments: str) -> str:
+    """Runs a hostler command that ends by itself and returns what it printed; raises when it failed."""
+    ended = subprocess.run(
+        [binary(), *arguments], capture_output=True, text=True, timeout=ASK_SECONDS, env=environment(), check=False
+    )
+    assert ended.returncode == 0, f"hostler {' '.join(arguments)} exited {ended.returncode}: {ended.stderr.strip()}"
+    return ended.stdout
+
+
+def wait_until(condition, seconds: float, what: str, pause: float = 0.02):
+    """Asks `condition` again and again until its answer is true and returns that; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if answer := condition():
+            return answer
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(pause)
+
+
+def alive(*, session: int | None = None, group: int | None = None) -> dict[int, str]:
+    """The processes of a session or of a process group that still run, by pid with their command line.
+
+    Zombies do not count: in a container without an init nobody collects the grandchildren of a killed engine.
+    """
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The name may hold spaces and brackets; the fields after the last bracket do not.
+            state, _, its_group, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue  # it ended while we looked
+        wanted = int(its_session) == session if session is not None else int(its_group) == group
+        if wanted and state not in "ZX":
+            found[int(entry.name)] = command
+    return found
+
+
+class Process:
+    """One running hostler command: its standard output as lines, its standard error in a file."""
+
+    def __init__(self, name: str, arguments: list[str], folder: Path):
+        """Starts `hostler ARGUMENTS`; `name` names its log file in `folder`."""
+        self.name = name
+        self.log = folder / f"{name}.stderr"
+        self.killed = False
+        with self.log.open("ab") as log:
+            self.child = subprocess.Popen(
+                [binary(), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env=environment(),
+            )
+        self.lines: list[str] = []
+        self._printed = threading.Condition()
+        threading.Thread(target=self._collect, daemon=True).start()
+        started.append(self)
+
+    def _collect(self) -> None:
+        for line in self.child.stdout:
+            with self._printed:
+                self.lines.append(line.rstrip("\n"))
+                self._printed.notify_all()
+
+    def printed(self, word: str, seconds: float) -> str:
+        """Waits for the output line that begins with `word` and returns the rest of it."""
+
+        deadline = time.monotonic() + seconds
+        with self._printed:
+            while (rest := dict(line.partition(" ")[::2] for line in self.lines).get(word)) is None:
+                left = deadline - time.monotonic()
+                assert self.child.poll() is None, f"{self.name} exited {self.child.returncode}\n{self.tail()}"
+                assert left > 0, f"{self.name} printed no line {word!r} within {seconds} s\n{self.tail()}"
+                self._printed.wait(min(left, 0.1))
+            return rest.strip()
+
+    def tail(self, characters: int = 4000) -> str:
+        """The end of its log and all it printed, for a failure's report."""
+        log = self.log.read_text(errors="replace")[-characters:]
+        return "\n".join([*self.lines, log])
+
+    def kill(self) -> None:
+        """SIGKILL to this one process, as a crash would be; what it started is left to itself."""
+        self.killed = True
+        self.child.kill()
+        self.child.wait(timeout=10)
+
+    def stop(self) -> None:
+        """Ends it with SIGTERM and checks that nothing of its session is left; cleans up even where that fails."""
+        complaint = None
+        if not self.killed:
+            self.child.terminate()
+            try:
+                if code := self.child.wait(timeout=STOP_SECONDS):
+                    complaint = f"{self.name} exited {code}"
+            except subprocess.TimeoutExpired:
+                complaint = f"{self.name} was still running {STOP_SECONDS} s after SIGTERM"
+                self.kill()
+        try:
+            wait_until(lambda: not alive(session=self.child.pid), 5, f"{self.name} ended with all it started")
+        except AssertionError:
+            left = alive(session=self.child.pid)
+            complaint = complaint or f"{self.name} left processes behind: {left}"
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):  # it ended just now
+                    os.kill(pid, signal.SIGKILL)
+        assert complaint is None, f"{complaint}\n{self.tail()}"

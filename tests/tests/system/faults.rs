@@ -1,0 +1,199 @@
+//! Engines that die, err or are full: what had begun ends with an error and never as if it were whole, what had not begun goes elsewhere.
+
+use hostler_proto::agent::v1::Phase;
+use http::StatusCode;
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, signal};
+
+/// Streams that have all begun, as evenly spread as the router spreads them.
+async fn streams(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
+    let mut opened = Vec::new();
+    for _ in 0..count {
+        let mut stream = fleet.edge().open(CHAT, &chat_stream(tokens)).await;
+        stream.events(2).await;
+        opened.push(stream);
+    }
+    opened
+}
+
+async fn finish(streams: Vec<Answering>) -> Vec<Answer> {
+    let mut reading: JoinSet<Answer> = streams.into_iter().map(Answering::finish).collect();
+    let mut answers = Vec::new();
+    while let Some(answer) = reading.join_next().await {
+        answers.push(answer.unwrap());
+    }
+    answers
+}
+
+/// Whole answers and broken ones; each must be one or the other.
+fn whole_and_broken(answers: &[Answer]) -> (usize, usize) {
+    let broken = answers.iter().filter(|answer| answer.ended.is_err()).count();
+    for answer in answers {
+        if answer.ended.is_err() { answer.assert_broken_stream() } else { answer.assert_whole_stream() }
+    }
+    (answers.len() - broken, broken)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_engines_streams_end_with_an_error_event_and_those_of_the_other_go_on() {
+    let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
+    let opened = streams(&fleet, 16, 250).await;
+    let victim = fleet.until_replica("n0/0", "half of the streams", |replica| replica.in_flight == 8).await;
+    fleet.kill("n0/0").await;
+    assert_eq!(whole_and_broken(&finish(opened).await), (8, 8));
+    assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 0.0, "what has begun is not sent again");
+
+    let back = fleet.until_replica("n0/0", "a new life", |replica| replica.is_ready() && replica.epoch > victim.epoch).await;
+    assert_eq!(back.restarts, 1);
+    assert!(!is_alive(victim.pid) && is_alive(back.pid));
+    let served = back.served;
+    finish(streams(&fleet, 4, 5).await).await.iter().for_each(Answer::assert_whole_stream);
+    fleet.until_replica("n0/0", "requests again", |replica| replica.served > served).await;
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_without_a_first_byte_are_answered_by_another_engine() {
+    let fleet = Fleet::start(Setup::two_agents()).await;
+    fleet.fault("n0/0", "hang").await;
+    let edge = fleet.edge();
+    let mut requests = JoinSet::new();
+    for index in 0..12 {
+        let edge = edge.clone();
+        let body = if index % 2 == 0 { chat(10) } else { chat_stream(10) };
+        requests.spawn(async move { edge.post(CHAT, &body).await });
+    }
+    // The hung engine holds on to its half.
+    let stuck = fleet.until_replica("n0/0", "requests that wait", |replica| replica.in_flight >= 4).await.in_flight;
+    fleet.until_in_flight("n1/0", 0).await;
+    fleet.kill("n0/0").await;
+    while let Some(answer) = requests.join_next().await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status, &answer.ended), (StatusCode::OK, &Ok(())), "{}", answer.text());
+        assert!(answer.text().contains("\"finish_reason\":\"length\""), "{}", answer.text());
+    }
+    assert!(fleet.routers[0].metric("hostler_retries_total").await >= f64::from(stuck));
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engines_error_event_passes_and_its_done_does_not() {
+    let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
+    let opened = streams(&fleet, 6, 150).await;
+    fleet.until_in_flight("n0/0", 3).await;
+    fleet.fault("n0/0", "error_event").await;
+    let answers = finish(opened).await;
+    assert_eq!(whole_and_broken(&answers), (3, 3));
+    let passed = answers.iter().filter(|answer| answer.text().contains("EngineCore encountered an issue"));
+    assert_eq!(passed.count(), 3, "the engine's own words reach the client");
+    assert_eq!(fleet.replica("n0/0").await.restarts, 0);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
+    // The first token takes far longer than the test.
+    let fleet = Fleet::start(Setup::two_agents().engine_of(0, "--sim-step-ms 60000")).await;
+    let edge = fleet.edge();
+    let mut requests = JoinSet::new();
+    for _ in 0..4 {
+        let edge = edge.clone();
+        requests.spawn(async move { edge.post(CHAT, &chat_stream(10)).await });
+    }
+    // One that is placed only after the fault would wait for its first token.
+    crate::harness::until("all requests placed, and those at the quick engine answered", async || {
+        let (slow, quick) = (fleet.replica("n0/0").await, fleet.replica("n1/0").await);
+        let placed = u64::from(slow.in_flight) + quick.served;
+        if slow.in_flight >= 1 && placed == 4 { Ok(()) } else { Err(format!("{placed} placed")) }
+    })
+    .await;
+    fleet.fault("n0/0", "error_event").await;
+    while let Some(answer) = requests.join_next().await {
+        answer.unwrap().assert_whole_stream();
+    }
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_stopped_by_somebody_else_breaks_its_streams_and_is_started_again() {
+    let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
+    let opened = streams(&fleet, 6, 150).await;
+    let victim = fleet.until_replica("n0/0", "half of the streams", |replica| replica.in_flight == 3).await;
+    // It ends its streams with `abort` and `[DONE]`, and exits with code 0.
+    signal(victim.pid, Signal::TERM);
+    let reading = tokio::spawn(finish(opened));
+    let failed = fleet.until_replica("n0/0", "a crash", |replica| replica.phase == Phase::Failed).await;
+    assert!(failed.reason.contains("without having been asked to") && failed.reason.contains("exit status: 0"), "{}", failed.reason);
+    assert_eq!(whole_and_broken(&reading.await.unwrap()), (3, 3));
+    let back = fleet.until_replica("n0/0", "a new life", |replica| replica.is_ready() && replica.epoch > victim.epoch).await;
+    assert_eq!(back.restarts, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_cut_short_by_a_stopped_engine_is_not_given_as_whole() {
+    let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
+    let edge = fleet.edge();
+    let request = tokio::spawn(async move { edge.post(CHAT, &chat(100)).await });
+    let victim = crate::harness::until("the request's replica", async || {
+        let replicas = fleet.admin().replicas().await.unwrap();
+        let running = replicas.iter().find(|replica| replica.in_flight == 1);
+        running.cloned().ok_or_else(|| format!("{replicas:#?}"))
+    })
+    .await;
+    signal(victim.pid, Signal::TERM);
+    let answer = request.await.unwrap();
+    assert_eq!(
+        (answer.status, &answer.json()["choices"][0]["finish_reason"]),
+        (StatusCode::OK, &Value::from("length")),
+        "{}",
+        answer.text()
+    );
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_engine_is_not_noticed_while_another_has_room() {
+    let fleet = Fleet::start(Setup::two_agents()).await;
+    fleet.fault("n0/0", "busy").await;
+    for _ in 0..8 {
+        assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
+    }
+    fleet.fault("n1/0", "busy").await;
+    let answer = fleet.edge().post(CHAT, &chat(2)).await;
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("1")));
+    assert!(answer.message().starts_with("The engine is currently busy"), "{}", answer.text());
+    fleet.fault("n0/0", "ok").await;
+    assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_internal_error_of_two_engines_is_the_requests_own_and_marks_none_of_them() {
+    let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
+    let edge = fleet.edge();
+    let request = tokio::spawn(async move { edge.post(CHAT, &chat(2000)).await });
+    let mut erred: Vec<String> = Vec::new();
+    for _ in 0..2 {
+        let running = crate::harness::until("the request's next replica", async || {
+            let replicas = fleet.admin().replicas().await.unwrap();
+            let running = replicas.iter().find(|replica| replica.in_flight == 1 && !erred.contains(&replica.id));
+            running.map(|replica| replica.id.clone()).ok_or_else(|| format!("{replicas:#?}"))
+        })
+        .await;
+        fleet.fault(&running, "error_event").await;
+        erred.push(running);
+    }
+    let answer = request.await.unwrap();
+    assert_eq!(answer.status, 500);
+    assert!(answer.message().starts_with("EngineCore encountered an issue"), "{}", answer.text());
+    assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 1.0);
+
+    let opened = streams(&fleet, 4, 300).await;
+    fleet.until_in_flight("n0/0", 2).await;
+    fleet.until_in_flight("n1/0", 2).await;
+    drop(opened);
+    fleet.until_idle().await;
+}

@@ -1,0 +1,95 @@
+//! What an operator sees and does at one router, over the gRPC of its admin listener.
+
+use std::net::SocketAddr;
+
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::fleet_client::FleetClient;
+use hostler_proto::fleet::v1::{ListRequest, LogsRequest, Node, Replica, TargetRequest};
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+use super::wait::soon;
+
+/// One replica as a router sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) id: String,
+    pub(crate) phase: Phase,
+    pub(crate) suspect: bool,
+    pub(crate) reason: String,
+    pub(crate) epoch: u64,
+    pub(crate) restarts: u32,
+    pub(crate) pid: u32,
+    pub(crate) socket: String,
+    /// Requests of the router that was asked.
+    pub(crate) own: u32,
+    /// Requests of all routers.
+    pub(crate) in_flight: u32,
+    pub(crate) served: u64,
+}
+
+impl Seen {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready && !self.suspect
+    }
+}
+
+impl From<Replica> for Seen {
+    fn from(replica: Replica) -> Self {
+        let (state, load) = (replica.state.unwrap_or_default(), replica.load.unwrap_or_default());
+        Self {
+            id: replica.id,
+            phase: state.phase(),
+            suspect: replica.suspect,
+            reason: state.reason,
+            epoch: replica.epoch,
+            restarts: state.restarts,
+            pid: state.engine_pid,
+            socket: state.engine_socket,
+            own: replica.own_in_flight,
+            in_flight: load.in_flight,
+            served: load.served,
+        }
+    }
+}
+
+/// A client of a router's admin listener; it connects anew for each call, so it also serves for a router that was restarted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Admin(pub(crate) SocketAddr);
+
+impl Admin {
+    async fn client(self) -> Result<FleetClient<Channel>, Status> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).unwrap();
+        let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(FleetClient::new(channel))
+    }
+
+    pub(crate) async fn nodes(self) -> Result<Vec<Node>, Status> {
+        soon("the list of nodes", async { Ok(self.client().await?.list(ListRequest {}).await?.into_inner().nodes) }).await
+    }
+
+    pub(crate) async fn replicas(self) -> Result<Vec<Seen>, Status> {
+        Ok(self.nodes().await?.into_iter().flat_map(|node| node.replicas).map(Seen::from).collect())
+    }
+
+    pub(crate) async fn replica(self, id: &str) -> Seen {
+        let replicas = self.replicas().await.unwrap();
+        let found = replicas.iter().find(|replica| replica.id == id).cloned();
+        found.unwrap_or_else(|| panic!("no replica {id} in {replicas:?}"))
+    }
+
+    pub(crate) async fn drain(self, target: &str) -> Result<Vec<String>, Status> {
+        let request = TargetRequest { target: target.to_owned() };
+        soon("a drain's answer", async { Ok(self.client().await?.drain(request).await?.into_inner().replicas) }).await
+    }
+
+    pub(crate) async fn restart(self, target: &str) -> Result<Vec<String>, Status> {
+        let request = TargetRequest { target: target.to_owned() };
+        soon("a restart's answer", async { Ok(self.client().await?.restart(request).await?.into_inner().replicas) }).await
+    }
+
+    pub(crate) async fn logs(self, replica: &str, lines: u32) -> Result<Vec<String>, Status> {
+        let request = LogsRequest { replica: replica.to_owned(), lines };
+        soon("an engine's log", async { Ok(self.client().await?.logs(request).await?.into_inner().lines) }).await
+    }
+}

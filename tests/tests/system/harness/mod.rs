@@ -1,0 +1,36 @@
+//! What the system tests are built from: fleets in this process, the program as a process of its own, clients, and waiting.
+
+mod admin;
+mod client;
+mod fleet;
+mod program;
+mod wait;
+
+pub(crate) use admin::{Admin, Seen};
+pub(crate) use client::{Answer, Answering, Endpoint, raw};
+pub(crate) use fleet::{Fleet, RunningRouter, Setup, attach, link};
+pub(crate) use program::{Ended, Program, Workplace, hostler, is_alive, kill_group, signal};
+pub(crate) use wait::{DEADLINE, soon, until};
+
+use serde_json::{Value, json};
+
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_hostler-under-test");
+
+/// What simulated engines serve unless told otherwise.
+pub(crate) const MODEL: &str = "simulated";
+
+/// A chat request of `tokens` tokens.
+pub(crate) fn chat(tokens: usize) -> Value {
+    json!({"model": MODEL, "messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens})
+}
+
+/// The same as an event stream.
+pub(crate) fn chat_stream(tokens: usize) -> Value {
+    let mut body = chat(tokens);
+    body["stream"] = true.into();
+    body
+}
+
+/// Where chats go.
+pub(crate) const CHAT: &str = "/v1/chat/completions";

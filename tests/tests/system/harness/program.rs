@@ -1,0 +1,216 @@
+//! The program as users run it: a process of its own in a place of its own, ended with all its engines when the test ends.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tempfile::TempDir;
+
+use super::PROGRAM;
+use super::wait::{DEADLINE, until};
+
+/// Home, logs and sockets of the programs that one test starts.
+#[derive(Debug)]
+pub(crate) struct Workplace {
+    directory: TempDir,
+    /// Variables of its own, such as PATH.
+    pub(crate) environment: Vec<(&'static str, &'static str)>,
+}
+
+/// A program that runs.
+#[derive(Debug)]
+pub(crate) struct Program {
+    child: Child,
+    name: String,
+    home: PathBuf,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) success: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Workplace {
+    pub(crate) fn new() -> Self {
+        // Short: the paths of Unix sockets begin with it.
+        Self { directory: tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap(), environment: Vec::new() }
+    }
+
+    /// Writes a file and gives back its path.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// What is below the run directory, sockets included.
+    pub(crate) fn left(&self) -> Vec<PathBuf> {
+        fn below(path: PathBuf, found: &mut Vec<PathBuf>) {
+            for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+                found.push(entry.path());
+                below(entry.path(), found);
+            }
+        }
+        let mut found = Vec::new();
+        below(self.run_dir(), &mut found);
+        // The lock of the whole directory stays.
+        found.retain(|path| *path != self.run_dir().join("lock"));
+        found
+    }
+
+    /// The processes that were started here and live, engines included.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let mark = format!("HOSTLER_AGENT_RUN_DIR={}", self.run_dir().display());
+        let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let ours = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) && is_alive(*pid)
+        };
+        pids.filter(ours).collect()
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.directory.path().join("run")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HOSTLER_")) {
+            command.env_remove(name);
+        }
+        command.args(arguments).env("HOME", self.directory.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
+        command.env("HOSTLER_AGENT_RUN_DIR", self.run_dir()).env("HOSTLER_AGENT_PROBE_INTERVAL", "20ms").stdin(Stdio::null());
+        command.envs(self.environment.iter().copied());
+        command
+    }
+
+    /// Starts a program that goes on until it is told to end.
+    pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Program {
+        let home = self.directory.path().to_owned();
+        let file = |end: &str| File::create(home.join(format!("{name}.{end}"))).unwrap();
+        let child = self.command(arguments).stdout(file("out")).stderr(file("err")).spawn().unwrap();
+        Program { child, name: name.to_owned(), home: home.clone() }
+    }
+
+    /// Starts `hostler up` with this many simulated engines, on free ports.
+    pub(crate) fn up(&self, replicas: usize, engine: &[&str]) -> Program {
+        let replicas = replicas.to_string();
+        let mut arguments = vec!["up", "--engine", "simulated", "--replicas", &replicas];
+        arguments.extend(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--", "--sim-start-ms", "50"]);
+        arguments.extend(engine);
+        self.start("up", &arguments)
+    }
+
+    /// Runs a program that ends by itself.
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Ended {
+        let mut command = tokio::process::Command::from(self.command(arguments));
+        let output = tokio::time::timeout(DEADLINE, command.kill_on_drop(true).output()).await;
+        let output = output.unwrap_or_else(|_| panic!("hostler {arguments:?} does not end")).unwrap();
+        Ended {
+            success: output.status.success(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+/// Runs the program where nothing is configured.
+pub(crate) async fn hostler(arguments: &[&str]) -> Ended {
+    Workplace::new().run(arguments).await
+}
+
+impl Program {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn stdout(&self) -> String {
+        fs::read_to_string(self.home.join(format!("{}.out", self.name))).unwrap_or_default()
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        fs::read_to_string(self.home.join(format!("{}.err", self.name))).unwrap_or_default()
+    }
+
+    /// Waits for a line of its output that begins like this; gives back the whole line.
+    pub(crate) async fn line(&self, beginning: &str) -> String {
+        until(&format!("a line {beginning:?}"), async || {
+            let (out, error) = (self.stdout(), self.stderr());
+            let whole = out.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let line = whole.lines().find(|line| line.starts_with(beginning));
+            line.map(str::to_owned).ok_or_else(|| format!("{out}\n{error}"))
+        })
+        .await
+    }
+
+    /// The address in a line such as `edge    http://127.0.0.1:8000/v1`.
+    pub(crate) async fn address(&self, of: &str) -> std::net::SocketAddr {
+        let line = self.line(of).await;
+        let address = line.split_whitespace().nth(1).unwrap().trim_start_matches("http://").trim_end_matches("/v1");
+        address.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self::signal(self.pid(), signal);
+    }
+
+    /// Waits until it ends.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let (home, name) = (self.home.clone(), self.name.clone());
+        until("the program's end", async || {
+            let ended = self.child.try_wait().unwrap();
+            ended.ok_or_else(|| fs::read_to_string(home.join(format!("{name}.err"))).unwrap_or_default())
+        })
+        .await
+    }
+}
+
+impl Drop for Program {
+    #[allow(clippy::disallowed_methods, reason = "a destructor cannot await, and the test is over")]
+    fn drop(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline && self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            // The second signal stops it at once, engines included.
+            self.signal(Signal::TERM);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // Of a program that does not obey, the engines are found by what it wrote down.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for agent in fs::read_dir(self.home.join("run")).into_iter().flatten().flatten() {
+            for engine in fs::read_dir(agent.path()).into_iter().flatten().flatten() {
+                let record = fs::read_to_string(engine.path().join("engine.pid")).unwrap_or_default();
+                if let Some(pid) = record.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
+                    kill_group(pid);
+                }
+            }
+        }
+    }
+}
+
+/// Sends a signal to one process.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    // One that has ended is what the caller wants.
+    let _ = kill_process(process(pid), signal);
+}
+
+/// Kills a process group.
+pub(crate) fn kill_group(leader: u32) {
+    let _ = kill_process_group(process(leader), Signal::KILL);
+}
+
+/// Whether a process runs; one that has ended and was not collected does not.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+    state.is_some_and(|state| !matches!(state, "Z" | "X"))
+}
+
+fn process(pid: u32) -> Pid {
+    Pid::from_raw(pid.cast_signed()).expect("only processes that exist are signalled")
+}

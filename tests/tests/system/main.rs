@@ -1,0 +1,16 @@
+//! Whole-system tests: the real run functions over simulated engines, each theme in a file of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod cli;
+mod docs;
+mod drains;
+mod faults;
+mod fidelity;
+mod harness;
+mod lanes;
+mod lifetimes;
+mod pages;
+mod refusals;
+mod restarts;
+mod routers;

@@ -1,0 +1,111 @@
+//! A router keeps nothing that agents cannot tell again: one that was killed is whole when its agents are back.
+
+use std::time::{Duration, Instant};
+
+use crate::harness::{Admin, CHAT, Endpoint, Fleet, RunningRouter, Setup, Workplace, chat, chat_stream, kill_group, signal, until};
+use hostler_router::RouterConfig;
+use rustix::process::Signal;
+
+/// From a router's start to its first answer; the design's own limit is 2 s, the rest is for a busy machine.
+const ROUTABLE: Duration = Duration::from_secs(6);
+
+async fn first_answer(edge: &Endpoint) {
+    until("an answer", async || {
+        let request = http::Request::get("/health").body(http_body_util::Full::default()).unwrap();
+        // It may not listen yet.
+        match edge.try_send(request).await {
+            Ok(answer) if answer.status == 200 => Ok(()),
+            Ok(answer) => Err(answer.status.to_string()),
+            Err(error) => Err(error),
+        }
+    })
+    .await;
+    assert_eq!(edge.post(CHAT, &chat(3)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_router_serves_again_as_soon_as_it_is_back() {
+    let workplace = Workplace::new();
+    let start = |name: &str, [edge, agents, admin]: [&str; 3]| {
+        workplace.start(name, &["router", "--listen", edge, "--agents-listen", agents, "--admin-listen", admin])
+    };
+    let mut router = start("first", ["127.0.0.1:0"; 3]);
+    let addresses = [router.address("edge").await, router.address("agents").await, router.address("admin").await];
+    let mut fleet = Fleet::launch(Setup::agents(0)).await;
+    for _ in 0..2 {
+        fleet.add_agent(vec![addresses[1].to_string()]).await;
+    }
+    let (edge, admin) = (Endpoint::Tcp(addresses[0]), Admin(addresses[2]));
+    first_answer(&edge).await;
+    let mut running = edge.open(CHAT, &chat_stream(10_000)).await;
+    running.events(2).await;
+
+    signal(router.pid(), Signal::KILL);
+    router.ended().await;
+    assert!(running.finish().await.ended.is_err());
+    let begun = Instant::now();
+    let _router = start("second", addresses.map(|address| address.to_string()).each_ref().map(String::as_str));
+    first_answer(&edge).await;
+    assert!(begun.elapsed() < ROUTABLE, "the first answer came after {:?}", begun.elapsed());
+    until("both engines, with nothing left of the lost stream", async || {
+        let replicas = admin.replicas().await.map_err(|status| status.to_string())?;
+        let whole =
+            replicas.len() == 2 && replicas.iter().all(|replica| replica.is_ready() && replica.in_flight == 0 && replica.restarts == 0);
+        if whole { Ok(()) } else { Err(format!("{replicas:#?}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_router_may_come_and_go_while_another_serves() {
+    let mut fleet = Fleet::start(Setup::two_agents().routers(2)).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(600)).await;
+    stream.events(2).await;
+    let leaving = fleet.routers.pop().unwrap();
+    leaving.shutdown.drain();
+    leaving.task.await.unwrap();
+    let config = RouterConfig {
+        listen: leaving.edge.to_string(),
+        agents_listen: leaving.agents.to_string(),
+        admin_listen: leaving.admin.to_string(),
+        ..fleet.router_config()
+    };
+    fleet.routers.push(RunningRouter::start(config).await);
+    fleet.until_ready().await;
+    assert_eq!(fleet.routers[1].edge().post(CHAT, &chat(3)).await.status, 200);
+    stream.finish().await.assert_whole_stream();
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_engines_of_a_killed_agent_are_ended_by_the_next_one() {
+    let fleet = Fleet::launch(Setup::agents(0)).await;
+    let agents = fleet.routers[0].agents.to_string();
+    let workplace = Workplace::new();
+    let start = |name: &str| {
+        let role = ["agent", "--router", &agents, "--node", "n0", "--engine", "simulated", "--replicas", "1"];
+        workplace.start(name, &[&role[..], &["--", "--sim-start-ms", "50"]].concat())
+    };
+    let known = async |life: u64| {
+        until("a ready replica", async || {
+            let replicas = fleet.admin().replicas().await.unwrap();
+            let ready = replicas.iter().find(|replica| replica.is_ready() && replica.epoch > life).cloned();
+            ready.ok_or_else(|| format!("{replicas:?}"))
+        })
+        .await
+    };
+    let mut first = start("first");
+    let orphan = known(0).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
+    stream.events(2).await;
+    signal(first.pid(), Signal::KILL);
+    first.ended().await;
+    stream.finish().await.assert_broken_stream();
+    assert!(crate::harness::is_alive(orphan.pid), "the engine does not depend on its agent's life");
+    let _second = start("second");
+    known(orphan.epoch).await;
+    let left = crate::harness::is_alive(orphan.pid);
+    kill_group(orphan.pid);
+    assert!(!left, "two engines run where one is wanted");
+    assert_eq!(fleet.edge().post(CHAT, &chat(3)).await.status, 200);
+}

@@ -1,0 +1,149 @@
+//! Several routers over the same agents, several addresses of one router, and agents that break the contract.
+
+use std::time::Duration;
+
+use hostler_proto::agent::v1::attach_request::Message;
+use hostler_proto::agent::v1::attach_response::Message as Told;
+use hostler_proto::agent::v1::directive::Order;
+use hostler_proto::agent::v1::{AttachRequest, AttachResponse, FrameBatch, Hello, Phase, ReplicaReport, ReplicaState, Report};
+use hostler_proto::{PROTOCOL, TICKET_KEY};
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Streaming};
+
+use crate::harness::{CHAT, Fleet, Setup, attach, chat_stream, link, soon, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_share_the_agents_and_each_sees_the_others_requests() {
+    let fleet = Fleet::start(Setup::two_agents().routers(2)).await;
+    let mut opened = Vec::new();
+    for router in [0, 0, 1, 1, 1, 1] {
+        let mut stream = fleet.routers[router].edge().open(CHAT, &chat_stream(10_000)).await;
+        stream.events(2).await;
+        opened.push(stream);
+        // The next choice knows of this one.
+        let open = opened.len();
+        for router in &fleet.routers {
+            until("the request seen", async || {
+                let replicas = router.admin().replicas().await.unwrap();
+                let seen: u32 = replicas.iter().map(|replica| replica.in_flight).sum();
+                if seen as usize == open { Ok(()) } else { Err(format!("{replicas:#?}")) }
+            })
+            .await;
+        }
+    }
+    for (router, own) in fleet.routers.iter().zip([1, 2]) {
+        for replica in router.admin().replicas().await.unwrap() {
+            assert_eq!((replica.own, replica.in_flight), (own, 3), "the six are spread evenly over both: {replica:?}");
+        }
+    }
+    drop(opened);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
+    let mut fleet = Fleet::launch(Setup::agents(0).router(|router| router.agents_listen = "0.0.0.0:0".into())).await;
+    let port = fleet.routers[0].agents.port();
+    fleet.add_agent(vec![format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}")]).await;
+    until("a ready replica", async || {
+        let replicas = fleet.admin().replicas().await.unwrap();
+        if replicas.iter().any(crate::harness::Seen::is_ready) { Ok(()) } else { Err(format!("{replicas:?}")) }
+    })
+    .await;
+    // The second address is tried again and again meanwhile; did it attach, it would take the lanes of the first.
+    let stream = fleet.edge().open(CHAT, &chat_stream(300)).await;
+    stream.finish().await.assert_whole_stream();
+    assert_eq!(fleet.admin().nodes().await.unwrap().len(), 1);
+}
+
+fn hello(protocol: u32) -> Message {
+    Message::Hello(Hello { protocol, agent_version: "9.8.7".into(), node: "stranger".into(), life: 7 })
+}
+
+fn report(sequence: u64, snapshot: bool) -> Message {
+    let state = ReplicaState { phase: Phase::Ready.into(), reason: "the engine serves".into(), ..ReplicaState::default() };
+    let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), load: None };
+    Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() } })
+}
+
+async fn next(answers: &mut Streaming<AttachResponse>) -> Told {
+    soon("a message of the router", answers.message()).await.unwrap().expect("the stream goes on").message.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_of_another_protocol_is_refused_naming_both_versions() {
+    let fleet = Fleet::launch(Setup::agents(0)).await;
+    let refused = attach(fleet.routers[0].agents, [hello(PROTOCOL + 1)]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    for part in ["agent 9.8.7 speaks protocol 2", "router 0.1.0 speaks protocol 1", "the same version"] {
+        assert!(refused.message().contains(part), "{}", refused.message());
+    }
+    let refused = attach(fleet.routers[0].agents, [report(0, true)]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert_eq!(fleet.admin().nodes().await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_without_the_ticket_of_a_live_attachment_is_refused() {
+    let fleet = Fleet::launch(Setup::agents(0)).await;
+    let address = fleet.routers[0].agents;
+    let (sender, mut answers) = attach(address, [hello(PROTOCOL)]).await.unwrap();
+    let Told::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
+    let carry = async |ticket: &[u8]| {
+        let mut client = link(address).await;
+        let mut request = Request::new(tokio_stream::pending::<FrameBatch>());
+        request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
+        soon("an answer to Carry", client.carry(request)).await.map(drop)
+    };
+    let mut wrong = welcome.ticket.to_vec();
+    wrong[0] ^= 1;
+    for ticket in [&wrong[..], b""] {
+        assert_eq!(carry(ticket).await.unwrap_err().code(), Code::Unauthenticated);
+    }
+    carry(&welcome.ticket).await.unwrap();
+    // The attachment's end is the ticket's.
+    drop((sender, answers));
+    until("the ticket to end", async || match carry(&welcome.ticket).await {
+        Err(status) if status.code() == Code::Unauthenticated => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_agents_replicas_become_suspect_until_it_reports_again() {
+    let fleet = Fleet::launch(Setup::agents(0).router(|router| router.lease = Duration::from_millis(500))).await;
+    let (sender, mut answers) = attach(fleet.routers[0].agents, [hello(PROTOCOL), report(0, true)]).await.unwrap();
+    let Told::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
+    assert_eq!(welcome.lease_ms, 500);
+    let suspect = async |wanted: bool| {
+        until(&format!("suspect: {wanted}"), async || {
+            let replicas = fleet.admin().replicas().await.unwrap();
+            if replicas.iter().any(|replica| replica.suspect == wanted) { Ok(()) } else { Err(format!("{replicas:?}")) }
+        })
+        .await;
+    };
+    suspect(true).await;
+    sender.send(AttachRequest { message: Some(report(1, false)) }).await.unwrap();
+    suspect(false).await;
+    suspect(true).await;
+    drop((sender, answers));
+    until("the node to be shown as lost", async || {
+        let nodes = fleet.admin().nodes().await.unwrap();
+        if nodes.iter().any(|node| !node.attached) { Ok(()) } else { Err(format!("{nodes:?}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_report_makes_the_router_ask_for_a_snapshot() {
+    let fleet = Fleet::launch(Setup::agents(0)).await;
+    let (sender, mut answers) = attach(fleet.routers[0].agents, [hello(PROTOCOL), report(0, true), report(2, false)]).await.unwrap();
+    assert!(matches!(next(&mut answers).await, Told::Welcome(_)));
+    let asks = |told: Told| matches!(told, Told::Directive(directive) if matches!(directive.order, Some(Order::Resync(_))));
+    assert!(asks(next(&mut answers).await));
+    for message in [report(0, true), report(1, false), report(3, false)] {
+        sender.send(AttachRequest { message: Some(message) }).await.unwrap();
+    }
+    assert!(asks(next(&mut answers).await), "after the snapshot only the next gap asks again");
+}
