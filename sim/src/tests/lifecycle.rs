@@ -115,7 +115,7 @@ async fn a_hung_engine_is_healthy_and_its_gauges_freeze() {
 #[tokio::test]
 async fn with_a_grace_streams_finish_and_late_requests_fail() {
     let engine = RunningEngine::start(&["--shutdown-timeout", "15"]).await;
-    let body = r#"{"prompt":"a","max_tokens":100,"stream":true}"#;
+    let body = r#"{"prompt":"a","max_tokens":500,"stream":true}"#;
     let (answer, late) = tokio::join!(engine.post("/v1/completions", body), async {
         engine.wait_for_count("vllm:generation_tokens_total", 3.0).await;
         engine.shutdown.cancel();
@@ -123,7 +123,7 @@ async fn with_a_grace_streams_finish_and_late_requests_fail() {
         assert_eq!(engine.get("/health").await.status, 200);
         engine.post("/v1/completions", body).await
     });
-    assert!(answer.chunks[99].contains(r#""finish_reason":"length""#), "{}", answer.chunks[99]);
+    assert!(answer.chunks[499].contains(r#""finish_reason":"length""#), "{}", answer.chunks[499]);
     assert_eq!(late.status, 500);
     assert_eq!(late.json()["error"]["message"], "cannot schedule new futures after shutdown");
     engine.stop().await.unwrap();
