@@ -3,7 +3,7 @@
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 
-.PHONY: run test build lint docs contract e2e netns bench ci
+.PHONY: run test build lint docs contract e2e netns bench simulate-gates ci
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -53,6 +53,10 @@ netns:
 ## CPU per request and per streamed event, beside nginx; see tests/bench/README.md.
 bench: build
 	python3 tests/bench/run.py $(ARGS)
+
+## The placement's cost beside other routers' policies, in the simulator; exits 1 when it is worse. About a minute.
+simulate-gates:
+	@cargo run --quiet --locked --profile gates --package hostler-simulate --bin simulate-gates
 
 ## Everything that must pass before a change lands.
 ci:

@@ -45,6 +45,9 @@ pub struct AgentConfig {
     pub agent_admin: String,
     /// Data streams per router. More lanes spread the work of very many streams over more tasks; 64 at most.
     pub lanes: u32,
+    /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn it off before vLLM 0.20 for a model with
+    /// sliding-window attention: those releases give up their hybrid cache manager, and with it memory, while events are on.
+    pub kv_events: bool,
     /// How long an engine may take from its start until it is ready. Large models on slow disks need more.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -77,6 +80,7 @@ impl Default for AgentConfig {
             log_dir: PathBuf::new(),
             agent_admin: String::new(),
             lanes: 4,
+            kv_events: true,
             startup_timeout: Duration::from_secs(30 * 60),
             drain_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(10),

@@ -10,13 +10,21 @@ use std::time::Duration;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
+use crate::arguments::value_of;
 use crate::config::{AgentConfig, EngineKind};
+use crate::engine::version::Version;
 
 /// The driver normally answers within 20 ms; one with a lost GPU may never do.
 const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Simulated engines on a host that names no number: two, so that placement has a choice.
 const SIMULATED_REPLICAS: u32 = 2;
+
+/// The simulated engine's default of `--max-num-batched-tokens`.
+const SIMULATED_TOKEN_BUDGET: u32 = 8_192;
+
+/// GPUs of 160 GiB and more have larger steps by default in this release; whether earlier ones had is not known here.
+const LARGE_STEPS_SINCE: Version = Version::new(0, 32);
 
 /// One GPU as the driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +35,8 @@ pub struct Gpu {
     pub uuid: String,
     /// The product name.
     pub name: String,
+    /// Its memory; 0 where the driver does not say.
+    pub memory_bytes: u64,
 }
 
 /// This host.
@@ -205,6 +215,44 @@ pub fn kv_cache_gib(engines: usize) -> Option<u64> {
     Some((kib / (1 << 20) / (2 * engines.max(1) as u64)).clamp(1, 32))
 }
 
+/// Tokens that an engine computes in one step at most: what its arguments say, else its default on this GPU; 0 when neither is known.
+/// What vLLM makes of its default for models with unusual limits is not followed.
+pub fn token_budget(engine: &Resolved, version: Option<Version>, gpu: Option<&Gpu>, arguments: &[String]) -> u32 {
+    if let Some(given) = value_of(arguments, "--max-num-batched-tokens") {
+        return human_number(given).unwrap_or(0);
+    }
+    if matches!(engine, Resolved::Simulated { .. }) {
+        return SIMULATED_TOKEN_BUDGET;
+    }
+    // The file may name the number.
+    if value_of(arguments, "--config").is_some() {
+        return 0;
+    }
+    let is_a100 = gpu.is_some_and(|gpu| gpu.name.to_lowercase().contains("a100"));
+    let default = match gpu.map_or(0, |gpu| gpu.memory_bytes >> 30) {
+        160.. if version.is_some_and(|version| version >= LARGE_STEPS_SINCE) => 16_384,
+        70.. if !is_a100 => 8_192,
+        _ => 2_048,
+    };
+    let doubled = value_of(arguments, "--performance-mode") == Some("throughput");
+    if doubled { 2 * default } else { default }
+}
+
+/// A number as vLLM's arguments take it: plain, in thousands (`8k`, `2.5k`) or in 1,024s (`8K`), and so on for millions.
+fn human_number(text: &str) -> Option<u32> {
+    let text = text.trim();
+    let (number, factor) = match text.char_indices().last()? {
+        (at, 'k') => (&text[..at], 1e3),
+        (at, 'm') => (&text[..at], 1e6),
+        (at, 'K') => (&text[..at], f64::from(1 << 10)),
+        (at, 'M') => (&text[..at], f64::from(1 << 20)),
+        _ => return text.parse().ok(),
+    };
+    let number = number.parse::<f64>().ok()? * factor;
+    // Truncated as the engine does it; what is negative, or too large for a budget, is none.
+    format!("{:.0}", number.trunc()).parse().ok()
+}
+
 /// Looks for a program: a path as it is, a name in each directory of `search_path` (the value of `PATH`).
 pub fn look_up(name: &Path, search_path: Option<&OsStr>) -> Lookup {
     let runnable = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
@@ -307,7 +355,9 @@ fn enumerate() -> Result<Vec<Gpu>, NoGpus> {
 
 fn gpu_at(driver: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
     let device = driver.device_by_index(index)?;
-    Ok(Gpu { index, uuid: device.uuid()?, name: device.name()? })
+    // A GPU that shares its host's memory has none of its own to name.
+    let memory_bytes = device.memory_info().map_or(0, |memory| memory.total);
+    Ok(Gpu { index, uuid: device.uuid()?, name: device.name()?, memory_bytes })
 }
 
 fn host_name() -> String {

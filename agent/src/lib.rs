@@ -1,9 +1,13 @@
 //! The node agent: supervises the engines of one host and connects them to routers.
 //!
-//! `host` finds what there is to run on, `engine` keeps each engine alive, `probe` watches its load, `uplink` serves the routers.
+//! `host` finds what there is to run on, `engine` keeps each engine alive, `probe` watches its load, `cache` knows what it has cached,
+//! `files` reads its tokenizer, `uplink` serves the routers.
 
+mod arguments;
+pub mod cache;
 mod config;
 pub mod engine;
+pub mod files;
 pub mod host;
 mod metrics;
 pub mod probe;
@@ -200,8 +204,13 @@ impl Agent {
         // All commands are known to be sound before the first engine starts.
         let specs: Vec<_> = specs.collect::<Result<_, HostError>>()?;
         let replica = |(plan, spec): (&ReplicaPlan, EngineSpec)| {
-            let gpu = plan.gpu.as_ref().map(|gpu| gpu.name.clone()).unwrap_or_default();
-            uplink::Replica::new(plan.index, Engine::start(spec, supervisors), gpu)
+            let gpu = plan.gpu.as_ref();
+            let traits = uplink::Traits {
+                gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
+                token_budget: host::token_budget(&self.engine, self.version, gpu, &self.config.engine_args),
+                prompt_files: files::Source::new(&self.engine, &self.config),
+            };
+            uplink::Replica::new(plan.index, Engine::start(spec, supervisors), traits)
         };
         Ok(specs.into_iter().map(replica).collect())
     }

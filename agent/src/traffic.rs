@@ -1,6 +1,7 @@
-//! The requests in flight on one replica, counted exactly, over all routers and for each. The relay enters a request and holds its guard; probes, drain and reports read the counts and are woken when they change.
+//! The requests in flight on one replica, and the tokens of their prompts, counted exactly, over all routers and for each. The relay enters a request and holds its guard; probes, drain and reports read the counts and are woken when they change.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
@@ -9,23 +10,70 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RouterKey(pub u64);
 
+/// What a router estimated of one request's prompt. The engine may find more or less of it cached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: u32,
+    /// Those among them that have to be computed.
+    pub uncached: u32,
+}
+
+/// Requests in flight, and the tokens of their prompts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// Requests.
+    pub requests: u32,
+    /// Prompt tokens that are still to be computed.
+    pub pending_tokens: u64,
+    /// All prompt tokens.
+    pub context_tokens: u64,
+}
+
+impl Sum {
+    fn enter(&mut self, prompt: Prompt) {
+        self.requests += 1;
+        self.pending_tokens += u64::from(prompt.uncached);
+        self.context_tokens += u64::from(prompt.tokens);
+    }
+
+    fn computed(&mut self, prompt: Prompt) {
+        self.pending_tokens -= u64::from(prompt.uncached);
+    }
+
+    fn leave(&mut self, prompt: Prompt) {
+        self.requests -= 1;
+        self.context_tokens -= u64::from(prompt.tokens);
+    }
+}
+
 /// The counts of one replica at one moment.
 #[derive(Debug, Default)]
 pub struct Counts {
-    total: u32,
+    all: Sum,
     served: u64,
-    routers: FxHashMap<RouterKey, u32>,
+    routers: FxHashMap<RouterKey, Sum>,
 }
 
 impl Counts {
+    /// What is in flight, over all routers.
+    pub fn sum(&self) -> Sum {
+        self.all
+    }
+
+    /// What is in flight and came from one router.
+    pub fn sum_of(&self, router: RouterKey) -> Sum {
+        self.routers.get(&router).copied().unwrap_or_default()
+    }
+
     /// Requests in flight, over all routers.
     pub fn total(&self) -> u32 {
-        self.total
+        self.all.requests
     }
 
     /// Requests in flight that came from one router.
     pub fn of(&self, router: RouterKey) -> u32 {
-        self.routers.get(&router).copied().unwrap_or(0)
+        self.sum_of(router).requests
     }
 
     /// Requests that have ended, however they ended, since the agent started.
@@ -52,14 +100,20 @@ impl Traffic {
         Arc::default()
     }
 
-    /// Counts one request of `router` until the returned guard is dropped.
+    /// Counts one request of `router`, of whose prompt nothing is known, until the returned guard is dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter(self: &Arc<Self>, router: RouterKey) -> InFlight {
+        self.enter_with(router, Prompt::default())
+    }
+
+    /// Counts one request of `router` and its prompt until the returned guard is dropped.
+    #[must_use = "the request is counted only while the guard lives"]
+    pub fn enter_with(self: &Arc<Self>, router: RouterKey, prompt: Prompt) -> InFlight {
         self.counts.send_modify(|counts| {
-            counts.total += 1;
-            *counts.routers.entry(router).or_insert(0) += 1;
+            counts.all.enter(prompt);
+            counts.routers.entry(router).or_default().enter(prompt);
         });
-        InFlight { traffic: Arc::clone(self), router }
+        InFlight { traffic: Arc::clone(self), router, prompt, pending: AtomicBool::new(true) }
     }
 
     /// Requests in flight, over all routers.
@@ -79,12 +133,12 @@ impl Traffic {
 
     /// Resolves when no request is in flight. Has no deadline of its own.
     pub async fn idle(&self) {
-        self.wait_until(|counts| counts.total == 0).await;
+        self.wait_until(|counts| counts.total() == 0).await;
     }
 
     /// Resolves when a request is in flight. Has no deadline of its own.
     pub async fn busy(&self) {
-        self.wait_until(|counts| counts.total > 0).await;
+        self.wait_until(|counts| counts.total() > 0).await;
     }
 
     /// A receiver that wakes whenever a request enters or leaves.
@@ -96,14 +150,23 @@ impl Traffic {
         self.counts.subscribe().wait_for(condition).await.expect("the sender is borrowed by this very call");
     }
 
-    fn leave(&self, router: RouterKey) {
+    fn computed(&self, router: RouterKey, prompt: Prompt) {
         self.counts.send_modify(|counts| {
-            counts.total -= 1;
+            counts.all.computed(prompt);
+            if let Some(sum) = counts.routers.get_mut(&router) {
+                sum.computed(prompt);
+            }
+        });
+    }
+
+    fn leave(&self, router: RouterKey, prompt: Prompt) {
+        self.counts.send_modify(|counts| {
+            counts.all.leave(prompt);
             counts.served += 1;
-            if let Some(count) = counts.routers.get_mut(&router) {
-                *count -= 1;
+            if let Some(sum) = counts.routers.get_mut(&router) {
+                sum.leave(prompt);
                 // A router that came and went leaves nothing behind.
-                if *count == 0 {
+                if sum.requests == 0 {
                     counts.routers.remove(&router);
                 }
             }
@@ -116,11 +179,24 @@ impl Traffic {
 pub struct InFlight {
     traffic: Arc<Traffic>,
     router: RouterKey,
+    prompt: Prompt,
+    /// Its prompt is still to be computed.
+    pending: AtomicBool,
+}
+
+impl InFlight {
+    /// The engine has computed the prompt, as far as anyone can tell. Only the first call counts.
+    pub fn computed(&self) {
+        if self.pending.swap(false, Ordering::Relaxed) {
+            self.traffic.computed(self.router, self.prompt);
+        }
+    }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.traffic.leave(self.router);
+        self.computed();
+        self.traffic.leave(self.router, self.prompt);
     }
 }
 

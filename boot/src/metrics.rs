@@ -44,6 +44,13 @@ impl Metrics {
         metric
     }
 
+    /// As `counter`, for a distribution of anything but seconds; nothing is added to the name.
+    pub fn histogram<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
+        self.described.push(Described { name: format!("hostler_{name}"), kind: "histogram", labels, help });
+        self.registry.register(name, help.trim_end_matches('.'), metric.clone());
+        metric
+    }
+
     /// Describes what another writer adds to the same page.
     pub fn describe(&mut self, described: impl IntoIterator<Item = Described>) {
         self.described.extend(described);

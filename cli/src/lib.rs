@@ -2,12 +2,14 @@
 
 mod agent;
 mod docs;
+mod explain;
 mod operate;
 mod output;
 mod ps;
 mod router;
 mod settings;
 mod sim;
+mod simulate;
 mod up;
 
 use std::path::PathBuf;
@@ -41,7 +43,7 @@ enum Command {
     Router,
     /// Run the agent of this node: it starts the engines and serves the routers.
     Agent(settings::EngineArgs),
-    /// Show nodes and replicas: phase, load, KV use.
+    /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
     Ps(ps::PsArgs),
     /// Empty a node or a replica, then stop it.
     Drain(operate::TargetArgs),
@@ -49,9 +51,13 @@ enum Command {
     Restart(operate::TargetArgs),
     /// Show the last lines of an engine's log.
     Logs(operate::LogsArgs),
+    /// Show why a request went where it went.
+    Explain(explain::ExplainArgs),
     /// The simulated engine, and a load generator.
     #[command(subcommand)]
     Sim(sim::Sim),
+    /// Compare ways to choose a replica, on a model of engines.
+    Simulate(hostler_simulate::SimulateArgs),
     /// Read a configuration file and say what is wrong with it.
     Check {
         /// The file.
@@ -95,7 +101,9 @@ fn run(cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
         Command::Drain(args) => runtime.block_on(operate::drain(&args)),
         Command::Restart(args) => runtime.block_on(operate::restart(&args)),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
+        Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
+        Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file } => settings::check(&file),
         Command::Docs(docs) => {
             docs::print(&docs);

@@ -1,14 +1,13 @@
-//! `hostler ps`: nodes and replicas as a table, or as JSON for scripts.
+//! `hostler ps`: nodes and replicas as a table, or as JSON for scripts, as one router sees them.
 
 use clap::Args;
-use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1 as wire;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use serde::Serialize;
 use tonic::transport::Channel;
 
 use crate::operate::{AdminArgs, connect, said};
-use crate::output::say;
+use crate::output::{Side, say, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
@@ -48,9 +47,61 @@ pub(crate) struct Replica {
     pub(crate) waiting: u32,
     /// 0 to 1.
     pub(crate) kv_use: f64,
+    pub(crate) cache: Cache,
+    pub(crate) rates: Rates,
     pub(crate) engine_version: String,
     pub(crate) engine_pid: u32,
     pub(crate) engine_socket: String,
+}
+
+/// What the router knows of the blocks that a replica has cached; the field names are those of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Cache {
+    /// They are known exactly. Otherwise requests are placed by their text.
+    pub(crate) exact: bool,
+    pub(crate) blocks: u64,
+    /// Number and digest of the blocks are those that the agent last reported.
+    pub(crate) matches: bool,
+    /// How often they were not.
+    pub(crate) resyncs: u64,
+    /// The agent's reports contradict themselves.
+    pub(crate) distrusted: bool,
+    /// How the router's tokenizer for the model stands.
+    pub(crate) tokenizer: String,
+    /// Why not exact, where something stands in the way.
+    pub(crate) reason: String,
+}
+
+/// A replica's speed as the router has learned it, in seconds; the field names are those of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rates {
+    pub(crate) step: f64,
+    pub(crate) prefill: f64,
+    pub(crate) attention: f64,
+    pub(crate) decode: f64,
+    pub(crate) context: f64,
+    pub(crate) slowness: f64,
+}
+
+impl From<wire::Cache> for Cache {
+    fn from(cache: wire::Cache) -> Self {
+        let wire::Cache { exact, blocks, matches, resyncs, distrusted, tokenizer, reason } = cache;
+        Self { exact, blocks, matches, resyncs, distrusted, tokenizer, reason }
+    }
+}
+
+impl From<wire::Rates> for Rates {
+    fn from(rates: wire::Rates) -> Self {
+        let wire::Rates { step, prefill, attention, decode, context, slowness } = rates;
+        Self { step, prefill, attention, decode, context, slowness }
+    }
+}
+
+impl Cache {
+    /// One cell of the table.
+    fn cell(&self) -> String {
+        if self.exact { format!("exact {}", self.blocks) } else { "text".into() }
+    }
 }
 
 impl Replica {
@@ -66,7 +117,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     if args.json {
         say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes }))?);
     } else {
-        table(&nodes).iter().for_each(|line| say(line));
+        lines(&nodes).iter().for_each(|line| say(line));
     }
     Ok(())
 }
@@ -87,15 +138,7 @@ fn replica(replica: wire::Replica) -> Replica {
     let state = replica.state.unwrap_or_default();
     let load = replica.load.unwrap_or_default();
     let engine = load.engine.unwrap_or_default();
-    let phase = match state.phase() {
-        _ if replica.suspect => "suspect",
-        Phase::Unspecified | Phase::Starting => "starting",
-        Phase::Loading => "loading",
-        Phase::Ready => "ready",
-        Phase::Draining => "draining",
-        Phase::Stopped => "stopped",
-        Phase::Failed => "failed",
-    };
+    let phase = if replica.suspect { "suspect" } else { state.phase().word() };
     Replica {
         id: replica.id,
         phase,
@@ -110,18 +153,36 @@ fn replica(replica: wire::Replica) -> Replica {
         running: engine.running,
         waiting: engine.waiting,
         kv_use: engine.kv_use,
+        cache: replica.cache.unwrap_or_default().into(),
+        rates: replica.rates.unwrap_or_default().into(),
         engine_version: state.engine_version,
         engine_pid: state.engine_pid,
         engine_socket: state.engine_socket,
     }
 }
 
-fn table(nodes: &[Node]) -> Vec<String> {
+/// What is in no column: for a replica that serves, its GPU and what keeps its cache from being known; for another one, its reason.
+fn remark(replica: &Replica) -> String {
+    let first_line = |reason: &str| reason.lines().next().unwrap_or_default().to_owned();
+    if replica.phase != "ready" {
+        return first_line(&replica.reason);
+    }
+    let cache = if replica.cache.distrusted { "its reports of cached blocks contradict themselves" } else { &replica.cache.reason };
+    match (replica.gpu.as_str(), first_line(cache)) {
+        (gpu, cache) if replica.cache.exact || cache.is_empty() => gpu.to_owned(),
+        ("", cache) => format!("placed by text: {cache}"),
+        (gpu, cache) => format!("{gpu}; placed by text: {cache}"),
+    }
+}
+
+fn lines(nodes: &[Node]) -> Vec<String> {
     if nodes.is_empty() {
         return vec!["no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into()];
     }
-    let mut rows =
-        vec![["REPLICA", "PHASE", "MODEL", "IN FLIGHT", "RUNNING", "WAITING", "KV", "SERVED", "RESTARTS", "ENGINE", ""].map(String::from)];
+    let mut rows = vec![
+        ["REPLICA", "PHASE", "MODEL", "IN FLIGHT", "RUNNING", "WAITING", "KV", "CACHE", "SERVED", "RESTARTS", "ENGINE", ""]
+            .map(String::from),
+    ];
     for replica in nodes.iter().flat_map(|node| &node.replicas) {
         rows.push([
             replica.id.clone(),
@@ -131,20 +192,18 @@ fn table(nodes: &[Node]) -> Vec<String> {
             replica.running.to_string(),
             replica.waiting.to_string(),
             format!("{:.0}%", replica.kv_use * 100.0),
+            replica.cache.cell(),
             replica.served.to_string(),
             replica.restarts.to_string(),
             replica.engine_version.clone(),
-            if replica.phase == "ready" { replica.gpu.clone() } else { replica.reason.lines().next().unwrap_or_default().to_owned() },
+            remark(replica),
         ]);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..11).map(width).collect();
-    let line = |row: &[String; 11]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let mut lines: Vec<String> = rows.iter().map(line).collect();
+    let mut lines = table([Side::Left; 12], &rows);
     let lost = nodes.iter().filter(|node| !node.attached).map(|node| format!("{}: its agent is not connected", node.node));
     lines.extend(lost);
     lines
 }
+
+#[cfg(test)]
+mod tests;

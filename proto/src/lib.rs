@@ -28,3 +28,19 @@ pub const PROTOCOL: u32 = 1;
 
 /// Metadata key of a lane's ticket; binary, so the value travels as it is.
 pub const TICKET_KEY: &str = "hostler-ticket-bin";
+
+impl agent::v1::Phase {
+    /// The word for people and scripts.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            // An engine of which nothing has been said is on its way.
+            Self::Unspecified | Self::Starting => "starting",
+            Self::Loading => "loading",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}

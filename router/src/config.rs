@@ -1,5 +1,6 @@
 //! The router's settings: one field each, documented here and nowhere else.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -45,6 +46,19 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub client_stall_timeout: Duration,
+    /// Most requests that may wait in the router while no replica has room; further ones are refused with 429. Lower it where clients
+    /// would rather be refused at once than wait.
+    pub max_held: usize,
+    /// A request whose first token is predicted to come later than this is refused with 429 instead of being held. Raise it for batch
+    /// jobs that can wait, lower it for people who cannot.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub longest_wait: Duration,
+    /// Threads that turn prompts into tokens; 0 means half of the cores. More where prompts are long and new.
+    pub tokenizer_threads: usize,
+    /// Where models' tokenizers are kept between two lives of the router; empty means `$XDG_CACHE_HOME/hostler/router`, or
+    /// `~/.cache/hostler/router`. They come from the agents.
+    pub cache_dir: PathBuf,
     /// How long an agent may be silent before its replicas become suspect and are used last; at least 500 ms.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -70,8 +84,32 @@ impl Default for RouterConfig {
             answer_timeout: Duration::from_secs(30 * 60),
             idle_timeout: Duration::from_secs(10 * 60),
             client_stall_timeout: Duration::from_secs(5 * 60),
+            max_held: 10_000,
+            longest_wait: Duration::from_secs(5 * 60),
+            tokenizer_threads: 0,
+            cache_dir: PathBuf::new(),
             lease: Duration::from_secs(3),
             drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl RouterConfig {
+    /// Where tokenizers are kept; empty where no folder can be thought of.
+    pub(crate) fn cache_folder(&self) -> PathBuf {
+        if !self.cache_dir.as_os_str().is_empty() {
+            return self.cache_dir.clone();
+        }
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        caches.map(|caches| caches.join("hostler/router")).unwrap_or_default()
+    }
+
+    /// Threads that turn prompts into tokens.
+    pub(crate) fn tokenizer_threads(&self) -> usize {
+        match self.tokenizer_threads {
+            0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
+            threads => threads,
         }
     }
 }

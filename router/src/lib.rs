@@ -1,6 +1,7 @@
 //! The router: takes requests of OpenAI clients, places each on a replica, relays the answer.
 //!
-//! A request passes `edge` → `admission` → `placement` → `dispatch` → `carry`; state comes in through `link` → `fleet`.
+//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `carry`; state comes in
+//! through `link` → `fleet`.
 
 pub mod admission;
 pub mod carry;
@@ -12,6 +13,7 @@ mod link;
 mod metrics;
 mod operators;
 pub mod placement;
+pub mod prompt;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,12 +31,19 @@ use admission::Admission;
 pub use config::RouterConfig;
 use dispatch::{Dispatch, RetryBudget};
 use edge::Edge;
-use fleet::{Fleet, Sessions};
+use fleet::{Caches, Fleet, Sessions};
+use hostler_placement::affinity::Index;
+use metrics::Now;
 pub use metrics::RouterMetrics;
 use operators::Operators;
+use placement::{Hold, Placer, keep_readers};
+use prompt::Prompts;
 
 /// How long connections to agents and operators may take to close.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Decisions that can be explained afterwards.
+const EXPLAINED: usize = 10_000;
 
 /// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
 const SHORTEST_LEASE: Duration = Duration::from_millis(500);
@@ -87,8 +96,17 @@ impl Router {
         let end = CancellationToken::new();
         let metrics = Arc::new(RouterMetrics::default());
         let fleet = Fleet::start(self.config.lease.max(SHORTEST_LEASE), end.clone());
-        let sessions =
-            Sessions { fleet: fleet.clone(), tickets: Arc::default(), router_life: fastrand::u64(1..), attachments: AtomicU64::new(0) };
+        let index = Arc::new(Index::new());
+        let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
+        let readers = tokio::spawn(keep_readers(prompts.clone(), fleet.clone(), end.clone()));
+        let sessions = Sessions {
+            fleet: fleet.clone(),
+            caches: Caches::start(index.clone(), fleet.clone(), end.clone()),
+            prompts: prompts.clone(),
+            tickets: Arc::default(),
+            router_life: fastrand::u64(1..),
+            attachments: AtomicU64::new(0),
+        };
         let (agents, link_metrics, link_end) = (self.agents.0, metrics.clone(), end.clone());
         let link = tokio::spawn(async move {
             if let Err(error) = link::serve(agents, Arc::new(sessions), link_metrics, link_end).await {
@@ -97,14 +115,26 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let overview = Overview { fleet: fleet.clone(), admission: admission.clone(), metrics: metrics.clone(), shutdown: serving.clone() };
-        let operators = tonic::service::Routes::new(FleetServer::new(Operators { fleet: fleet.clone() })).prepare().into_axum_router();
+        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), EXPLAINED));
+        let hold = Hold::start(placer.clone(), self.config.max_held, self.config.longest_wait, end.clone());
+        let overview = Overview {
+            fleet: fleet.clone(),
+            admission: admission.clone(),
+            placer: placer.clone(),
+            hold: hold.clone(),
+            metrics: metrics.clone(),
+            shutdown: serving.clone(),
+        };
+        let operators = Operators { fleet: fleet.clone(), placer: placer.clone() };
+        let operators = tonic::service::Routes::new(FleetServer::new(operators)).prepare().into_axum_router();
         // A gRPC call to a path that nobody has is answered by tonic, any other by axum.
         let pages = admin::routes(Arc::new(overview)).merge(operators);
         let admin = tokio::spawn(admin::serve(self.admin.0, pages, end.clone()));
 
         let dispatch = Dispatch {
             fleet,
+            placer,
+            hold,
             budget: RetryBudget::default(),
             metrics,
             answer_timeout: self.config.answer_timeout,
@@ -120,6 +150,7 @@ impl Router {
         end.cancel();
         end_within(GOODBYE, link).await;
         end_within(GOODBYE, admin).await;
+        end_within(GOODBYE, readers).await;
     }
 }
 
@@ -128,6 +159,8 @@ impl Router {
 struct Overview {
     fleet: Fleet,
     admission: Admission,
+    placer: Arc<Placer>,
+    hold: Hold,
     metrics: Arc<RouterMetrics>,
     shutdown: Shutdown,
 }
@@ -141,6 +174,12 @@ impl Pages for Overview {
     }
 
     fn metrics(&self) -> String {
-        self.metrics.page(&self.fleet.view(), self.admission.in_flight())
+        self.metrics.page(&Now {
+            view: &self.fleet.view(),
+            in_flight: self.admission.in_flight(),
+            held: self.hold.waiting(),
+            index: (self.placer.index.len(), self.placer.index.bytes()),
+            prompts: self.placer.prompts.figures(),
+        })
     }
 }

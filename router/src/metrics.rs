@@ -1,9 +1,10 @@
 //! Everything the router counts, declared in one place. Handles are resolved once; the request path only adds to them.
 
-use std::fmt::Write;
+mod figures;
+
+use std::time::Duration;
 
 use hostler_boot::metrics::{Described, Metrics};
-use hostler_proto::agent::v1::EngineLoad;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,7 +12,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tokio::time::Instant;
 
 use crate::dispatch::Scanner;
-use crate::fleet::{FleetView, Phase, Replica};
+use crate::placement::Level;
+pub(crate) use figures::Now;
 
 /// How an answer that had begun came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,11 @@ struct RefusedLabel {
     reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LevelLabel {
+    level: &'static str,
+}
+
 /// The router's own figures.
 #[derive(Debug)]
 pub struct RouterMetrics {
@@ -81,6 +88,28 @@ pub struct RouterMetrics {
     duration: Histogram,
     events: Counter,
     tokens: Counter,
+    placed: [Counter; 3],
+    predicted_cached: [Counter; 3],
+    actual_cached: [Counter; 3],
+    cached_error: Histogram,
+    first_token: Histogram,
+    first_token_ratio: Histogram,
+    held: Histogram,
+}
+
+/// In the order of the counters by level.
+const LEVELS: [Level; 3] = [Level::Exact, Level::Text, Level::Load];
+
+fn by_level(family: &Family<LevelLabel, Counter>) -> [Counter; 3] {
+    LEVELS.map(|level| family.get_or_create(&LevelLabel { level: level.word() }).clone())
+}
+
+fn of(level: Level, counters: &[Counter; 3]) -> &Counter {
+    match level {
+        Level::Exact => &counters[0],
+        Level::Text => &counters[1],
+        Level::Load => &counters[2],
+    }
 }
 
 /// 1 ms to about 9 minutes, each bucket twice the one before.
@@ -94,7 +123,32 @@ impl Default for RouterMetrics {
         let outcomes =
             page.counter("answers", &["outcome"], "Answers that had begun, by how they ended.", Family::<OutcomeLabel, Counter>::default());
         let outcome = |outcome: Outcome| outcomes.get_or_create(&OutcomeLabel { outcome: outcome.word() }).clone();
+        let placed = page.counter("placements", &["level"], "Requests sent to a replica, by how its cache was known.", Family::default());
+        let predicted = page.counter(
+            "predicted_cached_tokens",
+            &["level"],
+            "Prompt tokens predicted to be cached, of answers whose engine said how many were.",
+            Family::default(),
+        );
+        let actual = page.counter("actual_cached_tokens", &["level"], "Prompt tokens that engines said were cached.", Family::default());
         Self {
+            placed: by_level(&placed),
+            predicted_cached: by_level(&predicted),
+            actual_cached: by_level(&actual),
+            cached_error: page.histogram(
+                "cached_tokens_error",
+                &[],
+                "By how many tokens the cached part of a prompt was predicted wrongly, where the cache was known exactly.",
+                Histogram::new([0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
+            ),
+            first_token: page.seconds("first_token", &[], "From a stream's dispatch to its first token.", seconds()),
+            first_token_ratio: page.histogram(
+                "first_token_ratio",
+                &[],
+                "Time to the first token of a stream, as a multiple of what was predicted.",
+                Histogram::new([0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0, 16.0]),
+            ),
+            held: page.seconds("held", &[], "How long requests waited in the router for a replica with room.", seconds()),
             complete: outcome(Outcome::Complete),
             broken: outcome(Outcome::Broken),
             client_left: outcome(Outcome::ClientLeft),
@@ -116,7 +170,7 @@ impl Default for RouterMetrics {
                 Counter::default(),
             ),
             page: {
-                page.describe(fleet_descriptions());
+                page.describe(figures::descriptions());
                 page
             },
         }
@@ -145,6 +199,31 @@ impl RouterMetrics {
         self.tokens.inc_by(scanner.usage().map_or(0, |usage| usage.completion));
     }
 
+    /// A request is sent to a replica whose cache is known at this level.
+    pub fn placed(&self, level: Level) {
+        of(level, &self.placed).inc();
+    }
+
+    /// A request was held for this long.
+    pub fn held(&self, time: Duration) {
+        self.held.observe(time.as_secs_f64());
+    }
+
+    /// A stream's first token came after `took` seconds, and not after those that were predicted.
+    pub fn first_token(&self, predicted: f64, took: f64) {
+        self.first_token.observe(took);
+        self.first_token_ratio.observe(took / predicted.max(1e-6));
+    }
+
+    /// An engine said how many tokens of a prompt were cached.
+    pub fn cached(&self, level: Level, predicted: u32, actual: u32) {
+        of(level, &self.predicted_cached).inc_by(predicted.into());
+        of(level, &self.actual_cached).inc_by(actual.into());
+        if level == Level::Exact {
+            self.cached_error.observe(predicted.abs_diff(actual).into());
+        }
+    }
+
     /// A request got no engine's answer.
     pub fn refused(&self, reason: Refused) {
         self.refused.get_or_create(&RefusedLabel { reason: reason.word() }).inc();
@@ -152,18 +231,9 @@ impl RouterMetrics {
 
     /// The page: the router's own figures, then those that agents reported, by node and replica.
     #[must_use]
-    pub fn page(&self, view: &FleetView, in_flight: usize) -> String {
+    pub(crate) fn page(&self, now: &Now<'_>) -> String {
         let mut page = self.page.text();
-        for figure in FIGURES {
-            let name = figure.name;
-            let _ = writeln!(page, "# HELP {name} {}\n# TYPE {name} {}", figure.help, figure.kind);
-            let suffix = if figure.kind == "counter" { "_total" } else { "" };
-            for replica in &view.replicas {
-                let (node, id) = (escape(&replica.node), escape(&replica.id));
-                let _ = writeln!(page, "{name}{suffix}{{node=\"{node}\",replica=\"{id}\"}} {}", (figure.value)(replica));
-            }
-        }
-        let _ = writeln!(page, "# HELP {IN_FLIGHT} {IN_FLIGHT_HELP}\n# TYPE {IN_FLIGHT} gauge\n{IN_FLIGHT} {in_flight}");
+        figures::write(&mut page, now);
         page
     }
 
@@ -172,79 +242,4 @@ impl RouterMetrics {
     pub fn described(&self) -> &[Described] {
         self.page.described()
     }
-}
-
-const IN_FLIGHT: &str = "hostler_in_flight";
-const IN_FLIGHT_HELP: &str = "Requests in flight in this router.";
-
-fn escape(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-/// A figure that each replica has.
-struct Figure {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    value: fn(&Replica) -> f64,
-}
-
-/// A figure that the engine reported, 0 before it has.
-#[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-fn engine(replica: &Replica, figure: fn(&EngineLoad) -> u64) -> f64 {
-    replica.load.wire.engine.as_ref().map_or(0.0, |load| figure(load) as f64)
-}
-
-const fn figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Replica) -> f64) -> Figure {
-    Figure { name, kind, help, value }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-const FIGURES: &[Figure] = &[
-    figure("hostler_replica_ready", "gauge", "1 when the replica can be sent requests.", |replica| f64::from(u8::from(replica.is_ready()))),
-    figure("hostler_replica_failed", "gauge", "1 while the agent waits before it starts a failed engine again.", |replica| {
-        f64::from(u8::from(replica.state.phase == Phase::Failed))
-    }),
-    figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
-    figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
-        f64::from(replica.state.wire.restarts)
-    }),
-    figure("hostler_replica_own_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
-        f64::from(replica.own.in_flight())
-    }),
-    figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {
-        f64::from(replica.load.wire.in_flight)
-    }),
-    figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| replica.load.wire.served as f64),
-    figure("hostler_replica_running", "gauge", "Requests that the engine runs.", |replica| engine(replica, |load| load.running.into())),
-    figure("hostler_replica_waiting", "gauge", "Requests that wait in the engine.", |replica| engine(replica, |load| load.waiting.into())),
-    figure("hostler_replica_kv_use", "gauge", "Share of the engine's KV blocks in use, 0 to 1.", |replica| {
-        replica.load.wire.engine.as_ref().map_or(0.0, |load| load.kv_use)
-    }),
-    figure("hostler_replica_prompt_tokens", "counter", "Prompt tokens that the engine has processed.", |replica| {
-        engine(replica, |load| load.prompt_tokens)
-    }),
-    figure("hostler_replica_generation_tokens", "counter", "Tokens that the engine has generated.", |replica| {
-        engine(replica, |load| load.generation_tokens)
-    }),
-    figure("hostler_replica_preemptions", "counter", "Requests that the engine has preempted.", |replica| {
-        engine(replica, |load| load.preemptions)
-    }),
-    figure("hostler_replica_prefix_queries", "counter", "Tokens looked up in the engine's prefix cache.", |replica| {
-        engine(replica, |load| load.prefix_queries)
-    }),
-    figure("hostler_replica_prefix_hits", "counter", "Tokens found in the engine's prefix cache.", |replica| {
-        engine(replica, |load| load.prefix_hits)
-    }),
-];
-
-fn fleet_descriptions() -> Vec<Described> {
-    let described = |figure: &Figure| Described {
-        name: format!("{}{}", figure.name, if figure.kind == "counter" { "_total" } else { "" }),
-        kind: figure.kind,
-        labels: &["node", "replica"],
-        help: figure.help,
-    };
-    let in_flight = Described { name: IN_FLIGHT.into(), kind: "gauge", labels: &[], help: IN_FLIGHT_HELP };
-    FIGURES.iter().map(described).chain([in_flight]).collect()
 }

@@ -1,12 +1,21 @@
-//! The gRPC service that operators ask: list, drain, restart, logs. It is served on the admin listener.
+//! The gRPC service that operators ask: list, drain, restart, logs, explain. It is served on the admin listener.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::UNIX_EPOCH;
+
+use hostler_placement::cost;
 use hostler_proto::agent::v1::directive::Order;
 use hostler_proto::agent::v1::{LogRequest, Replicas};
-use hostler_proto::fleet::v1::fleet_server;
-use hostler_proto::fleet::v1::{ListRequest, ListResponse, LogsRequest, LogsResponse, Node, Replica, TargetRequest, TargetResponse};
+use hostler_proto::fleet::v1::{
+    Cache, Decision, ExplainRequest, ExplainResponse, ListRequest, ListResponse, LogsRequest, LogsResponse, Node, Rates, Replica, Scored,
+    TargetRequest, TargetResponse, Terms, fleet_server,
+};
 use tonic::{Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView};
+use crate::placement::{Placer, Record};
+use crate::prompt::Standing;
 
 /// The most log lines that are asked for at once: what an agent keeps.
 const LOG_LINES: u32 = 200;
@@ -16,7 +25,12 @@ const LOG_LINES: u32 = 200;
 pub(crate) struct Operators {
     /// The fleet that is shown and commanded.
     pub(crate) fleet: Fleet,
+    /// Whose decisions are explained.
+    pub(crate) placer: Arc<Placer>,
 }
+
+/// The most decisions that are given at once.
+const DECISIONS: usize = 1000;
 
 #[tonic::async_trait]
 impl fleet_server::Fleet for Operators {
@@ -26,7 +40,7 @@ impl fleet_server::Fleet for Operators {
             name: node.name.to_string(),
             agent_version: node.agent_version.clone(),
             attached: node.attached,
-            replicas: view.replicas.iter().filter(|replica| replica.node == node.name).map(replica).collect(),
+            replicas: view.replicas.iter().filter(|replica| replica.node == node.name).map(|of| replica(of, &self.placer)).collect(),
         });
         Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes: nodes.collect() }))
     }
@@ -49,6 +63,20 @@ impl fleet_server::Fleet for Operators {
         let logs = LogRequest { index, lines: lines.clamp(1, LOG_LINES) };
         let answer = directives.order(Order::Logs(logs)).await?;
         Ok(Response::new(LogsResponse { lines: answer.log_lines }))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let ExplainRequest { id, most } = request.into_inner();
+        let most = if most == 0 { 10 } else { most as usize }.min(DECISIONS);
+        let records = if id.is_empty() { self.placer.ring.latest(most) } else { self.placer.ring.find(&id) };
+        if records.is_empty() && !id.is_empty() {
+            let message = format!(
+                "no decision about a request {id:?} is remembered here: name the x-hostler-id of its answer, or the x-request-id that the client sent; \
+                 each router remembers its own last decisions"
+            );
+            return Err(Status::not_found(message));
+        }
+        Ok(Response::new(ExplainResponse { decisions: records.iter().take(most).map(|record| decision(record)).collect() }))
     }
 }
 
@@ -74,7 +102,7 @@ fn target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives, Vec
     Ok((node.directives.clone(), indices, replicas.iter().map(|replica| replica.id.to_string()).collect()))
 }
 
-fn replica(replica: &crate::fleet::Replica) -> Replica {
+fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
     Replica {
         id: replica.id.to_string(),
         suspect: replica.suspect,
@@ -82,5 +110,85 @@ fn replica(replica: &crate::fleet::Replica) -> Replica {
         own_in_flight: replica.own.in_flight(),
         state: Some(replica.state.wire.clone()),
         load: Some(replica.load.wire),
+        cache: Some(cache(replica, placer)),
+        rates: Some(rates(&replica.own.learned().rates)),
     }
+}
+
+fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
+    let standing = replica.state.files.map_or(Standing::Missing, |hash| placer.prompts.standing(&hash));
+    let figures = &replica.cache.figures;
+    let (watch, files) = (replica.state.wire.cache.as_ref(), replica.state.wire.prompt_files.as_ref());
+    let watch_reason = watch.map(|watch| watch.reason.clone()).filter(|reason| !reason.is_empty());
+    let files_reason = files.map(|files| files.error.clone()).filter(|error| !error.is_empty());
+    let standing_reason = match &standing {
+        Standing::Different(reason) | Standing::Unusable(reason) => Some(reason.clone()),
+        _ => None,
+    };
+    Cache {
+        exact: replica.cache.seat.is_some() && watch.is_some_and(|watch| watch.exact) && standing == Standing::Proved,
+        blocks: figures.blocks.load(Ordering::Relaxed),
+        matches: figures.matches.load(Ordering::Relaxed),
+        resyncs: figures.resyncs.load(Ordering::Relaxed),
+        distrusted: figures.distrusted.load(Ordering::Relaxed),
+        tokenizer: standing.word().to_owned(),
+        reason: watch_reason.or(files_reason).or(standing_reason).unwrap_or_default(),
+    }
+}
+
+fn rates(rates: &hostler_placement::rates::Rates) -> Rates {
+    let hostler_placement::rates::Rates { step, prefill, attention, decode, context, slowness } = *rates;
+    Rates { step, prefill, attention, decode, context, slowness }
+}
+
+fn decision(record: &Record) -> Decision {
+    let outcome = *record.outcome.lock();
+    let scored = record.decision.scored.iter().zip(&record.names).zip(&record.ages);
+    Decision {
+        id: format!("{:016x}", record.id),
+        client_id: record.client_id.as_deref().unwrap_or_default().to_owned(),
+        path: record.path.to_string(),
+        model: record.model.as_deref().unwrap_or_default().to_owned(),
+        at_ms: record.at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+        attempt: record.attempt,
+        held: record.held.into(),
+        level: record.level.word().to_owned(),
+        fallback: record.fallback.to_owned(),
+        tokens: record.tokens,
+        output: record.output,
+        why: record.why().to_owned(),
+        tied: count(record.decision.tied),
+        utilisation: record.decision.utilisation,
+        nominal: Some(rates(&record.decision.nominal)),
+        chosen: count(record.decision.chosen),
+        scored: scored.map(|((scored, name), age)| self::scored(scored, name, *age)).collect(),
+        candidates: count(record.candidates),
+        first_token: outcome.first_token,
+        cached: outcome.cached,
+    }
+}
+
+fn scored(scored: &cost::Scored, name: &str, age: f32) -> Scored {
+    let cost::Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms;
+    let candidate = &scored.candidate;
+    Scored {
+        replica: name.to_owned(),
+        matched: candidate.matched,
+        uncached: scored.uncached,
+        in_flight: candidate.in_flight,
+        pending: candidate.pending,
+        context: candidate.context,
+        capacity: candidate.capacity,
+        kv_use: candidate.kv_use,
+        budget: candidate.budget,
+        overdue: candidate.overdue,
+        doubtful: candidate.doubtful,
+        age: age.into(),
+        rates: Some(rates(&candidate.rates)),
+        terms: Some(Terms { queue, prefill, steps, memory, congestion, decode }),
+    }
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -13,6 +13,7 @@ use crate::faults::Fault;
 use crate::mailbox::Finish;
 use crate::metrics::render;
 use crate::reply::{Reply, empty, json, whole};
+use crate::tokens::{tokenizer_config_json, tokenizer_json};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -32,6 +33,8 @@ const ROUTES: &[(&str, &str)] = &[
     ("/detokenize", "POST"),
     ("/reset_prefix_cache", "POST"),
     ("/sim/fault", "POST"),
+    ("/sim/model/tokenizer.json", "GET"),
+    ("/sim/model/tokenizer_config.json", "GET"),
     ("/v1/models", "GET"),
     ("/health", "GET"),
     ("/ping", "GET, POST"),
@@ -86,8 +89,8 @@ async fn post(api: &Api, path: &str, body: &Bytes, id: Option<&str>) -> Result<R
         "/tokenize" => api::tokenize(api, body),
         "/detokenize" => api::detokenize(api, body),
         "/reset_prefix_cache" => {
-            api.core.reset_cache().await;
-            Ok(empty())
+            let success = api.core.reset_cache().await;
+            Ok(json(StatusCode::OK, format!(r#"{{"success":{success}}}"#)))
         }
         _ => set_fault(api, body).await,
     }
@@ -103,6 +106,8 @@ fn get(api: &Api, path: &str, query: &str) -> Reply {
             json(StatusCode::OK, format!(r#"{{"server_load":{load}}}"#))
         }
         "/v1/models" => api::models(api),
+        "/sim/model/tokenizer.json" => json(StatusCode::OK, tokenizer_json()),
+        "/sim/model/tokenizer_config.json" => json(StatusCode::OK, tokenizer_config_json()),
         _ => {
             let text = render(&api.core.metrics, &api.args, &wanted_names(query));
             whole(StatusCode::OK, "text/plain; version=1.0.0; charset=utf-8", text)

@@ -41,12 +41,14 @@ def corpus() -> list[str]:
 
 def tokenizer():
     """A byte-level BPE tokenizer that ends a turn with `<|im_end|>`."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
+    # Whatever the files of a Qwen2 say, transformers takes only their vocabulary and splits text as this does. Real
+    # models' files say the same; so must these, or whoever reads them has other tokens than the engine.
+    qwen = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
+    bpe.normalizer, bpe.pre_tokenizer, bpe.decoder = qwen.normalizer, qwen.pre_tokenizer, qwen.decoder
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train(
         corpus(),
@@ -81,6 +83,17 @@ def weights():
     return Qwen2ForCausalLM(shape).to(torch.bfloat16)
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Fails where an engine would split text differently from what the tokenizer's file says."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    text = Path(__file__).read_text() + "Größe 123\t\u00e9 e\u0301 <|im_start|>x<|im_end|>  \n\n 世界"
+    written = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    if AutoTokenizer.from_pretrained(folder).encode(text) != written:
+        raise SystemExit(f"transformers does not read {folder / 'tokenizer.json'} as it is written")
+
+
 def main(target: Path) -> None:
     """Makes the model in a folder beside the target and moves it there whole."""
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
@@ -91,6 +104,7 @@ def main(target: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     tokenizer().save_pretrained(unfinished)
     weights().save_pretrained(unfinished)
+    check_tokenizer(unfinished)
     (unfinished / made_by).write_text(recipe)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)

@@ -4,7 +4,7 @@ import pytest
 
 import fleet as fleets
 import processes
-from fleet import MODEL, Fleet, Up
+from fleet import BLOCK, MODEL, Fleet, Up
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +44,14 @@ def fleet(request):
     running.wait_idle()
 
 
+@pytest.fixture(scope="module", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
+def small_fleet(request):
+    """A fleet of each kind in turn whose engines have room for 64 blocks, so that old ones soon make way."""
+    # vLLM on the CPU takes no smaller blocks than these.
+    flags = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", "64", "--max-model-len", "1920")
+    yield from running_fleet(getattr(fleets, request.param)(*flags))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     """Adds what every process of the run logged last to the report of a failure."""
@@ -51,7 +59,8 @@ def pytest_runtest_makereport(item):
     if report.failed:
         for process in processes.started:
             report.sections.append((f"log of {process.name}", process.tail()))
-        for running in item.funcargs.values():
+        # A fleet may be there as several fixtures.
+        for running in {id(fixture): fixture for fixture in item.funcargs.values()}.values():
             if isinstance(running, Fleet):
                 report.sections.extend((f"engine's {path}", text) for path, text in running.engine_logs().items())
     return report

@@ -18,6 +18,8 @@ from processes import Process, ask, wait_until
 # How long a router takes at most to print its addresses, in seconds.
 LISTEN_SECONDS = 10
 MODEL = "tiny"
+# Tokens in a block of the engines with a small cache.
+BLOCK = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Replica:
     engine_pid: int
     engine_socket: str
     served: int
+    cache: dict
+    """What this router knows of its cached blocks: whether exactly, how many, whether the agent counts the same."""
 
 
 def replicas(admin: str) -> list[Replica]:
@@ -117,13 +121,14 @@ class Engine:
         return [*self.options, "--replicas", "1", "--", "--served-model-name", MODEL, own_model(node), *self.flags]
 
 
-def simulated() -> Engine:
-    """Engines that emit a token of every running request each 10 ms."""
-    return Engine("simulated", ("--engine", "simulated"), ("--sim-step-ms", "10"), start_seconds=30)
+def simulated(*more: str) -> Engine:
+    """Engines that emit a token of every running request each 10 ms; `more` are flags that vLLM has too."""
+    flags = ("--sim-step-ms", "10", "--enable-prompt-tokens-details", *more)
+    return Engine("simulated", ("--engine", "simulated"), flags, start_seconds=30)
 
 
-def vllm() -> Engine:
-    """Real vLLM on the CPU with the tiny model, both as tests/engine/install.sh leaves them."""
+def vllm(*more: str) -> Engine:
+    """Real vLLM on the CPU with the tiny model, both as tests/engine/install.sh leaves them; `more` are its flags."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hostler"
     program, model = cache / "vllm-0.32" / "bin" / "vllm", cache / "tiny-model"
     assert program.exists() and model.exists(), "vLLM or its tiny model is missing: run tests/engine/install.sh"
@@ -132,6 +137,7 @@ def vllm() -> Engine:
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         # Left free, a model of random weights fills structured output with blanks and never closes the object.
         *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+        *more,
     )
     # Measured on two shared cores: about a minute for two engines at once.
     return Engine("vllm", ("--model", str(model), "--vllm-bin", str(program)), flags, start_seconds=300)

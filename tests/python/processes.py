@@ -19,7 +19,7 @@ ASK_SECONDS = 20
 # How long a drain with nothing left in flight may take, in seconds: vLLM alone needs about five on two cores.
 STOP_SECONDS = 60
 
-# All that were started in this run, newest last; conftest.py shows their logs when a test fails.
+# All that were started in this run and did not end well yet, newest last; conftest.py shows their logs on a failure.
 started: list["Process"] = []
 
 
@@ -37,10 +37,12 @@ def binary() -> Path:
 def environment() -> dict[str, str]:
     """This process's environment without settings of hostler's own, which would leak into the run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOSTLER_")}
-    # One compute thread for each engine on the CPU: more of them wait for each other by spinning, and two such engines starve
-    # everything else on a small machine for seconds.
+    # One compute thread for each engine on the CPU: more of them wait for each other by spinning, and two such engines
+    # starve everything else on a small machine for seconds.
     kept |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return kept | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    kept |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # Adds the route that empties the prefix cache.
+    return kept | {"VLLM_SERVER_DEV_MODE": "1"}
 
 
 def ask(*arguments: str) -> str:
@@ -126,7 +128,8 @@ class Process:
 
     def tail(self, characters: int = 4000) -> str:
         """The end of its log and all it printed, for a failure's report."""
-        log = self.log.read_text(errors="replace")[-characters:]
+        # A fleet that was stopped has taken its folder with it.
+        log = self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
         return "\n".join([*self.lines, log])
 
     def kill(self) -> None:
@@ -155,3 +158,4 @@ class Process:
                 with contextlib.suppress(ProcessLookupError):  # it ended just now
                     os.kill(pid, signal.SIGKILL)
         assert complaint is None, f"{complaint}\n{self.tail()}"
+        started.remove(self)

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::version::Version;
+use crate::cache::Source;
 use crate::config::AgentConfig;
 use crate::host::{HostError, ReplicaPlan, Resolved};
 
@@ -15,6 +16,12 @@ const SHUTDOWN_TIMEOUT_SINCE: Version = Version::new(0, 18);
 
 /// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a number and crash.
 const GPU_UUID_SINCE: Version = Version::new(0, 24);
+
+/// Events about the cache have an encoding that we read since this release.
+const CACHE_EVENTS_SINCE: Version = Version::new(0, 11);
+
+/// Messages about the cache that an engine keeps, to tell them again where some were missed: one for each of its steps. vLLM's own default.
+const CACHE_EVENTS_KEPT: u32 = 10_000;
 
 /// How long vLLM keeps an idle connection, in seconds. Its default of 5 would close pooled connections just as they are used.
 const KEEP_ALIVE_SECONDS: &str = "3600";
@@ -73,6 +80,52 @@ pub fn socket_in(directory: &Path) -> PathBuf {
     directory.join("engine.sock")
 }
 
+/// Where the engine tells what it has cached: on Unix sockets in its own directory, where no other user of the host can read prompts in the
+/// events or forge them.
+pub fn cache_source(launch: &Launch<'_>) -> Source {
+    match why_no_cache_events(launch) {
+        Some(because) => Source::Nothing { because },
+        None => Source::Sockets { live: launch.directory.join("kv.sock"), replay: launch.directory.join("replay.sock") },
+    }
+}
+
+fn why_no_cache_events(launch: &Launch<'_>) -> Option<String> {
+    let given = Given(&launch.config.engine_args);
+    if !launch.config.kv_events {
+        return Some("cache events are off: the setting agent.kv_events says so".to_owned());
+    }
+    if given.has("--kv-events-config") {
+        return Some("the engine's arguments have a --kv-events-config of their own".to_owned());
+    }
+    if given.negates("--enable-prefix-caching") {
+        return Some("the engine keeps no cache: its arguments have --no-enable-prefix-caching".to_owned());
+    }
+    if launch.directory.to_str().is_none() {
+        return Some("the run directory's name is not UTF-8, so the engine cannot be told where to send cache events".to_owned());
+    }
+    match (launch.engine, launch.version) {
+        (Resolved::Vllm { .. }, None) => Some("the version of vLLM is unknown, so its cache events are not asked for".to_owned()),
+        (Resolved::Vllm { .. }, Some(version)) if version < CACHE_EVENTS_SINCE => {
+            Some(format!("vLLM {version} has no cache events that are understood; {CACHE_EVENTS_SINCE} is the first that has"))
+        }
+        _ => None,
+    }
+}
+
+/// The flag that makes the engine tell what it caches, if it is to.
+fn cache_event_arguments(launch: &Launch<'_>) -> Vec<OsString> {
+    let Source::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
+    let config = serde_json::json!({
+        "enable_kv_cache_events": true,
+        "publisher": "zmq",
+        "endpoint": format!("ipc://{}", live.display()),
+        "replay_endpoint": format!("ipc://{}", replay.display()),
+        "topic": "",
+        "buffer_steps": CACHE_EVENTS_KEPT,
+    });
+    vec!["--kv-events-config".into(), config.to_string().into()]
+}
+
 /// Where an engine with this directory keeps temporary files.
 pub(crate) fn temporary_in(directory: &Path) -> PathBuf {
     directory.join("tmp")
@@ -86,6 +139,13 @@ pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
         Resolved::Vllm { program } => (program, vllm_arguments(launch, &given)),
         Resolved::Simulated { program } => (program, simulated_arguments(launch)),
     };
+    // So that routers learn how much of a prompt was cached, and answers carry the id of their request.
+    for flag in ["--disable-uvicorn-access-log", "--enable-prompt-tokens-details", "--enable-request-id-headers"] {
+        if !given.has(flag) {
+            arguments.push(flag.into());
+        }
+    }
+    arguments.append(&mut cache_event_arguments(launch));
     arguments.extend(launch.config.engine_args.iter().map(OsString::from));
     Ok(CommandLine { program: program.clone(), arguments, set: environment(launch), unset: NOT_INHERITED.to_vec() })
 }
@@ -93,11 +153,6 @@ pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
 fn vllm_arguments(launch: &Launch<'_>, given: &Given<'_>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> =
         vec!["serve".into(), launch.config.model.clone().into(), "--uds".into(), socket_in(launch.directory).into()];
-    for flag in ["--disable-uvicorn-access-log", "--enable-prompt-tokens-details", "--enable-request-id-headers"] {
-        if !given.has(flag) {
-            arguments.push(flag.into());
-        }
-    }
     let has_timeout = launch.version.is_some_and(|version| version >= SHUTDOWN_TIMEOUT_SINCE);
     if has_timeout && !given.has("--shutdown-timeout") {
         // A batch system may send SIGTERM to the engine just when it sends it to the agent; without this, the engine would cut every running answer short.
@@ -156,6 +211,12 @@ impl Given<'_> {
             let name = name.strip_prefix("--").or_else(|| name.strip_prefix('-')).unwrap_or_default();
             name == bare || name.strip_prefix("no-") == Some(bare)
         })
+    }
+
+    /// Whether a flag was given as `--no-flag`.
+    fn negates(&self, flag: &str) -> bool {
+        let negated = format!("--no-{}", flag.trim_start_matches('-'));
+        self.0.iter().any(|argument| argument.replace('_', "-") == negated)
     }
 
     fn check(&self) -> Result<(), HostError> {

@@ -18,6 +18,7 @@ use super::log::{Log, is_sign_of_loading};
 use super::process::{Group, Spawned};
 use super::state::{Action, Event, Limits, Machine, Stage, State};
 use super::{EngineSpec, Grip, Phase, Status};
+use crate::cache::{self, CacheLog};
 use crate::probe::{self, Sample};
 use crate::traffic::Traffic;
 
@@ -39,6 +40,7 @@ pub(super) struct Parts {
     pub(super) commands: mpsc::Receiver<Event>,
     pub(super) samples: watch::Sender<Option<Sample>>,
     pub(super) traffic: Arc<Traffic>,
+    pub(super) cache: Arc<CacheLog>,
     pub(super) log: Log,
     pub(super) log_written: oneshot::Receiver<()>,
     pub(super) grip: Arc<Mutex<Grip>>,
@@ -73,6 +75,11 @@ struct Life {
     follower: AbortOnDropHandle<()>,
     _health: AbortOnDropHandle<()>,
     probe: Option<AbortOnDropHandle<()>>,
+    /// For the task that follows the engine's cache, which begins with the engine's readiness.
+    cache: Option<cache::Writer>,
+    follows_cache: Option<AbortOnDropHandle<()>>,
+    /// The engine answers, and its cache is about to be followed.
+    joining: Option<oneshot::Receiver<()>>,
 }
 
 impl Driver {
@@ -113,9 +120,9 @@ impl Driver {
         let state = self.machine.state();
         let wake_at = self.machine.wake_at();
         let group = self.parts.grip.lock().group;
-        let (child, news) = match &mut self.life {
-            Some(life) => (life.child.as_mut(), Some(&mut life.news)),
-            None => (None, None),
+        let (child, news, joining) = match &mut self.life {
+            Some(life) => (life.child.as_mut(), Some(&mut life.news), life.joining.as_mut()),
+            None => (None, None, None),
         };
         // The exit comes before the news: a refused connection is its consequence.
         tokio::select! {
@@ -129,6 +136,7 @@ impl Driver {
                 Some(Event::Exited)
             }
             news = next_of(news) => self.take_news(news),
+            () = joined(joining) => self.become_ready(),
             () = self.parts.traffic.idle(), if matches!(state, State::Draining { .. }) => Some(Event::Idle),
             ended = end_of(group), if matches!(state, State::Killing { .. }) => self.note_end(ended),
             () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => Some(Event::Tick),
@@ -171,7 +179,7 @@ impl Driver {
         match spawned {
             Ok(spawned) => {
                 tracing::info!(engine = self.parts.spec.index, pid = spawned.group.id(), epoch, "engine started");
-                self.life = Some(self.begin_life(spawned));
+                self.life = Some(self.begin_life(spawned, epoch));
                 Ok(())
             }
             Err(error) => {
@@ -182,7 +190,7 @@ impl Driver {
         }
     }
 
-    fn begin_life(&self, spawned: Spawned) -> Life {
+    fn begin_life(&self, spawned: Spawned, epoch: u64) -> Life {
         let (sender, news) = mpsc::channel(WAITING_NEWS);
         let log = self.parts.log.clone();
         let lines = sender.clone();
@@ -206,6 +214,9 @@ impl Driver {
             follower: AbortOnDropHandle::new(follower),
             _health: AbortOnDropHandle::new(health),
             probe: None,
+            cache: Some(self.parts.cache.begin(epoch)),
+            follows_cache: None,
+            joining: None,
         }
     }
 
@@ -221,6 +232,7 @@ impl Driver {
         if let Some(life) = &mut self.life {
             // An engine that stops refuses to be read, which is nothing to warn of.
             life.probe = None;
+            life.follows_cache = None;
         }
         let running = self.life.as_ref().is_some_and(|life| life.child.is_some());
         if let Some(group) = self.parts.grip.lock().group.filter(|_| running) {
@@ -237,6 +249,7 @@ impl Driver {
     /// Ends a life of which no process is left: reads the rest of its output, then forgets it and its files.
     async fn bury(&mut self) {
         self.parts.grip.lock().group = None;
+        self.parts.cache.end();
         if let Some(mut life) = self.life.take() {
             // A process that left the group may hold the pipe open; what it prints is nobody's.
             let _ = timeout(REST_DEADLINE, &mut life.follower).await;
@@ -296,16 +309,32 @@ impl Driver {
                 None
             }
             News::Ready(models) => {
-                self.become_ready(models);
-                Some(Event::Ready)
+                self.join_cache(models);
+                None
             }
         }
     }
 
-    fn become_ready(&mut self, models: Vec<ModelCard>) {
+    /// The engine answers. Before requests come, its cache is listened to: what it stores from now on is known.
+    fn join_cache(&mut self, models: Vec<ModelCard>) {
         let Some(life) = &mut self.life else { return };
-        let took = life.spawned.elapsed();
         life.models = models.into();
+        let Some(writer) = life.cache.take() else { return };
+        let (connected, joining) = oneshot::channel();
+        let (source, index) = (self.parts.spec.cache.clone(), self.parts.spec.index);
+        let follows = self.parts.tasks.spawn(async move { cache::follow(&source, writer, index, connected).await });
+        life.follows_cache = Some(AbortOnDropHandle::new(follows));
+        life.joining = Some(joining);
+    }
+
+    fn become_ready(&mut self) -> Option<Event> {
+        let life = self.life.as_mut()?;
+        life.joining = None;
+        // An engine that stops meanwhile must not be told as ready.
+        if !matches!(self.machine.state(), State::Alive(_)) {
+            return None;
+        }
+        let took = life.spawned.elapsed();
         life.ready_in = Some(took);
         let (spec, samples) = (&self.parts.spec, self.parts.samples.clone());
         let (socket, interval) = (socket_in(&spec.directory), spec.probe_interval);
@@ -315,6 +344,7 @@ impl Driver {
         });
         life.probe = Some(AbortOnDropHandle::new(probe));
         tracing::info!(engine = spec.index, seconds = format_args!("{:.1}", took.as_secs_f32()), "engine is ready");
+        Some(Event::Ready)
     }
 
     /// The sentence for the state just entered.
@@ -398,6 +428,14 @@ async fn next_of(news: Option<&mut mpsc::Receiver<News>>) -> News {
     }
     // When all that could tell something has ended, only the exit is left to wait for.
     pending().await
+}
+
+/// Whether or not the cache could be joined, the engine serves then.
+async fn joined(joining: Option<&mut oneshot::Receiver<()>>) {
+    match joining {
+        Some(joining) => drop(joining.await),
+        None => pending().await,
+    }
 }
 
 /// The end of a killed group; at once if there was none.

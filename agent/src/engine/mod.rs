@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use self::command::{CommandLine, Launch, command_line, socket_in};
+use self::command::{CommandLine, Launch, cache_source, command_line, socket_in};
 use self::driver::Driver;
 pub use self::health::ModelCard;
 use self::log::Log;
@@ -27,6 +27,7 @@ pub(crate) use self::process::end_orphans;
 use self::process::{Group, Spawned};
 use self::state::{Event, Stage, State, Then};
 use self::version::Version;
+use crate::cache::{self, CacheLog};
 use crate::host::HostError;
 use crate::probe::Sample;
 use crate::traffic::Traffic;
@@ -55,6 +56,8 @@ pub struct EngineSpec {
     pub stop_grace: Duration,
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
+    /// Where the engine tells what it has cached.
+    pub cache: cache::Source,
 }
 
 impl EngineSpec {
@@ -70,6 +73,7 @@ impl EngineSpec {
             drain_timeout: launch.config.drain_timeout,
             stop_grace: launch.config.stop_grace,
             probe_interval: launch.config.probe_interval,
+            cache: cache_source(launch),
         })
     }
 }
@@ -140,6 +144,7 @@ struct Shared {
     status: watch::Receiver<Status>,
     samples: watch::Receiver<Option<Sample>>,
     traffic: Arc<Traffic>,
+    cache: Arc<CacheLog>,
     log: Log,
     grip: Arc<Mutex<Grip>>,
 }
@@ -159,18 +164,20 @@ impl Engine {
         let (log, log_written) = Log::open(spec.log.clone());
         let socket = socket_in(&spec.directory);
         let (samples_out, samples) = watch::channel(None);
+        let cache = Arc::new(CacheLog::default());
         let (driver, status) = Driver::new(driver::Parts {
             spec,
             commands: waiting,
             samples: samples_out,
             traffic: Arc::clone(&traffic),
+            cache: Arc::clone(&cache),
             log: log.clone(),
             log_written,
             grip: Arc::clone(&grip),
             tasks: tracker.clone(),
         });
         tracker.spawn(driver.run());
-        Self { shared: Arc::new(Shared { socket, commands, status, samples, traffic, log, grip }) }
+        Self { shared: Arc::new(Shared { socket, commands, status, samples, traffic, cache, log, grip }) }
     }
 
     /// The engine's status, as it changes.
@@ -181,6 +188,11 @@ impl Engine {
     /// The engine's load, as it changes; `None` until this life was read for the first time.
     pub fn samples(&self) -> watch::Receiver<Option<Sample>> {
         self.shared.samples.clone()
+    }
+
+    /// What the engine has cached, over all its lives.
+    pub fn cache(&self) -> &Arc<CacheLog> {
+        &self.shared.cache
     }
 
     /// Where the engine listens.

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use zeromq::{PubSocket, Socket};
+
 use super::http::tests::Scripted;
 use super::*;
 use crate::traffic::RouterKey;
@@ -39,6 +41,7 @@ fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> Fixture {
         drain_timeout: Duration::from_secs(60),
         stop_grace: Duration::from_millis(300),
         probe_interval: Duration::from_millis(50),
+        cache: cache::Source::Nothing { because: "it has no cache".to_owned() },
     };
     change(&mut spec);
     let tracker = TaskTracker::new();
@@ -224,6 +227,37 @@ async fn a_program_that_cannot_be_started_is_named() {
     let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
     assert!(failed.reason.starts_with("cannot start /nonexistent/vllm"), "{}", failed.reason);
     assert_eq!(failed.pid, None);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engines_cache_is_known_when_it_is_ready_and_nothing_of_it_when_it_has_ended() {
+    let parent = tempfile::tempdir().unwrap();
+    let live = parent.path().join("kv.sock");
+    let mut events = PubSocket::new();
+    events.bind(&format!("ipc://{}", live.display())).await.unwrap();
+    let source = cache::Source::Sockets { live, replay: parent.path().join("replay.sock") };
+    let mut fixture = start_with("exec sleep 600", |spec| spec.cache = source);
+    assert!(!fixture.engine.cache().watch().borrow().exact);
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    let watch = fixture.engine.cache().watch().borrow().clone();
+    assert_eq!((watch.exact, watch.reason.as_str(), watch.epoch), (true, "", ready.epoch));
+    fixture.engine.drain();
+    fixture.phase(Phase::Stopped).await;
+    assert!(!fixture.engine.cache().watch().borrow().exact);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_whose_cache_cannot_be_followed_serves_all_the_same() {
+    let too_long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+    let source = cache::Source::Sockets { live: too_long.clone(), replay: too_long };
+    let mut fixture = start_with("exec sleep 600", |spec| spec.cache = source);
+    let _serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    let watch = fixture.engine.cache().watch().borrow().clone();
+    assert!(!watch.exact && watch.reason.contains("cannot be had"), "{}", watch.reason);
     fixture.engine.stop().await;
 }
 

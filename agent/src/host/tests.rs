@@ -3,7 +3,7 @@
 use super::*;
 
 fn gpu(index: u32, uuid: &str) -> Gpu {
-    Gpu { index, uuid: uuid.to_owned(), name: "test GPU".to_owned() }
+    Gpu { index, uuid: uuid.to_owned(), name: "test GPU".to_owned(), memory_bytes: 0 }
 }
 
 fn host(gpus: u32) -> Host {
@@ -122,4 +122,31 @@ fn a_program_is_looked_up_by_path_or_by_name() {
     assert_eq!(look_up(name, Some(search)).found, Some(path.clone()));
     assert_eq!(look_up(&path, None).found, Some(path));
     assert_eq!(look_up(name, None).found, None);
+}
+
+#[test]
+fn the_token_budget_is_what_was_said_or_the_engines_default() {
+    let gpu = |name: &str, gib: u64| Some(Gpu { name: name.to_owned(), memory_bytes: gib << 30, ..gpu(0, "GPU-0") });
+    let table = [
+        (vllm(), gpu("NVIDIA H100 80GB HBM3", 79), "", 8_192),
+        (vllm(), gpu("NVIDIA A100-SXM4-80GB", 80), "", 2_048),
+        (vllm(), gpu("NVIDIA L40S", 45), "", 2_048),
+        (vllm(), gpu("NVIDIA B200", 178), "", 16_384),
+        (vllm(), None, "", 2_048),
+        (vllm(), gpu("NVIDIA H200", 140), "--performance-mode throughput", 16_384),
+        (vllm(), gpu("NVIDIA H200", 140), "--max-num-batched-tokens 4096", 4_096),
+        (vllm(), None, "--max_num_batched_tokens=8K", 8_192),
+        (vllm(), None, "--max-num-batched-tokens 2.5k", 2_500),
+        (vllm(), None, "--max-num-batched-tokens -1", 0),
+        (vllm(), None, "--max-num-batched-tokens 9e99k", 0),
+        (vllm(), None, "--max-num-batched-tokens many", 0),
+        (vllm(), None, "--config engine.yaml", 0),
+        (simulated(), None, "", 8_192),
+        (simulated(), None, "--max-num-batched-tokens 512", 512),
+    ];
+    for (engine, gpu, line, expected) in table {
+        let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        assert_eq!(token_budget(&engine, Some(Version::new(0, 32)), gpu.as_ref(), &arguments), expected, "{gpu:?} {line}");
+    }
+    assert_eq!(token_budget(&vllm(), None, gpu("NVIDIA B200", 178).as_ref(), &[]), 8_192);
 }

@@ -8,30 +8,41 @@ use super::*;
 
 proptest! {
     #[test]
-    fn any_interleaving_of_entering_and_leaving_returns_to_zero(
-        steps in proptest::collection::vec((any::<bool>(), 0_u64..4, any::<prop::sample::Index>()), 0..200),
+    fn any_interleaving_of_entering_computing_and_leaving_returns_to_zero(
+        steps in proptest::collection::vec((0_u8..3, 0_u64..4, any::<(u32, u32)>(), any::<prop::sample::Index>()), 0..200),
     ) {
         let traffic = Traffic::new();
         let mut guards: Vec<InFlight> = Vec::new();
         let mut ended = 0_u64;
-        for (enters, router, which) in steps {
-            if enters || guards.is_empty() {
-                guards.push(traffic.enter(RouterKey(router)));
-            } else {
-                guards.swap_remove(which.index(guards.len()));
-                ended += 1;
+        for (step, router, (tokens, uncached), which) in steps {
+            match step {
+                1 if !guards.is_empty() => guards[which.index(guards.len())].computed(),
+                2 if !guards.is_empty() => {
+                    guards.swap_remove(which.index(guards.len()));
+                    ended += 1;
+                }
+                _ => guards.push(traffic.enter_with(RouterKey(router), Prompt { tokens, uncached })),
             }
-            prop_assert_eq!(traffic.total() as usize, guards.len());
-            for key in 0..4 {
-                let expected = guards.iter().filter(|guard| guard.router == RouterKey(key)).count();
-                prop_assert_eq!(traffic.of(RouterKey(key)) as usize, expected);
+            let counts = traffic.counts.borrow();
+            prop_assert_eq!(counts.sum(), sum(&guards, |_| true));
+            for key in (0..4).map(RouterKey) {
+                prop_assert_eq!(counts.sum_of(key), sum(&guards, |guard| guard.router == key));
             }
-            prop_assert_eq!(traffic.served_total(), ended);
+            prop_assert_eq!(counts.served_total(), ended);
         }
         guards.clear();
-        prop_assert_eq!(traffic.total(), 0);
+        prop_assert_eq!(traffic.counts.borrow().sum(), Sum::default());
         prop_assert!(traffic.counts.borrow().routers.is_empty());
     }
+}
+
+/// What the chosen guards say of themselves.
+fn sum(guards: &[InFlight], chosen: impl Fn(&InFlight) -> bool) -> Sum {
+    guards.iter().filter(|guard| chosen(guard)).fold(Sum::default(), |sum, guard| Sum {
+        requests: sum.requests + 1,
+        pending_tokens: sum.pending_tokens + u64::from(guard.prompt.uncached) * u64::from(guard.pending.load(Ordering::Relaxed)),
+        context_tokens: sum.context_tokens + u64::from(guard.prompt.tokens),
+    })
 }
 
 #[test]
@@ -42,12 +53,12 @@ fn threads_that_enter_and_leave_at_once_lose_no_count() {
             let traffic = &traffic;
             scope.spawn(move || {
                 for _ in 0..1_000 {
-                    drop(traffic.enter(RouterKey(router)));
+                    drop(traffic.enter_with(RouterKey(router), Prompt { tokens: 9, uncached: 4 }));
                 }
             });
         }
     });
-    assert_eq!((traffic.total(), traffic.served_total()), (0, 4_000));
+    assert_eq!((traffic.counts.borrow().sum(), traffic.served_total()), (Sum::default(), 4_000));
 }
 
 #[tokio::test(start_paused = true)]

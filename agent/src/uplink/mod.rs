@@ -1,5 +1,6 @@
 //! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
 
+mod bulk;
 mod client;
 mod dial;
 mod lane;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use lane::{Incoming, Lane, RequestBody, Serving};
-pub use report::{Board, Replica};
+pub use report::{Board, Replica, Traits};
 
 use crate::metrics::AgentMetrics;
 

@@ -8,7 +8,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{EngineClient, client};
+use crate::cache::Watch;
 use crate::engine::{Engine, Phase, Status};
+use crate::files::{Bundle, Source};
 use crate::traffic::RouterKey;
 
 /// The least time between two reports.
@@ -21,17 +23,34 @@ pub struct Replica {
     pub index: u32,
     /// The supervised engine.
     pub engine: Engine,
+    /// What is known of it beforehand.
+    pub traits: Traits,
+    pub(super) client: EngineClient,
+    /// The prompt files of its model, or why there are none; nothing before it has been ready.
+    prompt_files: watch::Sender<Option<Result<Bundle, String>>>,
+}
+
+/// What is known of a replica before its engine starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traits {
     /// Name of its GPU, empty on CPU.
     pub gpu: String,
-    pub(super) client: EngineClient,
+    /// Tokens that its engine computes in one step at most; 0 when unknown.
+    pub token_budget: u32,
+    /// Where the prompt files of its model are.
+    pub prompt_files: Source,
 }
 
 impl Replica {
     /// A replica over a supervised engine.
     #[must_use]
-    pub fn new(index: u32, engine: Engine, gpu: String) -> Self {
+    pub fn new(index: u32, engine: Engine, traits: Traits) -> Self {
         let socket: PathBuf = engine.socket().to_owned();
-        Self { index, engine, gpu, client: client(socket) }
+        Self { index, engine, traits, client: client(socket), prompt_files: watch::Sender::new(None) }
+    }
+
+    fn bundle(&self) -> Option<Bundle> {
+        self.prompt_files.borrow().clone()?.ok()
     }
 }
 
@@ -66,28 +85,58 @@ impl Board {
         self.pulse.subscribe()
     }
 
+    /// The bundle of prompt files with this hash, if a replica has it.
+    pub(super) fn bundle(&self, hash: &[u8]) -> Option<Bundle> {
+        self.replicas.iter().filter_map(Replica::bundle).find(|bundle| bundle.hash == hash)
+    }
+
     /// Watches the engines until `end`.
     pub async fn watch(&self, end: CancellationToken) {
-        let watching = self.replicas.iter().map(|replica| async {
-            let (mut status, mut samples, mut traffic) =
-                (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().changes());
-            loop {
-                // An engine that has ended for good changes no more.
-                let changed = tokio::select! {
-                    changed = status.changed() => changed.is_ok(),
-                    changed = samples.changed() => changed.is_ok(),
-                    changed = traffic.changed() => changed.is_ok(),
-                };
-                if !changed {
-                    return;
-                }
-                self.pulse.send_modify(|beats| *beats += 1);
-                tokio::time::sleep(REPORT_INTERVAL).await;
-            }
-        });
+        let watching = self.replicas.iter().map(|replica| async { tokio::join!(self.beat(replica), self.load_files(replica)) });
         tokio::select! {
             _ = futures_util::future::join_all(watching) => end.cancelled().await,
             () = end.cancelled() => {}
+        }
+    }
+
+    /// Beats for each change of a replica, until its engine has ended for good.
+    async fn beat(&self, replica: &Replica) {
+        let (mut status, mut samples, mut traffic) =
+            (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().changes());
+        let (mut cache, mut files) = (replica.engine.cache().watch(), replica.prompt_files.subscribe());
+        loop {
+            // An engine that has ended for good changes no more.
+            let changed = tokio::select! {
+                changed = status.changed() => changed.is_ok(),
+                changed = samples.changed() => changed.is_ok(),
+                changed = traffic.changed() => changed.is_ok(),
+                changed = cache.changed() => changed.is_ok(),
+                changed = files.changed() => changed.is_ok(),
+            };
+            if !changed {
+                return;
+            }
+            self.pulse.send_modify(|beats| *beats += 1);
+            tokio::time::sleep(REPORT_INTERVAL).await;
+        }
+    }
+
+    /// Reads the prompt files anew in each life of the engine, when it is ready: then it has downloaded what it needs.
+    async fn load_files(&self, replica: &Replica) {
+        let mut status = replica.engine.status();
+        let mut loaded = 0;
+        while let Ok(epoch) = status.wait_for(|now| now.phase == Phase::Ready && now.epoch != loaded).await.map(|now| now.epoch) {
+            loaded = epoch;
+            let read = replica.traits.prompt_files.load(replica.engine.socket()).await;
+            if let Err(error) = &read {
+                tracing::warn!(replica = replica.index, %error, "routers cannot tokenize for this engine; requests are placed by text");
+            }
+            let found = match read {
+                // Equal bundles share their memory.
+                Ok(bundle) => Ok(self.bundle(&bundle.hash).unwrap_or(bundle)),
+                Err(error) => Err(format!("{error}: requests are placed by text")),
+            };
+            replica.prompt_files.send_replace(Some(found));
         }
     }
 }
@@ -120,6 +169,11 @@ impl Reporter {
         wire::Report { snapshot: true, ..self.report(board) }
     }
 
+    /// The life of a replica's engine that the router was last told of; 0 before the first.
+    pub(super) fn told_epoch(&self, index: usize) -> u64 {
+        self.told.get(index).map_or(0, |told| told.epoch)
+    }
+
     /// What has changed since the last report, which may be nothing.
     pub(super) fn report(&mut self, board: &Board) -> wire::Report {
         let mut replicas = Vec::new();
@@ -148,9 +202,10 @@ fn now(replica: &Replica, router: RouterKey) -> Told {
     let sample = replica.engine.samples().borrow().filter(|sample| !sample.stale);
     let counts = replica.engine.traffic().changes();
     let counts = counts.borrow();
+    let (all, yours) = (counts.sum(), counts.sum_of(router));
     let load = wire::Load {
-        in_flight: counts.total(),
-        in_flight_yours: counts.of(router),
+        in_flight: all.requests,
+        in_flight_yours: yours.requests,
         served: counts.served_total(),
         engine: sample.map(|sample| wire::EngineLoad {
             running: sample.figures.running,
@@ -164,6 +219,10 @@ fn now(replica: &Replica, router: RouterKey) -> Told {
             prefix_queries: sample.figures.prefix_queries,
             prefix_hits: sample.figures.prefix_hits,
         }),
+        pending_tokens: all.pending_tokens,
+        pending_tokens_yours: yours.pending_tokens,
+        context_tokens: all.context_tokens,
+        context_tokens_yours: yours.context_tokens,
     };
     Told { epoch: status.epoch, state: Some(state(replica, status)), load: Some(load) }
 }
@@ -177,6 +236,8 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         Phase::Stopped => wire::Phase::Stopped,
         Phase::Failed => wire::Phase::Failed,
     };
+    let watched = replica.engine.cache().watch().borrow().clone();
+    let cache = cache(&watched, status.epoch);
     wire::ReplicaState {
         phase: phase.into(),
         reason: status.reason,
@@ -185,6 +246,26 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         engine_pid: status.pid.unwrap_or(0),
         engine_socket: replica.engine.socket().display().to_string(),
         restarts: status.restarts,
-        gpu: replica.gpu.clone(),
+        gpu: replica.traits.gpu.clone(),
+        token_budget: replica.traits.token_budget,
+        prompt_files: replica.prompt_files.borrow().as_ref().map(prompt_files),
+        cache: Some(cache),
+    }
+}
+
+/// Without the version of the blocks: the state is not sent again for each of them.
+fn cache(watched: &Watch, epoch: u64) -> wire::CacheWatch {
+    if watched.epoch != epoch {
+        // It tells of the life before, for a moment.
+        return wire::CacheWatch { reason: "the engine has just started".into(), ..wire::CacheWatch::default() };
+    }
+    let Watch { exact, reason, block_size, has_holes, .. } = watched.clone();
+    wire::CacheWatch { exact, reason, block_size, has_holes }
+}
+
+fn prompt_files(found: &Result<Bundle, String>) -> wire::PromptFiles {
+    match found {
+        Ok(bundle) => wire::PromptFiles { hash: bundle.hash.clone(), bytes: bundle.bytes.len() as u64, error: String::new() },
+        Err(error) => wire::PromptFiles { error: error.clone(), ..wire::PromptFiles::default() },
     }
 }

@@ -11,7 +11,7 @@ use hostler_proto::agent::v1::attach_response::Message as FromRouter;
 use hostler_proto::agent::v1::directive::Order;
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
+use super::bulk::Bulk;
 use super::dial::dial;
 use super::lane::Lane;
 use super::relay;
@@ -43,6 +44,9 @@ const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// Reports and answers that may wait for the connection.
 const QUEUE: usize = 16;
+
+/// Places in the queue that bulk leaves free, so that a report waits for a few of its parts at most and never for a place.
+const BULK_LEAVES_FREE: usize = 12;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +145,7 @@ struct Session {
     to_router: mpsc::Sender<wire::AttachRequest>,
     from_router: Streaming<wire::AttachResponse>,
     reporter: Reporter,
+    bulk: Bulk,
     /// An empty report goes out this often.
     heartbeat: Duration,
     /// The end of one is the session's: a lane is only ever lost with its connection. Without a status the router closed it.
@@ -172,7 +177,8 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, En
         lanes.push(open_lane(uplink, channel.clone(), &welcome.ticket, router).await?);
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(SHORTEST_HEARTBEAT);
-    Ok(Session { claim, to_router, from_router, reporter, heartbeat, lanes })
+    let bulk = Bulk::new(uplink.board.replicas().iter().map(|replica| replica.engine.cache().clone()));
+    Ok(Session { claim, to_router, from_router, reporter, bulk, heartbeat, lanes })
 }
 
 async fn open_lane(
@@ -220,7 +226,17 @@ impl Session {
         let mut pulse = uplink.board.pulse();
         let mut heartbeat = tokio::time::interval(self.heartbeat);
         let mut lanes: futures_util::stream::FuturesUnordered<_> = std::mem::take(&mut self.lanes).into_iter().collect();
+        let mut next_report = Instant::now();
         loop {
+            // What happens until the next report is due leaves together.
+            let news = async {
+                sleep_until(next_report).await;
+                pulse.changed().await
+            };
+            let room = async {
+                let room = self.to_router.reserve_many(BULK_LEAVES_FREE + 1).await;
+                room.map(drop).map_err(|_| Ended::Lost("the router takes no messages".into()))
+            };
             let sent = tokio::select! {
                 message = self.from_router.message() => match message {
                     Ok(Some(wire::AttachResponse { message: Some(FromRouter::Directive(directive)) })) => self.obey(directive).await,
@@ -228,18 +244,19 @@ impl Session {
                     Ok(None) => return Ended::Left,
                     Err(status) => return status.into(),
                 },
-                _ = pulse.changed() => {
+                _ = news => {
                     heartbeat.reset();
-                    let report = self.reporter.report(&uplink.board);
-                    let sent = send(&self.to_router, ToRouter::Report(report)).await;
-                    // What happens meanwhile leaves together.
-                    sleep(REPORT_INTERVAL).await;
-                    sent
+                    next_report = Instant::now() + REPORT_INTERVAL;
+                    self.report().await
                 }
-                _ = heartbeat.tick() => {
-                    let report = self.reporter.report(&uplink.board);
-                    send(&self.to_router, ToRouter::Report(report)).await
-                }
+                _ = heartbeat.tick() => self.report().await,
+                // One part a turn, and only while the queue is nearly empty: nothing above ever waits for long.
+                room = room, if self.bulk.is_due() => match (room, self.bulk.next(|index| self.reporter.told_epoch(index))) {
+                    (Err(ended), _) => Err(ended),
+                    (Ok(()), None) => Ok(()),
+                    // Nobody else sends, so the room is still there.
+                    (Ok(()), Some(part)) => send(&self.to_router, part).await,
+                },
                 Some(lane) = futures_util::StreamExt::next(&mut lanes) => {
                     return match lane {
                         Ok(None) => Ended::Left,
@@ -252,6 +269,12 @@ impl Session {
                 return ended;
             }
         }
+    }
+
+    async fn report(&mut self) -> Result<(), Ended> {
+        let report = self.reporter.report(&self.claim.uplink.board);
+        self.bulk.after_report();
+        send(&self.to_router, ToRouter::Report(report)).await
     }
 
     async fn obey(&mut self, directive: wire::Directive) -> Result<(), Ended> {
@@ -274,6 +297,21 @@ impl Session {
                 Some(replica) => answer.log_lines = replica.engine.log_tail(request.lines as usize),
                 None => answer.error = format!("this node has no replica {}", request.index),
             },
+            Some(Order::ResyncCache(replicas)) => {
+                self.bulk.resync(&replicas.indices);
+                return Ok(());
+            }
+            Some(Order::FetchFiles(request)) => match uplink.board.bundle(&request.hash) {
+                Some(bundle) => {
+                    self.bulk.fetch(bundle);
+                    return Ok(());
+                }
+                None => {
+                    let error = "no replica of this node has these files".into();
+                    let part = wire::FilePart { hash: request.hash, error, ..wire::FilePart::default() };
+                    return send(&self.to_router, ToRouter::File(part)).await;
+                }
+            },
             None => answer.error = format!("agent {} does not know this directive", env!("CARGO_PKG_VERSION")),
         }
         send(&self.to_router, ToRouter::Answer(answer)).await
@@ -292,3 +330,6 @@ async fn send(to_router: &mpsc::Sender<wire::AttachRequest>, message: ToRouter) 
         _ => Err(Ended::Lost("the router takes no messages".into())),
     }
 }
+
+#[cfg(test)]
+mod tests;

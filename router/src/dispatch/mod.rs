@@ -1,6 +1,8 @@
-//! Sends a request to a replica and another one while nothing of an answer has reached the client; then hands over the answer.
+//! Has a request placed, waits its turn where no replica has room, sends it there, and to another replica while nothing of an answer has
+//! reached the client; then hands over the answer.
 
 mod budget;
+mod refusal;
 mod relay;
 mod scanner;
 
@@ -9,22 +11,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_placement::hold::Waiting;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::lane::{Broken, WINDOW_BYTES};
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub use budget::RetryBudget;
+pub use refusal::Refusal;
 pub use relay::{Held, Relay};
 pub use scanner::{Dialect, Scanner, Usage};
 
 use crate::admission::Permit;
 use crate::carry::Exchange;
-use crate::fleet::{Fleet, FleetView, InFlight, Phase, Replica};
+use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
-use crate::placement::place;
+use crate::placement::{Asked, Chosen, Hold, Placed, Placer, Prompt, Record, Turn};
 
 /// Attempts for one request, the first included.
 const ATTEMPTS: usize = 3;
+
+/// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
+const MOST_SETTLE_SECONDS: f64 = 600.0;
 
 /// How often a young router looks for a candidate.
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
@@ -34,6 +41,10 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 pub struct Dispatch {
     /// Where the replicas are.
     pub fleet: Fleet,
+    /// Which of them a request goes to.
+    pub placer: Arc<Placer>,
+    /// Where requests wait while none has room.
+    pub hold: Hold,
     /// Keeps retries from multiplying the load of a failing fleet.
     pub budget: RetryBudget,
     /// Where outcomes are counted.
@@ -47,9 +58,17 @@ pub struct Dispatch {
 /// A request as it will be sent, to one replica or several in turn.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// The model it names.
-    pub model: Option<String>,
-    /// Its head; the replica's index is filled in.
+    /// What placement needs to know of it.
+    pub asked: Asked,
+    /// The router's own number of it.
+    pub id: u64,
+    /// Its turn among those that wait: a lower one goes first.
+    pub priority: i32,
+    /// Who it shares the fleet's attention with.
+    pub tenant: u64,
+    /// What the client calls it.
+    pub client_id: Option<Arc<str>>,
+    /// Its head; the replica's index and the estimates are filled in.
     pub head: wire::RequestHead,
     /// Its body, complete.
     pub body: Bytes,
@@ -66,39 +85,8 @@ pub struct Answer {
     pub head: wire::ResponseHead,
     /// The body.
     pub body: Relay,
-}
-
-/// Why a request got no answer from any engine.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No replica serves the model, and it is known which models there are.
-    #[error("The model `{model}` does not exist. Models here: {known}.")]
-    UnknownModel {
-        /// As the client named it.
-        model: String,
-        /// The models there are, separated by commas.
-        known: String,
-    },
-    /// Nothing can take the request now.
-    #[error("{0}")]
-    NotReady(String),
-    /// Every attempt was lost.
-    #[error(
-        "the answer was lost {attempts} times, the last time because {last}; nothing had reached you yet, so the request may be sent again"
-    )]
-    Lost {
-        /// Attempts that were made.
-        attempts: usize,
-        /// What happened to the last one.
-        last: String,
-    },
-    /// The first byte did not come in time.
-    #[error("no engine began to answer within {}", humanize(*.0))]
-    TooSlow(Duration),
-}
-
-fn humanize(duration: Duration) -> String {
-    format!("{} s", duration.as_secs_f64())
+    /// Why it comes from where it comes.
+    pub reason: Arc<Record>,
 }
 
 /// An attempt that has got as far as its first bytes.
@@ -109,6 +97,10 @@ struct Begun {
     /// Gone when another replica is tried.
     in_flight: Option<InFlight>,
     replica: Replica,
+    placed: Placed,
+    reason: Arc<Record>,
+    /// Of an answer that was read whole.
+    usage: Option<Usage>,
 }
 
 impl Begun {
@@ -135,6 +127,7 @@ impl Begun {
             let message = "the engine was stopped before the answer was complete".into();
             return Err(Broken { fault: wire::Fault::EngineLost, message });
         }
+        self.usage = Usage::find(&body);
         self.first = (!body.is_empty()).then_some(body);
         Ok(self)
     }
@@ -162,39 +155,42 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
-    pub async fn send(&self, outgoing: Outgoing, permit: Permit) -> Result<Answer, Refusal> {
+    pub async fn send(&self, mut outgoing: Outgoing, permit: Permit) -> Result<Answer, Refusal> {
         self.budget.deposit();
         let deadline = outgoing.begun + self.answer_timeout;
+        self.settled(outgoing.asked.model.as_deref()).await;
+        let prompt = Arc::new(self.placer.read(std::mem::take(&mut outgoing.asked)).await);
         let mut tried: Vec<Arc<str>> = Vec::new();
         let mut refused: Option<Box<Begun>> = None;
         let mut lost = None;
         loop {
-            if tried.is_empty() {
-                self.settled(outgoing.model.as_deref()).await;
-            }
-            let placed = {
-                let view = self.fleet.view();
-                let candidates = view.candidates(outgoing.model.as_deref(), &tried, Instant::now());
-                let may_try = tried.is_empty() || (tried.len() < ATTEMPTS && !candidates.is_empty() && self.budget.withdraw());
-                let placement = if may_try { place(&candidates, &mut fastrand::Rng::new()) } else { None };
-                placement.map(|placement| view.replicas[placement.replica].clone())
+            let bound = if tried.is_empty() {
+                let bound = timeout_at(deadline, self.bind(&prompt, &outgoing)).await;
+                bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
+            } else {
+                self.bind_again(&prompt, &tried)
             };
-            let Some(replica) = placed else {
+            let Some(bound) = bound else {
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.answer(*begun, &outgoing, permit)),
                     (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
-                    (None, None) => Err(refusal(&self.fleet.view(), outgoing.model.as_deref())),
+                    (None, None) => Err(Refusal::of(&self.fleet.view(), prompt.model())),
                 };
             };
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
+            let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
-            let attempt = timeout_at(deadline, self.attempt(&replica, &outgoing)).await;
+            let sent = self.sent(&prompt, &outgoing, bound, tried.len());
+            let attempt = timeout_at(deadline, self.attempt(sent, &outgoing, &prompt)).await;
             match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
                 // An engine that is full or dying says 503; one that died under the request may say 500, as it also does for a request it cannot digest.
                 Attempt::Begun(mut begun) if begun.is_refusal() && refused.is_none() => {
                     begun.in_flight = None;
+                    if begun.head.status == 503 {
+                        self.fleet.view().avoid(&replica, Instant::now());
+                    }
                     refused = Some(begun);
                 }
                 Attempt::Begun(begun) => return Ok(self.answer(*begun, &outgoing, permit)),
@@ -210,73 +206,155 @@ impl Dispatch {
     /// Waits until there is a candidate, as long as the router is young: its restart then costs clients a moment and no error.
     async fn settled(&self, model: Option<&str>) {
         let settling = || {
-            let (view, now) = (self.fleet.view(), Instant::now());
-            view.is_settling(now) && view.candidates(model, &[], now).is_empty()
+            let view = self.fleet.view();
+            view.is_settling(Instant::now()) && view.eligible(model, &[]).next().is_none()
         };
         while settling() {
             sleep(SETTLE_PAUSE).await;
         }
     }
 
-    async fn attempt(&self, replica: &Replica, outgoing: &Outgoing) -> Attempt {
-        let in_flight = replica.own.enter();
-        let head = wire::RequestHead { replica: replica.index, ..outgoing.head.clone() };
+    /// A replica for the request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
+    async fn bind(&self, prompt: &Arc<Prompt>, outgoing: &Outgoing) -> Result<Option<Bound>, Refusal> {
+        let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
+        if chosen.has_room() && !self.hold.is_held(prompt.model()) {
+            return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
+        }
+        let since = Instant::now();
+        let waiting = Waiting {
+            priority: outgoing.priority,
+            tenant: outgoing.tenant,
+            uncached: chosen.uncached(),
+            since: self.fleet.view().seconds(since),
+        };
+        let (chosen, turn) = self.hold.turn(prompt, waiting, &chosen).await?;
+        let held = since.elapsed();
+        self.metrics.held(held);
+        Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))
+    }
+
+    /// Another replica for a request that came back from those it has `tried`.
+    fn bind_again(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Bound> {
+        let chosen = if tried.len() < ATTEMPTS { self.placer.choose(prompt, tried, Instant::now()) } else { None }?;
+        self.budget.withdraw().then_some(Bound { chosen, held: Duration::ZERO, turn: None })
+    }
+
+    /// Counts the request where it goes, and remembers why.
+    fn sent(&self, prompt: &Prompt, outgoing: &Outgoing, bound: Bound, attempt: usize) -> Sent {
+        let Bound { chosen, held, turn } = bound;
+        let in_flight = self.placer.enter(prompt, &chosen, Instant::now());
+        // Whoever is next sees this one counted.
+        drop(turn);
+        let settle = Duration::from_secs_f64(chosen.first_token().clamp(0.001, MOST_SETTLE_SECONDS));
+        let replica = chosen.replica.clone();
+        let head = wire::RequestHead {
+            replica: replica.index,
+            prompt_tokens: prompt.tokens(),
+            uncached_tokens: chosen.uncached(),
+            settle_ms: if prompt.streams() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
+            ..outgoing.head.clone()
+        };
+        self.metrics.placed(chosen.level);
+        let guessed = chosen.guessed();
+        let reason = Record {
+            client_id: outgoing.client_id.clone(),
+            attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
+            held: held.as_secs_f32(),
+            ..Record::new(outgoing.id, prompt, chosen)
+        };
+        let reason = Arc::new(reason);
+        self.placer.ring.record(reason.clone());
+        let placed = Placed::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
+        Sent { replica, head, in_flight, placed, settle, reason }
+    }
+
+    async fn attempt(&self, sent: Sent, outgoing: &Outgoing, prompt: &Prompt) -> Attempt {
+        let Sent { replica, head, mut in_flight, placed, settle, reason } = sent;
         let exchange = match replica.lanes.open(head, outgoing.body.clone()) {
             Ok(exchange) => exchange,
             Err(broken) => return Attempt::Lost(broken),
         };
-        let head = match poll_fn(|context| exchange.poll_head(context)).await {
-            Ok(head) => head,
+        // A plain answer does not tell when its prompt has been computed.
+        let settle = (!prompt.streams()).then_some(settle);
+        let (head, first) = match self.first_bytes(&exchange, &mut in_flight, settle).await {
+            Ok(began) => began,
             Err(broken) => return Attempt::Lost(broken),
         };
-        // Engines send their head before they have done anything; until the first byte of the body there is nothing to lose.
-        let begun = match poll_fn(|context| exchange.poll_body(context)).await {
-            Ok(first) => Begun { head, first, exchange, in_flight: Some(in_flight), replica: replica.clone() },
-            Err(broken) => return Attempt::Lost(broken),
-        };
+        in_flight.answered();
+        self.hold.news();
+        let mut begun = Begun { head, first, exchange, in_flight: Some(in_flight), replica, placed, reason, usage: None };
+        // An error comes fast, and says nothing of how fast the engine computes.
+        if begun.head.status == 200 && !begun.is_refusal() {
+            begun.placed.began();
+        }
         match begun.completed().await {
             Ok(begun) => Attempt::Begun(Box::new(begun)),
             Err(broken) => Attempt::Lost(broken),
         }
     }
 
+    /// Waits for the head and the first bytes of an answer. Engines send their head before they have done anything; until the first byte of
+    /// the body there is nothing to lose. After `settle` the prompt counts as computed.
+    async fn first_bytes(
+        &self,
+        exchange: &Exchange,
+        in_flight: &mut InFlight,
+        mut settle: Option<Duration>,
+    ) -> Result<(wire::ResponseHead, Option<Bytes>), Broken> {
+        let begins = async {
+            let head = poll_fn(|context| exchange.poll_head(context)).await?;
+            Ok((head, poll_fn(|context| exchange.poll_body(context)).await?))
+        };
+        tokio::pin!(begins);
+        loop {
+            tokio::select! {
+                biased;
+                began = &mut begins => return began,
+                () = sleep(settle.unwrap_or_default()), if settle.is_some() => {
+                    settle = None;
+                    in_flight.computed();
+                    self.hold.news();
+                }
+            }
+        }
+    }
+
     fn answer(&self, begun: Begun, outgoing: &Outgoing, permit: Permit) -> Answer {
         let streams = begun.streams();
-        let Begun { head, first, exchange, in_flight, replica } = begun;
+        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage } = begun;
         self.metrics.first_byte(outgoing.begun);
-        let held = Held { in_flight, permit, replica, begun: outgoing.begun, idle: self.idle_timeout, metrics: self.metrics.clone() };
-        Answer { head, body: Relay::new(exchange, first, streams.then_some(outgoing.dialect), held) }
+        let held = Held {
+            in_flight,
+            permit,
+            replica,
+            placed,
+            usage,
+            begun: outgoing.begun,
+            idle: self.idle_timeout,
+            metrics: self.metrics.clone(),
+        };
+        Answer { head, body: Relay::new(exchange, first, streams.then_some(outgoing.dialect), held), reason }
     }
 }
 
-/// Why no replica can take a request for `model`, in a sentence for the client.
-fn refusal(view: &FleetView, model: Option<&str>) -> Refusal {
-    let any_ready = view.replicas.iter().any(Replica::is_ready);
-    // An engine that loads for the first time may yet serve it.
-    let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
-    let exists = |model: &&str| view.replicas.iter().any(|replica| replica.serves(Some(model)));
-    if let Some(model) = model.filter(|model| any_ready && all_known && !exists(model)) {
-        let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
-        return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
-    }
-    if view.replicas.is_empty() {
-        return Refusal::NotReady("no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into());
-    }
-    let of_interest =
-        view.replicas.iter().filter(|replica| !replica.is_ready() && (replica.state.models.is_empty() || replica.serves(model)));
-    let states: Vec<String> = of_interest.take(5).map(describe).collect();
-    Refusal::NotReady(format!("no replica is ready: {}", states.join("; ")))
+/// A replica that a request may be sent to now.
+struct Bound {
+    chosen: Chosen,
+    /// How long the request was held before.
+    held: Duration,
+    /// Dropped when the request has been counted.
+    turn: Option<Turn>,
 }
 
-fn describe(replica: &Replica) -> String {
-    let (id, phase) = (&replica.id, replica.state.phase);
-    // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
-    let reason = replica.state.wire.reason.lines().next().unwrap_or_default();
-    match phase {
-        Phase::Ready => format!("{id} has lost its agent"),
-        _ if reason.is_empty() => format!("{id} is {}", phase.word()),
-        _ => format!("{id} is {} ({reason})", phase.word()),
-    }
+/// A request that is counted where it goes.
+struct Sent {
+    replica: Replica,
+    head: wire::RequestHead,
+    in_flight: InFlight,
+    placed: Placed,
+    /// When the prompt of a plain answer is taken to have been computed.
+    settle: Duration,
+    reason: Arc<Record>,
 }
 
 #[cfg(test)]

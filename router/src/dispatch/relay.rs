@@ -15,11 +15,12 @@ use hostler_proto::lane::Broken;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::scanner::{Passed, Scanner};
+use super::scanner::{Passed, Scanner, Usage};
 use crate::admission::Permit;
 use crate::carry::Exchange;
 use crate::fleet::{InFlight, Replica};
 use crate::metrics::{Outcome, RouterMetrics};
+use crate::placement::Placed;
 
 /// What lives as long as the answer does.
 #[derive(Debug)]
@@ -30,6 +31,10 @@ pub struct Held {
     pub permit: Permit,
     /// Where it runs; for the log.
     pub replica: Replica,
+    /// Learns from how it ends.
+    pub placed: Placed,
+    /// Of an answer that was read whole before it was passed on.
+    pub usage: Option<Usage>,
     /// When the request was taken.
     pub begun: Instant,
     /// How long the answer may pause.
@@ -149,6 +154,9 @@ impl Relay {
         self.state = State::Ended;
         if let Some(scanner) = &self.scanner {
             self.held.metrics.streamed(scanner);
+            self.held.placed.ended(scanner.usage(), scanner.events());
+        } else {
+            self.held.placed.ended(self.held.usage, 0);
         }
         self.held.metrics.ended(Outcome::Complete, self.held.begun);
     }

@@ -62,6 +62,23 @@ pub struct Usage {
     pub prompt: u64,
     /// Tokens of the answer.
     pub completion: u64,
+    /// Tokens of the prompt that were cached, where the engine says so.
+    pub cached: Option<u64>,
+}
+
+impl Usage {
+    /// Reads the usage that follows in `json`, a whole answer or event, if there is one.
+    #[must_use]
+    pub fn find(json: &[u8]) -> Option<Self> {
+        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
+        let usage = &json[USAGE.find(json)?..];
+        let number = |key| number(usage, key);
+        Some(Self {
+            prompt: number(b"\"prompt_tokens\":").unwrap_or(0),
+            completion: number(b"\"completion_tokens\":").unwrap_or(0),
+            cached: number(b"\"cached_tokens\":"),
+        })
+    }
 }
 
 /// What to do with the bytes just read.
@@ -172,7 +189,6 @@ impl Scanner {
 
     fn event(&mut self, event: &[u8]) -> Verdict {
         static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
-        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
         let data = if self.within { Some(event) } else { field(event, b"data") };
         let name = field(event, b"event").unwrap_or_default();
         // Quotes within JSON strings are escaped, so what is looked for here is never a part of generated text.
@@ -198,12 +214,7 @@ impl Scanner {
             }
             self.finished |= value.starts_with(b"\"");
         }
-        if let Some(at) = USAGE.find(data) {
-            self.usage = Some(Usage {
-                prompt: number(&data[at..], b"\"prompt_tokens\":"),
-                completion: number(&data[at..], b"\"completion_tokens\":"),
-            });
-        }
+        self.usage = Usage::find(data).or(self.usage);
         Verdict::Fine
     }
 }
@@ -229,10 +240,11 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-fn number(json: &[u8], key: &[u8]) -> u64 {
-    let Some(at) = memmem::find(json, key) else { return 0 };
-    let digits = json[at + key.len()..].trim_ascii_start().iter().take_while(|byte| byte.is_ascii_digit());
-    digits.fold(0, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
+/// The whole number that a key has, if it has one.
+fn number(json: &[u8], key: &[u8]) -> Option<u64> {
+    let at = memmem::find(json, key)? + key.len();
+    let digits = json[at..].trim_ascii_start().iter().take_while(|byte| byte.is_ascii_digit());
+    digits.map(|digit| u64::from(digit - b'0')).reduce(|number, digit| number.wrapping_mul(10).wrapping_add(digit))
 }
 
 #[cfg(test)]

@@ -1,7 +1,27 @@
 //! Headers across the router: all of them, as they were written, but for those that concern one connection only.
 
+use std::sync::Arc;
+
 use hostler_proto::agent::v1::Header;
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::placement::Record;
+
+/// With the value 1 on a request: the answer says why it comes from where it comes.
+pub(super) const EXPLAIN: &str = "x-hostler-explain";
+
+/// On an answer: the router's own number of the request, for `hostler explain`.
+const ID: &str = "x-hostler-id";
+
+/// On an answer: why it comes from where it comes.
+const REASON: &str = "x-hostler-reason";
+
+/// On a request: its turn among those that wait, like the body's `priority` and before it.
+const PRIORITY: &str = "x-hostler-priority";
+
+/// What a client calls its request is remembered up to this many bytes.
+const CLIENT_ID_BYTES: usize = 128;
 
 /// Headers of one connection (RFC 9110 §7.6.1), and those that are made anew for the next one.
 fn is_own(name: &HeaderName) -> bool {
@@ -40,4 +60,35 @@ pub(super) fn incoming(headers: Vec<Header>) -> HeaderMap {
         }
     }
     map
+}
+
+/// The turn that a client asks for by header.
+pub(super) fn priority(headers: &HeaderMap) -> Option<i32> {
+    headers.get(PRIORITY)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// Who a request shares the fleet's attention with: whoever has its key. Only where there are no keys its user counts, which is but what the
+/// client says.
+pub(super) fn tenant(headers: &HeaderMap, user: Option<&str>) -> u64 {
+    match (headers.get(header::AUTHORIZATION), user) {
+        (Some(key), _) => xxh3_64(key.as_bytes()),
+        (None, Some(user)) => xxh3_64(user.as_bytes()),
+        (None, None) => 0,
+    }
+}
+
+/// What a client calls its request.
+pub(super) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
+    let name = headers.get("x-request-id")?.to_str().ok()?;
+    (name.len() <= CLIENT_ID_BYTES).then(|| name.into())
+}
+
+/// Tells the client how to ask about its request, and the reason of its placement where it wants that at once.
+pub(super) fn explain(headers: &mut HeaderMap, reason: &Record, wanted: bool) {
+    if let Ok(id) = HeaderValue::from_str(&format!("{:016x}", reason.id)) {
+        headers.insert(ID, id);
+    }
+    if wanted && let Ok(line) = HeaderValue::from_str(&reason.to_string()) {
+        headers.insert(REASON, line);
+    }
 }

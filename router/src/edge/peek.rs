@@ -9,9 +9,21 @@ use serde_json::value::RawValue;
 
 /// What the router looks at. Fields of another type than expected count as absent: it is the engine that judges them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Peek {
+pub(super) struct Peek<'a> {
     /// The model that the request names.
     pub(super) model: Option<String>,
+    /// Whether the answer is to be a stream.
+    pub(super) stream: bool,
+    /// Most tokens that the answer may have.
+    pub(super) most_output: Option<u64>,
+    /// Its turn among those that wait, as vLLM has it: a lower one goes first.
+    pub(super) priority: Option<i32>,
+    /// The client's own user.
+    pub(super) user: Option<String>,
+    /// Keeps the cached blocks of those who share it apart from others'.
+    pub(super) salt: Option<String>,
+    /// What makes the prompt, in the order in which it stands in the body.
+    pub(super) text: Vec<&'a str>,
 }
 
 /// Why a body is not JSON.
@@ -20,16 +32,16 @@ pub(super) struct Peek {
 pub(super) struct NotJson(#[from] serde_json::Error);
 
 /// Reads a body, which must be JSON of any kind.
-pub(super) fn peek(body: &[u8]) -> Result<Peek, NotJson> {
+pub(super) fn peek(body: &[u8]) -> Result<Peek<'_>, NotJson> {
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'{') {
-        return Ok(serde_json::from_slice::<Peek>(body)?);
+        return Ok(serde_json::from_slice::<Peek<'_>>(body)?);
     }
     serde_json::from_slice::<IgnoredAny>(body)?;
     Ok(Peek::default())
 }
 
-impl<'de> Deserialize<'de> for Peek {
+impl<'de> Deserialize<'de> for Peek<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(Fields)
     }
@@ -38,24 +50,36 @@ impl<'de> Deserialize<'de> for Peek {
 struct Fields;
 
 impl<'de> Visitor<'de> for Fields {
-    type Value = Peek;
+    type Value = Peek<'de>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
     }
 
     /// A name that stands twice counts as the engine counts it: the last one wins.
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek<'de>, A::Error> {
         let mut peek = Peek::default();
         while let Some(name) = map.next_key::<Name<'de>>()? {
-            if name.0 == "model" {
-                peek.model = serde_json::from_str(map.next_value::<&RawValue>()?.get()).ok();
-            } else {
-                map.next_value::<IgnoredAny>()?;
+            match &*name.0 {
+                "model" => peek.model = value(&mut map)?,
+                "stream" => peek.stream = value(&mut map)?.unwrap_or(false),
+                "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.most_output = value(&mut map)?.or(peek.most_output),
+                "priority" => peek.priority = value(&mut map)?,
+                "cache_salt" => peek.salt = value(&mut map)?,
+                "user" => peek.user = value(&mut map)?,
+                "system" | "instructions" | "messages" | "prompt" | "input" => peek.text.push(map.next_value::<&RawValue>()?.get()),
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
             }
         }
         Ok(peek)
     }
+}
+
+/// A field's value, if it has the expected type.
+fn value<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: &mut A) -> Result<Option<T>, A::Error> {
+    Ok(serde_json::from_str(map.next_value::<&RawValue>()?.get()).ok())
 }
 
 /// A name, borrowed from the body unless it has escapes.

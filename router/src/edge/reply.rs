@@ -87,6 +87,11 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
         Refusal::NotReady(_) | Refusal::Lost { .. } => {
             retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()))
         }
+        Refusal::Overloaded { retry_after, .. } => {
+            let mut response = error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", &refusal.to_string());
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*retry_after));
+            response
+        }
         Refusal::TooSlow(_) => error(StatusCode::GATEWAY_TIMEOUT, "TimeoutError", &refusal.to_string()),
     }
 }

@@ -12,12 +12,13 @@ use percent_encoding::percent_decode_str;
 use tokio::time::{Instant, timeout};
 
 use super::headers;
-use super::peek::peek;
+use super::peek::{Peek, peek};
 use super::reply::{self, EdgeBody};
 use crate::admission::Admission;
 use crate::config::RouterConfig;
 use crate::dispatch::{Dialect, Dispatch, Outgoing, Refusal};
 use crate::metrics::Refused;
+use crate::placement::Asked;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
 /// updates, profiling) are for whoever runs it.
@@ -98,19 +99,36 @@ impl Edge {
             Ok(body) => body,
             Err(response) => return self.refuse(*response),
         };
-        let model = match peeked(&head.headers, &body) {
-            Ok(model) => model,
+        let peek = match peeked(&head.headers, &body) {
+            Ok(peek) => peek,
             Err(message) => return self.refuse(reply::error(StatusCode::BAD_REQUEST, "BadRequestError", &message)),
         };
+        let explain = head.headers.get(headers::EXPLAIN).is_some_and(|value| value == "1");
         let outgoing = Outgoing {
-            model,
+            id: fastrand::u64(1..),
+            priority: headers::priority(&head.headers).or(peek.priority).unwrap_or(0),
+            tenant: headers::tenant(&head.headers, peek.user.as_deref()),
+            client_id: headers::client_id(&head.headers),
+            asked: Asked {
+                model: peek.model.filter(|model| !model.is_empty()),
+                path: head.uri.path().to_owned(),
+                text: if computes_nothing(head.uri.path()) {
+                    Vec::new()
+                } else {
+                    peek.text.into_iter().map(|text| body.slice_ref(text.as_bytes())).collect()
+                },
+                salt: peek.salt.unwrap_or_default(),
+                most_output: if generates(head.uri.path()) { peek.most_output } else { Some(0) },
+                streams: peek.stream,
+                body: body.clone(),
+            },
             dialect: Dialect::of(head.uri.path()),
             head: RequestHead {
-                replica: 0,
                 method: head.method.as_str().to_owned(),
                 path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
                 headers: headers::outgoing(&head.headers),
                 body_bytes: body.len() as u64,
+                ..RequestHead::default()
             },
             body,
             begun,
@@ -123,10 +141,15 @@ impl Edge {
                     .and_then(|code| StatusCode::from_u16(code).ok())
                     .unwrap_or(StatusCode::BAD_GATEWAY);
                 *response.headers_mut() = headers::incoming(answer.head.headers);
+                headers::explain(response.headers_mut(), &answer.reason, explain);
                 if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
             }
             Err(refusal) => {
-                let reason = if matches!(refusal, Refusal::UnknownModel { .. }) { Refused::Request } else { Refused::Fleet };
+                let reason = match refusal {
+                    Refusal::UnknownModel { .. } => Refused::Request,
+                    Refusal::Overloaded { .. } => Refused::Full,
+                    _ => Refused::Fleet,
+                };
                 self.dispatch.metrics.refused(reason);
                 reply::refusal(&refusal)
             }
@@ -160,6 +183,16 @@ impl Edge {
     }
 }
 
+/// Routes that ask the engine for nothing that its accelerator computes.
+fn computes_nothing(path: &str) -> bool {
+    matches!(path, "/tokenize" | "/detokenize" | "/version")
+}
+
+/// Routes whose answers are generated, a token a step.
+fn generates(path: &str) -> bool {
+    matches!(path, "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages")
+}
+
 /// What the HTTP library lets through although RFC 9112 has it refused.
 fn check_head(request: &Request<Incoming>, ambiguous: bool) -> Result<(), &'static str> {
     if ambiguous {
@@ -175,11 +208,11 @@ fn check_head(request: &Request<Incoming>, ambiguous: bool) -> Result<(), &'stat
     }
 }
 
-/// The model that a JSON body names. Bodies of other types are for the engine alone to understand.
-fn peeked(headers: &HeaderMap, body: &Bytes) -> Result<Option<String>, String> {
+/// What a JSON body says of the request. Bodies of other types are for the engine alone to understand.
+fn peeked<'a>(headers: &HeaderMap, body: &'a Bytes) -> Result<Peek<'a>, String> {
     let content_type = headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default());
     if body.is_empty() || !content_type.trim_start().to_ascii_lowercase().starts_with("application/json") {
-        return Ok(None);
+        return Ok(Peek::default());
     }
-    peek(body).map(|peek| peek.model.filter(|model| !model.is_empty())).map_err(|error| error.to_string())
+    peek(body).map_err(|error| error.to_string())
 }

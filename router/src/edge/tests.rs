@@ -4,18 +4,29 @@ use proptest::prelude::*;
 use super::headers::{incoming, outgoing};
 use super::peek::{Peek, peek};
 
-fn model(name: &str) -> Peek {
-    Peek { model: Some(name.into()) }
+fn model(name: &str) -> Peek<'static> {
+    Peek { model: Some(name.into()), ..Peek::default() }
 }
 
 #[test]
 fn the_model_is_read_and_every_other_field_is_left_to_the_engine() {
-    let body = br#" {"messages":[{"role":"user","content":"\u00e9\"model\":\"no\""}],"model":"m\u00fc","x":{"model":"inner"}}"#;
+    let body = br#" {"x":[{"role":"user","content":"\u00e9\"model\":\"no\""}],"model":"m\u00fc","y":{"model":"inner"}}"#;
     assert_eq!(peek(body).unwrap(), model("mü"));
     assert_eq!(peek(br#"{"model":"first","model":"last"}"#).unwrap(), model("last"));
     for body in [r#"{"model":7}"#, r#"{"model":null}"#, "{}", "[1]", "\"text\""] {
         assert_eq!(peek(body.as_bytes()).unwrap(), Peek::default(), "{body}");
     }
+}
+
+#[test]
+fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
+    let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7,"priority":-2,"user":"u","system":"s"}"#;
+    let peeked = peek(body.as_bytes()).unwrap();
+    let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
+    let expected = Peek { stream: true, most_output: Some(7), priority: Some(-2), user: Some("u".into()), text, ..Peek::default() };
+    assert_eq!(peeked, expected);
+    let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
+    assert_eq!(odd, Peek::default());
 }
 
 #[test]

@@ -1,16 +1,21 @@
 //! All replicas as this router knows them: one task writes, everybody else reads an immutable view.
 //!
-//! `session` turns what an agent says into updates, `writer` applies them and publishes a `FleetView`.
+//! `session` turns what an agent says into updates, `writer` applies them and publishes a `FleetView`; `caches` is to the affinity index
+//! what `writer` is to the view. `own` is what this router itself has at a replica.
 
+mod caches;
+mod own;
 mod session;
 mod view;
 mod writer;
 
+pub use caches::{Cache, CacheFigures, Caches};
+pub use own::{Booking, InFlight, Own};
 pub use session::Directives;
 pub use session::Sessions;
 pub(crate) use session::attach;
-pub use view::{FleetView, InFlight, Load, Model, Node, Own, Phase, Replica, State};
+pub use view::{FleetView, Load, Model, Node, Phase, Replica, State};
 pub use writer::{Fleet, Update};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

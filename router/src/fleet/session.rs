@@ -1,5 +1,6 @@
 //! One session per agent: the router's side of `Attach`. Wire types end here.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +15,24 @@ use hostler_proto::agent::v1::directive::Order;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use super::caches::{CacheUpdate, Caches};
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::carry::{Lanes, Tickets};
+use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take longer; the answer says that it has begun.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A cache that was asked for and does not come is asked for again after this: a large one takes a second or two.
+const ASKED_AGAIN: Duration = Duration::from_secs(5);
 
 /// Messages to one agent that may wait.
 const QUEUE: usize = 64;
@@ -36,6 +42,10 @@ const QUEUE: usize = 64;
 pub struct Sessions {
     /// Where updates go.
     pub fleet: Fleet,
+    /// Where reports of cached blocks go.
+    pub caches: Caches,
+    /// Where the files of models go.
+    pub prompts: Prompts,
     /// Where the attachment's lanes will be looked for.
     pub tickets: Arc<Tickets>,
     /// Random number of this life of the router.
@@ -76,11 +86,20 @@ pub(crate) async fn attach(sessions: Arc<Sessions>, mut requests: Streaming<wire
     tokio::spawn(async move {
         let attachment = sessions.attachments.fetch_add(1, Ordering::Relaxed);
         let node = hello.node.clone();
-        let session = Session { fleet: sessions.fleet.clone(), attachment, directives: directives.clone(), lanes, next: 0 };
+        let session = Session {
+            sessions: sessions.clone(),
+            attachment,
+            directives: directives.clone(),
+            lanes,
+            next: 0,
+            behind: BTreeSet::new(),
+            asked: Instant::now(),
+        };
         let ended = session.follow(hello, requests).await;
         tracing::debug!(node, %ended, "attachment ended");
         directives.waiting.lock().clear();
         sessions.fleet.update(Update::Detached { attachment }).await;
+        sessions.caches.update(CacheUpdate::Gone { attachment }).await;
         drop(ticket);
     });
     Ok(Box::pin(ReceiverStream::new(messages)))
@@ -110,12 +129,16 @@ async fn next(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent
 
 #[derive(Debug)]
 struct Session {
-    fleet: Fleet,
+    sessions: Arc<Sessions>,
     attachment: u64,
     directives: Directives,
     lanes: Arc<Lanes>,
     /// Sequence of the report that must come next.
     next: u64,
+    /// Replicas whose cache reports found no place: nothing is passed on of them until they tell their caches anew.
+    behind: BTreeSet<u32>,
+    /// When they were last asked to.
+    asked: Instant,
 }
 
 impl Session {
@@ -132,7 +155,7 @@ impl Session {
                     lanes: self.lanes.clone(),
                     directives: self.directives.clone(),
                 };
-                self.fleet.update(attached).await;
+                self.sessions.fleet.update(attached).await;
                 self.report(report).await;
             }
             Ok(_) => return Status::invalid_argument("the agent's second message must be a snapshot"),
@@ -142,6 +165,10 @@ impl Session {
             match requests.message().await {
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.report(report).await,
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.answered(answer),
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Cache(report)) })) => {
+                    self.cache(report);
+                }
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.sessions.prompts.part(part),
                 Ok(Some(_)) => tracing::debug!("an unexpected message of an agent is ignored"),
                 Ok(None) => return Status::ok("the agent left"),
                 Err(status) => return status,
@@ -150,19 +177,57 @@ impl Session {
     }
 
     async fn report(&mut self, report: wire::Report) {
+        self.catch_up();
         if report.snapshot {
             self.next = report.sequence;
         } else if report.sequence != self.next {
             tracing::warn!(expected = self.next, got = report.sequence, "a report is missing: asking for a snapshot");
-            let resync = wire::Directive { id: 0, order: Some(Order::Resync(wire::Resync {})) };
-            // Should the queue be full, the next report asks again.
-            let _ = self.directives.to_agent.try_send(Ok(wire::AttachResponse { message: Some(ToAgent::Directive(resync)) }));
+            // Should the order be lost, the next report shows again that it is needed.
+            self.directives.tell(Order::Resync(wire::Resync {}));
             return;
         }
         self.next += 1;
+        report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer(files));
         let replicas = report.replicas.into_iter().map(change).collect();
-        self.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
+        self.sessions.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
     }
+}
+
+impl Session {
+    /// Passes a cache report on, never waiting: load, phase and lease come by the same stream and must not be late. Where the writer of
+    /// the index is behind, the report is dropped and the whole cache asked for later.
+    fn cache(&mut self, report: wire::CacheReport) {
+        let index = report.index;
+        if report.snapshot {
+            self.behind.remove(&index);
+        }
+        let (attachment, directives) = (self.attachment, self.directives.clone());
+        if self.behind.contains(&index) || !self.sessions.caches.offer(CacheUpdate::Reported { attachment, directives, report }) {
+            self.behind.insert(index);
+        }
+    }
+
+    /// Asks for the caches of which reports were dropped, once the writer has caught up.
+    fn catch_up(&mut self) {
+        if !self.behind.is_empty() && self.asked.elapsed() > ASKED_AGAIN && self.sessions.caches.has_room() {
+            self.asked = Instant::now();
+            let indices = self.behind.iter().copied().collect();
+            self.directives.tell(Order::ResyncCache(wire::Replicas { indices }));
+        }
+    }
+
+    /// A replica has files that may not be here yet.
+    fn offer(&self, files: &wire::PromptFiles) {
+        let Some(hash) = files_hash(files) else { return };
+        let fetch = || {
+            self.directives.tell(Order::FetchFiles(wire::FetchFiles { hash: files.hash.clone() }));
+        };
+        self.sessions.prompts.offered(hash, files.bytes, &fetch);
+    }
+}
+
+fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
+    files.hash[..].try_into().ok()
 }
 
 fn change(report: wire::ReplicaReport) -> Change {
@@ -178,8 +243,9 @@ fn state(wire: wire::ReplicaState) -> State {
         wire::Phase::Stopped => Phase::Stopped,
         wire::Phase::Failed => Phase::Failed,
     };
-    let models = wire.models.iter().map(|model| Model { id: model.id.clone(), card: model.card.clone() }).collect();
-    State { phase, models, wire }
+    let models = wire.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect();
+    let files = wire.prompt_files.as_ref().and_then(files_hash);
+    State { phase, models, files, wire }
 }
 
 fn load(wire: wire::Load) -> Load {
@@ -201,6 +267,13 @@ impl Directives {
         Self { to_agent: mpsc::channel(1).0, waiting: Arc::default() }
     }
 
+    /// Directives, and what an agent would be told.
+    #[cfg(test)]
+    pub(crate) fn connected() -> (Self, mpsc::Receiver<Result<wire::AttachResponse, Status>>) {
+        let (to_agent, told) = mpsc::channel(QUEUE);
+        (Self { to_agent, waiting: Arc::default() }, told)
+    }
+
     /// Sends an order and waits for the agent's answer.
     ///
     /// # Errors
@@ -216,6 +289,12 @@ impl Directives {
             Ok(Err(_)) => Err(Status::unavailable("the agent left before it answered")),
             Err(_) => Err(Status::deadline_exceeded("the agent did not answer within 5 s")),
         }
+    }
+
+    /// Sends an order that is answered, if at all, by what the agent reports; `false` where its queue is full and the order lost.
+    pub fn tell(&self, order: Order) -> bool {
+        let directive = ToAgent::Directive(wire::Directive { id: 0, order: Some(order) });
+        self.to_agent.try_send(Ok(wire::AttachResponse { message: Some(directive) })).is_ok()
     }
 
     async fn send(&self, message: ToAgent) -> Result<(), Status> {

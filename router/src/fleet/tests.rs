@@ -6,43 +6,47 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::writer::Change;
+pub(crate) use super::writer::Change;
 use super::*;
 use crate::carry::{Lane, Lanes};
 
-const LEASE: Duration = Duration::from_secs(3);
+pub(crate) const LEASE: Duration = Duration::from_secs(3);
 
-fn state(phase: Phase, model: &str) -> State {
-    State { phase, models: vec![Model { id: model.into(), card: "{}".into() }], wire: wire::ReplicaState::default() }
+pub(crate) fn state(phase: Phase, model: &str) -> State {
+    State { phase, models: vec![Model::new(model.into(), "{}".into())], files: None, wire: wire::ReplicaState::default() }
 }
 
-fn ready(index: u32) -> Change {
+pub(crate) fn ready(index: u32) -> Change {
     Change { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None }
 }
 
 /// An attachment of node `n` as a session would make it, with one lane.
-async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<Change>) -> Arc<Lane> {
+pub(crate) async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<Change>) -> Arc<Lane> {
+    attach_told(fleet, attachment, Directives::unconnected(), replicas).await
+}
+
+/// The same, of an agent that is told directives.
+pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Directives, replicas: Vec<Change>) -> Arc<Lane> {
     let lanes = Arc::new(Lanes::default());
     let lane = Lane::new(Counter::default());
     lanes.add(&lane);
-    let directives = Directives::unconnected();
     let attached = Update::Attached { attachment, node: "n".into(), agent_version: "1".into(), life: attachment, lanes, directives };
     fleet.update(attached).await;
     report(fleet, attachment, true, replicas).await;
     lane
 }
 
-async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<Change>) {
+pub(crate) async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<Change>) {
     fleet.update(Update::Reported { attachment, snapshot, replicas }).await;
     // The clock is paused: this lets the writer run, and takes no time.
     sleep(Duration::from_millis(1)).await;
 }
 
 fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
-    fleet.view().candidates(model, &[], Instant::now()).iter().map(|candidate| candidate.replica).collect()
+    fleet.view().eligible(model, &[]).map(|(index, _)| index).collect()
 }
 
-fn fleet() -> Fleet {
+pub(crate) fn fleet() -> Fleet {
     Fleet::start(LEASE, CancellationToken::new())
 }
 
@@ -56,7 +60,7 @@ async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candida
     assert_eq!(candidates(&fleet, None), [0, 2, 3]);
     let view = fleet.view();
     let tried = [view.replicas[0].id.clone()];
-    assert_eq!(view.candidates(Some("m"), &tried, Instant::now()).len(), 1);
+    assert_eq!(view.eligible(Some("m"), &tried).count(), 1);
     assert_eq!(view.models().iter().map(|model| &*model.id).collect::<Vec<_>>(), ["m", "other"]);
 }
 
@@ -68,7 +72,8 @@ async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_th
     assert!(!fleet.view().replicas[0].suspect);
     sleep(Duration::from_millis(700)).await;
     assert!(fleet.view().replicas[0].suspect);
-    assert!(fleet.view().candidates(None, &[], Instant::now())[0].doubtful, "suspect means last, not dead");
+    let view = fleet.view();
+    assert!(view.is_doubtful(&view.replicas[0], Instant::now()) && candidates(&fleet, None) == [0], "suspect means last, not dead");
     report(&fleet, 1, false, vec![]).await;
     assert!(!fleet.view().replicas[0].suspect);
 }
@@ -111,7 +116,7 @@ async fn a_nodes_name_is_taken_while_its_agent_is_heard_and_free_for_the_same_ag
 async fn our_own_count_goes_on_when_an_agent_attaches_again() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let in_flight = fleet.view().replicas[0].own.enter();
+    let in_flight = fleet.view().replicas[0].own.enter(Booking::default(), None);
     attach(&fleet, 2, vec![Change { epoch: 2, ..ready(0) }]).await;
     assert_eq!((fleet.view().replicas[0].own.in_flight(), fleet.view().replicas[0].epoch), (1, 2));
     drop(in_flight);
@@ -133,8 +138,31 @@ async fn a_replica_that_lost_a_request_is_doubtful_for_a_second() {
     attach(&fleet, 1, vec![ready(0)]).await;
     let view = fleet.view();
     view.avoid(&view.replicas[0], Instant::now());
-    assert!(view.candidates(None, &[], Instant::now())[0].doubtful);
-    assert!(!view.candidates(None, &[], Instant::now() + Duration::from_millis(1001))[0].doubtful);
+    assert!(view.is_doubtful(&view.replicas[0], Instant::now()));
+    assert!(!view.is_doubtful(&view.replicas[0], Instant::now() + Duration::from_millis(1001)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_of_a_cache_counts_for_one_life_of_the_engine() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let seat = hostler_placement::affinity::Index::new().open();
+    let known = |epoch| Update::Cached { attachment: 1, index: 0, epoch, cache: Cache { seat: Some(seat), ..Cache::default() } };
+    let is_known = || fleet.view().replicas[0].cache.seat.is_some();
+    fleet.update(known(2)).await;
+    report(&fleet, 1, false, vec![]).await;
+    assert!(!is_known(), "of a life that was not heard of");
+    fleet.update(known(1)).await;
+    report(&fleet, 1, false, vec![]).await;
+    assert!(is_known());
+    report(&fleet, 1, false, vec![Change { epoch: 2, ..ready(0) }]).await;
+    assert!(!is_known(), "the engine has been started again");
+}
+
+#[test]
+fn an_adapter_is_known_by_its_parent() {
+    assert!(!Model::new("m".into(), r#"{"id":"m","parent":null}"#.into()).is_adapter);
+    assert!(Model::new("lora".into(), r#"{"id":"lora","parent":"m"}"#.into()).is_adapter);
 }
 
 #[tokio::test(start_paused = true)]

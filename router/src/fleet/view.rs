@@ -1,16 +1,18 @@
 //! One immutable picture of the fleet, and the few atomics that must be exact between two pictures.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
+use super::caches::Cache;
+use super::own::Own;
 use super::session::Directives;
 use crate::carry::Lanes;
-use crate::placement::Candidate;
+use crate::prompt::FilesHash;
 
 /// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
 const AVOID_AFTER_LOSS: Duration = Duration::from_secs(1);
@@ -35,21 +37,6 @@ pub enum Phase {
     Failed,
 }
 
-impl Phase {
-    /// The word for people and scripts.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Loading => "loading",
-            Self::Ready => "ready",
-            Self::Draining => "draining",
-            Self::Stopped => "stopped",
-            Self::Failed => "failed",
-        }
-    }
-}
-
 /// A model that an engine serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
@@ -57,6 +44,21 @@ pub struct Model {
     pub id: String,
     /// The engine's own entry of `/v1/models`.
     pub card: Bytes,
+    /// It is a LoRA adapter of another model.
+    pub is_adapter: bool,
+}
+
+impl Model {
+    /// The model of an engine's entry, which names the parent of an adapter.
+    #[must_use]
+    pub fn new(id: String, card: Bytes) -> Self {
+        #[derive(serde::Deserialize)]
+        struct Card {
+            parent: Option<String>,
+        }
+        let is_adapter = serde_json::from_slice::<Card>(&card).is_ok_and(|card| card.parent.is_some());
+        Self { id, card, is_adapter }
+    }
 }
 
 /// What seldom changes of a replica.
@@ -66,8 +68,18 @@ pub struct State {
     pub phase: Phase,
     /// Models it serves; kept from its last life while it restarts.
     pub models: Vec<Model>,
+    /// Which files turn a request into the tokens that it sees; `None` when its agent could not read them.
+    pub files: Option<FilesHash>,
     /// As the agent sent it, for operators.
     pub wire: wire::ReplicaState,
+}
+
+impl State {
+    /// The phase's word, for people and scripts.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        self.wire.phase().word()
+    }
 }
 
 /// What often changes of a replica.
@@ -79,39 +91,6 @@ pub struct Load {
     pub engine: u32,
     /// As the agent sent it, for operators and metrics.
     pub wire: wire::Load,
-}
-
-/// This router's own share of a replica's work, exact at every moment. It outlives views.
-#[derive(Debug, Default)]
-pub struct Own {
-    in_flight: AtomicU32,
-    /// Until when the replica is avoided, in milliseconds of `started`'s clock.
-    avoided_until: AtomicU64,
-}
-
-impl Own {
-    /// Counts a request until the guard is dropped.
-    #[must_use]
-    pub fn enter(self: &Arc<Self>) -> InFlight {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlight(self.clone())
-    }
-
-    /// Requests in flight.
-    #[must_use]
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight.load(Ordering::Relaxed)
-    }
-}
-
-/// A request in flight on a replica, from its dispatch to its last byte or its client's departure.
-#[derive(Debug)]
-pub struct InFlight(Arc<Own>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// One schedulable copy of a model.
@@ -131,8 +110,12 @@ pub struct Replica {
     pub load: Load,
     /// Its agent's lease has lapsed.
     pub suspect: bool,
+    /// When its agent last reported.
+    pub heard: Instant,
     /// Our own requests there.
     pub own: Arc<Own>,
+    /// What is known of the blocks that its engine has cached.
+    pub cache: Cache,
     /// How requests reach it.
     pub lanes: Arc<Lanes>,
 }
@@ -182,21 +165,22 @@ impl FleetView {
         Self { nodes: Vec::new(), replicas: Vec::new(), started }
     }
 
-    /// The replicas that a request for `model` may go to, without those that were `tried`.
+    /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
+    pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Replica)> {
+        let ready = move |replica: &Replica| replica.is_ready() && replica.serves(model) && !tried.contains(&replica.id);
+        self.replicas.iter().enumerate().filter(move |(_, replica)| ready(replica))
+    }
+
+    /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.
     #[must_use]
-    pub fn candidates(&self, model: Option<&str>, tried: &[Arc<str>], now: Instant) -> Vec<Candidate> {
-        let now = self.milliseconds(now);
-        let ready = |replica: &&Replica| replica.is_ready() && replica.serves(model) && !tried.contains(&replica.id);
-        let candidate = |(index, replica): (usize, &Replica)| {
-            ready(&replica).then(|| Candidate {
-                replica: index,
-                own: replica.own.in_flight(),
-                others: replica.load.others,
-                engine: replica.load.engine,
-                doubtful: replica.suspect || replica.own.avoided_until.load(Ordering::Relaxed) > now,
-            })
-        };
-        self.replicas.iter().enumerate().filter_map(candidate).collect()
+    pub fn is_doubtful(&self, replica: &Replica, now: Instant) -> bool {
+        replica.suspect || replica.own.avoided_until.load(Ordering::Relaxed) > self.milliseconds(now)
+    }
+
+    /// Seconds since the router began: the clock of placement.
+    #[must_use]
+    pub fn seconds(&self, now: Instant) -> f64 {
+        now.saturating_duration_since(self.started).as_secs_f64()
     }
 
     /// Whether the router has begun so lately that agents of the one before may still be on their way.

@@ -9,8 +9,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
+use super::caches::Cache;
+use super::own::Own;
 use super::session::Directives;
-use super::view::{FleetView, Load, Node, Own, Replica, State};
+use super::view::{FleetView, Load, Node, Replica, State};
 use crate::carry::Lanes;
 
 /// How long a node that has lost its connection is still shown: long enough to see it go and come back.
@@ -48,6 +50,17 @@ pub enum Update {
         snapshot: bool,
         /// What changed.
         replicas: Vec<Change>,
+    },
+    /// What is known of a replica's cache has become whole, or counts no longer.
+    Cached {
+        /// Of which attachment.
+        attachment: u64,
+        /// Index on its node.
+        index: u32,
+        /// Of which life of its engine.
+        epoch: u64,
+        /// What is known.
+        cache: Cache,
     },
     /// The agent's connection has ended.
     Detached {
@@ -168,7 +181,9 @@ impl Writer {
                     tracing::info!(%node, agent_version, "agent attached");
                 }
                 // Our own in-flight counts go on: their guards may still live.
-                let replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
+                let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
+                // Their caches are told again, to seats of their own.
+                replicas.values_mut().for_each(|replica| replica.cache = Cache::default());
                 let described = Node { name: node.clone(), agent_version, life, attached: true, directives };
                 self.nodes.insert(node, Attached { attachment, node: described, lanes, replicas, heard: Instant::now() });
             }
@@ -177,9 +192,17 @@ impl Writer {
                 attached.heard = Instant::now();
                 attached.report(snapshot, replicas);
             }
+            Update::Cached { attachment, index, epoch, cache } => {
+                let attached = self.nodes.values_mut().find(|attached| attached.attachment == attachment);
+                let replica = attached.and_then(|attached| attached.replicas.get_mut(&index));
+                if let Some(replica) = replica.filter(|replica| replica.epoch == epoch) {
+                    replica.cache = cache;
+                }
+            }
             Update::Detached { attachment } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return };
                 attached.node.attached = false;
+                attached.replicas.values_mut().for_each(|replica| replica.cache = Cache::default());
                 attached.lanes.lose();
                 attached.heard = Instant::now();
                 attached.replicas.values_mut().for_each(|replica| replica.suspect = true);
@@ -228,6 +251,9 @@ impl Attached {
         for change in changes {
             match self.replicas.get_mut(&change.index) {
                 Some(replica) => {
+                    if replica.epoch != change.epoch {
+                        replica.cache = Cache::default();
+                    }
                     replica.epoch = change.epoch;
                     replica.lanes = self.lanes.clone();
                     if let Some(mut state) = change.state {
@@ -236,7 +262,7 @@ impl Attached {
                             state.models.clone_from(&replica.state.models);
                         }
                         if state.phase != replica.state.phase {
-                            tracing::info!(replica = %replica.id, phase = state.phase.word(), reason = state.wire.reason, "phase");
+                            tracing::info!(replica = %replica.id, phase = state.word(), reason = state.wire.reason, "phase");
                         }
                         replica.state = Arc::new(state);
                     }
@@ -245,7 +271,9 @@ impl Attached {
                 None => self.insert(change),
             }
         }
-        self.replicas.values_mut().for_each(|replica| replica.suspect = false);
+        for replica in self.replicas.values_mut() {
+            (replica.suspect, replica.heard) = (false, self.heard);
+        }
     }
 
     fn insert(&mut self, change: Change) {
@@ -259,10 +287,12 @@ impl Attached {
             state: Arc::new(state),
             load: change.load.unwrap_or_default(),
             suspect: false,
+            heard: self.heard,
             own: Arc::<Own>::default(),
+            cache: Cache::default(),
             lanes: self.lanes.clone(),
         };
-        tracing::info!(replica = %replica.id, phase = replica.state.phase.word(), reason = replica.state.wire.reason, "phase");
+        tracing::info!(replica = %replica.id, phase = replica.state.word(), reason = replica.state.wire.reason, "phase");
         self.replicas.insert(change.index, replica);
     }
 }

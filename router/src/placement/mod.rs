@@ -1,59 +1,316 @@
-//! Which replica a request goes to, and why. Pure: it reads no clock, takes no lock and awaits nothing.
+//! From a request and the fleet view to a replica: what its prompt is, where the beginning of it is cached, what each replica would
+//! take for it. The choice itself is the placement crate's, which knows neither requests nor views.
 
-/// What the choice knows of one replica.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its index in the fleet view.
-    pub replica: usize,
-    /// Requests that this router has in flight there.
-    pub own: u32,
-    /// Requests that other routers have in flight there, as last reported.
-    pub others: u32,
-    /// Requests running and waiting in the engine, as last reported.
-    pub engine: u32,
-    /// Its lease has lapsed or its last request failed: it is used when nothing else is left.
-    pub doubtful: bool,
+mod explain;
+mod hold;
+mod learn;
+mod prompt;
+mod readers;
+
+use std::sync::Arc;
+
+use hostler_placement::affinity::{Guess, Holes, Index, Overlay, Popularity, Seat};
+use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, place};
+use hostler_placement::keys::{Key, TEXT_BLOCK_TOKENS};
+use hostler_placement::offered::Offered;
+use hostler_placement::rates::{Learned, Pool, Rates};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+pub use explain::{Outcome, Record, Ring};
+pub use hold::{Hold, Overload, Turn};
+pub use learn::Placed;
+pub use prompt::{Asked, Level, Prompt};
+pub use readers::keep_readers;
+
+use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
+use crate::metrics::RouterMetrics;
+use crate::prompt::Prompts;
+use learn::Outputs;
+
+/// Tokens that a step computes where nobody knows: vLLM's default on smaller GPUs.
+const USUAL_BUDGET: u32 = 2048;
+
+/// Blocks of text that a replica of unknown size is taken to hold.
+const USUAL_TEXT_BLOCKS: u64 = 8192;
+
+/// Tokens by which a guess may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
+const GUESS_SLACK: u32 = 2 * TEXT_BLOCK_TOKENS;
+
+/// A plain answer that takes this many times as long as its longest could at the learned speed is late.
+const LATE: f64 = 2.0;
+
+/// Other routers send requests too, but their share is not taken for more than this many times our own.
+const MOST_SHARE: f64 = 16.0;
+
+/// What every placement needs.
+#[derive(Debug)]
+pub struct Placer {
+    /// Where the replicas are.
+    pub fleet: Fleet,
+    /// Which blocks they have cached, as their agents report.
+    pub index: Arc<Index>,
+    /// Encodes prompts.
+    pub prompts: Prompts,
+    /// What was decided lately.
+    pub ring: Ring,
+    /// Where predictions and what came of them are counted.
+    pub metrics: Arc<RouterMetrics>,
+    /// Which blocks requests in flight will have cached.
+    overlay: Arc<Overlay>,
+    popularity: Popularity,
+    /// Which blocks of text replicas probably have cached.
+    guess: Arc<Guess>,
+    offered: Mutex<Offered>,
+    outputs: Outputs,
 }
 
-impl Candidate {
-    /// Requests ahead of a new one. An engine that hangs reports nothing and looks idle, so our own count is a floor.
+/// A replica that was chosen.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The replica.
+    pub replica: Replica,
+    /// How it was chosen.
+    pub decision: Decision,
+    /// Names of the candidates, in the order of `decision.scored`.
+    pub names: Vec<Arc<str>>,
+    /// Seconds since the last report about each of them.
+    pub ages: Vec<f32>,
+    /// How the chosen one's cache is known.
+    pub level: Level,
+    /// Tokens that the answer was expected to have.
+    pub output: f64,
+    /// Where its blocks will be, when that is known.
+    seat: Option<Seat>,
+    /// Tokens of a block there.
+    block_tokens: u32,
+}
+
+impl Chosen {
+    /// Whether the request would begin to be computed there within about a step.
     #[must_use]
-    pub fn work(&self) -> u32 {
-        self.own.saturating_add(self.others).max(self.engine)
+    pub fn has_room(&self) -> bool {
+        hostler_placement::cost::has_room(&self.decision.choice().candidate)
+    }
+
+    /// Seconds until the first token, as predicted.
+    #[must_use]
+    pub fn first_token(&self) -> f64 {
+        self.decision.choice().terms.first_token()
+    }
+
+    /// Seconds that all candidates together need for a prompt token.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
+    pub fn seconds_per_token(&self) -> f64 {
+        self.decision.nominal.prefill / self.decision.scored.len().max(1) as f64
+    }
+
+    /// Where the prompt's text is noted, if its tokens are not known.
+    #[must_use]
+    pub fn guessed(&self) -> Option<Seat> {
+        self.seat.filter(|_| self.level == Level::Text)
+    }
+
+    /// Tokens of the prompt that the chosen replica has still to compute.
+    #[must_use]
+    pub fn uncached(&self) -> u32 {
+        self.decision.choice().uncached
     }
 }
 
-/// The replica chosen, and the reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// Index in the fleet view.
-    pub replica: usize,
-    /// Why this one.
-    pub reason: Reason,
+/// What is known of one candidate's cache.
+#[derive(Debug, Clone, Copy)]
+enum Known {
+    /// The index has it, in blocks of so many tokens.
+    Exact(Seat, Holes, u32),
+    /// It is guessed from what this router has sent there.
+    Guessed(Seat),
+    /// The prompt is not understood.
+    Nothing,
 }
 
-/// Why a replica was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reason {
-    /// Requests ahead of this one on the chosen replica.
-    pub work: u32,
-    /// Replicas that could have been chosen.
-    pub candidates: usize,
-    /// Those among them that had as little work.
-    pub tied: usize,
-    /// All candidates were doubtful.
-    pub last_resort: bool,
+impl Placer {
+    /// A placer that has learned nothing yet; it remembers its last `remembered` decisions.
+    #[must_use]
+    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, remembered: usize) -> Self {
+        Self {
+            fleet,
+            index,
+            prompts,
+            metrics,
+            ring: Ring::new(remembered),
+            overlay: Arc::default(),
+            popularity: Popularity::default(),
+            guess: Arc::default(),
+            offered: Mutex::new(Offered::new()),
+            outputs: Outputs::default(),
+        }
+    }
+
+    /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
+    #[must_use]
+    pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
+        let view = self.fleet.view();
+        let seconds = view.seconds(now);
+        let eligible: Vec<(usize, &Replica)> = view.eligible(prompt.model(), tried).collect();
+        let known: Vec<Known> = eligible.iter().map(|(_, replica)| self.known(prompt, replica)).collect();
+        let matched = self.matched(prompt, &known);
+        let learned: Vec<Learned> = eligible.iter().map(|(_, replica)| replica.own.learned()).collect();
+        let pool = Pool::new(learned.iter());
+        let candidates: Vec<Candidate> = eligible
+            .iter()
+            .zip(matched.iter().zip(&learned))
+            .map(|((index, replica), (matched, learned))| Candidate {
+                replica: *index,
+                matched: (*matched).min(prompt.tokens()),
+                rates: pool.rates(learned),
+                ..candidate(&view, replica, now)
+            })
+            .collect();
+        let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
+        let utilisation = self.offered.lock().utilisation(eligible.len(), seconds) * others_share(&eligible);
+        let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
+        let output = self.outputs.expected(prompt.most_output());
+        let ask = Ask { tokens: prompt.tokens(), output, arrivals };
+        let conditions = Conditions { nominal, utilisation };
+        let decision = place(&ask, &candidates, &conditions, &mut fastrand::Rng::new())?;
+        let (replica, known) = (eligible[decision.chosen].1.clone(), known[decision.chosen]);
+        let (level, seat, block_tokens) = match known {
+            Known::Exact(seat, _, block_tokens) => (Level::Exact, Some(seat), block_tokens),
+            Known::Guessed(seat) => (Level::Text, Some(seat), TEXT_BLOCK_TOKENS),
+            Known::Nothing => (Level::Load, None, 0),
+        };
+        let names = eligible.iter().map(|(_, replica)| replica.id.clone()).collect();
+        let ages = eligible.iter().map(|(_, replica)| now.saturating_duration_since(replica.heard).as_secs_f32()).collect();
+        Some(Chosen { replica, decision, names, ages, level, output, seat, block_tokens })
+    }
+
+    /// Counts the request on the chosen replica, and its blocks as cached there soon.
+    #[must_use]
+    pub fn enter(&self, prompt: &Prompt, chosen: &Chosen, now: Instant) -> InFlight {
+        let seconds = self.fleet.view().seconds(now);
+        let pledge = match (chosen.level, chosen.seat) {
+            (Level::Exact, Some(seat)) => Some(self.overlay.enter(seat, prompt.token_keys(chosen.block_tokens))),
+            (Level::Text, Some(seat)) => {
+                self.guess.sent(seat, prompt.text_keys());
+                None
+            }
+            _ => None,
+        };
+        let choice = chosen.decision.choice();
+        let rates = &choice.candidate.rates;
+        let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.output);
+        self.offered.lock().arrive(work, seconds);
+        let first_token = seconds + chosen.first_token();
+        // A plain answer comes when it is complete, and nobody knows how long it will be: only beyond all that it may have is it late.
+        let due = match prompt.most_output() {
+            _ if prompt.streams() => first_token,
+            #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+            Some(most) => first_token + LATE * most as f64 * rates.step_seconds(choice.candidate.in_flight + 1, choice.candidate.context),
+            None => f64::INFINITY,
+        };
+        let booking = Booking { tokens: prompt.tokens(), uncached: choice.uncached, due };
+        chosen.replica.own.enter(booking, pledge)
+    }
+
+    fn known(&self, prompt: &Prompt, replica: &Replica) -> Known {
+        let watch = replica.state.wire.cache.as_ref().filter(|watch| watch.exact);
+        if let (Some(watch), Some(seat)) = (watch, replica.cache.seat)
+            && prompt.is_exact_for(replica.state.files)
+        {
+            let holes = if watch.has_holes { Holes::Possible } else { Holes::None };
+            // Before its first block is stored, only the engine's figures tell.
+            let figures = replica.load.wire.engine.as_ref().map_or(0, |engine| engine.block_size);
+            let block_tokens = if watch.block_size > 0 { watch.block_size } else { figures };
+            if block_tokens > 0 {
+                return Known::Exact(seat, holes, block_tokens);
+            }
+        }
+        if prompt.text_keys().is_empty() {
+            return Known::Nothing;
+        }
+        let blocks = || match capacity(replica) / u64::from(TEXT_BLOCK_TOKENS) {
+            0 => USUAL_TEXT_BLOCKS,
+            blocks => blocks,
+        };
+        Known::Guessed(replica.own.guess(replica.epoch, &self.guess, blocks))
+    }
+
+    /// Tokens of the prompt that each candidate has cached, or will have.
+    fn matched(&self, prompt: &Prompt, known: &[Known]) -> Vec<u32> {
+        let mut matched = vec![0; known.len()];
+        let mut sizes: Vec<u32> =
+            known.iter().filter_map(|known| if let Known::Exact(_, _, size) = known { Some(*size) } else { None }).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        for size in sizes {
+            let keys = prompt.token_keys(size);
+            let (at, seats): (Vec<usize>, Vec<(Seat, Holes)>) =
+                positions(
+                    known,
+                    |known| if let Known::Exact(seat, holes, of) = known { (of == size).then_some((seat, holes)) } else { None },
+                );
+            let mut blocks = self.index.matched(&keys, &seats);
+            self.overlay.raise(&keys, &seats, &mut blocks);
+            for (at, blocks) in at.into_iter().zip(blocks) {
+                // An engine computes at least the last token of a prompt, and with it the block that the token is in.
+                let most = prompt.tokens().saturating_sub(1) / size;
+                matched[at] = blocks.min(most) * size;
+            }
+        }
+        let (at, seats): (Vec<usize>, Vec<Seat>) =
+            positions(known, |known| if let Known::Guessed(seat) = known { Some(seat) } else { None });
+        if !seats.is_empty() {
+            for (at, blocks) in at.into_iter().zip(self.guess.matched(prompt.text_keys(), &seats)) {
+                matched[at] = blocks * TEXT_BLOCK_TOKENS;
+            }
+        }
+        matched
+    }
+
+    /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
+    fn correct_guess(&self, seat: Seat, keys: &[Key], predicted: u32, cached: u32) {
+        if cached + GUESS_SLACK < predicted {
+            self.guess.corrected(seat, keys, cached / TEXT_BLOCK_TOKENS);
+            self.guess.sent(seat, keys);
+        }
+    }
 }
 
-/// The candidate with the least work; among equals one at random, so that several routers do not all pick the first. `None` without candidates.
-#[must_use]
-pub fn place(candidates: &[Candidate], random: &mut fastrand::Rng) -> Option<Placement> {
-    let rank = |candidate: &Candidate| (candidate.doubtful, candidate.work());
-    let best = candidates.iter().map(rank).min()?;
-    let tied = candidates.iter().filter(|candidate| rank(candidate) == best).count();
-    let chosen = candidates.iter().filter(|candidate| rank(candidate) == best).nth(random.usize(..tied))?;
-    let reason = Reason { work: best.1, candidates: candidates.len(), tied, last_resort: best.0 };
-    Some(Placement { replica: chosen.replica, reason })
+fn positions<T>(known: &[Known], pick: impl Fn(Known) -> Option<T>) -> (Vec<usize>, Vec<T>) {
+    known.iter().enumerate().filter_map(|(at, known)| Some((at, pick(*known)?))).unzip()
+}
+
+/// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers.
+fn candidate(view: &FleetView, replica: &Replica, now: Instant) -> Candidate {
+    let (own, load) = (&replica.own, &replica.load);
+    let budget = replica.state.wire.token_budget;
+    Candidate {
+        replica: 0,
+        matched: 0,
+        in_flight: own.in_flight().saturating_add(load.others).max(load.engine),
+        pending: own.pending() + load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours),
+        context: own.context() + load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours),
+        capacity: capacity(replica),
+        kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
+        budget: if budget == 0 { USUAL_BUDGET } else { budget },
+        overdue: own.overdue(view.seconds(now)),
+        rates: Rates::default(),
+        doubtful: view.is_doubtful(replica, now),
+    }
+}
+
+/// Tokens that a replica's KV cache holds; 0 when unknown.
+fn capacity(replica: &Replica) -> u64 {
+    replica.load.wire.engine.as_ref().map_or(0, |engine| engine.kv_blocks * u64::from(engine.block_size))
+}
+
+/// How many times our own requests the fleet serves.
+fn others_share(eligible: &[(usize, &Replica)]) -> f64 {
+    let own: u32 = eligible.iter().map(|(_, replica)| replica.own.in_flight()).sum();
+    let others: u32 = eligible.iter().map(|(_, replica)| replica.load.others).sum();
+    if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MOST_SHARE) }
 }
 
 #[cfg(test)]

@@ -1,56 +1,226 @@
-use proptest::prelude::*;
+use std::path::PathBuf;
 
+use hostler_proto::agent::v1 as wire;
+
+use super::prompt::tests::{exact, stream, text};
 use super::*;
+use crate::carry::Lane;
+use crate::fleet::tests::{Change, attach, fleet, ready, report, state};
+use crate::fleet::{Cache, Load, Phase, State, Update};
+use crate::prompt::FilesHash;
 
-fn candidate(replica: usize, own: u32, others: u32, engine: u32) -> Candidate {
-    Candidate { replica, own, others, engine, doubtful: false }
+/// The files of the fixture's model.
+pub(super) const FILES: FilesHash = [7; 32];
+
+/// Tokens of a block there.
+const BLOCK: u32 = 16;
+
+/// A placer over a fleet of one node.
+pub(super) struct Fixture {
+    pub(super) fleet: Fleet,
+    pub(super) index: Arc<Index>,
+    pub(super) placer: Arc<Placer>,
+    _lane: Arc<Lane>,
 }
 
-#[test]
-fn the_replica_with_the_least_work_is_chosen() {
-    let placement =
-        place(&[candidate(0, 3, 0, 3), candidate(1, 1, 0, 1), candidate(2, 0, 4, 4)], &mut fastrand::Rng::with_seed(1)).unwrap();
-    assert_eq!(placement, Placement { replica: 1, reason: Reason { work: 1, candidates: 3, tied: 1, last_resort: false } });
-}
-
-#[test]
-fn an_engine_that_reports_nothing_while_we_wait_for_it_does_not_look_idle() {
-    let hung = candidate(0, 9, 0, 0);
-    assert_eq!(place(&[hung, candidate(1, 4, 0, 4)], &mut fastrand::Rng::with_seed(1)).unwrap().replica, 1);
-}
-
-#[test]
-fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
-    let doubtful = Candidate { doubtful: true, ..candidate(0, 0, 0, 0) };
-    let mut random = fastrand::Rng::with_seed(1);
-    assert_eq!(place(&[doubtful, candidate(1, 50, 0, 50)], &mut random).unwrap().replica, 1);
-    assert!(place(&[doubtful], &mut random).unwrap().reason.last_resort);
-}
-
-#[test]
-fn no_candidate_means_no_placement() {
-    assert_eq!(place(&[], &mut fastrand::Rng::with_seed(1)), None);
-}
-
-proptest! {
-    #[test]
-    fn the_choice_has_least_work_among_the_undoubted_and_repeats_by_seed(
-        drawn in prop::collection::vec((0..5u32, 0..5u32, 0..9u32, any::<bool>()), 1..20), seed: u64,
-    ) {
-        let candidates: Vec<Candidate> = drawn.iter().enumerate()
-            .map(|(replica, &(own, others, engine, doubtful))| Candidate { replica, own, others, engine, doubtful }).collect();
-        let placement = place(&candidates, &mut fastrand::Rng::with_seed(seed)).unwrap();
-        let chosen = candidates[placement.replica];
-        prop_assert!(candidates.iter().all(|other| (chosen.doubtful, chosen.work()) <= (other.doubtful, other.work())));
-        prop_assert_eq!(placement, place(&candidates, &mut fastrand::Rng::with_seed(seed)).unwrap());
+impl Fixture {
+    /// With this many replicas, whose caches are known exactly; and where those are in the index.
+    pub(super) async fn known(replicas: u32) -> (Self, Vec<Seat>) {
+        let fixture = Self::guessed(replicas).await;
+        let seats: Vec<Seat> = (0..replicas).map(|_| fixture.index.open()).collect();
+        for (index, seat) in (0..).zip(&seats) {
+            let cache = Cache { seat: Some(*seat), ..Cache::default() };
+            fixture.fleet.update(Update::Cached { attachment: 1, index, epoch: 1, cache }).await;
+        }
+        report(&fixture.fleet, 1, false, Vec::new()).await;
+        (fixture, seats)
     }
 
-    #[test]
-    fn equals_share_evenly(seed: u64) {
-        let equals: Vec<Candidate> = (0..4).map(|replica| candidate(replica, 2, 0, 2)).collect();
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut counts = [0; 4];
-        (0..4000).for_each(|_| counts[place(&equals, &mut random).unwrap().replica] += 1);
-        prop_assert!(counts.iter().all(|&count| (800..1200).contains(&count)), "{:?}", counts);
+    /// With this many replicas, of whose caches nothing is reported.
+    pub(super) async fn guessed(replicas: u32) -> Self {
+        let (fleet, index) = (fleet(), Arc::new(Index::new()));
+        let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
+        let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), Prompts::new(PathBuf::new(), 1), Arc::default(), 100));
+        Self { fleet, index, placer, _lane: lane }
     }
+
+    pub(super) fn choose(&self, prompt: &Prompt) -> Chosen {
+        self.placer.choose(prompt, &[], Instant::now()).unwrap()
+    }
+
+    fn enter(&self, prompt: &Prompt, chosen: &Chosen) -> InFlight {
+        self.placer.enter(prompt, chosen, Instant::now())
+    }
+
+    /// Tokens of the prompt that each replica is taken to have cached.
+    fn matched(&self, prompt: &Prompt) -> Vec<u32> {
+        self.choose(prompt).decision.scored.iter().map(|scored| scored.candidate.matched).collect()
+    }
+}
+
+fn replica(index: u32) -> Change {
+    let cache = wire::CacheWatch { exact: true, block_size: BLOCK, ..wire::CacheWatch::default() };
+    let wire = wire::ReplicaState { cache: Some(cache), token_budget: 8192, ..wire::ReplicaState::default() };
+    Change { state: Some(State { files: Some(FILES), wire, ..state(Phase::Ready, "m") }), ..ready(index) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_goes_where_the_most_of_it_is_cached() {
+    let (fixture, seats) = Fixture::known(3).await;
+    let prompt = exact(4000, FILES);
+    let keys = prompt.token_keys(BLOCK);
+    fixture.index.store(seats[0], &keys[..20]);
+    fixture.index.store(seats[2], &keys[..200]);
+    let chosen = fixture.choose(&prompt);
+    assert_eq!((&*chosen.replica.id, chosen.level, chosen.uncached()), ("n/2", Level::Exact, 800));
+    assert_eq!(fixture.matched(&prompt), [320, 0, 3200]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_computes_the_last_token_of_a_prompt_whatever_it_has_cached() {
+    let (fixture, seats) = Fixture::known(2).await;
+    for (tokens, matched) in [(64, 48), (65, 64), (80, 64), (16, 0)] {
+        let prompt = exact(tokens, FILES);
+        fixture.index.store(seats[0], &prompt.token_keys(BLOCK));
+        assert_eq!(fixture.matched(&prompt)[0], matched, "of {tokens}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocks_of_a_request_in_flight_count_until_they_are_reported_or_lost() {
+    let (fixture, _) = Fixture::known(2).await;
+    let prompt = exact(4000, FILES);
+    let chosen = fixture.choose(&prompt);
+    let at = chosen.decision.chosen;
+    let mut in_flight = fixture.enter(&prompt, &chosen);
+    let next = fixture.choose(&prompt);
+    assert_eq!((next.decision.scored[at].candidate.matched, next.decision.scored[1 - at].candidate.matched), (3984, 0));
+    assert_eq!(next.decision.scored[at].candidate.pending, 4000);
+    // From now on it is the agent's to report them.
+    in_flight.computed();
+    assert_eq!(fixture.matched(&prompt), [0, 0]);
+    drop(in_flight);
+    drop(fixture.enter(&prompt, &chosen));
+    assert_eq!(fixture.matched(&prompt), [0, 0], "it has left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_without_tokens_goes_where_its_text_was_sent() {
+    let fixture = Fixture::guessed(2).await;
+    let prompt = text(&"a".repeat(40_000));
+    let chosen = fixture.choose(&prompt);
+    assert_eq!((chosen.level, chosen.uncached()), (Level::Text, 10_000));
+    drop(fixture.enter(&prompt, &chosen));
+    let longer = text(&"a".repeat(44_000));
+    let next = fixture.choose(&longer);
+    assert_eq!((&next.replica.id, next.decision.choice().candidate.matched), (&chosen.replica.id, 156 * TEXT_BLOCK_TOKENS));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_are_of_no_use_for_a_replica_with_other_files() {
+    let (fixture, seats) = Fixture::known(2).await;
+    let prompt = exact(4000, [8; 32]);
+    fixture.index.store(seats[0], &prompt.token_keys(BLOCK));
+    let chosen = fixture.choose(&prompt);
+    assert_eq!((chosen.level, fixture.matched(&prompt)), (Level::Load, vec![0, 0]), "this one has no text either");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_known_exactly_is_guessed() {
+    let (fixture, _) = Fixture::known(2).await;
+    fixture.fleet.update(Update::Cached { attachment: 1, index: 0, epoch: 1, cache: Cache::default() }).await;
+    report(&fixture.fleet, 1, false, Vec::new()).await;
+    let view = fixture.fleet.view();
+    let prompt = text(&"a".repeat(4000));
+    assert!(matches!(fixture.placer.known(&prompt, &view.replicas[0]), Known::Guessed(_)));
+    let prompt = exact(4000, FILES);
+    assert!(matches!(fixture.placer.known(&prompt, &view.replicas[1]), Known::Exact(_, Holes::None, BLOCK)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its_figures_say() {
+    let (fixture, _) = Fixture::known(1).await;
+    let prompt = exact(4000, FILES);
+    let known = || fixture.placer.known(&prompt, &fixture.fleet.view().replicas[0]);
+    let wire = wire::ReplicaState {
+        cache: Some(wire::CacheWatch { exact: true, ..wire::CacheWatch::default() }),
+        ..wire::ReplicaState::default()
+    };
+    let cold = State { files: Some(FILES), wire, ..state(Phase::Ready, "m") };
+    report(&fixture.fleet, 1, false, vec![Change { state: Some(cold), ..ready(0) }]).await;
+    assert!(matches!(known(), Known::Nothing), "nobody has said");
+    let engine = wire::EngineLoad { block_size: 32, ..wire::EngineLoad::default() };
+    let load = Load { wire: wire::Load { engine: Some(engine), ..wire::Load::default() }, ..Load::default() };
+    report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
+    assert!(matches!(known(), Known::Exact(_, Holes::None, 32)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_was_tried_is_no_candidate() {
+    let fixture = Fixture::guessed(2).await;
+    let prompt = text("Hello, engine, how are you?");
+    let mut tried = Vec::new();
+    for _ in 0..2 {
+        tried.push(fixture.placer.choose(&prompt, &tried, Instant::now()).unwrap().replica.id);
+    }
+    assert_ne!(tried[0], tried[1]);
+    assert!(fixture.placer.choose(&prompt, &tried, Instant::now()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_lost_a_request_is_used_last() {
+    let fixture = Fixture::guessed(2).await;
+    let view = fixture.fleet.view();
+    let prompt = text("Hello, engine, how are you?");
+    view.avoid(&view.replicas[0], Instant::now());
+    for _ in 0..20 {
+        assert_eq!(&*fixture.choose(&prompt).replica.id, "n/1");
+    }
+    let tried = [view.replicas[1].id.clone()];
+    assert_eq!(&*fixture.placer.choose(&prompt, &tried, Instant::now()).unwrap().replica.id, "n/0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not_look_idle() {
+    let fixture = Fixture::guessed(2).await;
+    let prompt = text(&"a".repeat(4000));
+    let chosen = fixture.placer.choose(&prompt, &[fixture.fleet.view().replicas[1].id.clone()], Instant::now()).unwrap();
+    let _in_flight: Vec<InFlight> = (0..5).map(|_| fixture.enter(&prompt, &chosen)).collect();
+    let load = wire::Load {
+        pending_tokens: 9000,
+        pending_tokens_yours: 2000,
+        context_tokens: 700,
+        context_tokens_yours: 0,
+        ..wire::Load::default()
+    };
+    let load = Load { others: 3, engine: 0, wire: load };
+    report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
+    let candidate = fixture.choose(&prompt).decision.scored[0].candidate;
+    // Our own five, as we count them, and the others' as the agent does.
+    assert_eq!((candidate.in_flight, candidate.pending, candidate.context), (8, 5 * 1000 + 7000, 5 * 1000 + 700));
+    let load = Load { others: 3, engine: 12, wire: wire::Load::default() };
+    report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
+    assert_eq!(fixture.choose(&prompt).decision.scored[0].candidate.in_flight, 12);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_overdue_turns_others_away() {
+    let fixture = Fixture::guessed(2).await;
+    let prompt = stream("Hello, engine, how are you?");
+    let chosen = fixture.choose(&prompt);
+    let _waits = fixture.enter(&prompt, &chosen);
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    let next = fixture.choose(&prompt);
+    assert_ne!(next.replica.id, chosen.replica.id);
+    assert!(next.decision.scored[chosen.decision.chosen].terms.queue > 10.0, "{:?}", next.decision);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_answer_that_takes_its_time_is_not_overdue() {
+    let fixture = Fixture::guessed(2).await;
+    let prompt = text("Hello, engine, write me a novel.");
+    let chosen = fixture.choose(&prompt);
+    let _writes = fixture.enter(&prompt, &chosen);
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert_eq!(fixture.choose(&prompt).decision.scored[chosen.decision.chosen].candidate.overdue, 0.0);
 }

@@ -26,6 +26,7 @@ pub(crate) struct Answer {
     pub(crate) prompt_tokens: usize,
     /// Whether usage tells the cached tokens.
     pub(crate) details: bool,
+    block_size: usize,
 }
 
 /// Token counts of an answer so far.
@@ -35,6 +36,8 @@ pub(crate) struct Usage {
     pub(crate) generated: usize,
     /// Cached prompt tokens, when they are to be told.
     pub(crate) cached: Option<usize>,
+    /// Prompt tokens that are cached from now on, where that is told too.
+    pub(crate) newly_cached: Option<usize>,
 }
 
 /// One complete choice.
@@ -62,6 +65,7 @@ impl Answer {
             prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
             prompts: kept,
             details: args.enable_prompt_tokens_details,
+            block_size: args.block_size,
             options,
         };
         let work = Work { prompts, choices: answer.options.choices, seed: answer.options.seed, salt: answer.options.salt.clone() };
@@ -70,7 +74,13 @@ impl Answer {
     }
 
     pub(crate) fn usage(&self, generated: usize, cached_tokens: usize) -> Usage {
-        Usage { prompt: self.prompt_tokens, generated, cached: self.details.then_some(cached_tokens) }
+        Usage { prompt: self.prompt_tokens, generated, cached: self.details.then_some(cached_tokens), newly_cached: None }
+    }
+
+    /// The same for a chat, whose details say more.
+    pub(crate) fn chat_usage(&self, generated: usize, cached_tokens: usize) -> Usage {
+        let cacheable = self.prompt_tokens / self.block_size * self.block_size;
+        Usage { newly_cached: Some(cacheable.saturating_sub(cached_tokens)), ..self.usage(generated, cached_tokens) }
     }
 
     /// The token ids of the prompt that `choice` answers, as JSON.
@@ -129,7 +139,11 @@ impl Usage {
     pub(crate) fn push_last(self, json: &mut Vec<u8>) {
         self.push_counts(json);
         if let Some(cached) = self.cached {
-            let _ = write!(json, r#","prompt_tokens_details":{{"cached_tokens":{cached}}}"#);
+            let _ = write!(json, r#","prompt_tokens_details":{{"cached_tokens":{cached}"#);
+            if let Some(created) = self.newly_cached {
+                let _ = write!(json, r#","created_cache_tokens":{created}"#);
+            }
+            json.push(b'}');
         }
         json.push(b'}');
     }
@@ -139,7 +153,11 @@ impl Usage {
         self.push_counts(json);
         match self.cached {
             Some(cached) => {
-                let _ = write!(json, r#","prompt_tokens_details":{{"cached_tokens":{cached}}}"#);
+                let created = self.newly_cached.map_or("null".to_owned(), |tokens| tokens.to_string());
+                let _ = write!(
+                    json,
+                    r#","prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":{created},"multimodal_tokens":null}}"#
+                );
             }
             None => json.extend_from_slice(br#","prompt_tokens_details":null"#),
         }

@@ -25,7 +25,7 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
     let fields = Fields::parse(body)?;
     let options = Options::read(&fields, &api.args, TokenLimit::Chat)?;
     let tool_call = ToolCall::wanted(fields.tools, fields.tool_choice)?;
-    let tokens = chat_prompt("messages", fields.messages, fields.tools)?;
+    let tokens = chat_prompt(&fields)?;
     let limit = options.limit(&api.args, tokens.len())?;
     let limit = if tool_call.is_some() { ToolCall::limit(limit) } else { limit };
     let id = answer_id("chatcmpl", request_id);
@@ -53,7 +53,7 @@ fn whole(answer: &Answer, tool_call: Option<&ToolCall>, choices: &[Collected], c
     }
     let _ = write!(json, r#"],"service_tier":null,"system_fingerprint":"{fingerprint}","usage":"#);
     let generated = choices.iter().map(|choice| choice.tokens.len()).sum();
-    answer.usage(generated, cached).push_whole(&mut json);
+    answer.chat_usage(generated, cached).push_whole(&mut json);
     let _ = write!(
         json,
         r#","prompt_logprobs":null,"prompt_token_ids":{},"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}}"#,
@@ -135,7 +135,7 @@ impl ChatEvents {
         if self.answer.options.include_usage {
             let mut event = self.head.clone();
             event.extend_from_slice(br#"],"usage":"#);
-            self.answer.usage(self.generated.iter().sum(), cached).push_last(&mut event);
+            self.answer.chat_usage(self.generated.iter().sum(), cached).push_last(&mut event);
             let _ = write!(event, ",\"system_fingerprint\":\"{}\"}}\n\n", self.answer.fingerprint);
             events.push_back(event.into());
         }

@@ -27,6 +27,12 @@ impl ApiError {
         }
     }
 
+    /// A chat that is to go on in two ways at once.
+    pub(crate) fn contradictory_ending() -> Self {
+        let message = "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.";
+        Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", param: None, message: message.to_owned() }
+    }
+
     /// A field that is not of the right type; `error` is pydantic's name for it.
     pub(crate) fn wrong_type(field: &str, error: &str, message: &str, value: &RawValue) -> Self {
         Self::invalid(field, &format!("'type': '{error}', 'loc': 'body.{field}', 'msg': '{message}', 'input': {}", python(value)))

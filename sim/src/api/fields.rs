@@ -27,6 +27,8 @@ pub(crate) struct Fields<'a> {
     pub(crate) logprobs: Option<&'a RawValue>,
     pub(crate) top_logprobs: Option<&'a RawValue>,
     pub(crate) return_token_ids: Option<&'a RawValue>,
+    pub(crate) add_generation_prompt: Option<&'a RawValue>,
+    pub(crate) continue_final_message: Option<&'a RawValue>,
     pub(crate) tools: Option<&'a RawValue>,
     pub(crate) tool_choice: Option<&'a RawValue>,
     pub(crate) seed: Option<&'a RawValue>,

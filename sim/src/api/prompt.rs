@@ -2,9 +2,11 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::errors::ApiError;
-use crate::tokens::{encode, encode_answer_start, encode_message};
+use super::fields::{Fields, boolean, typed};
+use crate::tokens::{ChatText, ToolUse, encode};
 
 /// The prompts of a completion: one string, some strings, token ids, or lists of them.
 pub(crate) fn prompts(field: &str, raw: Option<&RawValue>) -> Result<Vec<Vec<u32>>, ApiError> {
@@ -12,8 +14,8 @@ pub(crate) fn prompts(field: &str, raw: Option<&RawValue>) -> Result<Vec<Vec<u32
     let json = raw.get();
     let inner = json.strip_prefix('[').map(str::trim_start).and_then(|rest| rest.bytes().next());
     let parsed = match (json.bytes().next(), inner) {
-        (Some(b'"'), _) => serde_json::from_str::<String>(json).map(|text| vec![tokens_of(&text)]),
-        (_, Some(b'"')) => serde_json::from_str::<Vec<String>>(json).map(|texts| texts.iter().map(|text| tokens_of(text)).collect()),
+        (Some(b'"'), _) => serde_json::from_str::<String>(json).map(|text| vec![encode(&text)]),
+        (_, Some(b'"')) => serde_json::from_str::<Vec<String>>(json).map(|texts| texts.iter().map(|text| encode(text)).collect()),
         (_, Some(b'[')) => serde_json::from_str(json),
         _ => serde_json::from_str(json).map(|tokens| vec![tokens]),
     };
@@ -24,21 +26,14 @@ pub(crate) fn prompts(field: &str, raw: Option<&RawValue>) -> Result<Vec<Vec<u32
     Ok(prompts)
 }
 
-fn tokens_of(text: &str) -> Vec<u32> {
-    let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
-    encode(text, &mut tokens);
-    tokens
-}
-
 #[derive(Deserialize)]
 struct Message {
     #[serde(default)]
     role: String,
     #[serde(default)]
     content: Content,
-    /// Calls that the assistant made; the template shows them as their JSON.
     #[serde(default)]
-    tool_calls: Option<Box<RawValue>>,
+    tool_calls: Option<Vec<Called>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -53,30 +48,99 @@ enum Content {
 /// A part without text, such as an image, counts for nothing.
 #[derive(Deserialize)]
 struct Part {
-    #[serde(default)]
-    text: String,
+    text: Option<String>,
 }
 
-/// The prompt of a chat: its messages in the engine's template, tools first.
-pub(crate) fn chat_prompt(field: &str, messages: Option<&RawValue>, tools: Option<&RawValue>) -> Result<Vec<u32>, ApiError> {
-    let raw = messages.ok_or_else(|| ApiError::missing(field))?;
-    let messages: Vec<Message> =
-        serde_json::from_str(raw.get()).map_err(|_| ApiError::wrong_type(field, "list_type", "Input should be a valid list", raw))?;
-    let mut tokens = Vec::with_capacity(raw.get().len() / 3);
-    if let Some(tools) = tools {
-        encode_message("tools", tools.get(), &mut tokens);
-    }
-    for message in &messages {
-        let mut content = match &message.content {
-            Content::Text(text) => text.clone(),
-            Content::Parts(parts) => parts.iter().map(|part| part.text.as_str()).collect(),
-            Content::Null => String::new(),
-        };
-        if let Some(calls) = &message.tool_calls {
-            content.push_str(calls.get());
+/// A tool that may be called, or a call that was made.
+#[derive(Deserialize)]
+struct Called {
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    parameters: Option<Map<String, Value>>,
+    #[serde(default)]
+    arguments: Value,
+}
+
+impl Content {
+    /// Texts of several parts are joined as vLLM joins them for such a template.
+    fn text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Parts(parts) => parts.into_iter().filter_map(|part| part.text).collect::<Vec<_>>().join("\n"),
+            Self::Null => String::new(),
         }
-        encode_message(&message.role, &content, &mut tokens);
     }
-    encode_answer_start(&mut tokens);
-    Ok(tokens)
+}
+
+impl Function {
+    fn tool(self) -> ToolUse {
+        ToolUse { name: self.name, object: self.parameters.unwrap_or_default() }
+    }
+
+    /// As in vLLM, arguments come as an object or as its JSON; anything else is none.
+    fn call(self) -> ToolUse {
+        let object = match self.arguments {
+            Value::Object(object) => object,
+            Value::String(json) => serde_json::from_str(&json).unwrap_or_default(),
+            _ => Map::new(),
+        };
+        ToolUse { name: self.name, object }
+    }
+}
+
+/// What follows the messages of a chat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The opening of an answer.
+    AnswerStart,
+    /// Nothing; the answer continues the last message.
+    OpenMessage,
+    /// Nothing.
+    Closed,
+}
+
+/// The prompt of a chat request: its messages in the engine's template, tools first.
+pub(crate) fn chat_prompt(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
+    let opens = fields.add_generation_prompt.is_none() || boolean("add_generation_prompt", fields.add_generation_prompt)?;
+    let ending = match (opens, boolean("continue_final_message", fields.continue_final_message)?) {
+        (true, true) => return Err(ApiError::contradictory_ending()),
+        (true, false) => Ending::AnswerStart,
+        (false, true) => Ending::OpenMessage,
+        (false, false) => Ending::Closed,
+    };
+    messages_prompt("messages", fields.messages, fields.tools, ending)
+}
+
+/// The same of messages that come from `field`.
+pub(crate) fn messages_prompt(
+    field: &str,
+    messages: Option<&RawValue>,
+    tools: Option<&RawValue>,
+    ending: Ending,
+) -> Result<Vec<u32>, ApiError> {
+    let messages: Option<Vec<Message>> = typed(field, messages, "list_type", "Input should be a valid list")?;
+    let messages = messages.ok_or_else(|| ApiError::missing(field))?;
+    let tools: Option<Vec<Called>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
+    let tools: Vec<ToolUse> = tools.unwrap_or_default().into_iter().map(|tool| tool.function.tool()).collect();
+    let mut text = ChatText::default();
+    text.push_tools(&tools);
+    let mut last = String::new();
+    for message in messages {
+        let calls = message.tool_calls.filter(|_| message.role == "assistant").unwrap_or_default();
+        let calls: Vec<ToolUse> = calls.into_iter().map(|call| call.function.call()).collect();
+        last = message.content.text();
+        text.push_message(&message.role, &last, &calls);
+    }
+    match ending {
+        Ending::AnswerStart => text.push_answer_start(),
+        Ending::OpenMessage => text.reopen(&last),
+        Ending::Closed => {}
+    }
+    Ok(encode(text.as_str()))
 }

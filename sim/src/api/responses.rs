@@ -11,7 +11,7 @@ use super::answer::{Answer, answer_id, collect};
 use super::errors::{ApiError, quoted};
 use super::fields::{Fields, text};
 use super::options::{Options, TokenLimit};
-use super::prompt::chat_prompt;
+use super::prompt::{Ending, messages_prompt};
 use super::{Api, random_id};
 use crate::engine::Prompt;
 use crate::mailbox::{Delta, Finish};
@@ -56,7 +56,7 @@ fn input_tokens(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     }
     let messages = RawValue::from_string(format!("[{}]", messages.join(",")));
     let messages = messages.expect("a list of JSON values is valid JSON");
-    chat_prompt("input", Some(&messages), None)
+    messages_prompt("input", Some(&messages), None, Ending::AnswerStart)
 }
 
 /// The events of a streamed response; also the writer of whole ones.

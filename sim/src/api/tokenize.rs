@@ -5,20 +5,22 @@ use http::StatusCode;
 use super::Api;
 use super::answer::token_list;
 use super::errors::{ApiError, quoted};
-use super::fields::{Fields, typed};
+use super::fields::{Fields, text, typed};
 use super::options::check_model;
-use super::prompt::{chat_prompt, prompts};
+use super::prompt::chat_prompt;
 use crate::reply::{Reply, json};
-use crate::tokens::decode;
+use crate::tokens::{decode, encode};
 
-/// The tokens of a prompt or of chat messages.
+/// The tokens of a prompt or of chat messages. `add_special_tokens` changes nothing:
+/// the tokenizer has none that it adds by itself.
 pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     check_model(&fields, &api.args)?;
     let tokens = if fields.messages.is_some() {
-        chat_prompt("messages", fields.messages, fields.tools)?
+        chat_prompt(&fields)?
     } else {
-        prompts("prompt", fields.prompt)?.concat()
+        let prompt = text("prompt", fields.prompt)?;
+        encode(&prompt.ok_or_else(|| ApiError::missing("prompt"))?)
     };
     let (count, longest) = (tokens.len(), api.args.context_length());
     let body = format!(r#"{{"count":{count},"max_model_len":{longest},"tokens":{},"token_strs":null}}"#, token_list(&tokens));

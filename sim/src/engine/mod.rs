@@ -9,7 +9,7 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -33,8 +33,8 @@ pub(crate) enum Command {
     Run(Vec<Sequence>),
     /// End every sequence now, with this reason.
     EndAll(Finish),
-    /// Forget all cached blocks, if no sequence holds any.
-    ResetCache,
+    /// Forget all cached blocks, if no sequence holds any, and say whether that was so.
+    ResetCache(oneshot::Sender<bool>),
 }
 
 /// One prompt of a request.
@@ -155,9 +155,11 @@ impl Core {
         let _ = self.commands.send(Command::EndAll(finish)).await;
     }
 
-    /// Empties the prefix cache, unless sequences run.
-    pub(crate) async fn reset_cache(&self) {
-        let _ = self.commands.send(Command::ResetCache).await;
+    /// Empties the prefix cache, unless sequences run; whether it did. It takes until
+    /// the stepping task looks, and a hung one does not: the caller's client ends that.
+    pub(crate) async fn reset_cache(&self) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::ResetCache(reply)).await.is_ok() && answer.await.unwrap_or(false)
     }
 
     fn sequences(&self, mailbox: &Arc<Mailbox>, work: Work) -> Vec<Sequence> {

@@ -97,7 +97,10 @@ impl Stepping {
                 self.scheduler.end_all(finish);
                 self.metrics.record(&mut self.scheduler, None);
             }
-            Command::ResetCache => self.scheduler.reset_cache(),
+            Command::ResetCache(reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(self.scheduler.reset_cache());
+            }
         }
     }
 

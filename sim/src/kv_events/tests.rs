@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 use super::*;
-use crate::tests::fixture_text;
+use crate::tests::{RunningEngine, fixture_text};
 
 fn bytes_of(hex: &str) -> Vec<u8> {
     let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
@@ -127,4 +127,56 @@ async fn a_subscriber_and_a_late_reader_get_the_same_batches() {
     stop.cancel();
     tasks.close();
     soon(tasks.wait()).await;
+}
+
+#[tokio::test]
+async fn a_reset_is_told_with_the_next_step_and_salted_blocks_with_their_salt() {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = format!("ipc://{}/events", directory.path().display());
+    let config = format!(r#"{{"enable_kv_cache_events":true,"endpoint":"{endpoint}"}}"#);
+    let engine = RunningEngine::start(&["--kv-events-config", &config]).await;
+    let mut subscriber = SubSocket::new();
+    subscriber.connect(&endpoint).await.unwrap();
+    subscriber.subscribe("").await.unwrap();
+    let salts = |events: &[Event]| match events {
+        [Event::BlockStored { extra_keys: Some(keys), .. }] => keys.iter().flatten().flatten().cloned().collect(),
+        _ => Vec::new(),
+    };
+    // A subscription takes effect some time after it was made: ask until it has.
+    let mut salt = 0;
+    let mut ask = async || {
+        salt += 1;
+        let body = format!(r#"{{"prompt":{:?},"max_tokens":1,"cache_salt":"{salt}"}}"#, [7; 20]);
+        assert_eq!(engine.post("/v1/completions", &body).await.status, 200);
+        salt
+    };
+    let next_batch = async |subscriber: &mut SubSocket| -> Option<Vec<Event>> {
+        let message = tokio::time::timeout(Duration::from_millis(50), subscriber.recv()).await.ok()?.unwrap();
+        let (_, events, _): (f64, Vec<Event>, u32) = rmp_serde::from_slice(message.get(2).unwrap()).unwrap();
+        Some(events)
+    };
+    soon(async {
+        let mut asked = ask().await;
+        loop {
+            match next_batch(&mut subscriber).await {
+                Some(events) if salts(&events) == [asked.to_string()] => return,
+                // It was asked before, and came late.
+                Some(_) => {}
+                None => asked = ask().await,
+            }
+        }
+    })
+    .await;
+    assert_eq!(engine.post("/reset_prefix_cache", "").await.body, br#"{"success":true}"#);
+    assert_eq!(next_batch(&mut subscriber).await, None, "an idle engine takes no step");
+    ask().await;
+    let events = soon(async {
+        loop {
+            if let Some(events) = next_batch(&mut subscriber).await {
+                return events;
+            }
+        }
+    })
+    .await;
+    assert!(matches!(events[..], [Event::AllBlocksCleared, Event::BlockStored { .. }]), "{events:?}");
 }

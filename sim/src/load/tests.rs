@@ -117,7 +117,8 @@ proptest! {
         micros.sort_unstable();
         let median = micros[(micros.len() - 1) / 2] as f64 / 1000.0;
         let ours = histogram.quantile(0.5);
-        prop_assert!(ours >= median && ours <= median * 1.04 + 0.001, "{} for {}", ours, median);
+        // The longest time is kept as seconds, so its last digits may differ.
+        prop_assert!(ours >= median - 1e-6 && ours <= median * 1.04 + 0.001, "{} for {}", ours, median);
     }
 }
 

@@ -145,12 +145,14 @@ impl Scheduler {
         }
     }
 
-    /// Forgets all cached blocks, unless sequences hold some. As in vLLM, the event
-    /// goes out with the next step.
-    pub(crate) fn reset_cache(&mut self) {
-        if self.pool.clear() && self.limits.kv_events {
+    /// Forgets all cached blocks, unless sequences hold some; whether it did. As in
+    /// vLLM, the event goes out with the next step.
+    pub(crate) fn reset_cache(&mut self) -> bool {
+        let cleared = self.pool.clear();
+        if cleared && self.limits.kv_events {
             self.events.push(Event::AllBlocksCleared);
         }
+        cleared
     }
 
     /// KV events of the steps since the last call.

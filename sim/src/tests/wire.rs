@@ -1,6 +1,7 @@
 //! Answers compared with recorded ones of vLLM 0.32: headers, key order, spacing,
 //! chunk framing and error texts. What differs from run to run is replaced first.
 
+use hostler_prompt::{Encoder, Files, proof};
 use serde_json::Value;
 
 use super::{Answer, RunningEngine, fixture, fixture_text};
@@ -291,11 +292,70 @@ async fn cached_tokens_are_told_when_asked_for() {
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     let again = engine.post("/v1/completions", &body).await.json();
     assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 32);
+    let details = again["usage"]["prompt_tokens_details"].to_string();
+    assert_eq!(details, r#"{"cached_tokens":32,"created_cache_tokens":null,"multimodal_tokens":null}"#);
     assert_eq!(again["choices"][0]["text"], first["choices"][0]["text"]);
-    assert_eq!(engine.post("/reset_prefix_cache", "").await.status, 200);
+    assert_eq!(engine.post("/reset_prefix_cache", "").await.body, br#"{"success":true}"#);
     let body = format!(r#"{{"prompt":{prompt:?},"max_tokens":2,"stream":true,"stream_options":{{"include_usage":true}}}}"#);
     let stream = engine.post("/v1/completions", &body).await;
     assert!(stream.chunks[2].contains(r#""completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}"#), "{}", stream.chunks[2]);
+}
+
+#[tokio::test]
+async fn a_streamed_chat_tells_its_cached_tokens_too() {
+    let engine = RunningEngine::start(&["--enable-prompt-tokens-details"]).await;
+    let text = "water ".repeat(50);
+    let body = |stream: &str| format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}],"max_tokens":2{stream}}}"#);
+    engine.post("/v1/chat/completions", &body("")).await;
+    let again = engine.post("/v1/chat/completions", &body(r#","stream":true,"stream_options":{"include_usage":true}"#)).await;
+    let usage = &again.chunks[again.chunks.len() - 2];
+    assert!(usage.contains(r#""prompt_tokens_details":{"cached_tokens":64,"created_cache_tokens":0}}"#), "{usage}");
+}
+
+#[tokio::test]
+async fn the_cache_is_not_reset_under_a_running_request() {
+    let engine = RunningEngine::start(&[]).await;
+    let running = engine.open("POST", "/v1/completions", "", r#"{"prompt":"a","max_tokens":3000}"#).await;
+    engine.wait_for_metric("vllm:num_requests_running", 1.0).await;
+    assert_eq!(engine.post("/reset_prefix_cache", "").await.body, br#"{"success":false}"#);
+    drop(running);
+    engine.wait_for_metric("vllm:num_requests_running", 0.0).await;
+    assert_eq!(engine.post("/reset_prefix_cache", "").await.body, br#"{"success":true}"#);
+}
+
+#[tokio::test]
+async fn prompts_and_chats_are_tokenized_as_they_would_be_generated_from() {
+    let engine = RunningEngine::start(&[]).await;
+    let counted = async |body: &str| engine.post("/tokenize", body).await.json()["tokens"].clone();
+    let tokens = counted(r#"{"prompt":"<|im_start|>user\nhi<|im_end|>\n","add_special_tokens":false}"#).await;
+    let chat = r#""messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}]"#;
+    assert_eq!(counted(&format!(r#"{{{chat},"add_generation_prompt":false}}"#)).await, tokens);
+    let opened = counted(&format!("{{{chat}}}")).await;
+    assert_eq!(opened, counted(r#"{"prompt":"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"}"#).await);
+    let continued = counted(&format!(r#"{{{chat},"add_generation_prompt":false,"continue_final_message":true}}"#)).await;
+    assert_eq!(continued, counted(r#"{"prompt":"<|im_start|>user\nhi"}"#).await);
+    assert_eq!(engine.post("/tokenize", &format!(r#"{{{chat},"continue_final_message":true}}"#)).await.status, 400);
+    assert_eq!(counted(r#"{"prompt":""}"#).await, serde_json::json!([]));
+    assert_eq!(engine.post("/tokenize", r#"{"prompt":["a","b"]}"#).await.status, 400);
+    let answer = engine.post("/v1/chat/completions", &format!(r#"{{{chat},"max_tokens":1,"return_token_ids":true}}"#)).await;
+    assert_eq!(answer.json()["prompt_token_ids"], opened);
+}
+
+#[tokio::test]
+async fn a_router_that_reads_the_served_files_has_the_engines_tokens() {
+    let engine = RunningEngine::start(&[]).await;
+    let files = Files {
+        tokenizer: engine.get("/sim/model/tokenizer.json").await.body,
+        config: Some(engine.get("/sim/model/tokenizer_config.json").await.body),
+        ..Files::default()
+    };
+    assert_eq!(engine.get("/sim/model/special_tokens_map.json").await.status, 404);
+    let encoder = Encoder::new(&files, 1 << 20).unwrap();
+    for sample in proof::samples() {
+        let body = sample.to_string();
+        let answer = engine.post("/tokenize", &body).await;
+        assert_eq!(proof::compare(&encoder, body.as_bytes(), answer.status.as_u16(), &answer.body), Ok(()));
+    }
 }
 
 #[tokio::test]

@@ -2,8 +2,11 @@
 //! token follows. Tokens are reversible (the bytes of a prompt come back), and the
 //! text of an answer becomes the same tokens again when a client sends it back, so a
 //! conversation finds its prefix in the cache. Nothing here resembles a real
-//! vocabulary.
+//! vocabulary, but `files` describes it as a Hugging Face tokenizer, which gives the
+//! same tokens for every text; `chat` does that for messages.
 
+mod chat;
+mod files;
 mod vocabulary;
 
 #[cfg(test)]
@@ -12,18 +15,20 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+pub(crate) use chat::{ChatText, ToolUse};
+pub(crate) use files::{tokenizer_config_json, tokenizer_json};
 use vocabulary::PIECES;
 
 /// Opens a chat message.
-const MESSAGE_START: u32 = 256;
+const MESSAGE_START: &str = "<|im_start|>";
 /// Closes a chat message.
-const MESSAGE_END: u32 = 257;
+const MESSAGE_END: &str = "<|im_end|>";
+/// The id of the first special token; below it, a byte is its own id.
+const FIRST_SPECIAL: u32 = 256;
+/// Tokens in their own right wherever their text stands, also inside a prompt.
+const SPECIALS: [&str; 2] = [MESSAGE_START, MESSAGE_END];
 /// The vocabulary's pieces have the ids from here on.
 const FIRST_PIECE: u32 = 1000;
-/// Two bytes that are no piece; the low 16 bits are the bytes.
-const TWO_BYTES: u32 = 1 << 16;
-/// Three bytes that are no piece; the low 24 bits are the bytes.
-const THREE_BYTES: u32 = 1 << 24;
 
 static PIECE_IDS: LazyLock<HashMap<&'static [u8], u32>> =
     LazyLock::new(|| (FIRST_PIECE..).zip(PIECES).map(|(id, piece)| (piece.as_bytes(), id)).collect());
@@ -39,33 +44,30 @@ static ESCAPED: LazyLock<Vec<String>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Appends the tokens of `text`.
-pub(crate) fn encode(text: &str, tokens: &mut Vec<u32>) {
+/// The tokens of `text`: one for a special token and for a word that is a piece, one
+/// for each byte of any other word.
+pub(crate) fn encode(text: &str) -> Vec<u32> {
+    let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
+        if let Some((id, special)) = special_at(rest) {
+            tokens.push(id);
+            rest = &rest[special.len()..];
+            continue;
+        }
         let (word, after) = rest.split_at(word_length(rest));
         rest = after;
         match PIECE_IDS.get(word) {
             Some(&id) => tokens.push(id),
-            None => tokens.extend(word.chunks(3).map(bytes_id)),
+            None => tokens.extend(word.iter().map(|byte| u32::from(*byte))),
         }
     }
+    tokens
 }
 
-/// Appends the tokens of one chat message as the engine's template writes it.
-pub(crate) fn encode_message(role: &str, content: &str, tokens: &mut Vec<u32>) {
-    tokens.push(MESSAGE_START);
-    encode(role, tokens);
-    encode("\n", tokens);
-    encode(content, tokens);
-    tokens.push(MESSAGE_END);
-    encode("\n", tokens);
-}
-
-/// Appends the opening of the answer to a chat.
-pub(crate) fn encode_answer_start(tokens: &mut Vec<u32>) {
-    tokens.push(MESSAGE_START);
-    encode("assistant\n", tokens);
+/// The special token that `bytes` begin with.
+fn special_at(bytes: &[u8]) -> Option<(u32, &'static str)> {
+    (FIRST_SPECIAL..).zip(SPECIALS).find(|(_, special)| bytes.starts_with(special.as_bytes()))
 }
 
 /// The text of any tokens; what is no token of this engine becomes U+FFFD.
@@ -103,25 +105,14 @@ fn word_length(bytes: &[u8]) -> usize {
     if run == 0 { 1 } else { space + run }
 }
 
-fn bytes_id(bytes: &[u8]) -> u32 {
-    let value = bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
-    match bytes.len() {
-        1 => value,
-        2 => TWO_BYTES | value,
-        _ => THREE_BYTES | value,
-    }
-}
-
 fn push_bytes(token: u32, bytes: &mut Vec<u8>) {
-    let [top, high, middle, low] = token.to_be_bytes();
-    match token {
-        0..=255 => bytes.push(low),
-        MESSAGE_START => bytes.extend_from_slice(b"<|im_start|>"),
-        MESSAGE_END => bytes.extend_from_slice(b"<|im_end|>"),
-        _ if top == 1 => bytes.extend_from_slice(&[high, middle, low]),
-        _ if top == 0 && high == 1 => bytes.extend_from_slice(&[middle, low]),
-        _ => bytes.extend_from_slice(piece_index(token).map_or("\u{fffd}", |index| PIECES[index]).as_bytes()),
+    if let Ok(byte) = u8::try_from(token) {
+        bytes.push(byte);
+        return;
     }
+    let special = (FIRST_SPECIAL..).zip(SPECIALS).find(|(id, _)| *id == token);
+    let text = special.map(|(_, text)| text).or_else(|| Some(PIECES[piece_index(token)?]));
+    bytes.extend_from_slice(text.unwrap_or("\u{fffd}").as_bytes());
 }
 
 /// Mixes one number into a running hash (the finalizer of splitmix64).

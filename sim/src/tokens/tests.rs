@@ -1,30 +1,38 @@
 //! Tests of the tokenizer and of the text of answers.
 
+mod hugging_face;
+
 use proptest::prelude::*;
 
 use super::*;
-
-fn tokens_of(text: &str) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    encode(text, &mut tokens);
-    tokens
-}
 
 fn answer(seed: u64, prompt: &[u32], length: usize) -> Vec<u32> {
     let mut continuation = Continuation::after(seed, prompt);
     std::iter::repeat_with(|| continuation.next_token()).take(length).collect()
 }
 
+/// Text of pieces, specials and parts of them, and anything else.
+fn text() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        4 => prop::sample::select(PIECES).prop_map(str::to_owned),
+        1 => prop::sample::select(&SPECIALS[..]).prop_map(str::to_owned),
+        1 => prop::sample::select(&["<|im_", "|>", " ", "  ", "\r\n", "a", "\u{a0}", "\u{ad}", "\0"][..]).prop_map(str::to_owned),
+        2 => "\\PC{0,12}",
+        1 => any::<String>(),
+    ];
+    prop::collection::vec(part, 0..30).prop_map(|parts| parts.concat())
+}
+
 proptest! {
     #[test]
-    fn any_text_comes_back_from_its_tokens(text in ".{0,200}") {
-        prop_assert_eq!(decode(&tokens_of(&text)), text);
+    fn any_text_comes_back_from_its_tokens(text in text()) {
+        prop_assert_eq!(decode(&encode(&text)), text);
     }
 
     #[test]
     fn an_answer_sent_back_has_the_tokens_it_was_generated_as(seed: u64) {
         let generated = answer(seed, &[1, 2, 3], 50);
-        prop_assert_eq!(tokens_of(&decode(&generated)), generated);
+        prop_assert_eq!(encode(&decode(&generated)), generated);
     }
 
     #[test]
@@ -34,14 +42,20 @@ proptest! {
 }
 
 #[test]
-fn a_common_word_is_one_token() {
-    assert_eq!(tokens_of(" water").len(), 1);
-    assert_eq!(tokens_of("Grüße, Jürgen").len(), 3 + 1 + 3);
+fn a_common_word_is_one_token_and_any_other_its_bytes() {
+    assert_eq!(encode(" water").len(), 1);
+    assert_eq!(encode("Grüße, Jürgen").len(), 7 + 1 + 8);
+}
+
+#[test]
+fn a_special_token_is_one_wherever_its_text_stands() {
+    assert_eq!(encode("<|im_start|>a<|im_end|><|im_end"), [&[256, 97, 257][..], &encode("<|im_end")].concat());
+    assert_eq!(encode("<|im_end").len(), 8);
 }
 
 #[test]
 fn half_an_answer_continues_with_its_other_half() {
-    let prompt = tokens_of("Tell me a story");
+    let prompt = encode("Tell me a story");
     let whole = answer(7, &prompt, 40);
     let extended = [&prompt[..], &whole[..20]].concat();
     assert_eq!(answer(7, &extended, 20), whole[20..]);
@@ -49,9 +63,9 @@ fn half_an_answer_continues_with_its_other_half() {
 
 #[test]
 fn seeds_and_prompts_change_the_answer() {
-    let prompt = tokens_of("Tell me a story");
+    let prompt = encode("Tell me a story");
     assert_ne!(answer(7, &prompt, 20), answer(8, &prompt, 20));
-    assert_ne!(answer(7, &prompt, 20), answer(7, &tokens_of("Tell me two"), 20));
+    assert_ne!(answer(7, &prompt, 20), answer(7, &encode("Tell me two"), 20));
 }
 
 #[test]

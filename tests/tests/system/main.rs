@@ -11,6 +11,7 @@ mod harness;
 mod lanes;
 mod lifetimes;
 mod pages;
+mod placement;
 mod refusals;
 mod restarts;
 mod routers;

@@ -12,7 +12,7 @@ fn config(engine_args: &[&str]) -> AgentConfig {
 }
 
 fn on_gpu() -> ReplicaPlan {
-    ReplicaPlan { index: 1, gpu: Some(Gpu { index: 3, uuid: "GPU-50794351".to_owned(), name: "test GPU".to_owned() }) }
+    ReplicaPlan { index: 1, gpu: Some(Gpu { index: 3, uuid: "GPU-50794351".to_owned(), name: "test GPU".to_owned(), memory_bytes: 0 }) }
 }
 
 fn on_cpu() -> ReplicaPlan {
@@ -49,7 +49,14 @@ fn shown(line: &CommandLine) -> String {
 }
 
 const COMMON: &str = "VLLM_RPC_BASE_PATH=/run/h/ab/e1 TMPDIR=/run/h/ab/e1/tmp VLLM_HTTP_TIMEOUT_KEEP_ALIVE=3600 VLLM_NO_USAGE_STATS=1";
-const SERVE: &str = "/opt/vllm serve org/model --uds /run/h/ab/e1/engine.sock --disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers";
+const SERVE: &str = "/opt/vllm serve org/model --uds /run/h/ab/e1/engine.sock";
+
+const FLAGS: &str = " --disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers";
+
+const EVENTS: &str = concat!(
+    r#" --kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"ipc:///run/h/ab/e1/kv.sock","#,
+    r#""replay_endpoint":"ipc:///run/h/ab/e1/replay.sock","topic":"","buffer_steps":10000}"#
+);
 
 #[test]
 fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
@@ -57,6 +64,7 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
     let by_uuid = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-50794351";
     let table = [
         (None, by_number, ""),
+        (Some(Version::new(0, 10)), by_number, ""),
         (Some(Version::new(0, 11)), by_number, ""),
         (Some(Version::new(0, 18)), by_number, " --shutdown-timeout 30"),
         (Some(Version::new(0, 24)), by_uuid, " --shutdown-timeout 30"),
@@ -64,7 +72,8 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
     ];
     for (version, gpu, timeout) in table {
         let line = line(&vllm(), version, &on_gpu(), &config(&["--max-num-seqs", "8"])).unwrap();
-        let expected = format!("{COMMON} {gpu} {SERVE}{timeout} --max-num-seqs 8");
+        let events = if version >= Some(Version::new(0, 11)) { EVENTS } else { "" };
+        let expected = format!("{COMMON} {gpu} {SERVE}{timeout}{FLAGS}{events} --max-num-seqs 8");
         assert_eq!(shown(&line), expected);
     }
 }
@@ -73,7 +82,7 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
 fn engines_that_share_a_host_without_gpus_get_their_part_of_cores_and_memory_and_nothing_of_cuda() {
     let line = line(&vllm(), None, &on_cpu(), &config(&[])).unwrap();
     let threads = "OMP_NUM_THREADS=4 VLLM_CPU_OMP_THREADS_BIND=nobind";
-    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {SERVE}"));
+    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {SERVE}{FLAGS}"));
     assert_eq!(line.unset, NOT_INHERITED);
 }
 
@@ -89,7 +98,7 @@ fn the_simulated_engine_is_this_program_with_the_same_socket() {
     for (model, expected) in [("", SIMULATED_MODEL), ("org/model", "org/model")] {
         let config = AgentConfig { model: model.to_owned(), ..config(&["--step", "5ms"]) };
         let line = line(&engine, None, &on_cpu(), &config).unwrap();
-        let serve = format!("/opt/hostler sim engine {expected} --uds /run/h/ab/e1/engine.sock --step 5ms");
+        let serve = format!("/opt/hostler sim engine {expected} --uds /run/h/ab/e1/engine.sock{FLAGS}{EVENTS} --step 5ms");
         assert!(shown(&line).ends_with(&serve), "{}", shown(&line));
     }
 }
@@ -113,5 +122,46 @@ fn an_argument_that_takes_the_engine_out_of_our_hands_is_refused() {
     {
         let outcome = line(&vllm(), None, &on_cpu(), &config(&[given]));
         assert_eq!(outcome.is_err(), refused, "{given}");
+    }
+}
+
+#[test]
+fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_reason_is_told() {
+    let launch = |version, config: &AgentConfig| {
+        let (engine, replica) = (vllm(), on_cpu());
+        let launch = Launch {
+            engine: &engine,
+            version,
+            replica: &replica,
+            cores: None,
+            kv_cache_gib: None,
+            directory: Path::new("/run/h/ab/e1"),
+            config,
+        };
+        let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
+        match cache_source(&launch) {
+            Source::Sockets { live, replay } => {
+                assert!(asked);
+                format!("{} {}", live.display(), replay.display())
+            }
+            Source::Nothing { because } => {
+                assert!(!asked);
+                because
+            }
+        }
+    };
+    let new = Some(Version::new(0, 32));
+    assert_eq!(launch(new, &config(&[])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
+    assert_eq!(launch(new, &config(&["--enable-prefix-caching"])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
+    assert!(launch(None, &config(&[])).contains("version of vLLM is unknown"));
+    assert!(launch(Some(Version::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
+    assert!(launch(new, &AgentConfig { kv_events: false, ..config(&[]) }).contains("agent.kv_events"));
+    for (given, because) in [
+        ("--kv-events-config={}", "--kv-events-config of their own"),
+        ("--kv_events_config", "--kv-events-config of their own"),
+        ("--no-enable-prefix-caching", "keeps no cache"),
+        ("--no_enable_prefix_caching", "keeps no cache"),
+    ] {
+        assert!(launch(new, &config(&[given])).contains(because), "{given}");
     }
 }

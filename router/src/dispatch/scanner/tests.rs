@@ -32,7 +32,7 @@ fn a_whole_answer_passes_unchanged_and_its_usage_is_read() {
     let (sent, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, LAST, USAGE, DONE]);
     assert_eq!((sent, verdict), (format!("{ROLE}{LAST}{USAGE}{DONE}"), None));
     assert!(scanner.is_complete());
-    assert_eq!((scanner.usage(), scanner.events()), (Some(Usage { prompt: 13, completion: 6 }), 4));
+    assert_eq!((scanner.usage(), scanner.events()), (Some(Usage { prompt: 13, completion: 6, cached: None }), 4));
 }
 
 #[test]
@@ -146,4 +146,14 @@ proptest! {
             prop_assert!(scanner.is_complete());
         }
     }
+}
+
+#[test]
+fn a_usage_tells_how_much_was_cached_where_the_engine_says_so() {
+    let details =
+        br#"{"id":"x","usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}"#;
+    assert_eq!(Usage::find(details), Some(Usage { prompt: 40, completion: 3, cached: Some(32) }));
+    let without = br#"{"usage":{"prompt_tokens":40,"completion_tokens":3,"prompt_tokens_details":null}}"#;
+    assert_eq!(Usage::find(without), Some(Usage { prompt: 40, completion: 3, cached: None }));
+    assert_eq!(Usage::find(br#"{"choices":[{"text":"\"usage\":{"}],"usage":null}"#), None);
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
-use hostler_proto::fleet::v1::{ListRequest, LogsRequest, Node, Replica, TargetRequest};
+use hostler_proto::fleet::v1::{Cache, Decision, ExplainRequest, ListRequest, LogsRequest, Node, Replica, TargetRequest};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -26,6 +26,8 @@ pub(crate) struct Seen {
     /// Requests of all routers.
     pub(crate) in_flight: u32,
     pub(crate) served: u64,
+    /// What the router knows of its cached blocks.
+    pub(crate) cache: Cache,
 }
 
 impl Seen {
@@ -49,6 +51,7 @@ impl From<Replica> for Seen {
             own: replica.own_in_flight,
             in_flight: load.in_flight,
             served: load.served,
+            cache: replica.cache.unwrap_or_default(),
         }
     }
 }
@@ -91,5 +94,11 @@ impl Admin {
     pub(crate) async fn logs(self, replica: &str, lines: u32) -> Result<Vec<String>, Status> {
         let request = LogsRequest { replica: replica.to_owned(), lines };
         soon("an engine's log", async { Ok(self.client().await?.logs(request).await?.into_inner().lines) }).await
+    }
+
+    /// The decisions about a request, or without an id the latest ones, the newest first.
+    pub(crate) async fn explain(self, id: &str, most: u32) -> Result<Vec<Decision>, Status> {
+        let request = ExplainRequest { id: id.to_owned(), most };
+        soon("an explanation", async { Ok(self.client().await?.explain(request).await?.into_inner().decisions) }).await
     }
 }

@@ -171,8 +171,10 @@ impl Fleet {
         hostler_boot::telemetry::start(&log).unwrap();
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
         let mut fleet = Self { routers: Vec::new(), agents: Vec::new(), setup: setup.clone(), directory };
-        for _ in 0..setup.routers {
-            fleet.routers.push(RunningRouter::start(setup.router.clone()).await);
+        for index in 0..setup.routers {
+            // Each keeps models' tokenizers in a place of its own.
+            let cache_dir = fleet.directory.path().join(format!("c{index}"));
+            fleet.routers.push(RunningRouter::start(RouterConfig { cache_dir, ..setup.router.clone() }).await);
         }
         let addresses: Vec<String> = fleet.routers.iter().map(|router| router.agents.to_string()).collect();
         for _ in 0..setup.agents {
@@ -210,7 +212,33 @@ impl Fleet {
     }
 
     pub(crate) fn router_config(&self) -> RouterConfig {
-        self.setup.router.clone()
+        RouterConfig { cache_dir: self.directory.path().join("c"), ..self.setup.router.clone() }
+    }
+
+    /// Waits until every router knows the cache of every replica exactly, and can tokenize for it.
+    pub(crate) async fn until_exact(&self) {
+        for router in &self.routers {
+            until("all caches known", async || {
+                let replicas = router.admin().replicas().await.map_err(|status| status.to_string())?;
+                if replicas.iter().all(|replica| replica.is_ready() && replica.cache.exact) {
+                    Ok(())
+                } else {
+                    Err(format!("{replicas:#?}"))
+                }
+            })
+            .await;
+        }
+    }
+
+    /// Waits until every router has this of what a replica has cached, as its agent has it.
+    pub(crate) async fn until_cached(&self, id: &str, what: &str, is: impl Fn(u64) -> bool) {
+        for router in &self.routers {
+            until(&format!("{id} has cached {what}"), async || {
+                let Seen { cache, .. } = router.admin().replica(id).await;
+                if cache.exact && cache.matches && is(cache.blocks) { Ok(()) } else { Err(format!("{cache:?}")) }
+            })
+            .await;
+        }
     }
 
     /// Waits until every router sees every replica ready.

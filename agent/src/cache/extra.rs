@@ -1,0 +1,142 @@
+//! What the content of a block depends on besides its tokens, in whatever form an engine puts it: read and kept as it is, since only equality
+//! matters. `wire` reads it as part of an event; `mirror` knows which of it is an adapter or a cache salt.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// Something that a block's content depends on, as the engine put it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Extra {
+    /// Nothing.
+    Nothing,
+    /// True or false.
+    Flag(bool),
+    /// A whole number.
+    Number(i128),
+    /// Any other number.
+    Real(f64),
+    /// A text.
+    Text(String),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// Several; a map is a list of its keys and values in turn.
+    List(Vec<Self>),
+}
+
+impl Extra {
+    /// Appends bytes that are the same for equal values only.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let mut tagged = |tag: u8, content: &[u8]| {
+            out.push(tag);
+            out.extend_from_slice(&(content.len() as u64).to_le_bytes());
+            out.extend_from_slice(content);
+        };
+        match self {
+            Self::Nothing => tagged(0, &[]),
+            Self::Flag(flag) => tagged(1, &[u8::from(*flag)]),
+            Self::Number(number) => tagged(2, &number.to_le_bytes()),
+            Self::Real(real) => tagged(3, &real.to_bits().to_le_bytes()),
+            Self::Text(text) => tagged(4, text.as_bytes()),
+            Self::Bytes(bytes) => tagged(5, bytes),
+            Self::List(list) => {
+                let mut content = Vec::new();
+                list.iter().for_each(|extra| extra.write(&mut content));
+                tagged(6, &content);
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Extra {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ExtraVisitor)
+    }
+}
+
+struct ExtraVisitor;
+
+impl<'de> Visitor<'de> for ExtraVisitor {
+    type Value = Extra;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("anything that a block's content may depend on")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Extra, E> {
+        Ok(Extra::Nothing)
+    }
+
+    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Extra, E> {
+        Ok(Extra::Flag(flag))
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Extra, E> {
+        Ok(Extra::Number(number.into()))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Extra, E> {
+        Ok(Extra::Number(number.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, real: f64) -> Result<Extra, E> {
+        Ok(Extra::Real(real))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Extra, E> {
+        Ok(Extra::Text(text.to_owned()))
+    }
+
+    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Extra, E> {
+        Ok(Extra::Bytes(bytes.to_vec()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Extra, A::Error> {
+        let mut all = Vec::new();
+        while let Some(extra) = list.next_element()? {
+            all.push(extra);
+        }
+        Ok(Extra::List(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Extra, A::Error> {
+        let mut all = Vec::new();
+        while let Some((key, value)) = map.next_entry()? {
+            all.push(key);
+            all.push(value);
+        }
+        Ok(Extra::List(all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn different_extras_have_different_bytes() {
+        let text = |text: &str| Extra::Text(text.to_owned());
+        let extras = [
+            Extra::Nothing,
+            Extra::Flag(false),
+            Extra::Number(0),
+            Extra::Real(0.0),
+            text(""),
+            text("ab"),
+            Extra::Bytes(b"ab".to_vec()),
+            Extra::List(vec![]),
+            Extra::List(vec![text("a"), text("b")]),
+            Extra::List(vec![text("ab")]),
+            Extra::List(vec![Extra::List(vec![text("ab")])]),
+        ];
+        let written = extras.iter().map(|extra| {
+            let mut bytes = Vec::new();
+            extra.write(&mut bytes);
+            bytes
+        });
+        assert_eq!(written.collect::<HashSet<_>>().len(), extras.len());
+    }
+}

@@ -1,0 +1,187 @@
+//! Readers at their own pace, in any interleaving with the writer.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cache::tests::{removed, stored};
+
+/// One reader, and what it believes.
+#[derive(Default)]
+struct Reader {
+    cursor: Cursor,
+    keys: BTreeSet<Key>,
+    epoch: u64,
+    /// A partial delta was the last one.
+    waits: bool,
+}
+
+impl Reader {
+    /// Reads once and takes over what it is told, which must fit what it has.
+    fn read(&mut self, log: &CacheLog, most: usize) -> bool {
+        let Some(delta) = log.read(&mut self.cursor, most) else {
+            assert!(!self.waits, "a partial delta has a rest");
+            return false;
+        };
+        if delta.snapshot {
+            assert!(delta.removed.is_empty());
+            self.keys.clear();
+        } else {
+            assert_eq!(self.epoch, delta.epoch, "a life begins with a snapshot");
+        }
+        assert!(delta.stored.len() + delta.removed.len() <= most);
+        for key in &delta.stored {
+            assert!(self.keys.insert(*key) && !delta.removed.contains(key));
+        }
+        for key in &delta.removed {
+            assert!(self.keys.remove(key));
+        }
+        (self.epoch, self.waits) = (delta.epoch, delta.partial);
+        if !delta.partial {
+            let xor = self.keys.iter().fold(0, |xor, key| xor ^ key);
+            assert_eq!((delta.count, delta.xor), (self.keys.len() as u64, xor));
+        }
+        true
+    }
+
+    fn read_all(&mut self, log: &CacheLog, most: usize) -> &BTreeSet<Key> {
+        while self.read(log, most) {}
+        &self.keys
+    }
+}
+
+fn truth(log: &CacheLog) -> BTreeSet<Key> {
+    log.inner.lock().mirror.keys().collect()
+}
+
+fn begun() -> (Arc<CacheLog>, Writer) {
+    let log = Arc::new(CacheLog::default());
+    let writer = log.begin(1);
+    (log, writer)
+}
+
+#[test]
+fn nothing_is_read_before_the_first_life() {
+    let log = CacheLog::default();
+    assert_eq!(log.read(&mut Cursor::default(), 10), None);
+    let watch = log.watch().borrow().clone();
+    assert_eq!((watch.epoch, watch.exact, watch.reason.as_str()), (0, false, NOT_READY));
+}
+
+#[test]
+fn the_watch_tells_what_becomes_of_a_life() {
+    let (log, writer) = begun();
+    let mut watch = log.watch();
+    writer.is_exact();
+    writer.apply(&[stored(None, &[1])]);
+    let first = watch.borrow_and_update().clone();
+    assert_eq!((first.epoch, first.exact, first.reason.as_str(), first.block_size), (1, true, "", 2));
+    writer.apply(&[]);
+    assert!(!watch.has_changed().unwrap(), "nothing happened");
+    writer.apply(&[stored(None, &[2])]);
+    assert!(watch.borrow_and_update().version > first.version);
+    writer.is_unknown("the line is dead");
+    let unknown = watch.borrow_and_update().clone();
+    assert_eq!((unknown.exact, unknown.reason.as_str()), (false, "the line is dead"));
+    assert!(truth(&log).is_empty());
+}
+
+#[test]
+fn what_a_life_wrote_too_late_is_not_believed() {
+    let (log, old) = begun();
+    old.is_exact();
+    let new = log.begin(2);
+    old.apply(&[stored(None, &[1])]);
+    old.is_unknown("gone");
+    assert_eq!(truth(&log).len(), 0);
+    new.is_exact();
+    new.apply(&[stored(None, &[1])]);
+    log.end();
+    new.is_exact();
+    new.apply(&[stored(None, &[1])]);
+    assert_eq!(truth(&log).len(), 0);
+    assert!(!log.watch().borrow().exact);
+}
+
+#[test]
+fn a_reader_that_is_far_behind_reads_everything_again() {
+    let (log, writer) = begun();
+    let mut reader = Reader::default();
+    writer.apply(&[stored(None, &[1])]);
+    assert_eq!(reader.read_all(&log, 10).len(), 1);
+    let blocks: Vec<u64> = (2..70_000).collect();
+    writer.apply(&[stored(Some(1), &blocks)]);
+    let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
+    assert!(delta.snapshot && !delta.partial);
+    assert_eq!(delta.stored.len(), 69_999);
+    assert!(log.inner.lock().changes.len() <= MOST_CHANGES);
+}
+
+#[test]
+fn a_block_that_came_and_went_between_two_readings_is_not_told() {
+    let (log, writer) = begun();
+    let mut cursor = Cursor::default();
+    writer.apply(&[stored(None, &[1])]);
+    assert!(log.read(&mut cursor, 10).unwrap().snapshot);
+    writer.apply(&[stored(None, &[2]), removed(2), removed(1), stored(None, &[1]), stored(None, &[3])]);
+    let delta = log.read(&mut cursor, 10).unwrap();
+    assert_eq!((delta.stored.len(), delta.removed.len(), delta.count), (1, 0, 2));
+    assert_eq!(log.read(&mut cursor, 10), None);
+    cursor.reset();
+    assert_eq!(log.read(&mut cursor, 10).unwrap().stored.len(), 2);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Store(u64),
+    Remove(u64),
+    Clear,
+    Reset,
+    Begin,
+    Read { reader: usize, most: usize },
+    Resync(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (1_u64..30).prop_map(Step::Store),
+        8 => (1_u64..30).prop_map(Step::Remove),
+        1 => Just(Step::Clear),
+        1 => Just(Step::Reset),
+        1 => Just(Step::Begin),
+        10 => (0_usize..3, 1_usize..6).prop_map(|(reader, most)| Step::Read { reader, most }),
+        1 => (0_usize..3).prop_map(Step::Resync),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn readers_at_any_pace_come_to_the_same_blocks(steps in prop::collection::vec(step(), 0..200), most in 1_usize..10) {
+        let (log, mut writer) = begun();
+        let mut readers = [Reader::default(), Reader::default(), Reader::default()];
+        let mut epoch = 1;
+        for step in steps {
+            match step {
+                Step::Store(block) => writer.apply(&[stored(None, &[block])]),
+                Step::Remove(block) => writer.apply(&[removed(block)]),
+                Step::Clear => writer.apply(&[Event::Cleared]),
+                Step::Reset => writer.restart(),
+                Step::Begin => {
+                    epoch += 1;
+                    writer = log.begin(epoch);
+                }
+                Step::Read { reader, most } => drop(readers[reader].read(&log, most)),
+                Step::Resync(reader) => {
+                    readers[reader].cursor.reset();
+                    readers[reader].waits = false;
+                }
+            }
+        }
+        let truth = truth(&log);
+        for reader in &mut readers {
+            prop_assert_eq!(reader.read_all(&log, most), &truth);
+            prop_assert_eq!(reader.epoch, epoch);
+        }
+    }
+}

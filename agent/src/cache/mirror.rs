@@ -1,0 +1,345 @@
+//! The blocks that one life of an engine has cached, kept up to date by its events. Pure: it knows neither sockets nor time, and `CacheLog`
+//! owns it. It translates the engine's hashes, which differ between releases, into keys that a router can compute from a prompt.
+
+use std::cmp::Ordering;
+use std::collections::hash_map::Entry;
+
+use hostler_placement::keys::{Chain, Key};
+use rustc_hash::FxHashMap;
+
+use super::wire::{Event, Extra, Removed, Stored};
+
+/// Whether an engine tells each physical copy of a block, or each block once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copies {
+    /// A prompt that was computed twice stores its last block twice, and both copies are removed one by one. Every release so far.
+    Counted,
+    /// One removal means that no copy is left.
+    Once,
+}
+
+/// The number of keys, and the XOR of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Digest {
+    /// How many.
+    pub count: u64,
+    /// The XOR.
+    pub xor: u64,
+}
+
+/// What happened to the set of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// It was not there before.
+    Stored(Key),
+    /// It was there before.
+    Removed(Key),
+    /// All are gone.
+    Cleared,
+}
+
+/// What events did, added up.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// In order.
+    pub changes: Vec<Change>,
+    /// Events of known kinds.
+    pub events: u64,
+    /// Blocks stored after a block that is not known.
+    pub orphans: u64,
+    /// Events about other memory or another cache group.
+    pub ignored: u64,
+    /// Events that contradict themselves.
+    pub malformed: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Mirror {
+    copies: Copies,
+    group: Option<Group>,
+    /// There are several groups, and the engine does not say of what kind: the mirrored one may be any.
+    has_unnamed_groups: bool,
+    block_size: u32,
+    /// By the engine's hash.
+    blocks: FxHashMap<u64, Block>,
+    /// How many of the engine's hashes stand for a key: an adapter that was loaded again from another path has the same name and other hashes.
+    keys: FxHashMap<Key, u32>,
+    xor: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    key: Key,
+    copies: u32,
+}
+
+/// The cache group that is mirrored. Models with several kinds of attention keep a cache for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Group {
+    index: Option<u32>,
+    reach: Reach,
+}
+
+/// How far back a kind of attention looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Everything,
+    /// Blocks before the window are let go while later ones stay.
+    Window,
+    /// Not a cache of tokens that continue each other.
+    Other,
+}
+
+impl Reach {
+    fn of(kind: Option<&str>) -> Self {
+        match kind {
+            // Releases that do not name the kind: nearly all models have one group.
+            None | Some("full_attention" | "mla_attention" | "sink_full_attention") => Self::Everything,
+            Some("sliding_window" | "sliding_window_mla" | "chunked_local_attention") => Self::Window,
+            Some(_) => Self::Other,
+        }
+    }
+}
+
+impl Mirror {
+    /// Nothing is cached.
+    #[must_use]
+    pub fn new(copies: Copies) -> Self {
+        Self {
+            copies,
+            group: None,
+            has_unnamed_groups: false,
+            block_size: 0,
+            blocks: FxHashMap::default(),
+            keys: FxHashMap::default(),
+            xor: 0,
+        }
+    }
+
+    /// Number and XOR of the keys.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        Digest { count: self.keys.len() as u64, xor: self.xor }
+    }
+
+    /// The keys, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        self.keys.keys().copied()
+    }
+
+    /// Tokens that a block holds; 0 before the first.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Whether a cached block may follow one that is not.
+    #[must_use]
+    pub fn has_holes(&self) -> bool {
+        self.has_unnamed_groups || self.group.is_some_and(|group| group.reach == Reach::Window)
+    }
+
+    /// Forgets all blocks, but not what they are like.
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.keys.clear();
+        self.xor = 0;
+    }
+
+    /// Takes one event into account.
+    pub fn apply(&mut self, event: &Event, effects: &mut Effects) {
+        match event {
+            Event::Stored(stored) => self.store(stored, effects),
+            Event::Removed(removed) => self.remove(removed, effects),
+            Event::Cleared => {
+                self.clear();
+                effects.changes.push(Change::Cleared);
+            }
+            Event::Unknown => return,
+        }
+        effects.events += 1;
+    }
+
+    fn store(&mut self, stored: &Stored, effects: &mut Effects) {
+        let (Ok(size), blocks) = (usize::try_from(stored.block_size), stored.hashes.len()) else { return };
+        if !is_gpu(stored.medium.as_deref()) || !self.is_mirrored(stored, effects) {
+            effects.ignored += 1;
+            return;
+        }
+        match stored.tokens.len().checked_div(size).map(|all| all.cmp(&blocks)) {
+            None | Some(Ordering::Less) => {
+                effects.malformed += 1;
+                return;
+            }
+            // A group with a window may tell the tokens of blocks that it did not keep, and does not say which of them have a hash.
+            Some(Ordering::Greater) => {
+                effects.ignored += 1;
+                return;
+            }
+            Some(Ordering::Equal) => {}
+        }
+        if self.block_size != 0 && self.block_size != stored.block_size {
+            effects.ignored += 1;
+            return;
+        }
+        let chain = match stored.parent {
+            None => Some(beginning(stored)),
+            Some(parent) => self.blocks.get(&parent).map(|block| Chain::after(block.key)),
+        };
+        let Some(mut chain) = chain else {
+            effects.orphans += blocks as u64;
+            return;
+        };
+        // Not before: the odd ends that some caches tell of have another size, and no parent that is known.
+        self.block_size = stored.block_size;
+        for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
+            let more = rest(stored, number);
+            let key = if more.is_empty() { chain.push(tokens) } else { chain.push_with(tokens, &more) };
+            self.store_block(*hash, key, stored.parent.is_some(), effects);
+        }
+    }
+
+    /// `is_copy`: a block that is known already has been stored once more. That is not so in an event without parent: any client may have an
+    /// engine tell again, from the first one on, which blocks of its prompt were cached (`kv_cache_report_mode`, since vLLM 0.26), and
+    /// those are removed no oftener for it. A first block that really has two copies is then given up with the first of them.
+    fn store_block(&mut self, hash: u64, key: Key, is_copy: bool, effects: &mut Effects) {
+        match self.blocks.entry(hash) {
+            // The first key stays: blocks stored after it continue that one.
+            Entry::Occupied(mut block) => {
+                let block = block.get_mut();
+                block.copies = block.copies.saturating_add(u32::from(is_copy));
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(Block { key, copies: 1 });
+                let hashes = self.keys.entry(key).or_insert(0);
+                *hashes = hashes.saturating_add(1);
+                if *hashes == 1 {
+                    self.xor ^= key;
+                    effects.changes.push(Change::Stored(key));
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, removed: &Removed, effects: &mut Effects) {
+        let is_other_group =
+            self.group.is_some_and(|group| group.index.is_some() && removed.group.is_some() && group.index != removed.group);
+        if !is_gpu(removed.medium.as_deref()) || is_other_group {
+            effects.ignored += 1;
+            return;
+        }
+        for hash in &removed.hashes {
+            self.remove_block(*hash, effects);
+        }
+    }
+
+    fn remove_block(&mut self, hash: u64, effects: &mut Effects) {
+        let Entry::Occupied(mut block) = self.blocks.entry(hash) else { return };
+        if self.copies == Copies::Counted && block.get().copies > 1 {
+            block.get_mut().copies -= 1;
+            return;
+        }
+        let key = block.remove().key;
+        if let Entry::Occupied(mut hashes) = self.keys.entry(key) {
+            *hashes.get_mut() -= 1;
+            if *hashes.get() == 0 {
+                hashes.remove();
+                self.xor ^= key;
+                effects.changes.push(Change::Removed(key));
+            }
+        }
+    }
+
+    /// Whether this event is about the mirrored group, which the first events choose: one that looks back at everything, or, in a model
+    /// that has no such, one with a window.
+    fn is_mirrored(&mut self, stored: &Stored, effects: &mut Effects) -> bool {
+        let seen = Group { index: stored.group, reach: Reach::of(stored.kind.as_deref()) };
+        match (self.group, seen.reach) {
+            (_, Reach::Other) => false,
+            (Some(group), _) if group == seen => true,
+            (None, _) => {
+                self.group = Some(seen);
+                true
+            }
+            (Some(Group { reach: Reach::Window, .. }), Reach::Everything) => {
+                self.clear();
+                effects.changes.push(Change::Cleared);
+                self.block_size = 0;
+                self.group = Some(seen);
+                true
+            }
+            (Some(_), _) => {
+                self.has_unnamed_groups |= stored.kind.is_none();
+                false
+            }
+        }
+    }
+}
+
+/// An absent medium is the only one that the oldest releases have.
+fn is_gpu(medium: Option<&str>) -> bool {
+    medium.is_none_or(|medium| medium.eq_ignore_ascii_case("GPU"))
+}
+
+/// The seed of a sequence.
+fn beginning(stored: &Stored) -> Chain {
+    let lora = match (&stored.lora_name, stored.lora_id) {
+        (Some(name), _) => name.clone(),
+        // Releases that do not tell the name: a router cannot ask for this, and it must not look like the model without adapter.
+        (None, Some(id)) => format!("\0{id}"),
+        (None, None) => String::new(),
+    };
+    Chain::new(&lora, salt(stored).unwrap_or_default())
+}
+
+/// The cache salt: a bare string or, since vLLM 0.31, a string with a tag, among what the first block depends on.
+fn salt(stored: &Stored) -> Option<&str> {
+    if stored.parent.is_some() {
+        return None;
+    }
+    match without_lora(stored, 0).as_slice() {
+        [only] => as_salt(only),
+        _ => None,
+    }
+}
+
+fn as_salt(extra: &Extra) -> Option<&str> {
+    match extra {
+        Extra::Text(salt) => Some(salt),
+        Extra::List(pair) => match pair.as_slice() {
+            [Extra::Text(tag), Extra::Text(salt)] if tag == "cache_salt" => Some(salt),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What the content of a block depends on besides its tokens, the adapter and the salt, as bytes; empty as a rule. Images, for example, have
+/// equal tokens and unequal content.
+fn rest(stored: &Stored, block: usize) -> Vec<u8> {
+    let is_salted = block == 0 && salt(stored).is_some();
+    let mut bytes = Vec::new();
+    if !is_salted {
+        without_lora(stored, block).iter().for_each(|extra| extra.write(&mut bytes));
+    }
+    bytes
+}
+
+/// The keys of one block without the adapter's name, which stands there once.
+fn without_lora(stored: &Stored, block: usize) -> Vec<&Extra> {
+    let mut keys: Vec<&Extra> = match stored.extra_keys.get(block) {
+        None | Some(Extra::Nothing) => Vec::new(),
+        Some(Extra::List(keys)) => keys.iter().collect(),
+        Some(other) => vec![other],
+    };
+    if let Some(lora) = &stored.lora_name
+        && let Some(at) = keys.iter().position(|extra| matches!(extra, Extra::Text(text) if text == lora))
+    {
+        keys.remove(at);
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests;

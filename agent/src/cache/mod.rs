@@ -1,0 +1,70 @@
+//! What an engine has cached, block by block, learned from its own events. `wire` decodes them, `mirror` keeps count of the blocks,
+//! `subscriber` listens to one life of an engine, and `CacheLog` is what the sessions with routers read.
+
+mod extra;
+mod log;
+pub mod mirror;
+mod subscriber;
+pub mod wire;
+
+use std::path::PathBuf;
+
+pub(crate) use self::log::Writer;
+pub use self::log::{CacheLog, Cursor, Delta};
+pub(crate) use self::subscriber::follow;
+
+/// How well the blocks of an engine are known, and whether that has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// Which life of the engine; 0 before the first.
+    pub epoch: u64,
+    /// Whether the blocks told by `CacheLog::read` are those that are cached.
+    pub exact: bool,
+    /// Why not, in a sentence; empty when exact.
+    pub reason: String,
+    /// Tokens that a block holds; 0 before it is known.
+    pub block_size: u32,
+    /// A cached block may follow one that is not cached.
+    pub has_holes: bool,
+    /// Grows with each change of the blocks.
+    pub version: u64,
+}
+
+/// What became of an engine's events, over all its lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Events of known kinds.
+    pub events: u64,
+    /// Times that messages were missing.
+    pub gaps: u64,
+    /// Gaps that the engine could fill by sending again.
+    pub replays: u64,
+    /// Times that all was forgotten, because what was known could have been wrong.
+    pub resets: u64,
+    /// Blocks stored after a block that is not known.
+    pub orphans: u64,
+    /// Messages that could not be read.
+    pub malformed: u64,
+    /// Events about memory other than the GPU's, or about other cache groups than the mirrored one.
+    pub ignored: u64,
+}
+
+/// Where one engine's events come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// From sockets that the engine binds.
+    Sockets {
+        /// Where events are sent as they happen.
+        live: PathBuf,
+        /// Where they are sent again on request.
+        replay: PathBuf,
+    },
+    /// There are none.
+    Nothing {
+        /// Why, in a sentence.
+        because: String,
+    },
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! Listens to the events of one life of an engine and keeps a `CacheLog` up to date. Missing messages are asked for again; when the engine
+//! cannot tell them any more, everything is forgotten and the cache counts as unknown. It ends with the task that runs it, which is the driver's.
+
+use std::path::Path;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage};
+
+use super::Source;
+use super::log::Writer;
+use super::wire::{self, Answer, WireError};
+
+/// How long it may take to reach an engine that has said it is ready.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the engine may take to tell again what was missed. It looks at the replay socket at least every tenth of a second.
+const REPLAY_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Before the connection is tried again.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Between two warnings of one life.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Follows one life of an engine for as long as it is polled. `joined` is told as soon as no event can be missed any more without being
+/// noticed, or when that is known to be impossible; which of them the log says.
+pub(crate) async fn follow(source: &Source, log: Writer, engine: u32, joined: oneshot::Sender<()>) {
+    let (live, replay) = match source {
+        Source::Sockets { live, replay } => (live, replay),
+        Source::Nothing { because } => return log.is_unknown(because),
+    };
+    let mut joined = Some(joined);
+    let mut subscriber = Subscriber { log, replay, engine, next: 0, last_live: None, resets: 0, warned: None };
+    loop {
+        let because = match timeout(CONNECT_DEADLINE, Connection::open(live)).await {
+            Ok(Ok(connection)) => {
+                subscriber.log.is_exact();
+                // The driver has gone when this fails, and ends this task.
+                let _ = joined.take().map(|joined| joined.send(()));
+                subscriber.run(connection).await
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} s", CONNECT_DEADLINE.as_secs()),
+        };
+        let because = format!("the engine's cache events cannot be had: {because}");
+        subscriber.log.is_unknown(&because);
+        // With the next message, the engine is asked to tell everything again.
+        subscriber.next = 0;
+        drop(joined.take());
+        // An engine that has died is about to be noticed, and this task to be ended: nothing to warn of.
+        sleep(RECONNECT_PAUSE).await;
+        subscriber.warn(&format!("{because}; requests are placed without them"));
+    }
+}
+
+/// The live socket, and what becomes of its connection.
+struct Connection {
+    socket: SubSocket,
+    fate: Pin<Box<dyn Stream<Item = SocketEvent> + Send>>,
+}
+
+impl Connection {
+    async fn open(path: &Path) -> Result<Self, ZmqError> {
+        let mut socket = SubSocket::new();
+        let fate = Box::pin(socket.monitor());
+        socket.connect(&endpoint(path)).await?;
+        socket.subscribe("").await?;
+        Ok(Self { socket, fate })
+    }
+
+    /// The next message; why there is none any more.
+    async fn next(&mut self) -> Result<ZmqMessage, String> {
+        loop {
+            // Both can be cancelled without losing anything.
+            tokio::select! {
+                biased;
+                message = self.socket.recv() => return message.map_err(|error| error.to_string()),
+                event = self.fate.next() => match event {
+                    Some(SocketEvent::Disconnected(_)) | None => return Err("the engine closed the connection".to_owned()),
+                    Some(_) => {}
+                },
+            }
+        }
+    }
+}
+
+fn endpoint(path: &Path) -> String {
+    format!("ipc://{}", path.display())
+}
+
+struct Subscriber<'a> {
+    log: Writer,
+    replay: &'a Path,
+    engine: u32,
+    /// Sequence number of the next message to take into account.
+    next: u64,
+    /// The latest number on the live socket.
+    last_live: Option<u64>,
+    /// Times that all was forgotten.
+    resets: u64,
+    /// When a warning was given last.
+    warned: Option<Instant>,
+}
+
+impl Subscriber<'_> {
+    /// Until the connection ends; says why.
+    async fn run(&mut self, mut connection: Connection) -> String {
+        loop {
+            match connection.next().await {
+                Ok(message) => self.take_live(message).await,
+                Err(because) => return because,
+            }
+        }
+    }
+
+    async fn take_live(&mut self, message: ZmqMessage) {
+        let (sequence, payload) = match wire::live(&message.into_vec()) {
+            Ok(live) => live,
+            // Its number is not known either: if it had one, the next message shows the gap.
+            Err(error) => return self.malformed(&error),
+        };
+        let repeated = self.last_live.replace(sequence) == Some(sequence);
+        if sequence == 0 && self.next > 0 && !repeated {
+            self.log.count(|counters| counters.gaps += 1);
+            self.log.restart();
+            self.resets += 1;
+            self.warn("the engine counts its cache events from the beginning; what is cached is learned anew");
+            self.next = 0;
+        }
+        if sequence > self.next {
+            self.fill(sequence).await;
+        }
+        if sequence >= self.next {
+            self.take(sequence, &payload);
+        }
+    }
+
+    /// Takes the message with the number that comes next, or a later one when those between are lost.
+    fn take(&mut self, sequence: u64, payload: &Bytes) {
+        if sequence > self.next {
+            self.forget("cache events are lost");
+        }
+        self.next = sequence.saturating_add(1);
+        match wire::events(payload) {
+            Ok(events) => self.log.apply(&events),
+            Err(error) => {
+                self.malformed(&error);
+                self.forget("cache events cannot be read");
+            }
+        }
+    }
+
+    /// Asks for what is missing before the message `until`. Meanwhile live messages wait in the engine's queue, which has a bound; those that it
+    /// drops are the next gap.
+    async fn fill(&mut self, until: u64) {
+        self.log.count(|counters| counters.gaps += 1);
+        let before = self.resets;
+        let outcome = timeout(REPLAY_DEADLINE, self.ask(until)).await;
+        match outcome {
+            Ok(Ok(())) if self.resets == before && self.next >= until => {
+                self.log.count(|counters| counters.replays += 1);
+            }
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.warn(&format!("missed cache events cannot be had again: {error}")),
+            Err(_) => self.warn("missed cache events were not told again in time"),
+        }
+    }
+
+    /// A socket of its own for each question: answers to an earlier one that came too late cannot be mistaken for answers to this.
+    async fn ask(&mut self, until: u64) -> Result<(), ReplayError> {
+        let mut socket = DealerSocket::new();
+        socket.connect(&endpoint(self.replay)).await?;
+        let request = vec![Bytes::new(), Bytes::copy_from_slice(&self.next.to_be_bytes())];
+        socket.send(ZmqMessage::try_from(request).map_err(|_| ZmqError::NoMessage)?).await?;
+        loop {
+            match wire::answer(&socket.recv().await?.into_vec())? {
+                Answer::End => return Ok(()),
+                Answer::Batch(sequence, payload) if sequence >= self.next => self.take(sequence, &payload),
+                Answer::Batch(..) => {}
+            }
+            // The message at hand is the next one, and newer ones are on their way.
+            if self.next >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    fn malformed(&mut self, error: &WireError) {
+        self.log.count(|counters| counters.malformed += 1);
+        self.warn(&format!("the engine sent {error}"));
+    }
+
+    /// A claim that may be wrong is worse than none.
+    fn forget(&mut self, because: &str) {
+        self.log.reset(&format!("{because}: what is cached is not known until the engine clears its cache or starts anew"));
+        self.resets += 1;
+        self.warn(&format!("{because}; requests are placed by their text until the engine clears its cache or starts anew"));
+    }
+
+    fn warn(&mut self, text: &str) {
+        if self.warned.is_none_or(|warned| warned.elapsed() >= WARN_INTERVAL) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(engine = self.engine, "{text}");
+        }
+    }
+}
+
+/// Why missed messages cannot be had.
+#[derive(Debug, thiserror::Error)]
+enum ReplayError {
+    #[error(transparent)]
+    Socket(#[from] ZmqError),
+    #[error("the answer is {0}")]
+    Wire(#[from] WireError),
+}
+
+#[cfg(test)]
+mod tests;

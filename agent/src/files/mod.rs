@@ -1,0 +1,169 @@
+//! What turns a request into the tokens that an engine sees: its model's tokenizer and chat template, read as they are and packed into
+//! one bundle for the routers. Nothing here understands them.
+//!
+//! The board loads them whenever an engine becomes ready; sessions send them to routers that ask.
+
+mod model;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fmt, io};
+
+use bytes::Bytes;
+use hostler_proto::agent::v1 as wire;
+use http::StatusCode;
+use prost::Message;
+use sha2::{Digest, Sha256};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use self::model::{Model, hub_cache};
+use crate::config::AgentConfig;
+use crate::engine::http::Client;
+use crate::host::Resolved;
+
+/// The files of a bundle, in their order there, so that equal files make equal bundles.
+const NAMES: [&str; 4] = [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", TEMPLATE];
+
+/// Without this one there is no bundle.
+const TOKENIZER: &str = "tokenizer.json";
+
+/// The chat template, where it is a file of its own.
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// The most that a bundle may hold. The largest tokenizers have some 30 MB.
+const MOST_BYTES: u64 = 64 * 1024 * 1024;
+
+/// How long reading may take. A cold parallel filesystem needs seconds.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The prompt files of one model. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bundle {
+    /// SHA-256 of the bytes.
+    pub hash: Bytes,
+    /// An encoded `PromptBundle`.
+    pub bytes: Bytes,
+}
+
+impl fmt::Debug for Bundle {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Bundle({} bytes)", self.bytes.len())
+    }
+}
+
+impl Bundle {
+    fn new(files: Vec<wire::PromptFile>) -> Self {
+        let bytes = Bytes::from(wire::PromptBundle { files }.encode_to_vec());
+        Self { hash: Bytes::copy_from_slice(&Sha256::digest(&bytes)), bytes }
+    }
+}
+
+/// Why there is no bundle. The replica serves all the same.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The model has another kind of tokenizer, or is not there.
+    #[error("no {TOKENIZER} in {place}")]
+    NoTokenizer {
+        /// Where it was looked for.
+        place: String,
+    },
+    /// The model is no folder, and not among the downloaded ones.
+    #[error("{model} is neither a folder nor downloaded to {}", cache.display())]
+    NotHere {
+        /// The model, or its tokenizer, as it was named.
+        model: String,
+        /// The folder of downloaded models.
+        cache: PathBuf,
+    },
+    /// The engine does something with text that no file describes.
+    #[error("the engine runs with {argument}, and only a Hugging Face tokenizer can be shared with routers")]
+    OtherTokenizer {
+        /// The argument that says so.
+        argument: String,
+    },
+    /// More than anybody should send or keep.
+    #[error("the tokenizer's files in {place} hold more than {} MiB", MOST_BYTES >> 20)]
+    TooLarge {
+        /// Where they are.
+        place: String,
+    },
+    /// A file is there and cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The simulated engine does not tell.
+    #[error("cannot read {path} from the simulated engine: {reason}")]
+    NotTold {
+        /// What was asked for.
+        path: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The disk does not answer.
+    #[error("the files could not be read within {} s", DEADLINE.as_secs())]
+    Slow,
+}
+
+/// Where the prompt files of an engine are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source(Place);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// Where vLLM itself reads them.
+    Disk(Model),
+    /// The simulated engine has them in itself.
+    Engine,
+}
+
+impl Source {
+    /// The source for the engines of this configuration.
+    #[must_use]
+    pub fn new(engine: &Resolved, config: &AgentConfig) -> Self {
+        match engine {
+            Resolved::Vllm { .. } => Self(Place::Disk(Model::new(&config.model, &config.engine_args))),
+            Resolved::Simulated { .. } => Self(Place::Engine),
+        }
+    }
+
+    /// Reads the files for the engine that listens at `socket` and has just become ready; takes a minute at most.
+    ///
+    /// # Errors
+    /// When the model has no tokenizer that can be shared, or it cannot be read.
+    pub async fn load(&self, socket: &Path) -> Result<Bundle, FilesError> {
+        let loaded = async {
+            match &self.0 {
+                Place::Engine => ask(socket).await,
+                Place::Disk(model) => {
+                    let model = model.clone();
+                    let read = spawn_blocking(move || model.read(&hub_cache(|name| std::env::var_os(name))).map(Bundle::new));
+                    read.await.expect("reading files does not panic")
+                }
+            }
+        };
+        timeout(DEADLINE, loaded).await.unwrap_or(Err(FilesError::Slow))
+    }
+}
+
+/// Asks the simulated engine, which has a tokenizer and a configuration and nothing else.
+async fn ask(socket: &Path) -> Result<Bundle, FilesError> {
+    let mut client = Client::new(socket);
+    let mut files = Vec::new();
+    for name in &NAMES[..2] {
+        let path = format!("/sim/model/{name}");
+        match client.get(&path, DEADLINE).await {
+            Ok(reply) if reply.status == StatusCode::OK => files.push(wire::PromptFile { name: (*name).to_owned(), content: reply.body }),
+            Ok(reply) => return Err(FilesError::NotTold { path, reason: format!("status {}", reply.status.as_u16()) }),
+            Err(error) => return Err(FilesError::NotTold { path, reason: error.to_string() }),
+        }
+    }
+    Ok(Bundle::new(files))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Where vLLM finds the tokenizer of its model, and which of its arguments change that. Blocks on the disk; called on a thread of its own.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use hostler_proto::agent::v1::PromptFile;
+
+use super::{FilesError, MOST_BYTES, NAMES, TEMPLATE, TOKENIZER};
+use crate::arguments::{is_given, value_of};
+
+/// Modes in which vLLM takes the model's Hugging Face tokenizer.
+const PLAIN_MODES: [&str; 3] = ["auto", "hf", "slow"];
+
+/// A model as the engine was told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Model {
+    /// Path or Hugging Face id of its tokenizer.
+    tokenizer: String,
+    revision: Option<String>,
+    /// Path of a chat template, or the template itself.
+    template: Option<String>,
+    /// An argument that makes the engine take something else than a Hugging Face tokenizer.
+    other: Option<String>,
+}
+
+impl Model {
+    /// The model of these engine arguments.
+    pub(super) fn new(model: &str, arguments: &[String]) -> Self {
+        let value = |flag| value_of(arguments, flag);
+        let mode = value("--tokenizer-mode").filter(|mode| !PLAIN_MODES.contains(mode));
+        let skipped = is_given(arguments, "--skip-tokenizer-init").then(|| "--skip-tokenizer-init".to_owned());
+        Self {
+            tokenizer: value("--tokenizer").unwrap_or(model).to_owned(),
+            revision: value("--tokenizer-revision").or(value("--revision")).map(str::to_owned),
+            template: value("--chat-template").map(str::to_owned),
+            other: mode.map(|mode| format!("--tokenizer-mode {mode}")).or(skipped),
+        }
+    }
+
+    /// Its files, in the order of a bundle. `cache` is where downloaded models are.
+    pub(super) fn read(&self, cache: &Path) -> Result<Vec<PromptFile>, FilesError> {
+        if let Some(argument) = &self.other {
+            return Err(FilesError::OtherTokenizer { argument: argument.clone() });
+        }
+        let folder = self.folder(cache)?;
+        let place = || folder.display().to_string();
+        let mut left = MOST_BYTES;
+        let mut files = Vec::new();
+        for name in NAMES {
+            let content = match &self.template {
+                Some(template) if name == TEMPLATE => Some(given_template(template)?),
+                _ => read_file(&folder.join(name))?,
+            };
+            match content {
+                Some(content) => {
+                    left = left.checked_sub(content.len() as u64).ok_or_else(|| FilesError::TooLarge { place: place() })?;
+                    files.push(PromptFile { name: name.to_owned(), content });
+                }
+                None if name == TOKENIZER => return Err(FilesError::NoTokenizer { place: place() }),
+                None => {}
+            }
+        }
+        Ok(files)
+    }
+
+    /// The folder that the tokenizer is in: itself one, or a snapshot of a downloaded repository.
+    fn folder(&self, cache: &Path) -> Result<PathBuf, FilesError> {
+        let named = PathBuf::from(&self.tokenizer);
+        if named.is_dir() {
+            return Ok(named);
+        }
+        let revision = self.revision.as_deref().unwrap_or("main");
+        let repository = cache.join(format!("models--{}", self.tokenizer.replace('/', "--")));
+        // A branch or tag stands for a commit; a commit stands for itself.
+        let commit = fs::read_to_string(repository.join("refs").join(revision));
+        let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
+        if snapshot.is_dir() { Ok(snapshot) } else { Err(FilesError::NotHere { model: self.tokenizer.clone(), cache: cache.to_owned() }) }
+    }
+}
+
+/// What `--chat-template` names: a file, or else the template itself, as vLLM takes it.
+fn given_template(template: &str) -> Result<Bytes, FilesError> {
+    match read_file(Path::new(template)) {
+        Ok(Some(content)) => Ok(content),
+        Ok(None) | Err(FilesError::Unreadable { .. }) if template.contains(['{', '}', '\n']) => Ok(template.to_owned().into()),
+        Ok(None) => Err(FilesError::Unreadable { path: template.into(), source: ErrorKind::NotFound.into() }),
+        Err(error) => Err(error),
+    }
+}
+
+/// A whole file; `None` when there is none.
+fn read_file(path: &Path) -> Result<Option<Bytes>, FilesError> {
+    let unreadable = |source| FilesError::Unreadable { path: path.to_owned(), source };
+    // Looked at before it is opened: opening a pipe waits for whoever writes to it.
+    match fs::metadata(path) {
+        Ok(about) if about.is_file() => {}
+        Ok(_) => return Err(unreadable(std::io::Error::other("not a file"))),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    }
+    let mut content = Vec::new();
+    File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut content)).map_err(unreadable)?;
+    Ok(Some(content.into()))
+}
+
+/// Where Hugging Face's own library keeps what it downloads, by the same variables.
+pub(super) fn hub_cache(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || {
+        let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+        set("HF_HOME").or_else(|| Some(caches?.join("huggingface"))).unwrap_or_default()
+    };
+    set("HF_HUB_CACHE").or_else(|| set("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home().join("hub"))
+}

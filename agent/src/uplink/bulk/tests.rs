@@ -1,0 +1,134 @@
+//! Parts as a router would get them.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::cache::Writer;
+use crate::cache::wire::{Event, Stored};
+
+/// A log in its life `epoch`, with this many blocks, and what writes to it.
+fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, Writer) {
+    let log = Arc::<CacheLog>::default();
+    let writer = log.begin(epoch);
+    store(&writer, 0, blocks);
+    (log, writer)
+}
+
+/// Stores this many more blocks of one token; different `salt`, different blocks.
+fn store(writer: &Writer, salt: u32, blocks: u32) {
+    let hashes = (0..blocks).map(|block| u64::from(salt) << 32 | u64::from(block)).collect();
+    let tokens = (0..blocks).map(|block| salt + block).collect();
+    writer.apply(&[Event::Stored(Box::new(Stored { hashes, tokens, block_size: 1, ..Stored::default() }))]);
+}
+
+fn caches(logs: &[&Arc<CacheLog>]) -> Caches {
+    Caches::new(logs.iter().map(|&log| log.clone()))
+}
+
+/// Everything that is due.
+fn drain(caches: &mut Caches, told: impl Fn(usize) -> u64) -> Vec<wire::CacheReport> {
+    std::iter::from_fn(|| caches.next(&told)).collect()
+}
+
+fn mark(caches: &mut Caches) {
+    caches.replicas.iter_mut().for_each(|cache| cache.due = true);
+}
+
+#[test]
+fn a_large_cache_leaves_in_parts_and_adds_up() {
+    let (log, _) = log(1, 100_000);
+    let mut caches = caches(&[&log]);
+    let parts = drain(&mut caches, |_| 1);
+    assert_eq!(parts.iter().map(|part| part.snapshot).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(parts.iter().map(|part| part.partial).collect::<Vec<_>>(), [true, true, true, false]);
+    assert!(parts.iter().all(|part| part.stored.len() <= MOST_BLOCKS && (part.index, part.epoch) == (0, 1)));
+    let keys: BTreeSet<u64> = parts.iter().flat_map(|part| part.stored.iter().copied()).collect();
+    let last = parts.last().unwrap();
+    assert_eq!((keys.len() as u64, keys.iter().fold(0, |xor, key| xor ^ key)), (last.count, last.digest));
+    assert!(!caches.are_due());
+}
+
+#[test]
+fn after_the_first_time_only_changes_are_told() {
+    let (log, writer) = log(1, 10);
+    let mut caches = caches(&[&log]);
+    drain(&mut caches, |_| 1);
+    store(&writer, 1 << 20, 3);
+    assert_eq!(drain(&mut caches, |_| 1), [], "a change waits for its report");
+    mark(&mut caches);
+    let parts = drain(&mut caches, |_| 1);
+    assert_eq!(parts.len(), 1);
+    assert_eq!((parts[0].snapshot, parts[0].stored.len(), parts[0].count), (false, 3, 13));
+    mark(&mut caches);
+    assert_eq!(drain(&mut caches, |_| 1), []);
+}
+
+#[test]
+fn a_life_that_the_router_has_not_heard_of_waits_for_its_report() {
+    let ((new, _), (old, _)) = (log(5, 4), log(2, 6));
+    let mut caches = caches(&[&new, &old]);
+    let parts = drain(&mut caches, |_| 2);
+    assert_eq!(parts.iter().map(|part| (part.index, part.epoch)).collect::<Vec<_>>(), [(1, 2)]);
+    assert!(!caches.are_due(), "nothing is tried in vain until the next report");
+    mark(&mut caches);
+    let parts = drain(&mut caches, |index| [5, 2][index]);
+    assert_eq!(parts.iter().map(|part| (part.index, part.snapshot, part.count)).collect::<Vec<_>>(), [(0, true, 4)]);
+}
+
+#[test]
+fn a_life_that_is_over_for_the_router_is_not_told_any_more() {
+    let (log, _) = log(1, 100_000);
+    let mut caches = caches(&[&log]);
+    assert!(caches.next(|_| 1).unwrap().partial);
+    assert_eq!(drain(&mut caches, |_| 2), [], "the report of the next life came before the log heard of it");
+    store(&log.begin(2), 0, 5);
+    mark(&mut caches);
+    let parts = drain(&mut caches, |_| 2);
+    assert_eq!(parts.iter().map(|part| (part.epoch, part.snapshot, part.count)).collect::<Vec<_>>(), [(2, true, 5)]);
+}
+
+#[test]
+fn a_router_that_lost_track_of_one_cache_gets_that_one_whole() {
+    let mut bulk = Bulk::new([log(1, 10).0, log(1, 20).0].into_iter());
+    drain(&mut bulk.caches, |_| 1);
+    bulk.resync(&[1]);
+    let whole = |parts: Vec<wire::CacheReport>| parts.iter().map(|part| (part.index, part.snapshot, part.count)).collect::<Vec<_>>();
+    assert_eq!(whole(drain(&mut bulk.caches, |_| 1)), [(1, true, 20)]);
+    bulk.resync(&[]);
+    let mut all = whole(drain(&mut bulk.caches, |_| 1));
+    all.sort_unstable();
+    assert_eq!(all, [(0, true, 10), (1, true, 20)]);
+}
+
+fn bundle(bytes: usize) -> Bundle {
+    let content: Vec<u8> = (0_u8..=255).cycle().take(bytes).collect();
+    Bundle { hash: Bytes::from(format!("{bytes}")), bytes: content.into() }
+}
+
+#[test]
+fn a_bundle_leaves_in_parts_and_from_its_beginning_when_it_is_asked_for_again() {
+    let bundle = bundle(600_000);
+    let mut files = Files::default();
+    files.fetch(bundle.clone());
+    files.next().unwrap();
+    files.fetch(bundle.clone());
+    let parts: Vec<wire::FilePart> = std::iter::from_fn(|| files.next()).collect();
+    let mut together = Vec::new();
+    for part in &parts {
+        assert_eq!((part.offset, &part.hash), (together.len() as u64, &bundle.hash));
+        assert!(part.data.len() <= MOST_BYTES);
+        together.extend_from_slice(&part.data);
+    }
+    assert_eq!((parts.len(), together), (3, bundle.bytes.to_vec()));
+}
+
+#[test]
+fn a_large_cache_and_a_large_file_do_not_wait_for_each_other() {
+    let mut bulk = Bulk::new(std::iter::once(log(1, 100_000).0));
+    bulk.fetch(bundle(600_000));
+    let kinds: Vec<bool> = std::iter::from_fn(|| bulk.next(|_| 1)).map(|message| matches!(message, Message::File(_))).collect();
+    assert_eq!(kinds, [true, false, true, false, true, false, false]);
+    assert!(!bulk.is_due());
+}

@@ -1,0 +1,269 @@
+//! A session with a router that only listens: an engine whose HTTP side is scripted, and a cache that the test writes.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+
+use futures_util::Stream;
+use hostler_proto::agent::v1::agent_link_server::{AgentLink, AgentLinkServer};
+use prost::Message;
+use sha2::{Digest, Sha256};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::task::TaskTracker;
+use tonic::Response;
+use tonic::transport::Server;
+
+use super::*;
+use crate::cache::wire::{Event, Stored};
+use crate::cache::{self, Writer};
+use crate::engine::command::CommandLine;
+use crate::engine::http::tests::Scripted;
+use crate::engine::{Engine, EngineSpec};
+use crate::files::Source;
+use crate::host::Resolved;
+use crate::traffic::Prompt;
+use crate::uplink::{Board, Replica, Traits};
+use crate::{AgentConfig, AgentMetrics};
+
+/// Larger than one part.
+const TOKENIZER_BYTES: usize = 600_000;
+
+const ROUTER_LIFE: u64 = 7;
+
+/// What the router gets, and a way to order something.
+type Attached = (Streaming<wire::AttachRequest>, mpsc::Sender<Result<wire::AttachResponse, Status>>);
+
+/// A router that hands each attachment to the test.
+struct Listening(mpsc::Sender<Attached>);
+
+#[tonic::async_trait]
+impl AgentLink for Listening {
+    type AttachStream = ReceiverStream<Result<wire::AttachResponse, Status>>;
+    type CarryStream = Pin<Box<dyn Stream<Item = Result<wire::FrameBatch, Status>> + Send>>;
+
+    async fn attach(&self, request: Request<Streaming<wire::AttachRequest>>) -> Result<Response<Self::AttachStream>, Status> {
+        let (orders, answers) = mpsc::channel(4);
+        let welcome = wire::Welcome { protocol: PROTOCOL, router_life: ROUTER_LIFE, lease_ms: 60_000, ..wire::Welcome::default() };
+        orders.send(Ok(wire::AttachResponse { message: Some(FromRouter::Welcome(welcome)) })).await.unwrap();
+        self.0.send((request.into_inner(), orders)).await.unwrap();
+        Ok(Response::new(ReceiverStream::new(answers)))
+    }
+
+    async fn carry(&self, _: Request<Streaming<wire::FrameBatch>>) -> Result<Response<Self::CarryStream>, Status> {
+        Ok(Response::new(Box::pin(futures_util::stream::pending())))
+    }
+}
+
+/// What a router knows after all it was told.
+#[derive(Debug, Default)]
+struct Known {
+    epoch: u64,
+    state: wire::ReplicaState,
+    load: wire::Load,
+    blocks: BTreeSet<u64>,
+    /// The blocks are all that the last report about them speaks of.
+    whole: bool,
+    snapshots: u32,
+    parts: Vec<wire::FilePart>,
+}
+
+impl Known {
+    fn take(&mut self, message: ToRouter) {
+        match message {
+            ToRouter::Report(report) => {
+                for replica in report.replicas {
+                    self.epoch = replica.epoch;
+                    self.state = replica.state.unwrap_or(std::mem::take(&mut self.state));
+                    self.load = replica.load.unwrap_or(std::mem::take(&mut self.load));
+                }
+            }
+            ToRouter::Cache(report) => {
+                assert_eq!((report.index, report.epoch), (0, self.epoch), "a cache before its life was announced");
+                if report.snapshot {
+                    self.blocks.clear();
+                    self.snapshots += 1;
+                }
+                report.removed.iter().for_each(|key| assert!(self.blocks.remove(key)));
+                self.blocks.extend(report.stored);
+                self.whole = !report.partial;
+                if self.whole {
+                    let digest = self.blocks.iter().fold(0, |xor, key| xor ^ key);
+                    assert_eq!((self.blocks.len() as u64, digest), (report.count, report.digest));
+                }
+            }
+            ToRouter::File(part) => self.parts.push(part),
+            ToRouter::Hello(_) | ToRouter::Answer(_) => {}
+        }
+    }
+}
+
+struct Fixture {
+    known: Known,
+    from_agent: Streaming<wire::AttachRequest>,
+    orders: mpsc::Sender<Result<wire::AttachResponse, Status>>,
+    engine: Engine,
+    end: CancellationToken,
+    tracker: TaskTracker,
+    _http: Scripted,
+    _directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let (directory, tracker, end) = (tempfile::tempdir().unwrap(), TaskTracker::new(), CancellationToken::new());
+        let engine = Engine::start(spec(&directory), &tracker);
+        engine.status().wait_for(|status| status.pid.is_some()).await.unwrap();
+        let http = Scripted::at(
+            engine.socket(),
+            Box::new(|path| match path {
+                "/v1/models" => Some((200, r#"{"data":[{"id":"tiny"}]}"#.to_owned())),
+                "/sim/model/tokenizer.json" => Some((200, "t".repeat(TOKENIZER_BYTES))),
+                _ => Some((200, String::new())),
+            }),
+        );
+        let simulated = Resolved::Simulated { program: "/opt/hostler".into() };
+        let prompt_files = Source::new(&simulated, &AgentConfig::default());
+        let replica = Replica::new(0, engine.clone(), Traits { gpu: String::new(), token_budget: 512, prompt_files });
+        let uplink = Uplink {
+            board: Arc::new(Board::new(vec![replica])),
+            node: "node".to_owned(),
+            life: 1,
+            lanes: 1,
+            metrics: Arc::new(AgentMetrics::default()),
+            requests: TaskTracker::new(),
+            served: parking_lot::Mutex::default(),
+        };
+        let board = uplink.board.clone();
+        tracker.spawn({
+            let end = end.clone();
+            async move { board.watch(end).await }
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (attached, mut attachments) = mpsc::channel(1);
+        let served = Server::builder()
+            .add_service(AgentLinkServer::new(Listening(attached)))
+            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.clone().cancelled_owned());
+        tokio::spawn(served);
+        tracker.spawn(keep(Arc::new(uplink), address, "router".to_owned(), end.clone()));
+        let (from_agent, orders) = attachments.recv().await.unwrap();
+        Self { known: Known::default(), from_agent, orders, engine, end, tracker, _http: http, _directory: directory }
+    }
+
+    /// Listens until the router knows this.
+    async fn until(&mut self, condition: impl Fn(&Known) -> bool) {
+        while !condition(&self.known) {
+            let message = timeout(Duration::from_secs(60), self.from_agent.message()).await;
+            let Ok(message) = message else { panic!("still {:?}, {} blocks", self.known.state, self.known.blocks.len()) };
+            self.known.take(message.unwrap().unwrap().message.unwrap());
+        }
+    }
+
+    async fn order(&self, order: Order) {
+        let directive = FromRouter::Directive(wire::Directive { id: 0, order: Some(order) });
+        self.orders.send(Ok(wire::AttachResponse { message: Some(directive) })).await.unwrap();
+    }
+
+    /// Writes the cache in place of the engine's events.
+    fn writer(&self) -> Writer {
+        let writer = self.engine.cache().begin(self.known.epoch);
+        writer.is_exact();
+        writer
+    }
+
+    async fn stop(self) {
+        self.end.cancel();
+        self.engine.stop().await;
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+fn spec(directory: &tempfile::TempDir) -> EngineSpec {
+    let life = directory.path().join("e0");
+    EngineSpec {
+        index: 0,
+        command: CommandLine {
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".into(), "exec sleep 1000".into()],
+            set: vec![("VLLM_RPC_BASE_PATH", life.clone().into())],
+            unset: Vec::new(),
+        },
+        version: None,
+        directory: life,
+        log: directory.path().join("e0.log"),
+        startup_timeout: Duration::from_secs(60),
+        drain_timeout: Duration::from_secs(60),
+        stop_grace: Duration::from_millis(300),
+        probe_interval: Duration::from_millis(50),
+        cache: cache::Source::Nothing { because: "it has no cache".to_owned() },
+    }
+}
+
+fn store(writer: &Writer, first: u32, blocks: u32) {
+    let hashes = (first..first + blocks).map(u64::from).collect();
+    let tokens = (first..first + blocks).collect();
+    writer.apply(&[Event::Stored(Box::new(Stored { hashes, tokens, block_size: 1, ..Stored::default() }))]);
+}
+
+fn is_ready(known: &Known) -> bool {
+    known.state.phase() == wire::Phase::Ready && known.state.prompt_files.is_some()
+}
+
+#[tokio::test]
+async fn a_router_is_told_what_is_cached_and_then_what_changes() {
+    let mut fixture = Fixture::start().await;
+    fixture.until(is_ready).await;
+    assert_eq!(fixture.known.state.cache.clone().unwrap().reason, "it has no cache");
+    assert_eq!(fixture.known.state.token_budget, 512);
+
+    let writer = fixture.writer();
+    store(&writer, 0, 100_000);
+    fixture.until(|known| known.whole && known.blocks.len() == 100_000).await;
+    fixture.until(|known| known.state.cache.as_ref().is_some_and(|cache| cache.exact && cache.block_size == 1)).await;
+    let snapshots = fixture.known.snapshots;
+    store(&writer, 200_000, 3);
+    fixture.until(|known| known.whole && known.blocks.len() == 100_003).await;
+    assert_eq!(fixture.known.snapshots, snapshots);
+
+    fixture.order(Order::ResyncCache(wire::Replicas { indices: vec![0] })).await;
+    fixture.until(|known| known.snapshots == snapshots + 1 && known.whole).await;
+    assert_eq!(fixture.known.blocks.len(), 100_003);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
+    let mut fixture = Fixture::start().await;
+    let traffic = fixture.engine.traffic().clone();
+    let mine = traffic.enter_with(RouterKey(ROUTER_LIFE), Prompt { tokens: 90, uncached: 50 });
+    let _other = traffic.enter_with(RouterKey(ROUTER_LIFE + 1), Prompt { tokens: 9, uncached: 5 });
+    let tokens = |load: &wire::Load| [load.context_tokens, load.pending_tokens, load.context_tokens_yours, load.pending_tokens_yours];
+    fixture.until(|known| tokens(&known.load) == [99, 55, 90, 50]).await;
+    mine.computed();
+    fixture.until(|known| tokens(&known.load) == [99, 5, 90, 0]).await;
+    drop(mine);
+    fixture.until(|known| tokens(&known.load) == [9, 5, 0, 0]).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_gets_the_prompt_files_that_it_asks_for() {
+    let mut fixture = Fixture::start().await;
+    fixture.until(is_ready).await;
+    let files = fixture.known.state.prompt_files.clone().unwrap();
+    assert_eq!(files.error, "");
+
+    fixture.order(Order::FetchFiles(wire::FetchFiles { hash: files.hash.clone() })).await;
+    fixture.until(|known| known.parts.last().is_some_and(|part| part.offset + part.data.len() as u64 == files.bytes)).await;
+    let bundle: Vec<u8> = fixture.known.parts.drain(..).flat_map(|part| part.data).collect();
+    assert_eq!(Sha256::digest(&bundle).as_slice(), &files.hash);
+    let bundle = wire::PromptBundle::decode(bundle.as_slice()).unwrap();
+    assert_eq!((bundle.files[0].name.as_str(), bundle.files[0].content.len()), ("tokenizer.json", TOKENIZER_BYTES));
+
+    fixture.order(Order::FetchFiles(wire::FetchFiles { hash: b"unknown".as_slice().into() })).await;
+    fixture.until(|known| !known.parts.is_empty()).await;
+    assert_eq!(fixture.known.parts[0].hash, b"unknown".as_slice());
+    assert_ne!(fixture.known.parts[0].error, "");
+    fixture.stop().await;
+}

@@ -1,0 +1,275 @@
+//! `hostler explain`: why a request went where it went, with what every candidate would have cost, or as JSON for scripts.
+//!
+//! The router only tells what it decided from; the formulas that are printed with the numbers are in `arithmetic`.
+
+mod arithmetic;
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use clap::Args;
+use hostler_proto::fleet::v1::{Decision, ExplainRequest, Rates, Scored, Terms};
+use serde_json::{Value, json};
+
+use crate::operate::{AdminArgs, connect, said};
+use crate::output::{Side, say, table};
+use arithmetic::{figure, milliseconds};
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// A request: the `x-hostler-id` of its answer, or the `x-request-id` that the client sent. Without it, the latest one.
+    id: Option<String>,
+    /// This many decisions, the latest first. A request has more than one when it was sent to another replica after a failure.
+    #[arg(long, value_name = "N")]
+    last: Option<u32>,
+    /// JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// `hostler explain`.
+pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
+    // All attempts of a request that is named; of others, the last decision.
+    let most = args.last.unwrap_or(if args.id.is_some() { 0 } else { 1 });
+    let request = ExplainRequest { id: args.id.clone().unwrap_or_default(), most };
+    let decisions = connect(&args.admin.admin).await?.explain(request).await.map_err(said)?.into_inner().decisions;
+    if args.json {
+        let decisions: Vec<Value> = decisions.iter().map(decision_json).collect();
+        say(&serde_json::to_string_pretty(&json!({ "decisions": decisions }))?);
+    } else if decisions.is_empty() {
+        say("this router has placed no request yet");
+    }
+    for (index, decision) in decisions.iter().enumerate().filter(|_| !args.json) {
+        if index > 0 {
+            say("");
+        }
+        text(decision).iter().for_each(|line| say(line));
+    }
+    Ok(())
+}
+
+/// One decision for people.
+fn text(decision: &Decision) -> Vec<String> {
+    let mut lines = headline(decision);
+    let mut order: Vec<(usize, &Scored)> = decision.scored.iter().enumerate().collect();
+    let is_chosen = |index: usize| u32::try_from(index) == Ok(decision.chosen);
+    order.sort_by(|(left, one), (right, other)| is_chosen(*right).cmp(&is_chosen(*left)).then_with(|| total(one).total_cmp(&total(other))));
+    lines.push(String::new());
+    lines.extend(costs(&order, is_chosen));
+    lines.push(String::new());
+    lines.extend(speeds(decision, &order, is_chosen));
+    if let Some((_, chosen)) = order.first().filter(|(index, _)| is_chosen(*index)) {
+        lines.push(String::new());
+        lines.extend(arithmetic::worked_out(decision, chosen));
+        lines.push(String::new());
+        lines.extend(outcome(decision, chosen));
+    }
+    lines
+}
+
+fn headline(decision: &Decision) -> Vec<String> {
+    let when = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(decision.at_ms));
+    let named = |what: &str, name: &str| if name.is_empty() { String::new() } else { format!("  {what} {name}") };
+    let Decision { id, path, tokens, level, attempt, tied, candidates, .. } = decision;
+    let why = match decision.why.as_str() {
+        "only" => "the only candidate".to_owned(),
+        "near_tie" => format!("{tied} of {candidates} candidates cost about the least: the longest match, then by lot"),
+        "last_resort" => format!("all of {candidates} candidates are doubtful"),
+        _ => format!("the cheapest of {candidates} candidates"),
+    };
+    let fallback = if decision.fallback.is_empty() { String::new() } else { format!(" ({})", decision.fallback) };
+    let nominal = decision.nominal.unwrap_or_default();
+    vec![
+        format!("{when}  {id}{}  {path}{}", named("client's id", &decision.client_id), named("model", &decision.model)),
+        format!(
+            "{tokens} tokens, {} expected of the answer; cache known by: {level}{fallback}; attempt {attempt}; held for {:.3} s",
+            figure(decision.output),
+            decision.held
+        ),
+        format!(
+            "{why}; utilisation of the fleet {:.3}; mean prefill {} ms a token",
+            decision.utilisation,
+            figure(milliseconds(nominal.prefill))
+        ),
+    ]
+}
+
+fn total(scored: &Scored) -> f64 {
+    let Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
+    queue + prefill + steps + memory + congestion + decode
+}
+
+fn first_token(scored: &Scored) -> f64 {
+    let Terms { queue, prefill, steps, memory, .. } = scored.terms.unwrap_or_default();
+    queue + prefill + steps + memory
+}
+
+fn mark(is_chosen: bool) -> String {
+    if is_chosen { "*" } else { "" }.to_owned()
+}
+
+/// The costs, in milliseconds, and what they follow from.
+fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<String> {
+    let mut sides = [Side::Right; 15];
+    (sides[0], sides[1], sides[14]) = (Side::Left, Side::Left, Side::Left);
+    let mut rows = vec![
+        [
+            "",
+            "REPLICA",
+            "TOTAL ms",
+            "QUEUE",
+            "PREFILL",
+            "STEPS",
+            "MEMORY",
+            "CONGESTION",
+            "DECODE",
+            "MATCHED",
+            "UNCACHED",
+            "IN FLIGHT",
+            "PENDING",
+            "AGE",
+            "",
+        ]
+        .map(String::from),
+    ];
+    for (index, scored) in order {
+        let terms = scored.terms.unwrap_or_default();
+        let cost = |seconds: f64| format!("{:.2}", milliseconds(seconds));
+        rows.push([
+            mark(is_chosen(*index)),
+            scored.replica.clone(),
+            cost(total(scored)),
+            cost(terms.queue),
+            cost(terms.prefill),
+            cost(terms.steps),
+            cost(terms.memory),
+            cost(terms.congestion),
+            cost(terms.decode),
+            scored.matched.to_string(),
+            scored.uncached.to_string(),
+            scored.in_flight.to_string(),
+            scored.pending.to_string(),
+            format!("{:.3} s", scored.age),
+            if scored.doubtful { "doubtful" } else { "" }.to_owned(),
+        ]);
+    }
+    table(sides, &rows)
+}
+
+/// The learned speeds, in milliseconds, and the other figures that the formulas name.
+fn speeds(decision: &Decision, order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<String> {
+    let mut sides = [Side::Right; 13];
+    (sides[0], sides[1]) = (Side::Left, Side::Left);
+    let mut rows = vec![
+        [
+            "",
+            "REPLICA",
+            "STEP ms",
+            "PREFILL",
+            "ATTENTION",
+            "DECODE",
+            "CONTEXT",
+            "SLOWNESS",
+            "HELD TOKENS",
+            "CAPACITY",
+            "KV",
+            "BUDGET",
+            "OVERDUE ms",
+        ]
+        .map(String::from),
+    ];
+    let row = |mark: String, name: &str, rates: Rates, rest: [String; 5]| {
+        let Rates { step, prefill, attention, decode, context, slowness } = rates;
+        let [step, prefill, attention, decode, context] =
+            [step, prefill, attention, decode, context].map(|rate| figure(milliseconds(rate)));
+        let [held, capacity, kv, budget, overdue] = rest;
+        [mark, name.to_owned(), step, prefill, attention, decode, context, figure(slowness), held, capacity, kv, budget, overdue]
+    };
+    for (index, scored) in order {
+        let rest = [
+            scored.context.to_string(),
+            scored.capacity.to_string(),
+            format!("{:.0}%", scored.kv_use * 100.0),
+            scored.budget.to_string(),
+            figure(milliseconds(scored.overdue)),
+        ];
+        rows.push(row(mark(is_chosen(*index)), &scored.replica, scored.rates.unwrap_or_default(), rest));
+    }
+    rows.push(row(String::new(), "mean", decision.nominal.unwrap_or_default(), Default::default()));
+    table(sides, &rows)
+}
+
+/// What was predicted, and what came of it.
+fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
+    let unknown = |what: &str| format!("not known: {what}");
+    let came = decision
+        .first_token
+        .map_or_else(|| unknown("it has not come, or the answer is no stream"), |seconds| format!("{:.2} ms", milliseconds(seconds)));
+    let cached = decision.cached.map_or_else(
+        || unknown("the answer has not ended, or its engine does not say"),
+        |cached| format!("{cached} of {}", decision.tokens),
+    );
+    let rows = [
+        ["", "PREDICTED", "ACTUAL"].map(String::from),
+        ["first token".into(), format!("{:.2} ms", milliseconds(first_token(chosen))), came],
+        ["cached tokens".into(), format!("{} of {}", chosen.matched, decision.tokens), cached],
+    ];
+    table([Side::Left; 3], &rows)
+}
+
+/// One decision for scripts; the names are those of the wire, and all times are in seconds.
+fn decision_json(decision: &Decision) -> Value {
+    json!({
+        "id": decision.id,
+        "client_id": decision.client_id,
+        "path": decision.path,
+        "model": decision.model,
+        "at_ms": decision.at_ms,
+        "attempt": decision.attempt,
+        "held": decision.held,
+        "level": decision.level,
+        "fallback": decision.fallback,
+        "tokens": decision.tokens,
+        "output": decision.output,
+        "why": decision.why,
+        "tied": decision.tied,
+        "utilisation": decision.utilisation,
+        "nominal": rates_json(decision.nominal.unwrap_or_default()),
+        "chosen": decision.chosen,
+        "scored": decision.scored.iter().map(scored_json).collect::<Vec<Value>>(),
+        "candidates": decision.candidates,
+        "first_token": decision.first_token,
+        "cached": decision.cached,
+    })
+}
+
+fn scored_json(scored: &Scored) -> Value {
+    let Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
+    json!({
+        "replica": scored.replica,
+        "matched": scored.matched,
+        "uncached": scored.uncached,
+        "in_flight": scored.in_flight,
+        "pending": scored.pending,
+        "context": scored.context,
+        "capacity": scored.capacity,
+        "kv_use": scored.kv_use,
+        "budget": scored.budget,
+        "overdue": scored.overdue,
+        "doubtful": scored.doubtful,
+        "age": scored.age,
+        "rates": rates_json(scored.rates.unwrap_or_default()),
+        "terms": {
+            "queue": queue, "prefill": prefill, "steps": steps, "memory": memory, "congestion": congestion, "decode": decode,
+        },
+    })
+}
+
+fn rates_json(rates: Rates) -> Value {
+    let Rates { step, prefill, attention, decode, context, slowness } = rates;
+    json!({ "step": step, "prefill": prefill, "attention": attention, "decode": decode, "context": context, "slowness": slowness })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+use hostler_placement::affinity::{Arrivals, Popularity};
+use hostler_placement::cost::{self, Ask, Candidate, Conditions, Decision as Placed, place};
+use hostler_placement::rates;
+use proptest::prelude::*;
+
+use super::*;
+
+fn wire_rates(rates: &rates::Rates) -> Rates {
+    let rates::Rates { step, prefill, attention, decode, context, slowness } = *rates;
+    Rates { step, prefill, attention, decode, context, slowness }
+}
+
+fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
+    let cost::Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms;
+    let Candidate { matched, in_flight, pending, context, capacity, kv_use, budget, overdue, doubtful, .. } = scored.candidate;
+    Scored {
+        replica: format!("n{index}/0"),
+        matched,
+        uncached: scored.uncached,
+        in_flight,
+        pending,
+        context,
+        capacity,
+        kv_use,
+        budget,
+        overdue,
+        doubtful,
+        age: 0.01,
+        rates: Some(wire_rates(&scored.candidate.rates)),
+        terms: Some(Terms { queue, prefill, steps, memory, congestion, decode }),
+    }
+}
+
+/// What a router would tell of this decision.
+fn told(placed: &Placed, tokens: u32, output: f64) -> Decision {
+    Decision {
+        id: "00000000000000ab".into(),
+        path: "/v1/chat/completions".into(),
+        model: "m".into(),
+        at_ms: 1_700_000_000_123,
+        attempt: 1,
+        level: "exact".into(),
+        tokens,
+        output,
+        why: "cheapest".into(),
+        tied: 1,
+        utilisation: placed.utilisation,
+        nominal: Some(wire_rates(&placed.nominal)),
+        chosen: u32::try_from(placed.chosen).unwrap(),
+        scored: placed.scored.iter().enumerate().map(|(index, scored)| wire_scored(index, scored)).collect(),
+        candidates: u32::try_from(placed.scored.len()).unwrap(),
+        ..Decision::default()
+    }
+}
+
+fn candidate(matched: u32, in_flight: u32) -> Candidate {
+    Candidate {
+        replica: 0,
+        matched,
+        in_flight,
+        pending: 700,
+        context: 9000,
+        capacity: 65_536,
+        kv_use: 0.1,
+        budget: 2048,
+        overdue: 0.0,
+        rates: rates::Rates::default(),
+        doubtful: false,
+    }
+}
+
+fn decided(candidates: &[Candidate]) -> Decision {
+    let arrivals = Arrivals::none();
+    let ask = Ask { tokens: 1264, output: 200.0, arrivals: &arrivals };
+    let conditions = Conditions { nominal: rates::Rates::default(), utilisation: 0.5 };
+    told(&place(&ask, candidates, &conditions, &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
+}
+
+#[test]
+fn the_chosen_one_comes_first_and_the_others_by_cost() {
+    let mut decision = decided(&[candidate(0, 9), candidate(1024, 1), candidate(512, 1)]);
+    assert_eq!(decision.chosen, 1);
+    decision.first_token = Some(0.0421);
+    decision.cached = Some(1008);
+    let lines = text(&decision);
+    let text = lines.join("\n");
+    assert!(lines[0].starts_with("2023-11-14T22:13:20.123Z  00000000000000ab  /v1/chat/completions  model m"), "{text}");
+    assert!(lines[2].starts_with("the cheapest of 3 candidates; utilisation of the fleet 0.500"), "{text}");
+    let rows: Vec<&String> = lines.iter().skip(4).take(4).collect();
+    assert!(rows[0].contains("REPLICA") && rows[1].starts_with("*  n1/0"), "{text}");
+    assert!(rows[2].contains("n2/0") && rows[3].contains("n0/0"), "{text}");
+    assert!(text.contains("first token") && text.contains("42.10 ms") && text.contains("1008 of 1264"), "{text}");
+}
+
+#[test]
+fn what_is_not_known_is_said_to_be_so() {
+    let text = text(&decided(&[candidate(0, 0)])).join("\n");
+    assert!(text.contains("not known: it has not come, or the answer is no stream"), "{text}");
+    assert!(super::text(&Decision::default()).len() > 3, "an empty answer is no reason to fail");
+}
+
+#[test]
+fn json_has_the_names_of_the_wire_and_null_for_what_is_not_known() {
+    let json = decision_json(&decided(&[candidate(1024, 1)]));
+    assert_eq!(json["scored"][0]["matched"], 1024);
+    assert_eq!(json["scored"][0]["uncached"], 240);
+    assert!(json["scored"][0]["terms"]["prefill"].as_f64().unwrap() > 0.0 && json["nominal"]["slowness"] == 1.0);
+    assert!(json["first_token"].is_null() && json["cached"].is_null());
+}
+
+#[test]
+fn numbers_have_four_digits_that_count() {
+    for (value, shown) in [
+        (0.0, "0"),
+        (1.0, "1"),
+        (0.000_02, "0.00002"),
+        (12.345_6, "12.35"),
+        (1_234_567.0, "1234567"),
+        (0.999_99, "1"),
+        (f64::INFINITY, "inf"),
+    ] {
+        assert_eq!(figure(value), shown);
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_arithmetic_gives_the_terms_that_the_choice_was_made_from(
+        (matched, in_flight, pending, context) in (0..4000u32, 0..300u32, 0..50_000u64, 0..400_000u64),
+        (capacity, kv_use, overdue, slowness) in (prop_oneof![Just(0u64), 1000..500_000u64], 0.0..1.0f64, 0.0..5.0f64, 0.1..10.0f64),
+        (tokens, output, utilisation, arrivals) in (1..4000u32, 0.0..3000.0f64, 0.0..1.0f64, 0..4usize),
+    ) {
+        let rates = rates::Rates { slowness, ..rates::Rates::default() };
+        let one = Candidate { pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
+        let popularity = Popularity::default();
+        let keys: Vec<u64> = (0..u64::from(tokens / 16)).collect();
+        let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();
+        let ask = Ask { tokens, output, arrivals: &seen };
+        let conditions = Conditions { nominal: rates::Rates::default(), utilisation };
+        let decision = told(&place(&ask, &[one], &conditions, &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
+        let scored = &decision.scored[0];
+        let terms = scored.terms.unwrap();
+        let expected = [terms.queue, terms.prefill, terms.steps, terms.memory, terms.congestion, terms.decode];
+        for (worked, expected) in arithmetic::terms(&decision, scored).iter().skip(1).zip(expected.map(milliseconds)) {
+            prop_assert!((worked.value - expected).abs() <= 1e-6 * expected.max(1.0), "{worked:?} but {expected}");
+        }
+        let said = arithmetic::worked_out(&decision, scored);
+        prop_assert!(said.last().unwrap().contains("total"));
+    }
+}

@@ -1,0 +1,12 @@
+//! `hostler simulate`: ways to choose a replica, compared on a model of engines. The simulator is a crate of its own; here it meets the
+//! terminal.
+
+use hostler_simulate::SimulateArgs;
+
+use crate::output::say;
+
+/// Runs the comparison and prints its table.
+pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<()> {
+    say(hostler_simulate::simulate(args)?.trim_end());
+    Ok(())
+}

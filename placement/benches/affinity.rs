@@ -1,0 +1,140 @@
+//! What the structures of `affinity` take: the longest match of a prompt on 64 and 1,000 replicas, a change of the index, and the
+//! memory and time of a fleet of 1,000 replicas. `cargo bench -p hostler-placement --bench affinity -- --quick`
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use hostler_placement::affinity::{Guess, Holes, Index, Overlay, Popularity, Seat};
+use hostler_placement::keys::Key;
+
+/// A replica's capacity: 500,000 tokens in blocks of 16.
+const CAPACITY: usize = 31_000;
+
+/// Blocks of other prompts in the index, so that its tables do not fit into the processor's caches.
+const OTHERS: usize = 2_000_000;
+
+fn keys(random: &mut fastrand::Rng, count: usize) -> Vec<Key> {
+    (0..count).map(|_| random.u64(..)).collect()
+}
+
+/// An index in which all replicas hold a fifth of a prompt, one in eight a half, and three most of it.
+fn shared(random: &mut fastrand::Rng, replicas: usize, prompt: &[Key], holes: Holes) -> (Index, Vec<(Seat, Holes)>) {
+    let index = Index::new();
+    let seats: Vec<(Seat, Holes)> = (0..replicas).map(|_| (index.open(), holes)).collect();
+    for (number, (seat, _)) in seats.iter().enumerate() {
+        let fifths = match number {
+            7 | 20 | 40 => 4,
+            _ if number % 8 == 0 => 2,
+            _ => 1,
+        };
+        index.store(*seat, &prompt[..prompt.len() * fifths / 5]);
+        index.store(*seat, &keys(random, OTHERS / replicas));
+    }
+    (index, seats)
+}
+
+fn matching(criterion: &mut Criterion) {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut group = criterion.benchmark_group("match");
+    // The same prompt again and again: what is looked up is in the processor's caches.
+    for (replicas, blocks) in [(64, 500), (64, 6250), (1000, 500), (1000, 6250)] {
+        let name = |what: &str| BenchmarkId::new(format!("{what}, {blocks} blocks"), replicas);
+        let prompt = keys(&mut random, blocks);
+        let unknown = keys(&mut random, blocks);
+        let (index, mut seats) = shared(&mut random, replicas, &prompt, Holes::None);
+        group.bench_function(name("shared"), |bencher| bencher.iter(|| black_box(index.matched(&prompt, &seats))));
+        group.bench_function(name("unknown"), |bencher| bencher.iter(|| black_box(index.matched(&unknown, &seats))));
+        seats.iter_mut().for_each(|seat| seat.1 = Holes::Possible);
+        group.bench_function(name("shared, with holes"), |bencher| bencher.iter(|| black_box(index.matched(&prompt, &seats))));
+    }
+    group.finish();
+}
+
+fn writing(criterion: &mut Criterion) {
+    let mut random = fastrand::Rng::with_seed(2);
+    let (index, seats) = shared(&mut random, 64, &[], Holes::None);
+    let mut group = criterion.benchmark_group("write");
+    for blocks in [100, 10_000] {
+        // New keys each time, as an engine that evicts as much as it stores.
+        let mut batches = (0..).map(|_| keys(&mut random, blocks));
+        group.throughput(Throughput::Elements(2 * blocks as u64));
+        group.bench_function(BenchmarkId::new("store and remove", blocks), |bencher| {
+            bencher.iter_batched_ref(
+                || batches.next().unwrap_or_default(),
+                |batch| {
+                    index.store(seats[3].0, batch);
+                    index.remove(seats[3].0, batch);
+                },
+                criterion::BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+fn others(criterion: &mut Criterion) {
+    let mut random = fastrand::Rng::with_seed(3);
+    let prompt: Arc<[Key]> = keys(&mut random, 6250).into();
+    let index = Index::new();
+    let seats: Vec<(Seat, Holes)> = (0..64).map(|_| (index.open(), Holes::None)).collect();
+
+    let overlay = Arc::new(Overlay::default());
+    let _in_flight: Vec<_> = (0..1000)
+        .map(|number| {
+            let mut other = prompt.to_vec();
+            other[6 * number + 1] ^= 1;
+            overlay.enter(seats[number % 64].0, other.into())
+        })
+        .collect();
+    criterion.bench_function("overlay, 1000 requests in flight that share their beginning", |bencher| {
+        bencher.iter(|| {
+            let mut matched = [0; 64];
+            overlay.raise(&prompt, &seats, &mut matched);
+            black_box(matched)
+        });
+    });
+
+    let popularity = Popularity::default();
+    criterion.bench_function("popularity, 6250 blocks", |bencher| bencher.iter(|| black_box(popularity.arrive(&prompt, 16, 1.0))));
+    let arrivals = popularity.arrive(&prompt, 16, 1.0);
+    criterion.bench_function("discounted tokens, 6250 blocks", |bencher| {
+        bencher.iter(|| black_box(arrivals.discounted(black_box(20_000), black_box(100_000))));
+    });
+
+    let guess = Guess::default();
+    let seats: Vec<Seat> = (0..64).map(|_| guess.open(CAPACITY)).collect();
+    for (number, seat) in seats.iter().enumerate() {
+        guess.sent(*seat, &prompt[..number * 97]);
+    }
+    criterion.bench_function("guess, match of 6250 blocks on 64 replicas", |bencher| {
+        bencher.iter(|| black_box(guess.matched(&prompt, &seats)));
+    });
+    criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.sent(seats[5], &prompt)));
+}
+
+/// Once, since it takes seconds and more than a gigabyte: each replica has blocks of its own, which is the worst for memory.
+#[expect(clippy::print_stdout, reason = "the figures of this benchmark")]
+fn fleet(_: &mut Criterion) {
+    let mut random = fastrand::Rng::with_seed(4);
+    let index = Index::new();
+    let (mut taken, mut slowest) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..1000 {
+        let (seat, blocks) = (index.open(), keys(&mut random, CAPACITY));
+        let start = Instant::now();
+        index.store(seat, &blocks);
+        taken += start.elapsed();
+        slowest = slowest.max(start.elapsed());
+    }
+    let stored = index.len();
+    println!(
+        "fleet of 1000 replicas with {CAPACITY} blocks each: {:.1} s, the slowest replica {:.0} ms, {:.1} bytes for each block",
+        taken.as_secs_f64(),
+        slowest.as_secs_f64() * 1e3,
+        index.bytes() as f64 / stored as f64,
+    );
+}
+
+criterion_group!(benches, matching, writing, others, fleet);
+criterion_main!(benches);

@@ -1,0 +1,212 @@
+//! The seats that hold one block, in eight bytes. Most blocks are held by very few replicas, shared prefixes by many: up to three seats
+//! are written in the eight bytes themselves, more of them as a bitmask in the [`Masks`] of the shard. For [`Index`](super::Index) alone.
+
+use super::Seat;
+
+/// The highest number of a seat, so that three of them (plus one each, 0 being no seat) fit into 63 bits.
+pub(super) const LAST_SEAT: u32 = (1 << FIELD_BITS) - 2;
+
+const FIELD_BITS: u32 = 21;
+const FIELDS: u32 = 3;
+const FIELD: u64 = (1 << FIELD_BITS) - 1;
+const SPILLED: u64 = 1 << 63;
+
+/// A set of seats; the top bit says whether the rest is the number of a mask or three fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Holders(u64);
+
+/// What [`Holders`] are, unpacked.
+enum Form {
+    Few([u32; FIELDS as usize]),
+    Mask(u32),
+}
+
+impl Holders {
+    fn few(fields: [u32; FIELDS as usize]) -> Self {
+        Self(fields.iter().rev().fold(0, |packed, field| (packed << FIELD_BITS) | u64::from(*field)))
+    }
+
+    fn mask(slot: u32) -> Self {
+        Self(SPILLED | u64::from(slot))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a field has 21 bits, and a slot was a u32 before it was packed")]
+    fn form(self) -> Form {
+        if self.0 & SPILLED != 0 {
+            return Form::Mask(self.0 as u32);
+        }
+        Form::Few([0, 1, 2].map(|field| ((self.0 >> (field * FIELD_BITS)) & FIELD) as u32))
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Adds a seat; `false` when it was there.
+    pub(super) fn insert(&mut self, seat: Seat, masks: &mut Masks) -> bool {
+        match self.form() {
+            Form::Mask(slot) => masks.insert(slot, seat),
+            Form::Few(fields) if fields.contains(&(seat.0 + 1)) => false,
+            Form::Few(mut fields) => {
+                if let Some(free) = fields.iter_mut().find(|field| **field == 0) {
+                    *free = seat.0 + 1;
+                    *self = Self::few(fields);
+                } else {
+                    let slot = masks.take(seat);
+                    masks.insert(slot, seat);
+                    for field in fields {
+                        masks.insert(slot, Seat(field - 1));
+                    }
+                    *self = Self::mask(slot);
+                }
+                true
+            }
+        }
+    }
+
+    /// Removes a seat; `false` when it was not there. A mask is given back when two seats are left, not three, so that a block that
+    /// comes and goes on a fourth replica does not change its form each time.
+    pub(super) fn remove(&mut self, seat: Seat, masks: &mut Masks) -> bool {
+        match self.form() {
+            Form::Few(mut fields) => {
+                let Some(field) = fields.iter_mut().find(|field| **field == seat.0 + 1) else { return false };
+                *field = 0;
+                *self = Self::few(fields);
+            }
+            Form::Mask(slot) => {
+                if !masks.remove(slot, seat) {
+                    return false;
+                }
+                if masks.words(slot).iter().map(|word| word.count_ones()).sum::<u32>() < FIELDS {
+                    let mut fields = [0; FIELDS as usize];
+                    for (field, left) in fields.iter_mut().zip(bits(masks.words(slot))) {
+                        *field = left + 1;
+                    }
+                    masks.give_back(slot);
+                    *self = Self::few(fields);
+                }
+            }
+        }
+        true
+    }
+
+    /// Writes the seats that are also in `among` into `out`; both have the same length. Seats beyond it are nobody's interest.
+    pub(super) fn intersect(self, masks: &Masks, among: &[u64], out: &mut [u64]) {
+        out.fill(0);
+        match self.form() {
+            Form::Few(fields) => {
+                for field in fields.into_iter().filter(|field| *field != 0) {
+                    let (word, bit) = place(Seat(field - 1));
+                    if let (Some(out), Some(among)) = (out.get_mut(word), among.get(word)) {
+                        *out |= bit & among;
+                    }
+                }
+            }
+            Form::Mask(slot) => {
+                for ((out, among), held) in out.iter_mut().zip(among).zip(masks.words(slot)) {
+                    *out = among & held;
+                }
+            }
+        }
+    }
+}
+
+/// The word and the bit of a seat in a bitmask.
+pub(super) fn place(seat: Seat) -> (usize, u64) {
+    (seat.index() / 64, 1 << (seat.0 % 64))
+}
+
+/// The numbers of the bits that are set.
+pub(super) fn bits(words: &[u64]) -> impl Iterator<Item = u32> + '_ {
+    words.iter().zip(0u32..).flat_map(|(&word, number)| {
+        let mut rest = word;
+        std::iter::from_fn(move || {
+            let bit = (rest != 0).then(|| number * 64 + rest.trailing_zeros());
+            rest &= rest.wrapping_sub(1);
+            bit
+        })
+    })
+}
+
+/// Bitmasks of one width, in one allocation. The width is that of the highest seat so far: 8 bytes for each 64 seats.
+#[derive(Debug, Default)]
+pub(super) struct Masks {
+    words: Vec<u64>,
+    width: usize,
+    free: Vec<u32>,
+}
+
+impl Masks {
+    fn words(&self, slot: u32) -> &[u64] {
+        let start = slot as usize * self.width;
+        &self.words[start..start + self.width]
+    }
+
+    fn word(&mut self, slot: u32, word: usize) -> &mut u64 {
+        &mut self.words[slot as usize * self.width + word]
+    }
+
+    fn insert(&mut self, slot: u32, seat: Seat) -> bool {
+        let (word, bit) = place(seat);
+        self.widen(word + 1);
+        let word = self.word(slot, word);
+        let new = *word & bit == 0;
+        *word |= bit;
+        new
+    }
+
+    fn remove(&mut self, slot: u32, seat: Seat) -> bool {
+        let (word, bit) = place(seat);
+        if word >= self.width {
+            return false;
+        }
+        let word = self.word(slot, word);
+        let had = *word & bit != 0;
+        *word &= !bit;
+        had
+    }
+
+    /// An empty mask that can hold this seat.
+    fn take(&mut self, seat: Seat) -> u32 {
+        self.widen(place(seat).0 + 1);
+        if let Some(slot) = self.free.pop() {
+            return slot;
+        }
+        let slot = u32::try_from(self.words.len() / self.width).expect("a shard with 2^32 masks would be larger than any memory");
+        if self.words.capacity() < self.words.len() + self.width {
+            // A quarter instead of the usual doubling: these are most of the memory where many replicas share a prefix.
+            self.words.reserve_exact((self.words.len() / 4).next_multiple_of(self.width).max(4 * self.width));
+        }
+        self.words.resize(self.words.len() + self.width, 0);
+        slot
+    }
+
+    fn give_back(&mut self, slot: u32) {
+        let start = slot as usize * self.width;
+        self.words[start..start + self.width].fill(0);
+        self.free.push(slot);
+        if self.free.len() * self.width == self.words.len() {
+            *self = Self { width: self.width, ..Self::default() };
+        }
+    }
+
+    fn widen(&mut self, width: usize) {
+        if width <= self.width {
+            return;
+        }
+        let mut words = Vec::with_capacity(self.words.len() / self.width.max(1) * width);
+        for mask in self.words.chunks_exact(self.width.max(1)) {
+            words.extend_from_slice(mask);
+            words.resize(words.len() + width - self.width, 0);
+        }
+        self.words = words;
+        self.width = width;
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u64>() + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests;

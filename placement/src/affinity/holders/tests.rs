@@ -1,0 +1,61 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn seats_of(holders: Holders, masks: &Masks, among: &[u64]) -> Vec<u32> {
+    let mut out = vec![u64::MAX; among.len()];
+    holders.intersect(masks, among, &mut out);
+    bits(&out).collect()
+}
+
+#[test]
+fn three_seats_take_no_mask_and_the_fourth_does() {
+    let (mut holders, mut masks) = (Holders::default(), Masks::default());
+    for seat in [0, LAST_SEAT, 70] {
+        assert!(holders.insert(Seat(seat), &mut masks));
+    }
+    assert_eq!(masks.bytes(), 0);
+    assert!(holders.insert(Seat(7), &mut masks));
+    assert!(masks.bytes() > 0);
+    assert_eq!(seats_of(holders, &masks, &[u64::MAX; 2]), [0, 7, 70], "nobody asked about the last seat");
+}
+
+#[test]
+fn masks_that_nobody_needs_give_their_memory_back() {
+    let mut masks = Masks::default();
+    let mut all = [Holders::default(); 100];
+    for holders in &mut all {
+        (0..10).for_each(|seat| assert!(holders.insert(Seat(seat), &mut masks)));
+    }
+    for holders in &mut all {
+        (0..10).for_each(|seat| assert!(holders.remove(Seat(seat), &mut masks)));
+        assert!(holders.is_empty());
+    }
+    assert_eq!(masks.bytes(), 0);
+}
+
+proptest! {
+    #[test]
+    fn any_history_of_several_blocks_in_one_table_leads_to_what_plain_sets_would_say(
+        changes in prop::collection::vec((0..6usize, prop_oneof![0..6u32, 60..70u32, Just(500)], any::<bool>()), 1..300),
+    ) {
+        let mut masks = Masks::default();
+        let mut blocks: [(Holders, BTreeSet<u32>); 6] = Default::default();
+        for (block, seat, stored) in changes {
+            let (holders, model) = &mut blocks[block];
+            if stored {
+                prop_assert_eq!(holders.insert(Seat(seat), &mut masks), model.insert(seat));
+            } else {
+                prop_assert_eq!(holders.remove(Seat(seat), &mut masks), model.remove(&seat));
+            }
+            for (holders, model) in &blocks {
+                prop_assert_eq!(holders.is_empty(), model.is_empty());
+                prop_assert_eq!(seats_of(*holders, &masks, &[u64::MAX; 8]), model.iter().copied().collect::<Vec<_>>());
+                let low: Vec<u32> = model.iter().copied().filter(|seat| *seat < 64 && seat % 2 == 0).collect();
+                prop_assert_eq!(seats_of(*holders, &masks, &[0x5555_5555_5555_5555]), low);
+            }
+        }
+    }
+}

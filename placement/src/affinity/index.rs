@@ -1,0 +1,289 @@
+//! Which replicas hold a block of KV cache: one table for the whole fleet, from a block's key to the seats that hold it.
+//!
+//! Exact, not approximate: it holds what agents report, and its digests say whether the two agree. Readers are on the path of each
+//! request; there is **one writer** by convention. A lock is never held for more than one key, but for a table that grows: so there are
+//! many tables.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::holders::{Holders, LAST_SEAT, Masks, bits, place};
+use super::prefix::{bisect, walk};
+use super::{Holes, Seat};
+use crate::keys::Key;
+
+/// With 31 million blocks, a table has 30,000: a reader that meets one as it grows waits for less than a millisecond.
+const SHARDS: usize = 1024;
+
+/// A set of keys in 16 bytes: how many there are, and all of them combined with XOR.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Digest {
+    /// How many keys.
+    pub count: u64,
+    /// Their XOR.
+    pub xor: u64,
+}
+
+impl Digest {
+    fn add(&mut self, key: Key) {
+        self.count += 1;
+        self.xor ^= key;
+    }
+}
+
+/// Which seats hold a block. About 40 bytes for each block on one replica at worst, less for each further one.
+#[derive(Debug)]
+pub struct Index {
+    shards: Box<[RwLock<Shard>]>,
+    seats: RwLock<Seats>,
+    /// The shard that a sweep looks at next.
+    swept: Mutex<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    blocks: FxHashMap<Key, Holders>,
+    masks: Masks,
+}
+
+#[derive(Debug, Default)]
+struct Seats {
+    digests: Vec<Digest>,
+    /// A bitmask of those that are open.
+    open: Vec<u64>,
+    /// Closed, with something left of them.
+    closed: Vec<Seat>,
+    /// Nothing is left of them. The one that has been free for longest is used first.
+    free: VecDeque<Seat>,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Index {
+    /// An index of nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), seats: RwLock::default(), swept: Mutex::new(0) }
+    }
+
+    /// A new life, of which nothing is stored.
+    ///
+    /// # Panics
+    /// When two million seats are open or closed and not swept.
+    pub fn open(&self) -> Seat {
+        let mut seats = self.seats.write();
+        let seat = seats.free.pop_front().unwrap_or_else(|| {
+            let number = u32::try_from(seats.digests.len()).ok().filter(|number| *number <= LAST_SEAT);
+            let seat = Seat(number.expect("two million lives of engines at once: memory ends before"));
+            seats.digests.push(Digest::default());
+            seat
+        });
+        let (word, bit) = place(seat);
+        if seats.open.len() <= word {
+            seats.open.resize(word + 1, 0);
+        }
+        seats.open[word] |= bit;
+        seat
+    }
+
+    /// Ends a life: readers see nothing of it any more. What is left of it is removed by [`sweep`](Self::sweep), and then the seat is used
+    /// again. A seat that is not open is ignored.
+    pub fn close(&self, seat: Seat) {
+        let mut seats = self.seats.write();
+        if !seats.is_open(seat) {
+            return;
+        }
+        let (word, bit) = place(seat);
+        seats.open[word] &= !bit;
+        if seats.digests[seat.index()].count == 0 {
+            seats.free.push_back(seat);
+        } else {
+            seats.closed.push(seat);
+        }
+    }
+
+    /// The seat holds these blocks. Those that it held already change nothing, and a seat that is not open holds none.
+    pub fn store(&self, seat: Seat, keys: &[Key]) {
+        if !self.seats.read().is_open(seat) {
+            return;
+        }
+        let mut new = Digest::default();
+        for &key in keys {
+            let mut shard = self.shard(key).write();
+            let Shard { blocks, masks } = &mut *shard;
+            if blocks.entry(key).or_default().insert(seat, masks) {
+                new.add(key);
+            }
+        }
+        let digest = &mut self.seats.write().digests[seat.index()];
+        digest.count += new.count;
+        digest.xor ^= new.xor;
+    }
+
+    /// The seat does not hold these blocks any more. Those that it did not hold change nothing.
+    pub fn remove(&self, seat: Seat, keys: &[Key]) {
+        if self.seats.read().is_open(seat) {
+            self.forget(seat, keys);
+        }
+    }
+
+    fn forget(&self, seat: Seat, keys: &[Key]) {
+        let mut gone = Digest::default();
+        for &key in keys {
+            let mut shard = self.shard(key).write();
+            let Shard { blocks, masks } = &mut *shard;
+            let Entry::Occupied(mut block) = blocks.entry(key) else { continue };
+            if block.get_mut().remove(seat, masks) {
+                gone.add(key);
+                if block.get().is_empty() {
+                    block.remove();
+                }
+            }
+        }
+        let digest = &mut self.seats.write().digests[seat.index()];
+        digest.count -= gone.count;
+        digest.xor ^= gone.xor;
+    }
+
+    /// What is stored of an open seat; of another one nothing.
+    #[must_use]
+    pub fn digest(&self, seat: Seat) -> Digest {
+        let seats = self.seats.read();
+        if seats.is_open(seat) { seats.digests[seat.index()] } else { Digest::default() }
+    }
+
+    /// Removes what is left of closed seats, one table after the other, until it has looked at `most` blocks (and one table, so that it
+    /// always gets on). `true` while something is left. The writer calls it now and then; readers hardly notice.
+    pub fn sweep(&self, most: usize) -> bool {
+        let mut next = self.swept.lock();
+        let mut looked = 0;
+        let mut closed = self.seats.read().closed();
+        for _ in 0..SHARDS {
+            if closed.is_empty() || looked >= most {
+                break;
+            }
+            looked += self.sweep_shard(*next, &closed);
+            *next = (*next + 1) % SHARDS;
+            let mut seats = self.seats.write();
+            seats.free_swept();
+            closed = seats.closed();
+        }
+        !closed.is_empty()
+    }
+
+    /// Removes what one table has of the closed seats, and gives back memory that it does not need; the number of blocks looked at.
+    fn sweep_shard(&self, number: usize, closed: &[u64]) -> usize {
+        let shard = self.shards[number].read();
+        let looked = shard.blocks.len();
+        let mut left = Vec::new();
+        let mut held = vec![0; closed.len()];
+        for (key, holders) in &shard.blocks {
+            holders.intersect(&shard.masks, closed, &mut held);
+            left.extend(bits(&held).map(|seat| (seat, *key)));
+        }
+        drop(shard);
+        left.sort_unstable();
+        for of_one in left.chunk_by(|one, other| one.0 == other.0) {
+            let keys: Vec<Key> = of_one.iter().map(|(_, key)| *key).collect();
+            self.forget(Seat(of_one[0].0), &keys);
+        }
+        let mut shard = self.shards[number].write();
+        if shard.blocks.len() < shard.blocks.capacity() / 8 {
+            let twice = 2 * shard.blocks.len();
+            shard.blocks.shrink_to(twice);
+        }
+        looked
+    }
+
+    /// The leading blocks of a chain that each seat holds, in the order of `seats`; 0 for a seat that is not open.
+    #[must_use]
+    pub fn matched(&self, keys: &[Key], seats: &[(Seat, Holes)]) -> Vec<u32> {
+        let width = seats.iter().map(|(seat, _)| place(*seat).0 + 1).max().unwrap_or(0);
+        let (mut whole, mut holed) = (vec![0; width], vec![0; width]);
+        let known = self.seats.read();
+        for &(seat, holes) in seats {
+            let (word, bit) = place(seat);
+            let among = if holes == Holes::None { &mut whole } else { &mut holed };
+            among[word] |= bit & known.open.get(word).copied().unwrap_or(0);
+        }
+        drop(known);
+        let mut matched = vec![0; width * 64];
+        let lookup = |block: usize, among: &[u64], out: &mut [u64]| {
+            let shard = self.shard(keys[block]).read();
+            shard.blocks.get(&keys[block]).copied().unwrap_or_default().intersect(&shard.masks, among, out);
+        };
+        bisect(keys.len(), &whole, &mut matched, lookup);
+        walk(keys.len(), &holed, &mut matched, lookup);
+        seats.iter().map(|(seat, _)| matched[seat.index()]).collect()
+    }
+
+    /// Blocks that somebody holds, or held until it was closed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.read().blocks.len()).sum()
+    }
+
+    /// Nobody holds anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// An estimate of the memory that this takes, from the capacities of its tables.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let tables: usize = self.shards.iter().map(|shard| shard.read().bytes()).sum();
+        tables + SHARDS * size_of::<RwLock<Shard>>() + self.seats.read().digests.capacity() * size_of::<Digest>()
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the top ten bits of a key")]
+    fn shard(&self, key: Key) -> &RwLock<Shard> {
+        &self.shards[(key >> (u64::BITS - SHARDS.ilog2())) as usize]
+    }
+}
+
+impl Shard {
+    /// A table of the standard library is at most seven eighths full, and has one byte for each place beside the entry.
+    fn bytes(&self) -> usize {
+        self.blocks.capacity() / 7 * 8 * (size_of::<(Key, Holders)>() + 1) + self.masks.bytes()
+    }
+}
+
+impl Seats {
+    /// A bitmask of the closed seats of which something is left, as long as the highest needs; empty when there is none.
+    fn closed(&self) -> Vec<u64> {
+        let mut words = vec![0; self.closed.iter().map(|seat| place(*seat).0 + 1).max().unwrap_or(0)];
+        for (word, bit) in self.closed.iter().map(|seat| place(*seat)) {
+            words[word] |= bit;
+        }
+        words
+    }
+
+    /// Frees the closed seats of which nothing is left. Counts are exact, so that they tell.
+    fn free_swept(&mut self) {
+        let Self { digests, closed, free, .. } = self;
+        closed.retain(|seat| {
+            let empty = digests[seat.index()].count == 0;
+            if empty {
+                free.push_back(*seat);
+            }
+            !empty
+        });
+    }
+
+    fn is_open(&self, seat: Seat) -> bool {
+        let (word, bit) = place(seat);
+        self.open.get(word).is_some_and(|open| open & bit != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::keys::{Chain, token_keys};
+
+/// A chain that shares its first blocks with all others, and has a tail of its own.
+fn chain(shared: usize, own: usize, tail: u32) -> Vec<Key> {
+    let tokens: Vec<u32> = (0..shared).map(|_| 0).chain((0..own).map(|_| tail)).collect();
+    token_keys(Chain::new("", ""), &tokens, 1)
+}
+
+fn seats_without_holes(seats: &[Seat]) -> Vec<(Seat, Holes)> {
+    seats.iter().map(|seat| (*seat, Holes::None)).collect()
+}
+
+fn sweep_all(index: &Index) {
+    while index.sweep(64) {}
+}
+
+#[test]
+fn a_match_is_the_leading_blocks_that_a_seat_holds() {
+    let index = Index::new();
+    let (whole, part, other) = (index.open(), index.open(), index.open());
+    let (mine, others) = (chain(10, 20, 1), chain(10, 20, 2));
+    index.store(whole, &mine);
+    index.store(part, &mine[..7]);
+    index.store(other, &others);
+    let seats = seats_without_holes(&[whole, part, other, whole]);
+    assert_eq!(index.matched(&mine, &seats), [30, 7, 10, 30]);
+    assert_eq!(index.matched(&others, &seats), [10, 7, 30, 10]);
+    assert_eq!(index.matched(&mine[..5], &seats), [5, 5, 5, 5]);
+    assert_eq!(index.matched(&[], &seats), [0, 0, 0, 0]);
+    assert_eq!(index.matched(&mine, &[]), [0; 0]);
+}
+
+#[test]
+fn a_block_stored_twice_is_counted_once_and_an_unknown_one_is_not_removed() {
+    let index = Index::new();
+    let (one, two) = (index.open(), index.open());
+    index.store(one, &[1, 2, 2]);
+    index.store(one, &[1, 2]);
+    index.store(two, &[2]);
+    index.remove(two, &[1, 7]);
+    assert_eq!(index.digest(one), Digest { count: 2, xor: 1 ^ 2 });
+    assert_eq!(index.digest(two), Digest { count: 1, xor: 2 });
+    index.remove(one, &[2, 2]);
+    assert_eq!(index.digest(one), Digest { count: 1, xor: 1 });
+    assert_eq!(index.len(), 2);
+}
+
+#[test]
+fn a_closed_seat_matches_nothing_and_takes_nothing() {
+    let index = Index::new();
+    let seat = index.open();
+    let keys = chain(0, 10, 1);
+    index.store(seat, &keys);
+    index.close(seat);
+    index.close(seat);
+    index.store(seat, &keys);
+    index.remove(seat, &keys);
+    assert_eq!(index.matched(&keys, &[(seat, Holes::None)]), [0]);
+    assert_eq!(index.matched(&keys, &[(seat, Holes::Possible)]), [0]);
+    assert_eq!(index.digest(seat), Digest::default());
+    assert_eq!(index.len(), 10, "what is left waits for the sweep");
+}
+
+#[test]
+fn a_seat_is_used_again_when_nothing_is_left_of_it() {
+    let index = Index::new();
+    let old = index.open();
+    let keys = chain(0, 100, 1);
+    index.store(old, &keys);
+    index.close(old);
+    let meanwhile = index.open();
+    assert_ne!(meanwhile, old);
+    assert!(index.sweep(1), "one look is not enough for a hundred blocks in many tables");
+    assert_ne!(index.open(), old);
+    sweep_all(&index);
+    assert!(index.is_empty());
+    let new = index.open();
+    assert_eq!(new, old);
+    assert_eq!(index.matched(&keys, &[(new, Holes::None)]), [0]);
+    assert_eq!(index.digest(new), Digest::default());
+}
+
+#[test]
+fn a_seat_that_never_held_anything_is_used_again_without_a_sweep() {
+    let index = Index::new();
+    let seat = index.open();
+    index.close(seat);
+    assert_eq!(index.open(), seat);
+    assert!(!index.sweep(1));
+}
+
+#[test]
+fn a_seat_with_holes_matches_up_to_its_first_missing_block() {
+    let index = Index::new();
+    let (holed, whole) = (index.open(), index.open());
+    let keys = chain(0, 100, 1);
+    index.store(holed, &keys);
+    index.store(whole, &keys);
+    index.remove(holed, &keys[40..60]);
+    assert_eq!(index.matched(&keys, &[(holed, Holes::Possible), (whole, Holes::None)]), [40, 100]);
+    index.remove(holed, &keys[..1]);
+    assert_eq!(index.matched(&keys, &[(holed, Holes::Possible), (whole, Holes::Possible)]), [0, 100]);
+}
+
+#[test]
+fn nobody_pays_for_seats_that_are_not_asked_about() {
+    let index = Index::new();
+    let seats: Vec<Seat> = (0..300).map(|_| index.open()).collect();
+    let keys = chain(0, 50, 1);
+    for (seat, length) in seats.iter().zip((0..50).cycle()) {
+        index.store(*seat, &keys[..length]);
+    }
+    assert_eq!(index.matched(&keys, &[(seats[7], Holes::None)]), [7]);
+    let all: Vec<u32> = (0..50).cycle().take(300).collect();
+    assert_eq!(index.matched(&keys, &seats_without_holes(&seats)), all);
+}
+
+#[test]
+fn a_block_takes_at_most_64_bytes_for_each_replica_that_holds_it() {
+    // Just above and just below the sizes at which the tables grow.
+    for blocks in [100_000, 115_000, 125_000, 200_000] {
+        let index = Index::new();
+        let seat = index.open();
+        index.store(seat, &chain(0, blocks, 1));
+        let bytes = index.bytes();
+        assert!(bytes <= 64 * blocks, "{bytes} bytes for {blocks} blocks");
+    }
+    let index = Index::new();
+    let seats: Vec<Seat> = (0..1000).map(|_| index.open()).collect();
+    let keys = chain(0, 30_000, 1);
+    for seat in &seats[996..] {
+        index.store(*seat, &keys);
+    }
+    let bytes = index.bytes();
+    assert!(bytes <= 64 * 4 * keys.len(), "{bytes} bytes for {} blocks on four replicas of a thousand", keys.len());
+}
+
+#[test]
+fn memory_shrinks_when_the_replicas_that_held_most_are_gone() {
+    let index = Index::new();
+    let (leaves, stays) = (index.open(), index.open());
+    index.store(leaves, &chain(0, 200_000, 1));
+    index.store(stays, &chain(0, 1000, 2));
+    let before = index.bytes();
+    index.close(leaves);
+    sweep_all(&index);
+    assert!(index.bytes() < before / 4, "{} bytes of {before}", index.bytes());
+    assert_eq!(index.len(), 1000);
+}
+
+#[test]
+fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
+    const MOST: usize = 300;
+    let index = Index::new();
+    let keys = chain(0, 1000, 1);
+    let (still, moving) = (index.open(), index.open());
+    index.store(still, &keys[..100]);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    let matched = index.matched(&keys, &[(still, Holes::None), (moving, Holes::None), (moving, Holes::Possible)]);
+                    assert_eq!(matched[0], 100);
+                    assert!(matched[1] <= 300 && matched[2] <= 300, "{matched:?}");
+                }
+            });
+        }
+        for round in 0..300 {
+            let length = (round * 7) % MOST + 1;
+            index.store(moving, &keys[..length]);
+            let backwards: Vec<Key> = keys[..length].iter().rev().copied().collect();
+            index.remove(moving, &backwards);
+            let passing = index.open();
+            index.store(passing, &keys);
+            index.close(passing);
+            index.sweep(200);
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    sweep_all(&index);
+    assert_eq!(index.len(), 100);
+}
+
+/// What may happen to an index; seats are numbers of the model.
+#[derive(Debug, Clone)]
+enum Change {
+    Open,
+    Close(usize),
+    Store { seat: usize, chain: usize, length: usize },
+    Evict { seat: usize, chain: usize, from: usize },
+    Punch { seat: usize, chain: usize, block: usize },
+    Resync { seat: usize, chain: usize, length: usize },
+    Sweep(usize),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let (seat, chain, block) = (0..8usize, 0..CHAINS.len(), 0..=LENGTH);
+    prop_oneof![
+        2 => Just(Change::Open),
+        1 => seat.clone().prop_map(Change::Close),
+        8 => (seat.clone(), chain.clone(), block.clone()).prop_map(|(seat, chain, length)| Change::Store { seat, chain, length }),
+        4 => (seat.clone(), chain.clone(), block.clone()).prop_map(|(seat, chain, from)| Change::Evict { seat, chain, from }),
+        2 => (seat.clone(), chain.clone(), block.clone()).prop_map(|(seat, chain, block)| Change::Punch { seat, chain, block }),
+        1 => (seat, chain, block).prop_map(|(seat, chain, length)| Change::Resync { seat, chain, length }),
+        2 => (1..40usize).prop_map(Change::Sweep),
+    ]
+}
+
+/// How many blocks each chain shares with the others.
+const CHAINS: [usize; 5] = [0, 3, 10, 10, 24];
+const LENGTH: usize = 24;
+
+/// An index beside what should be in it.
+struct Pair {
+    index: Index,
+    chains: Vec<Vec<Key>>,
+    lives: Vec<(Seat, BTreeSet<Key>)>,
+    holes: Holes,
+}
+
+impl Pair {
+    fn new(unused_seats: usize, holes: Holes) -> Self {
+        let index = Index::new();
+        for _ in 0..unused_seats {
+            index.open();
+        }
+        let chains = CHAINS.iter().zip(1..).map(|(shared, tail)| chain(*shared, LENGTH - shared, tail)).collect();
+        Self { index, chains, lives: Vec::new(), holes }
+    }
+
+    fn apply(&mut self, change: &Change) {
+        if let Change::Open = change {
+            let seat = self.index.open();
+            assert!(self.lives.iter().all(|life| life.0 != seat), "a seat was given twice");
+            self.lives.push((seat, BTreeSet::new()));
+            return;
+        }
+        if let Change::Sweep(most) = change {
+            self.index.sweep(*most);
+            return;
+        }
+        let (&Change::Close(number)
+        | &Change::Store { seat: number, .. }
+        | &Change::Evict { seat: number, .. }
+        | &Change::Punch { seat: number, .. }
+        | &Change::Resync { seat: number, .. }) = change
+        else {
+            return;
+        };
+        if number >= self.lives.len() {
+            return;
+        }
+        let (seat, held) = &mut self.lives[number];
+        match *change {
+            Change::Open | Change::Sweep(_) => {}
+            Change::Close(_) => {
+                self.index.close(*seat);
+                self.lives.swap_remove(number);
+            }
+            Change::Store { chain, length, .. } => {
+                self.index.store(*seat, &self.chains[chain][..length]);
+                held.extend(&self.chains[chain][..length]);
+            }
+            Change::Evict { chain, from, .. } => {
+                let Some(first) = self.chains[chain].get(from) else { return };
+                for chain in self.chains.iter().filter(|chain| chain[from] == *first) {
+                    self.index.remove(*seat, &chain[from..]);
+                    held.retain(|key| !chain[from..].contains(key));
+                }
+            }
+            Change::Punch { chain, block, .. } => {
+                if let (Some(key), Holes::Possible) = (self.chains[chain].get(block), self.holes) {
+                    self.index.remove(*seat, &[*key]);
+                    held.remove(key);
+                }
+            }
+            Change::Resync { chain, length, .. } => {
+                self.index.close(*seat);
+                let keys = &self.chains[chain][..length];
+                *seat = self.index.open();
+                self.index.store(*seat, keys);
+                *held = keys.iter().copied().collect();
+            }
+        }
+    }
+
+    fn check(&self) {
+        let seats: Vec<_> = self.lives.iter().map(|life| (life.0, self.holes)).collect();
+        for chain in &self.chains {
+            let walked = |held: &BTreeSet<Key>| chain.iter().zip(0..).find(|(key, _)| !held.contains(key)).map_or(24, |(_, block)| block);
+            let expected: Vec<u32> = self.lives.iter().map(|life| walked(&life.1)).collect();
+            assert_eq!(self.index.matched(chain, &seats), expected);
+        }
+        for (seat, held) in &self.lives {
+            let digest = Digest { count: held.len() as u64, xor: held.iter().fold(0, |xor, key| xor ^ key) };
+            assert_eq!(self.index.digest(*seat), digest);
+        }
+    }
+
+    fn run(mut self, changes: &[Change]) {
+        for change in changes {
+            self.apply(change);
+            self.check();
+        }
+        sweep_all(&self.index);
+        self.check();
+        let all: BTreeSet<&Key> = self.lives.iter().flat_map(|life| &life.1).collect();
+        assert_eq!(self.index.len(), all.len());
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_history_leads_to_what_a_plain_set_for_each_life_would_say(
+        unused in prop_oneof![Just(0usize), Just(61), Just(200)],
+        changes in prop::collection::vec(change(), 1..60),
+    ) {
+        Pair::new(unused, Holes::None).run(&changes);
+    }
+
+    #[test]
+    fn any_history_with_holes_leads_to_what_a_walk_would_say(changes in prop::collection::vec(change(), 1..60)) {
+        Pair::new(0, Holes::Possible).run(&changes);
+    }
+}

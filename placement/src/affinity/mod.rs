@@ -1,0 +1,35 @@
+//! Who has which prefix: the blocks that replicas hold, those that requests in flight are about to leave there, how much a prefix is asked
+//! for, and a guess for replicas whose engines tell nothing. Data structures only; the router's fleet and dispatch, and the simulator,
+//! write and ask them.
+
+mod guess;
+mod holders;
+mod index;
+mod overlay;
+mod popularity;
+mod prefix;
+
+pub use guess::Guess;
+pub use index::{Digest, Index};
+pub use overlay::{Overlay, Pledge};
+pub use popularity::{Arrivals, Popularity};
+
+/// One life of one replica's cache. Seats are small numbers, so that a set of them is a bitmask; a number is used again when nothing is
+/// left of the life before. The seats of an [`Index`] and those of a [`Guess`] have nothing to do with each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Seat(u32);
+
+impl Seat {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Whether a replica's cache may hold a block without holding those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Holes {
+    /// It never does: engines free the ends of chains first. The match is found by bisection.
+    None,
+    /// It may: sliding windows free the beginning first. The chain is walked until the first missing block.
+    Possible,
+}

@@ -1,0 +1,84 @@
+use super::*;
+use crate::affinity::Index;
+
+fn chain(shared: u64, own: u64, tail: u64) -> Arc<[Key]> {
+    (0..shared).chain((0..own).map(|block| tail * 1000 + block)).collect()
+}
+
+fn seats(count: usize) -> Vec<(Seat, Holes)> {
+    let index = Index::new();
+    (0..count).map(|_| (index.open(), Holes::None)).collect()
+}
+
+#[test]
+fn a_prompt_in_flight_counts_as_cached_as_far_as_it_is_the_same() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(3));
+    let _first = overlay.enter(seats[0].0, chain(10, 20, 1));
+    let _second = overlay.enter(seats[1].0, chain(10, 20, 2));
+    let mut matched = [0, 0, 0];
+    overlay.raise(&chain(10, 20, 2), &seats, &mut matched);
+    assert_eq!(matched, [10, 30, 0]);
+    let mut matched = [0, 0, 0];
+    overlay.raise(&chain(10, 0, 0), &seats, &mut matched);
+    assert_eq!(matched, [10, 10, 0]);
+}
+
+#[test]
+fn a_match_is_never_lowered() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
+    let _pledge = overlay.enter(seats[0].0, chain(10, 20, 1));
+    for (cached, expected) in [(0, 10), (9, 10), (10, 10), (25, 25), (30, 30), (31, 31)] {
+        let mut matched = [cached];
+        overlay.raise(&chain(10, 20, 2), &seats, &mut matched);
+        assert_eq!(matched, [expected]);
+    }
+}
+
+#[test]
+fn the_longest_of_several_prompts_on_a_replica_counts() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
+    let pledges: Vec<Pledge> = [5, 17, 3].map(|length| overlay.enter(seats[0].0, chain(length, 4, length))).into();
+    let mut matched = [0];
+    overlay.raise(&chain(30, 0, 0), &seats, &mut matched);
+    assert_eq!(matched, [17]);
+    drop(pledges);
+}
+
+#[test]
+fn a_prompt_leaves_when_its_pledge_is_dropped() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
+    let keys = chain(10, 0, 0);
+    let (one, same) = (overlay.enter(seats[0].0, Arc::clone(&keys)), overlay.enter(seats[0].0, Arc::clone(&keys)));
+    let raised = || {
+        let mut matched = [0];
+        overlay.raise(&keys, &seats, &mut matched);
+        matched[0]
+    };
+    drop(one);
+    assert_eq!(raised(), 10, "the other request is still in flight");
+    drop(same);
+    assert_eq!(raised(), 0);
+    assert!(overlay.is_empty());
+}
+
+#[test]
+fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(3));
+    let _empty = overlay.enter(seats[0].0, Arc::from([]));
+    let _other = overlay.enter(seats[2].0, chain(10, 0, 0));
+    assert_eq!(overlay.len(), 1);
+    let mut matched = [0, 0];
+    overlay.raise(&chain(10, 0, 0), &seats[..2], &mut matched);
+    overlay.raise(&[], &seats[..2], &mut matched);
+    assert_eq!(matched, [0, 0]);
+}
+
+#[test]
+fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(2));
+    let _oldest = overlay.enter(seats[0].0, chain(20, 0, 0));
+    let _rest: Vec<Pledge> = (0..300).map(|tail| overlay.enter(seats[1].0, chain(5, 1, tail + 1))).collect();
+    let mut matched = [0, 0];
+    overlay.raise(&chain(20, 0, 0), &seats, &mut matched);
+    assert_eq!(matched, [0, 5]);
+}

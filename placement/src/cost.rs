@@ -1,0 +1,310 @@
+//! What a request would cost on each replica, in seconds, and the cheapest one. Pure: it reads no clock, takes no lock and awaits nothing.
+//! The router's dispatch and the simulator call [`place`]; what it returns explains itself: every term can be worked out by hand from the
+//! candidate and the conditions that are printed beside it.
+
+use std::cmp::Reverse;
+
+use serde::Serialize;
+
+use crate::affinity::Arrivals;
+use crate::offered::MOST_UTILISATION;
+use crate::rates::{LEAST_SLOWNESS, MOST_SLOWNESS, Rates};
+
+/// A request that is to be placed.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// Tokens of its prompt.
+    pub tokens: u32,
+    /// Tokens that its answer is expected to have.
+    pub output: f64,
+    /// How often the beginnings of its prompt have lately been asked for.
+    pub arrivals: &'a Arrivals,
+}
+
+/// What the choice knows of one replica. Tokens and requests are those of all routers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Its index in the fleet view.
+    pub replica: usize,
+    /// Tokens of the prompt that it holds, or will hold when what is in flight there has been computed.
+    pub matched: u32,
+    /// Requests in flight: the greater of what routers count and what the engine says, since an engine that hangs says nothing.
+    pub in_flight: u32,
+    /// Prompt tokens that are still to be computed for requests ahead of a new one.
+    pub pending: u64,
+    /// Tokens of the sequences that it runs.
+    pub context: u64,
+    /// Tokens that its KV cache holds; 0 when unknown.
+    pub capacity: u64,
+    /// Share of the KV cache that running sequences hold, 0 to 1.
+    pub kv_use: f64,
+    /// Tokens that a step computes at most.
+    pub budget: u32,
+    /// Seconds for which the oldest request there has waited beyond what was predicted; 0 when none has.
+    pub overdue: f64,
+    /// Its speed.
+    pub rates: Rates,
+    /// Its lease has lapsed or its last request failed: it is used when nothing else is left.
+    pub doubtful: bool,
+}
+
+/// What holds for the fleet as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Conditions {
+    /// The mean speed of its replicas: the unit in which recomputation is priced.
+    pub nominal: Rates,
+    /// Offered work as a share of what it can do, 0 to 1; more than 0.95 counts as 0.95.
+    pub utilisation: f64,
+}
+
+/// What one replica would cost, in seconds. `u` are the uncached and `h` the matched tokens, `s` is its slowness (kept within 0.25 and 8),
+/// `step`, `prefill`, `attention` and `decode` are its rates, `η` and `ρ` the fleet's, and `t` is `Rates::step_seconds` of its requests in
+/// flight and their context.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Terms {
+    /// `max(prefill·pending·s, overdue)`: the prompts ahead. An engine that hangs reports nothing; how long its oldest request has been
+    /// left without an answer says it all.
+    pub queue: f64,
+    /// `(prefill·u + attention·u·(h + u/2))·s`: the prompt itself.
+    pub prefill: f64,
+    /// `max(1, ceil((pending + u)/budget))·t`: what the sequences that are decoded take of each step on the way.
+    pub steps: f64,
+    /// Until there is memory: 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`, and `output·t` at most, with
+    /// `n = max(1, in_flight)`. `held` is what the KV cache holds for running sequences: `context`, or `kv_use·capacity` where that is
+    /// reported and less, since sequences share prefixes. They are taken to be equally long and spread evenly over answers as long as this
+    /// one's: one of them ends every `output/n` steps.
+    pub memory: f64,
+    /// `η·nominal seconds per uncached token·Σ over uncached tokens of 1/(1 + arrivals)`, with `η = 2ρ/(1 − ρ)`: what recomputing costs
+    /// the others, and less where many lately came the same way, who can use what is computed here. The sum is what the arrivals say of this request.
+    pub congestion: f64,
+    /// `0.15·output·(t + in_flight·Δ)`, with `Δ = decode + rates.context·(tokens + output/2)`: the answer, and by how much it slows down the
+    /// others. Every request in flight counts as decoded, also when the engine says nothing of it.
+    pub decode: f64,
+}
+
+impl Terms {
+    /// What is compared.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.first_token() + self.congestion + self.decode
+    }
+
+    /// Seconds until the first token, as predicted.
+    #[must_use]
+    pub fn first_token(&self) -> f64 {
+        self.queue + self.prefill + self.steps + self.memory
+    }
+}
+
+/// A candidate and its cost.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Scored {
+    /// The replica, as it was known.
+    pub candidate: Candidate,
+    /// Tokens of the prompt that it would have to compute.
+    pub uncached: u32,
+    /// What that costs.
+    pub terms: Terms,
+}
+
+/// Why a replica was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// There was no other.
+    Only,
+    /// It cost the least by far enough.
+    Cheapest,
+    /// Several cost about the least; of those it had the longest match, of equals the fewest requests, and of equals again the lot fell
+    /// on it.
+    NearTie,
+    /// All were doubtful.
+    LastResort,
+}
+
+/// The replica chosen, and everything the choice was made from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Decision {
+    /// All candidates, in the order in which they were given.
+    pub scored: Vec<Scored>,
+    /// Index of the chosen one in `scored`.
+    pub chosen: usize,
+    /// Why that one.
+    pub why: Why,
+    /// Candidates that cost about the least, the chosen one included.
+    pub tied: usize,
+    /// The fleet's utilisation that it was decided with.
+    pub utilisation: f64,
+    /// The fleet's mean speed that it was decided with.
+    pub nominal: Rates,
+}
+
+impl Decision {
+    /// The chosen candidate.
+    #[must_use]
+    pub fn choice(&self) -> &Scored {
+        &self.scored[self.chosen]
+    }
+}
+
+/// Share of the decoding that is charged. Time between tokens matters less than the time until the first, and the whole of it would make
+/// long answers flee from every busy replica, whatever it has cached.
+const DECODE_SHARE: f64 = 0.15;
+
+/// What costs more than the cheapest by this share of the cheapest's time to the first token is still about the least: the estimates are
+/// no better, and several routers that see the same fleet must not all choose the same replica. The rest of the cost is left out, since
+/// the decoding of a long answer would make everything about the same.
+const NEAR_SHARE: f64 = 0.02;
+
+/// So is what costs this many seconds more, where the times themselves are small: less than one more sequence in flight costs.
+const NEAR_SECONDS: f64 = 0.000_2;
+
+/// A term that is not a number from zero up, or is greater than this, is taken as this: some thirty years. So nonsense in a replica's
+/// figures makes it the last to be chosen, and sums stay finite.
+const MOST_SECONDS: f64 = 1e9;
+
+/// Tokens of a step where a replica has not said: what vLLM takes by default on large GPUs.
+const USUAL_BUDGET: u32 = 8192;
+
+/// No answer is expected to be longer than this.
+const MOST_OUTPUT: f64 = 1e6;
+
+/// With more than this share of the KV cache in use, the next sequence probably evicts one that runs.
+const FULL: f64 = 0.97;
+
+/// The cheapest replica that is not doubtful, or the cheapest when all are; with its reasons. `None` without candidates.
+///
+/// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay together; with equal
+/// matches the fewest requests in flight, so that short requests spread evenly; and of those one at random, so that several routers do
+/// not all pick the first.
+#[must_use]
+pub fn place(ask: &Ask<'_>, candidates: &[Candidate], conditions: &Conditions, random: &mut fastrand::Rng) -> Option<Decision> {
+    let last_resort = candidates.iter().all(|candidate| candidate.doubtful);
+    let mut pricing = Pricing::new(ask, conditions);
+    let (mut cheapest, mut first_token) = (f64::INFINITY, 0.0);
+    let mut scored = Vec::with_capacity(candidates.len());
+    for candidate in candidates {
+        let one = pricing.score(candidate);
+        if last_resort || !candidate.doubtful {
+            let total = one.terms.total();
+            if total < cheapest {
+                (cheapest, first_token) = (total, one.terms.first_token());
+            }
+        }
+        scored.push(one);
+    }
+    let reach = cheapest + (first_token * NEAR_SHARE).max(NEAR_SECONDS);
+    let (mut tied, mut equals, mut best, mut chosen) = (0, 0, None, None);
+    for (index, one) in scored.iter().enumerate() {
+        if (one.candidate.doubtful && !last_resort) || one.terms.total() > reach {
+            continue;
+        }
+        tied += 1;
+        let rank = Some((one.candidate.matched.min(ask.tokens), Reverse(one.candidate.in_flight)));
+        if rank > best {
+            (best, equals, chosen) = (rank, 1, Some(index));
+        } else if rank == best {
+            // Each of the equals so far is the chosen one with the same probability, without a list of them.
+            equals += 1;
+            if random.u32(..equals) == 0 {
+                chosen = Some(index);
+            }
+        }
+    }
+    let why = match (last_resort, candidates.len(), tied) {
+        (true, ..) => Why::LastResort,
+        (false, 1, _) => Why::Only,
+        (false, _, 1) => Why::Cheapest,
+        _ => Why::NearTie,
+    };
+    Some(Decision { scored, chosen: chosen?, why, tied, utilisation: utilisation(conditions), nominal: conditions.nominal })
+}
+
+/// Whether a request sent there now would begin to be computed within about a step. While the replica that is chosen for it has no room, a
+/// request had better wait in the router, where every replica stays open to it and shorter ones can go before it.
+#[must_use]
+pub fn has_room(candidate: &Candidate) -> bool {
+    let full = candidate.kv_use > FULL;
+    candidate.pending <= u64::from(budget(candidate)) && !full
+}
+
+fn budget(candidate: &Candidate) -> u32 {
+    if candidate.budget == 0 { USUAL_BUDGET } else { candidate.budget }
+}
+
+fn utilisation(conditions: &Conditions) -> f64 {
+    if conditions.utilisation.is_nan() { 0.0 } else { conditions.utilisation.clamp(0.0, MOST_UTILISATION) }
+}
+
+/// What is the same for all candidates.
+struct Pricing<'a> {
+    ask: &'a Ask<'a>,
+    output: f64,
+    nominal: Rates,
+    price: f64,
+    /// What the arrivals say where nothing matches, and the last match that they were asked about: most candidates have one of the two.
+    unmatched: f64,
+    last: (u32, f64),
+}
+
+impl<'a> Pricing<'a> {
+    fn new(ask: &'a Ask<'a>, conditions: &Conditions) -> Self {
+        let utilisation = utilisation(conditions);
+        let output = if ask.output.is_nan() { 0.0 } else { ask.output.clamp(0.0, MOST_OUTPUT) };
+        let price = 2.0 * utilisation / (1.0 - utilisation);
+        let unmatched = if price > 0.0 { ask.arrivals.discounted(0, ask.tokens) } else { 0.0 };
+        Self { ask, output, nominal: conditions.nominal, price, unmatched, last: (0, unmatched) }
+    }
+
+    fn score(&mut self, candidate: &Candidate) -> Scored {
+        let rates = &candidate.rates;
+        let matched = candidate.matched.min(self.ask.tokens);
+        let uncached = self.ask.tokens - matched;
+        let slowness = rates.slowness.clamp(LEAST_SLOWNESS, MOST_SLOWNESS);
+        let step = rates.step_seconds(candidate.in_flight, candidate.context);
+        let steps = candidate.pending.saturating_add(u64::from(uncached)).div_ceil(u64::from(budget(candidate))).max(1);
+        let slowdown = rates.decode + rates.context * (f64::from(self.ask.tokens) + self.output / 2.0);
+        let terms = Terms {
+            queue: seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MOST_SECONDS)),
+            prefill: seconds(rates.prefill_seconds(uncached, matched) * slowness),
+            steps: seconds(steps as f64 * step),
+            memory: seconds(self.memory(candidate, uncached) * step),
+            congestion: self.congestion(matched, uncached),
+            decode: seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
+        };
+        Scored { candidate: *candidate, uncached, terms }
+    }
+
+    /// Steps until there is memory.
+    fn memory(&self, candidate: &Candidate, uncached: u32) -> f64 {
+        let (capacity, context) = (candidate.capacity as f64, candidate.context as f64);
+        let held = if candidate.kv_use > 0.0 { context.min(candidate.kv_use * capacity) } else { context };
+        let excess = held + f64::from(uncached) + self.output - capacity;
+        if candidate.capacity == 0 || excess <= 0.0 {
+            return 0.0;
+        }
+        let sequences = f64::from(candidate.in_flight.max(1));
+        ((excess * sequences / held).ceil() / sequences).min(1.0) * self.output
+    }
+
+    /// Nonsense in the fleet's figures would cost all candidates alike and hide what they differ by; it prices nothing.
+    fn congestion(&mut self, matched: u32, uncached: u32) -> f64 {
+        if self.price == 0.0 || uncached == 0 {
+            return 0.0;
+        }
+        if matched != 0 && matched != self.last.0 {
+            self.last = (matched, self.ask.arrivals.discounted(matched, self.ask.tokens));
+        }
+        let tokens = if matched == 0 { self.unmatched } else { self.last.1 };
+        let congestion = self.price * self.nominal.prefill_seconds_each(uncached, matched) * tokens;
+        if congestion.is_nan() || congestion < 0.0 { 0.0 } else { congestion.min(MOST_SECONDS) }
+    }
+}
+
+/// A duration that can be compared and summed.
+fn seconds(value: f64) -> f64 {
+    if value.is_nan() || value < 0.0 { MOST_SECONDS } else { value.min(MOST_SECONDS) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,313 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::affinity::Popularity;
+use crate::keys::{Chain, Key, token_keys};
+
+const BLOCK: u32 = 16;
+
+fn idle(replica: usize) -> Candidate {
+    Candidate {
+        replica,
+        matched: 0,
+        in_flight: 0,
+        pending: 0,
+        context: 0,
+        capacity: 1_000_000,
+        kv_use: 0.0,
+        budget: 8192,
+        overdue: 0.0,
+        rates: Rates::default(),
+        doubtful: false,
+    }
+}
+
+/// Decodes twenty sequences of two thousand tokens, and has the beginning of the prompt.
+fn busy(replica: usize, matched: u32) -> Candidate {
+    Candidate { matched, in_flight: 20, context: 40_000, ..idle(replica) }
+}
+
+fn fleet(utilisation: f64) -> Conditions {
+    Conditions { nominal: Rates::default(), utilisation }
+}
+
+fn decide(tokens: u32, candidates: &[Candidate], utilisation: f64, seed: u64) -> Decision {
+    let arrivals = Arrivals::none();
+    let ask = Ask { tokens, output: 200.0, arrivals: &arrivals };
+    place(&ask, candidates, &fleet(utilisation), &mut fastrand::Rng::with_seed(seed)).unwrap()
+}
+
+fn chosen(tokens: u32, candidates: &[Candidate], utilisation: f64) -> usize {
+    decide(tokens, candidates, utilisation, 1).choice().candidate.replica
+}
+
+fn keys(seed: u32, tokens: u32) -> Vec<Key> {
+    token_keys(Chain::new("", ""), &(seed..seed + tokens).collect::<Vec<_>>(), BLOCK as usize)
+}
+
+fn assert_close(left: f64, right: f64) {
+    assert!((left - right).abs() <= 1e-9 * right.abs().max(1.0), "{left} instead of {right}");
+}
+
+#[test]
+fn every_term_can_be_worked_out_by_hand() {
+    let rates = Rates { step: 0.01, prefill: 1e-4, attention: 1e-8, decode: 1e-3, context: 1e-6, slowness: 2.0 };
+    let candidate = Candidate {
+        matched: 1_000,
+        in_flight: 4,
+        pending: 3_000,
+        context: 8_000,
+        capacity: 9_000,
+        kv_use: 0.0,
+        budget: 2_048,
+        overdue: 0.1,
+        rates,
+        ..idle(0)
+    };
+    let arrivals = Arrivals::none();
+    let ask = Ask { tokens: 3_000, output: 100.0, arrivals: &arrivals };
+    let conditions = Conditions { nominal: Rates { prefill: 1e-4, attention: 0.0, ..rates }, utilisation: 0.5 };
+    let decision = place(&ask, &[candidate], &conditions, &mut fastrand::Rng::with_seed(1)).unwrap();
+    let Scored { uncached, terms, .. } = *decision.choice();
+    assert_eq!(uncached, 2_000);
+    assert_close(terms.queue, 1e-4 * 3_000.0 * 2.0);
+    assert_close(terms.prefill, (1e-4 * 2_000.0 + 1e-8 * 2_000.0 * (1_000.0 + 1_000.0)) * 2.0);
+    let step = 0.01 + 1e-3 * 4.0 + 1e-6 * 8_000.0;
+    assert_close(terms.steps, 3.0 * step);
+    // 1,100 tokens too many: of the four sequences of 2,000 one has to end, and one does every 25 steps.
+    assert_close(terms.memory, 25.0 * step);
+    assert_close(terms.congestion, 2.0 * 1e-4 * 2_000.0);
+    assert_close(terms.decode, 0.15 * 100.0 * (step + 4.0 * (1e-3 + 1e-6 * (3_000.0 + 50.0))));
+    assert_close(terms.first_token(), terms.queue + terms.prefill + terms.steps + terms.memory);
+    assert_close(terms.total(), terms.first_token() + terms.congestion + terms.decode);
+    assert_eq!((decision.why, decision.tied, decision.utilisation), (Why::Only, 1, 0.5));
+}
+
+#[test]
+fn a_long_match_is_worth_a_busy_replica_and_a_short_one_is_not() {
+    for (tokens, matched, pending, expected) in [
+        (32_000, 32_000, 0, "busy"),
+        (8_000, 8_000, 0, "busy"),
+        (32_000, 31_000, 10_000, "busy"),
+        (1_000, 1_000, 0, "idle"),
+        (8_000, 512, 0, "idle"),
+        (8_000, 8_000, 20_000, "idle"),
+        (64, 0, 0, "idle"),
+    ] {
+        let busy = Candidate { pending, ..busy(1, matched) };
+        let replica = ["idle", "busy"][chosen(tokens, &[idle(0), busy], 0.0)];
+        assert_eq!(replica, expected, "{matched} of {tokens} tokens matched, {pending} pending");
+    }
+}
+
+#[test]
+fn a_hung_replica_costs_what_we_have_waited_for_it() {
+    let hung = Candidate { in_flight: 3, overdue: 2.0, ..idle(0) };
+    assert_eq!(chosen(8_000, &[hung, busy(1, 0)], 0.0), 1);
+    let matched = Candidate { matched: 8_000, ..hung };
+    assert_eq!(chosen(8_000, &[matched, busy(1, 0)], 0.0), 1, "the match is not worth two seconds");
+}
+
+#[test]
+fn each_request_in_flight_makes_the_next_one_dearer_although_the_engine_says_nothing() {
+    let costs: Vec<f64> =
+        (0..50).map(|in_flight| decide(2_000, &[Candidate { in_flight, ..idle(0) }], 0.0, 1).choice().terms.total()).collect();
+    assert!(costs.windows(2).all(|pair| pair[0] < pair[1]), "{costs:?}");
+    let hung = Candidate { in_flight: 30, ..idle(0) };
+    assert_eq!(chosen(2_000, &[hung, Candidate { in_flight: 10, context: 20_000, ..idle(1) }], 0.0), 1);
+}
+
+#[test]
+fn a_replica_that_is_slower_than_its_rates_say_gets_less() {
+    let slow = Candidate { rates: Rates { slowness: 3.0, ..Rates::default() }, ..idle(0) };
+    assert_eq!(chosen(8_000, &[slow, Candidate { in_flight: 10, ..idle(1) }], 0.0), 1);
+}
+
+#[test]
+fn equal_replicas_share_evenly_over_seeds_and_within_one() {
+    let equals = [idle(0), idle(1)];
+    let first = (0..2_000).filter(|&seed| decide(500, &equals, 0.3, seed).chosen == 0).count();
+    assert!((800..1_200).contains(&first), "{first}");
+    let arrivals = Arrivals::none();
+    let ask = Ask { tokens: 500, output: 200.0, arrivals: &arrivals };
+    let mut random = fastrand::Rng::with_seed(9);
+    let mut counts = [0; 5];
+    let equals: Vec<Candidate> = (0..5).map(idle).collect();
+    (0..5_000).for_each(|_| counts[place(&ask, &equals, &fleet(0.3), &mut random).unwrap().chosen] += 1);
+    assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn among_near_ties_the_longest_match_wins() {
+    // A few tokens ahead outweigh the short match, but by less than the estimates are good for.
+    let matched = Candidate { matched: 160, pending: 200, ..idle(1) };
+    for seed in 0..50 {
+        let decision = decide(8_000, &[idle(0), matched, idle(2)], 0.0, seed);
+        assert!(decision.scored[1].terms.total() > decision.scored[0].terms.total());
+        assert_eq!((decision.chosen, decision.why, decision.tied), (1, Why::NearTie, 3));
+    }
+}
+
+#[test]
+fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
+    let doubtful = |replica| Candidate { doubtful: true, matched: 8_000, ..idle(replica) };
+    let overloaded = Candidate { pending: 1_000_000, ..busy(1, 0) };
+    let decision = decide(8_000, &[doubtful(0), overloaded], 0.0, 1);
+    assert_eq!((decision.chosen, decision.why), (1, Why::Cheapest));
+    let decision = decide(8_000, &[doubtful(0), Candidate { pending: 90_000, ..doubtful(1) }], 0.0, 1);
+    assert_eq!((decision.chosen, decision.why), (0, Why::LastResort));
+}
+
+#[test]
+fn no_candidate_means_no_decision() {
+    let arrivals = Arrivals::none();
+    let ask = Ask { tokens: 1, output: 1.0, arrivals: &arrivals };
+    assert_eq!(place(&ask, &[], &fleet(0.0), &mut fastrand::Rng::with_seed(1)), None);
+}
+
+#[test]
+fn memory_costs_only_where_it_is_known_to_be_short() {
+    let running = Candidate { context: 95_000, ..busy(0, 0) };
+    for (capacity, kv_use, short) in [
+        (0, 0.0, false),
+        (200_000, 0.0, false),
+        (100_000, 0.0, true),
+        (100_000, 0.95, true),
+        (100_000, 0.4, false), // sequences share prefixes
+        (200_000, 0.99, false),
+    ] {
+        let terms = decide(8_000, &[Candidate { capacity, kv_use, ..running }], 0.0, 1).choice().terms;
+        assert_eq!(terms.memory > 0.0, short, "capacity {capacity}, in use {kv_use}");
+    }
+    let full = Candidate { capacity: 100_000, matched: 2_000, ..running };
+    assert_eq!(chosen(8_000, &[full, Candidate { replica: 1, ..running }], 0.0), 1, "memory is worth more than a quarter of the prompt");
+}
+
+#[test]
+fn near_saturation_a_prompt_stays_with_its_prefix() {
+    let home = Candidate { pending: 9_000, ..busy(0, 6_000) };
+    assert_eq!(chosen(8_000, &[home, idle(1)], 0.0), 1, "when idle, latency rules");
+    assert_eq!(chosen(8_000, &[home, idle(1)], 0.9), 0, "when busy, recomputing delays everyone");
+}
+
+#[test]
+fn a_hot_prefix_spreads_where_a_cold_one_stays() {
+    let home = Candidate { pending: 12_000, ..busy(0, 8_000) };
+    let (popularity, keys) = (Popularity::default(), keys(0, 8_000));
+    let place_it = |arrivals: &Arrivals| {
+        let ask = Ask { tokens: 8_000, output: 200.0, arrivals };
+        place(&ask, &[home, idle(1)], &fleet(0.6), &mut fastrand::Rng::with_seed(1)).unwrap().choice().candidate.replica
+    };
+    assert_eq!(place_it(&popularity.arrive(&keys, BLOCK, 0.0)), 0);
+    let later: Vec<Arrivals> = (0..40).map(|_| popularity.arrive(&keys, BLOCK, 0.0)).collect();
+    assert_eq!(place_it(&later[39]), 1);
+}
+
+#[test]
+fn a_burst_of_equal_prompts_stays_on_two_replicas_at_most() {
+    for (tokens, utilisation) in [(4_000, 0.5), (8_000, 0.3), (8_000, 0.5), (32_000, 0.0), (32_000, 0.7)] {
+        for seed in 0..20 {
+            let (popularity, keys) = (Popularity::default(), keys(0, tokens));
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut replicas: Vec<Candidate> = (0..4).map(idle).collect();
+            for _ in 0..16 {
+                let arrivals = popularity.arrive(&keys, BLOCK, 0.0);
+                let ask = Ask { tokens, output: 200.0, arrivals: &arrivals };
+                let decision = place(&ask, &replicas, &fleet(utilisation), &mut random).unwrap();
+                let uncached = decision.choice().uncached;
+                let replica = &mut replicas[decision.chosen];
+                replica.pending += u64::from(uncached);
+                replica.in_flight += 1;
+                replica.matched = tokens;
+            }
+            let counts: Vec<u32> = replicas.iter().map(|replica| replica.in_flight).collect();
+            let used = counts.iter().filter(|&&count| count > 0).count();
+            assert!(used <= 2, "{tokens} tokens at utilisation {utilisation}, seed {seed}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn room_ends_with_more_than_a_step_pending_or_memory_in_use() {
+    let room = |pending, kv_use, budget| has_room(&Candidate { pending, kv_use, budget, ..idle(0) });
+    assert!(room(8192, 0.97, 8192));
+    assert!(!room(8193, 0.0, 8192));
+    assert!(!room(0, 0.98, 8192));
+    assert!(room(8192, f64::NAN, 0), "what is unknown holds nobody back");
+}
+
+fn figure() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(f64::NAN), Just(-f64::NAN), Just(f64::INFINITY), Just(-1.0), Just(0.0), Just(1e300), 1e-9..10.0]
+}
+
+fn any_rates() -> impl Strategy<Value = Rates> {
+    (figure(), figure(), figure(), figure(), figure(), figure()).prop_map(|(step, prefill, attention, decode, context, slowness)| Rates {
+        step,
+        prefill,
+        attention,
+        decode,
+        context,
+        slowness,
+    })
+}
+
+fn any_candidate() -> impl Strategy<Value = Candidate> {
+    let counts = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>());
+    (counts, figure(), figure(), prop_oneof![any_rates(), Just(Rates::default())], any::<bool>()).prop_map(
+        |((matched, in_flight, pending, context, capacity, budget), kv_use, overdue, rates, doubtful)| Candidate {
+            replica: 0,
+            matched,
+            in_flight,
+            pending,
+            context,
+            capacity,
+            kv_use,
+            budget,
+            overdue,
+            rates,
+            doubtful,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn nonsense_never_panics_and_costs_stay_finite(
+        candidates in prop::collection::vec(any_candidate(), 1..12), tokens: u32, output in figure(), utilisation in figure(),
+        nominal in any_rates(), seed: u64,
+    ) {
+        let arrivals = Arrivals::none();
+        let ask = Ask { tokens, output, arrivals: &arrivals };
+        let conditions = Conditions { nominal, utilisation };
+        let decision = place(&ask, &candidates, &conditions, &mut fastrand::Rng::with_seed(seed)).unwrap();
+        prop_assert_eq!(decision.scored.len(), candidates.len());
+        for scored in &decision.scored {
+            prop_assert!(scored.terms.total().is_finite() && scored.terms.total() >= 0.0, "{:?}", scored);
+        }
+        let rank = |scored: &Scored| (scored.candidate.doubtful, scored.terms.total());
+        let (doubtful, cost) = rank(decision.choice());
+        for other in &decision.scored {
+            let (other_doubtful, other_cost) = rank(other);
+            let near = cost <= (other_cost * 1.02).max(other_cost + 0.001);
+            prop_assert!(if doubtful == other_doubtful { near } else { other_doubtful }, "{:?}", decision);
+        }
+        prop_assert_eq!(decision.chosen, place(&ask, &candidates, &conditions, &mut fastrand::Rng::with_seed(seed)).unwrap().chosen);
+    }
+
+    #[test]
+    fn a_replica_with_nonsense_for_rates_loses_to_one_that_makes_sense(rates in any_rates(), seed: u64) {
+        let parts = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context];
+        prop_assume!(parts.iter().any(|part| part.is_nan()) || rates.slowness.is_nan());
+        let nonsense = Candidate { rates, in_flight: 1, context: 1, pending: 1, ..idle(0) };
+        let overloaded = Candidate { pending: 10_000_000, ..busy(1, 0) };
+        prop_assert_eq!(decide(1_000, &[nonsense, overloaded], 0.5, seed).chosen, 1);
+    }
+
+    #[test]
+    fn a_longer_match_never_costs_more(tokens in 1..200_000_u32, matched in (0..200_000_u32, 0..200_000_u32), utilisation in 0.0..1.0) {
+        let at = |matched| busy(0, matched);
+        let cost = |candidate| decide(tokens, &[candidate], utilisation, 1).choice().terms.total();
+        let (less, more) = (matched.0.min(matched.1), matched.0.max(matched.1));
+        prop_assert!(cost(at(more)) <= cost(at(less)) + 1e-9);
+    }
+}

@@ -1,0 +1,9 @@
+//! Which replica a request goes to, and why. Everything here is a pure function or a plain data structure: no task, no clock, no socket;
+//! time and randomness are arguments. So the router, the tests and the simulator run the same code.
+
+pub mod affinity;
+pub mod cost;
+pub mod hold;
+pub mod keys;
+pub mod offered;
+pub mod rates;

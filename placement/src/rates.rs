@@ -1,0 +1,381 @@
+//! How fast a replica is: the coefficients of a step's duration, learned from what really happened. Whoever sees first tokens and the
+//! time between tokens feeds a [`Learner`] per replica; the cost reads its [`Rates`].
+
+use serde::Serialize;
+
+/// Coefficients of one replica. A step takes `step + prefill·u + attention·u·(h + u/2) + decode·n + context·c` seconds, where it computes
+/// `u` prompt tokens after `h` cached ones and one token for each of `n` sequences that hold `c` tokens together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Rates {
+    /// Seconds of an empty step.
+    pub step: f64,
+    /// Seconds per prompt token.
+    pub prefill: f64,
+    /// Seconds per prompt token and token before it.
+    pub attention: f64,
+    /// Seconds per sequence.
+    pub decode: f64,
+    /// Seconds per token that the sequences hold.
+    pub context: f64,
+    /// How much slower than its coefficients say it has lately been, as a factor.
+    pub slowness: f64,
+}
+
+/// What is assumed of a replica that has not shown anything yet: a model of 7 to 32 billion parameters on one or two H100. It has to be
+/// of the right order only; a wrong prior that all replicas share hardly changes which of them is cheapest.
+impl Default for Rates {
+    fn default() -> Self {
+        Self {
+            // Reading 16 to 32 GB of weights at 3.35 TB/s takes 5 to 10 ms; scheduling and launches add to the smaller figure.
+            step: 0.01,
+            // Two operations per parameter: 20 GFLOP for ten billion, at about 500 TFLOP/s, which is half of the peak in 16 bits.
+            prefill: 40e-6,
+            // Four operations per layer and width: 0.5 MFLOP for 32 layers of 4,096, at about 500 TFLOP/s.
+            attention: 1e-9,
+            // The same arithmetic as for a prompt token, partly hidden behind the reading of weights, and some sampling and scheduling.
+            decode: 30e-6,
+            // Reading 57 kB of keys and values (28 layers, four heads of 128, 16 bits) at 3.35 TB/s. Larger models need two or three times that.
+            context: 2e-8,
+            slowness: 1.0,
+        }
+    }
+}
+
+impl Rates {
+    /// Seconds that the prompt itself needs: `uncached` tokens after `matched` cached ones. Slowness is not in it.
+    #[must_use]
+    pub fn prefill_seconds(&self, uncached: u32, matched: u32) -> f64 {
+        f64::from(uncached) * self.prefill_seconds_each(uncached, matched)
+    }
+
+    /// The same for each of the uncached tokens, on average.
+    pub(crate) fn prefill_seconds_each(&self, uncached: u32, matched: u32) -> f64 {
+        self.prefill + self.attention * (f64::from(matched) + f64::from(uncached) / 2.0)
+    }
+
+    /// Seconds of a step that computes one token for each of `sequences`, which hold `context` tokens together.
+    #[must_use]
+    pub fn step_seconds(&self, sequences: u32, context: u64) -> f64 {
+        self.step + self.decode * f64::from(sequences) + self.context * context as f64
+    }
+
+    /// Seconds of a replica that a request takes from the others: its prompt, and the part of each step that is its token's and its
+    /// context's. With long contexts the reading of keys and values is most of it. The empty step is nobody's.
+    #[must_use]
+    pub fn work_seconds(&self, uncached: u32, matched: u32, output: f64) -> f64 {
+        let context = f64::from(uncached) + f64::from(matched) + output / 2.0;
+        self.prefill_seconds(uncached, matched) + output * (self.decode + self.context * context)
+    }
+
+    /// The mean of each coefficient: the unit in which work that could fall on any replica is counted. Replicas with a coefficient that is
+    /// not a number from zero up are left out; without any other, the prior.
+    #[must_use]
+    pub fn mean<'a>(of: impl Iterator<Item = &'a Self>) -> Self {
+        let mut sum = [0.0; 6];
+        let mut count = 0.0;
+        for rates in of {
+            let parts = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness];
+            if parts.iter().all(|part| part.is_finite() && *part >= 0.0) {
+                sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
+                count += 1.0;
+            }
+        }
+        if count == 0.0 {
+            return Self::default();
+        }
+        let [step, prefill, attention, decode, context, slowness] = sum.map(|part| part / count);
+        Self { step, prefill, attention, decode, context, slowness }
+    }
+}
+
+/// What one replica has shown of its speed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Learned {
+    /// Its rates, as it alone has shown them.
+    pub rates: Rates,
+    /// First tokens that told the speed of prefill.
+    pub first_tokens: f64,
+    /// Intervals between tokens that told the duration of a step.
+    pub intervals: f64,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Self { rates: Rates::default(), first_tokens: 0.0, intervals: 0.0 }
+    }
+}
+
+/// A replica's own samples weigh as much as this many of the others'. Replicas of a fleet are mostly alike, so what one has shown says
+/// something of the next, and a difference that is only noise must not send all requests to one of them.
+const POOLED_SAMPLES: f64 = 20.0;
+
+/// More samples than this say no more: a replica's last hundred or so are what it has learned from.
+const MOST_SAMPLES: f64 = 200.0;
+
+/// What the replicas that a request may go to have shown together.
+///
+/// Without it a replica that has never been used keeps the prior, and looks slower or faster than all others for as long as nobody tries it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pool {
+    first_tokens: Pooled,
+    intervals: Pooled,
+}
+
+/// Sums of samples and of what they showed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pooled {
+    samples: f64,
+    sums: [f64; 3],
+}
+
+impl Pooled {
+    fn add(&mut self, samples: f64, shown: [f64; 3]) {
+        let samples = samples.clamp(0.0, MOST_SAMPLES);
+        if shown.iter().all(|part| part.is_finite()) {
+            self.samples += samples;
+            self.sums.iter_mut().zip(shown).for_each(|(sum, part)| *sum += part * samples);
+        }
+    }
+
+    fn draw(&self, samples: f64, shown: [f64; 3]) -> [f64; 3] {
+        if self.samples <= 0.0 {
+            return shown;
+        }
+        let samples = samples.clamp(0.0, MOST_SAMPLES);
+        let own = samples / (samples + POOLED_SAMPLES);
+        std::array::from_fn(|part| own * shown[part] + (1.0 - own) * self.sums[part] / self.samples)
+    }
+}
+
+impl Pool {
+    /// What all of these have shown.
+    #[must_use]
+    pub fn new<'a>(all: impl Iterator<Item = &'a Learned>) -> Self {
+        let mut pool = Self::default();
+        for learned in all {
+            let rates = &learned.rates;
+            pool.first_tokens.add(learned.first_tokens, [rates.prefill, rates.attention, 0.0]);
+            pool.intervals.add(learned.intervals, [rates.step, rates.decode, rates.context]);
+        }
+        pool
+    }
+
+    /// One replica's rates, drawn towards those of all, the less the more it has shown itself. Its slowness stays its own.
+    #[must_use]
+    pub fn rates(&self, learned: &Learned) -> Rates {
+        let own = &learned.rates;
+        let [prefill, attention, _] = self.first_tokens.draw(learned.first_tokens, [own.prefill, own.attention, 0.0]);
+        let [step, decode, context] = self.intervals.draw(learned.intervals, [own.step, own.decode, own.context]);
+        Rates { step, prefill, attention, decode, context, slowness: own.slowness }
+    }
+}
+
+/// A first token that came, and what had been expected of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FirstToken {
+    /// What `Terms::first_token` said when the request was placed.
+    pub predicted: f64,
+    /// Seconds from dispatch to the first token.
+    pub took: f64,
+    /// Tokens of the prompt that had to be computed.
+    pub uncached: u32,
+    /// Tokens of the prompt that were cached.
+    pub matched: u32,
+    /// Prompt tokens of requests ahead of it at its dispatch.
+    pub pending: u64,
+    /// Requests in flight there at its dispatch, without it.
+    pub in_flight: u32,
+}
+
+/// Fewer computed tokens than this take about as long as an empty step and say nothing of the speed.
+const TELLING_TOKENS: f64 = 256.0;
+
+/// Up to this many requests in flight the engine counts as quiet: their decoding adds less to a step than its noise.
+const QUIET_IN_FLIGHT: u32 = 4;
+
+/// A sample moves an estimate by its factor to this power at least; while few samples have come, by more.
+const LEAST_GAIN: f64 = 0.05;
+
+/// The prior weighs as much as this many samples.
+const PRIOR_SAMPLES: f64 = 4.0;
+
+/// By which power of its factor a deviation under load moves the slowness.
+const SLOWNESS_GAIN: f64 = 0.1;
+
+/// Share of the slowness that each sample under load turns into speed, so that what lasts becomes the coefficient.
+const SLOWNESS_SETTLES: f64 = 0.01;
+
+/// Share of the slowness that is forgotten with each sample in quiet, which tells the speed directly.
+const SLOWNESS_FORGOTTEN: f64 = 0.1;
+
+/// The slowness stays between these.
+pub(crate) const LEAST_SLOWNESS: f64 = 0.25;
+/// The slowness stays between these.
+pub(crate) const MOST_SLOWNESS: f64 = 8.0;
+
+/// No accelerator computes a prompt token faster than this, none that is used more slowly: whatever is fed, the speed stays in between.
+const PREFILL_BOUNDS: (f64, f64) = (1e-7, 1e-1);
+
+/// What an interval that is longer than expected weighs against a shorter one. Prompts that are computed in between make intervals longer
+/// and nothing makes them shorter, so the shorter ones tell what a step takes by itself.
+const LONGER_WEIGHT: f64 = 0.1;
+
+/// Share of the weight of earlier intervals that stays with each new one: the last hundred or so count.
+const INTERVAL_MEMORY: f64 = 0.99;
+
+/// Learns one replica's rates while it serves.
+///
+/// Prefill is learned as one factor, with the attention scaled alike: first tokens alone cannot tell the two apart while prompts are of
+/// similar length. So are the two coefficients of decoding. What a first token under load deviates by goes into the slowness, and from
+/// there into the speed if it lasts. A first token counts as at most e times faster or slower than expected, an interval as twice, so one
+/// absurd sample does little; those that are nonsense (not finite, not above zero) do nothing.
+#[derive(Debug, Clone)]
+pub struct Learner {
+    prior: Rates,
+    rates: Rates,
+    quiet_samples: f64,
+    intervals: Moments,
+}
+
+impl Learner {
+    /// A learner that knows nothing but the prior.
+    #[must_use]
+    pub fn new(prior: Rates) -> Self {
+        Self { prior, rates: prior, quiet_samples: 0.0, intervals: Moments::default() }
+    }
+
+    /// Learns from a first token.
+    pub fn first_token(&mut self, seen: &FirstToken) {
+        let ahead = seen.pending as f64;
+        let uncached = f64::from(seen.uncached);
+        if !positive(seen.took) || uncached + ahead < TELLING_TOKENS {
+            return;
+        }
+        let work = self.rates.prefill_seconds(seen.uncached, seen.matched) + self.rates.prefill * ahead;
+        if uncached >= TELLING_TOKENS && ahead * 8.0 <= uncached && seen.in_flight <= QUIET_IN_FLIGHT {
+            self.quiet(seen, work);
+        } else if positive(seen.predicted) && positive(work) {
+            let share = (self.rates.slowness * work / seen.predicted).min(1.0);
+            self.loaded(seen.took / seen.predicted, share);
+        }
+    }
+
+    /// Learns from the mean time between the tokens of a stream, while `sequences` that held `context` tokens were decoded. Steps that
+    /// also computed prompts are in such a mean; where they are in all of them, a step looks longer than it is without them.
+    pub fn interval(&mut self, sequences: u32, context: u64, seconds: f64) {
+        if !positive(seconds) {
+            return;
+        }
+        let usual = self.rates.step_seconds(sequences, context);
+        let seconds = if positive(usual) { seconds.clamp(usual / 2.0, usual * 2.0) } else { seconds };
+        let per_sequence = if positive(self.prior.decode) { self.prior.context / self.prior.decode } else { 0.0 };
+        let weight = if seconds > usual { LONGER_WEIGHT } else { 1.0 };
+        self.intervals.add(f64::from(sequences) + per_sequence * context as f64, seconds, weight);
+        let (step, decode) = self.intervals.line(self.prior.step, self.prior.decode);
+        if step.is_finite() && decode.is_finite() {
+            (self.rates.step, self.rates.decode, self.rates.context) = (step, decode, decode * per_sequence);
+        }
+    }
+
+    /// What has been learned so far.
+    #[must_use]
+    pub fn rates(&self) -> Rates {
+        self.rates
+    }
+
+    /// The same, and from how much.
+    #[must_use]
+    pub fn learned(&self) -> Learned {
+        Learned { rates: self.rates, first_tokens: self.quiet_samples, intervals: self.intervals.weight }
+    }
+
+    /// Nothing else was there: what it took beyond a step is the prefill. At least a tenth of it is, should a step be overestimated.
+    fn quiet(&mut self, seen: &FirstToken, work: f64) {
+        let prefill = (seen.took - self.rates.step_seconds(seen.in_flight, 0)).max(seen.took / 10.0);
+        let factor = prefill / work;
+        if positive(factor) {
+            let gain = (1.0 / (self.quiet_samples + PRIOR_SAMPLES)).max(LEAST_GAIN);
+            self.quiet_samples += 1.0;
+            self.faster_or_slower(step_of(factor, gain));
+            self.rates.slowness = self.rates.slowness.powf(1.0 - SLOWNESS_FORGOTTEN);
+        }
+    }
+
+    /// Others were ahead: it took `factor` times what was predicted, of which prefill was `share`. Only that share is the slowness' doing.
+    fn loaded(&mut self, factor: f64, share: f64) {
+        if !positive(factor) {
+            return;
+        }
+        let slowness = self.rates.slowness * step_of(factor, SLOWNESS_GAIN * share);
+        let settled = slowness.powf(SLOWNESS_SETTLES);
+        self.rates.slowness = (slowness / settled).clamp(LEAST_SLOWNESS, MOST_SLOWNESS);
+        self.faster_or_slower(settled);
+    }
+
+    fn faster_or_slower(&mut self, factor: f64) {
+        let (least, most) = PREFILL_BOUNDS;
+        self.rates.prefill = (self.rates.prefill * factor).clamp(least, most);
+        if positive(self.prior.prefill) {
+            self.rates.attention = self.prior.attention * (self.rates.prefill / self.prior.prefill);
+        }
+    }
+}
+
+/// The factor by which an estimate moves towards a sample that is `factor` times as much.
+fn step_of(factor: f64, gain: f64) -> f64 {
+    (factor.ln().clamp(-1.0, 1.0) * gain).exp()
+}
+
+fn positive(value: f64) -> bool {
+    value.is_finite() && value > 0.0
+}
+
+/// Weighted sums for a line through what was seen, where the newer weighs more.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moments {
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+}
+
+impl Moments {
+    fn add(&mut self, x: f64, y: f64, weight: f64) {
+        let memory = 1.0 - weight * (1.0 - INTERVAL_MEMORY);
+        for (sum, new) in [(&mut self.weight, 1.0), (&mut self.x, x), (&mut self.y, y), (&mut self.xx, x * x), (&mut self.xy, x * y)] {
+            *sum = *sum * memory + weight * new;
+        }
+    }
+
+    /// Offset and slope, neither below zero. A few pseudo-observations on the prior's line hold the slope where all that was seen had the
+    /// same `x`; they are scaled to the level of what was seen, so that the prior lends its shape and not its speed.
+    fn line(&self, offset: f64, slope: f64) -> (f64, f64) {
+        let expected = self.weight * offset + self.x * slope;
+        let prior: [f64; 4] = [1.0, 8.0, 32.0, 128.0];
+        let at_prior: f64 = prior.iter().map(|x| offset + slope * x).sum();
+        let level = (self.y + at_prior) / (expected + at_prior);
+        let mut sums = *self;
+        for x in prior {
+            let y = level * (offset + slope * x);
+            sums.weight += 1.0;
+            sums.x += x;
+            sums.y += y;
+            sums.xx += x * x;
+            sums.xy += x * y;
+        }
+        let spread = sums.weight * sums.xx - sums.x * sums.x;
+        let slope = (sums.weight * sums.xy - sums.x * sums.y) / spread;
+        let offset = (sums.y - slope * sums.x) / sums.weight;
+        if slope < 0.0 {
+            (sums.y / sums.weight, 0.0)
+        } else if offset < 0.0 {
+            (0.0, sums.xy / sums.xx)
+        } else {
+            (offset, slope)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

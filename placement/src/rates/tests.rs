@@ -1,0 +1,230 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// An engine whose coefficients are known here and to be found out there.
+struct Engine {
+    rates: Rates,
+    noise: fastrand::Rng,
+}
+
+impl Engine {
+    fn new(rates: Rates, seed: u64) -> Self {
+        Self { rates, noise: fastrand::Rng::with_seed(seed) }
+    }
+
+    /// One first token and one interval, with up to a fifth of noise either way and now and then an outlier.
+    fn serve(&mut self, learner: &mut Learner, quiet: bool) {
+        let noise = &mut self.noise;
+        let (uncached, matched) = (noise.u32(300..16_000), noise.u32(0..8_000));
+        let (pending, in_flight) = if quiet { (0, noise.u32(0..3)) } else { (noise.u64(0..60_000), noise.u32(0..80)) };
+        let context = u64::from(in_flight) * noise.u64(500..4_000);
+        let factor = if noise.u32(..40) == 0 { 5.0 } else { 0.8 + 0.4 * noise.f64() };
+        let learned = learner.rates();
+        let seen = FirstToken {
+            predicted: first_token(&learned, uncached, matched, pending, (in_flight, context)),
+            took: first_token(&self.rates, uncached, matched, pending, (in_flight, context)) * factor,
+            uncached,
+            matched,
+            pending,
+            in_flight,
+        };
+        learner.first_token(&seen);
+        learner.interval(in_flight, context, self.rates.step_seconds(in_flight, context) * factor);
+    }
+}
+
+fn first_token(rates: &Rates, uncached: u32, matched: u32, pending: u64, (sequences, context): (u32, u64)) -> f64 {
+    let steps = (pending + u64::from(uncached)).div_ceil(8192) as f64;
+    rates.slowness * (rates.prefill * pending as f64 + rates.prefill_seconds(uncached, matched))
+        + steps * rates.step_seconds(sequences, context)
+}
+
+fn assert_close(left: f64, right: f64, share: f64, what: &str) {
+    assert!((left / right - 1.0).abs() < share, "{what}: {left} instead of {right}");
+}
+
+fn assert_predicts(learner: &Learner, truth: &Rates) {
+    let learned = learner.rates();
+    for uncached in [2_000, 8_000, 16_000] {
+        for load in [(0, 0), (10, 20_000), (60, 130_000)] {
+            for pending in [0, 10_000] {
+                let predicted = first_token(&learned, uncached, 4_000, pending, load);
+                let took = first_token(truth, uncached, 4_000, pending, load);
+                assert_close(predicted, took, 0.2, &format!("{uncached} tokens after {pending} at load {load:?} with {learned:?}"));
+            }
+        }
+    }
+    for load in [(1, 2_000), (30, 60_000), (80, 180_000)] {
+        assert_close(learned.step_seconds(load.0, load.1), truth.step_seconds(load.0, load.1), 0.2, &format!("step at load {load:?}"));
+    }
+}
+
+const SLOWER: Rates = Rates { step: 0.025, prefill: 120e-6, attention: 4e-9, decode: 100e-6, context: 5e-8, slowness: 1.0 };
+const FASTER: Rates = Rates { step: 0.004, prefill: 12e-6, attention: 2e-10, decode: 15e-6, context: 1e-8, slowness: 1.0 };
+
+#[test]
+fn a_prompt_costs_its_tokens_and_the_attention_to_all_before_them() {
+    let rates = Rates { prefill: 2.0, attention: 0.5, ..Rates::default() };
+    assert_eq!(rates.prefill_seconds(10, 100), 10.0 * 2.0 + 0.5 * 10.0 * (100.0 + 5.0));
+    assert_eq!(rates.prefill_seconds(0, 100), 0.0);
+    let rates = Rates { step: 1.0, decode: 2.0, context: 0.5, ..Rates::default() };
+    assert_eq!(rates.step_seconds(3, 8), 1.0 + 6.0 + 4.0);
+}
+
+#[test]
+fn the_mean_leaves_out_nonsense_and_falls_back_to_the_prior() {
+    let (one, three) = (Rates { step: 1.0, ..Rates::default() }, Rates { step: 3.0, ..Rates::default() });
+    let nonsense = Rates { prefill: f64::NAN, ..Rates::default() };
+    assert_eq!(Rates::mean([one, nonsense, three].iter()).step, 2.0);
+    assert_eq!(Rates::mean([nonsense].iter()), Rates::default());
+    assert_eq!(Rates::mean([].iter()), Rates::default());
+}
+
+#[test]
+fn nothing_seen_means_the_prior() {
+    assert_eq!(Learner::new(FASTER).rates(), FASTER);
+}
+
+#[test]
+fn a_few_hundred_noisy_samples_teach_another_engine() {
+    for (truth, seed) in [(SLOWER, 1), (SLOWER, 2), (FASTER, 3), (FASTER, 4)] {
+        let (mut engine, mut learner) = (Engine::new(truth, seed), Learner::new(Rates::default()));
+        (0..400).for_each(|sample| engine.serve(&mut learner, sample % 2 == 0));
+        assert_predicts(&learner, &truth);
+    }
+}
+
+#[test]
+fn an_engine_that_is_never_quiet_is_learned_too() {
+    for (truth, seed) in [(SLOWER, 5), (FASTER, 6)] {
+        let (mut engine, mut learner) = (Engine::new(truth, seed), Learner::new(Rates::default()));
+        (0..600).for_each(|_| engine.serve(&mut learner, false));
+        assert_predicts(&learner, &truth);
+        assert_close(learner.rates().slowness, 1.0, 0.4, "what lasts becomes speed");
+    }
+}
+
+#[test]
+fn a_replica_that_becomes_slow_is_found_out_and_forgiven() {
+    let (mut engine, mut learner) = (Engine::new(Rates::default(), 7), Learner::new(Rates::default()));
+    (0..200).for_each(|sample| engine.serve(&mut learner, sample % 2 == 0));
+    engine.rates.slowness = 3.0;
+    (0..150).for_each(|_| engine.serve(&mut learner, false));
+    assert_predicts(&learner, &engine.rates);
+    engine.rates.slowness = 1.0;
+    (0..300).for_each(|sample| engine.serve(&mut learner, sample % 2 == 0));
+    assert_predicts(&learner, &engine.rates);
+}
+
+#[test]
+fn intervals_at_one_load_set_the_level_and_keep_the_shape() {
+    let prior = Rates::default();
+    let mut learner = Learner::new(prior);
+    (0..300).for_each(|_| learner.interval(40, 0, 2.0 * prior.step_seconds(40, 0)));
+    let learned = learner.rates();
+    assert_close(learned.step, 2.0 * prior.step, 0.1, "step");
+    assert_close(learned.decode, 2.0 * prior.decode, 0.1, "decode");
+    assert_close(learned.context, 2.0 * prior.context, 0.1, "context");
+}
+
+#[test]
+fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
+    let mut learner = Learner::new(Rates::default());
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..600 {
+        let sequences = random.u32(1..80);
+        let context = u64::from(sequences) * 2_000;
+        // A third of the answers met prompts of others on their way.
+        let met = if random.u32(..3) == 0 { 1.0 + 3.0 * random.f64() } else { 1.0 };
+        learner.interval(sequences, context, SLOWER.step_seconds(sequences, context) * met);
+    }
+    for load in [(1, 2_000), (30, 60_000), (80, 160_000)] {
+        let (learned, truth) = (learner.rates().step_seconds(load.0, load.1), SLOWER.step_seconds(load.0, load.1));
+        assert_close(learned, truth, 0.25, &format!("step at load {load:?}"));
+    }
+}
+
+#[test]
+fn short_prompts_say_nothing_of_the_speed() {
+    let mut learner = Learner::new(Rates::default());
+    let seen = FirstToken { predicted: 0.01, took: 1.0, uncached: 255, matched: 5_000, pending: 0, in_flight: 0 };
+    (0..100).for_each(|_| learner.first_token(&seen));
+    assert_eq!(learner.rates(), Rates::default());
+}
+
+#[test]
+fn one_absurd_sample_moves_little() {
+    let mut learner = Learner::new(Rates::default());
+    let seen = FirstToken { predicted: 0.1, took: 1e6, uncached: 2_000, matched: 0, pending: 0, in_flight: 0 };
+    learner.first_token(&seen);
+    learner.first_token(&FirstToken { pending: 50_000, ..seen });
+    learner.interval(3, 100, 1e6);
+    let (learned, prior) = (learner.rates(), Rates::default());
+    assert!(learned.prefill < 1.4 * prior.prefill && learned.slowness < 1.2 && learned.step < 2.5 * prior.step, "{learned:?}");
+}
+
+fn figure() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(f64::NAN), Just(f64::INFINITY), Just(-1.0), Just(0.0), Just(1e-300), Just(1e300), 1e-6..100.0]
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_fed_the_rates_stay_usable(
+        prior in prop::collection::vec(figure(), 5),
+        first_tokens in prop::collection::vec((figure(), figure(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u32>()), 0..40),
+        intervals in prop::collection::vec((any::<u32>(), any::<u64>(), figure()), 0..40),
+    ) {
+        for prior in [Rates::default(), Rates { step: prior[0], prefill: prior[1], attention: prior[2], decode: prior[3], context: prior[4], slowness: 1.0 }] {
+            let mut learner = Learner::new(prior);
+            for &(predicted, took, uncached, matched, pending, in_flight) in &first_tokens {
+                learner.first_token(&FirstToken { predicted, took, uncached, matched, pending, in_flight });
+            }
+            for &(sequences, context, seconds) in &intervals {
+                learner.interval(sequences, context, seconds);
+            }
+            let rates = learner.rates();
+            if prior == Rates::default() {
+                for part in [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness] {
+                    prop_assert!(part.is_finite() && part >= 0.0, "{:?}", rates);
+                }
+                prop_assert!((LEAST_SLOWNESS..=MOST_SLOWNESS).contains(&rates.slowness));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_work_of_a_request_is_its_prompt_and_its_share_of_the_steps_of_its_answer() {
+    let rates = Rates { step: 1.0, prefill: 0.5, attention: 0.0, decode: 0.25, context: 0.125, slowness: 1.0 };
+    assert_eq!(rates.work_seconds(10, 90, 0.0), 5.0);
+    assert_eq!(rates.work_seconds(10, 90, 8.0), 5.0 + 8.0 * (0.25 + 0.125 * 104.0));
+}
+
+#[test]
+fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
+    let fast = Rates { step: 0.004, prefill: 5e-6, ..Rates::default() };
+    let shown = Learned { rates: fast, first_tokens: 50.0, intervals: 50.0 };
+    let pool = Pool::new([shown, Learned::default()].iter());
+    let unknown = pool.rates(&Learned::default());
+    assert!((unknown.step - 0.004).abs() < 1e-9 && (unknown.prefill - 5e-6).abs() < 1e-12, "{unknown:?}");
+    assert_eq!(Pool::new([Learned::default()].iter()).rates(&Learned::default()), Rates::default(), "nobody has shown anything");
+}
+
+#[test]
+fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
+    let with = |step, intervals| Learned { rates: Rates { step, ..Rates::default() }, intervals, ..Learned::default() };
+    let others = [with(0.01, 200.0), with(0.01, 200.0), with(0.01, 200.0)];
+    let steps = [1.0, 20.0, 200.0].map(|samples| {
+        let slow = with(0.05, samples);
+        Pool::new(others.iter().chain([&slow])).rates(&slow).step
+    });
+    assert!(steps[0] < 0.013 && (0.025..0.035).contains(&steps[1]) && steps[2] > 0.045, "{steps:?}");
+}
+
+#[test]
+fn nonsense_of_one_replica_does_not_reach_the_others() {
+    let nonsense = Learned { rates: Rates { step: f64::NAN, ..Rates::default() }, first_tokens: 10.0, intervals: 10.0 };
+    let pool = Pool::new([nonsense, Learned { intervals: 10.0, ..Learned::default() }].iter());
+    assert_eq!(pool.rates(&Learned::default()).step, Rates::default().step);
+}

@@ -1,0 +1,250 @@
+//! The encoder of one model: a request's messages through the chat template, its text through the tokenizer.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::files::{Config, Sources};
+use crate::messages::{self, Conversation, MARK, Media, Rules, invalid};
+use crate::request::{Chat, Prompt, Side, Truncation};
+use crate::template::{Shape, Template};
+use crate::tokens::{Stats, Tokens};
+use crate::{Files, FilesError, Request};
+
+/// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one core.
+pub const MOST_TEXT: usize = 8 << 20;
+
+/// Bytes of prose or code per token, for prompts that are only counted.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Turns requests for one model into tokens. Shared by `Arc`; every method can be called from any thread.
+pub struct Encoder {
+    tokens: Tokens,
+    template: Option<Template>,
+    /// Used instead when a request has tools.
+    tool_template: Option<Template>,
+    special_tokens: Map<String, Value>,
+    /// Engines write chats of these models without a template.
+    harmony: bool,
+}
+
+/// The tokens of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// The tokens of the prompt; of a batch, those of its first.
+    pub tokens: Vec<u32>,
+    /// False when the tokens stop before the first image, sound or video. The last of them may then be another one for the engine, because
+    /// what follows can join it.
+    pub whole: bool,
+    /// About how many tokens the further prompts of a batch have.
+    pub more_tokens: u32,
+}
+
+/// Why there are no tokens for a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// The template refused the conversation; an engine answers 400.
+    #[error("the chat template refused: {0}")]
+    Template(String),
+    /// The tokenizer failed.
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+    /// More text than is encoded here.
+    #[error("{bytes} bytes of text; at most {most} are encoded")]
+    TooLong {
+        /// Of this request.
+        bytes: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// A chat, but the model has no chat template.
+    #[error("the model has no chat template")]
+    NotChat,
+    /// The request asks for something that only its engine can do.
+    #[error("only an engine can encode a request with {0}")]
+    Unsupported(&'static str),
+    /// No engine takes this request.
+    #[error("the request is not valid: {0}")]
+    Invalid(String),
+}
+
+impl Encoder {
+    /// Reads the files; the cache of segments holds at most this many bytes.
+    pub fn new(files: &Files, cache_bytes: usize) -> Result<Self, FilesError> {
+        let config = Config::read(files)?;
+        let tokens = Tokens::new(&files.tokenizer, &config, cache_bytes)?;
+        let sources = match &files.template {
+            Some(template) => Sources { default: Some(template.clone()), tool_use: None },
+            None => config.templates(),
+        };
+        let compiled = |source: Option<String>| source.map(|source| Template::new(&source)).transpose();
+        let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"].iter().all(|token| tokens.has_added(token));
+        Ok(Self {
+            tokens,
+            template: compiled(sources.default)?,
+            tool_template: compiled(sources.tool_use)?,
+            special_tokens: config.special_tokens,
+            harmony,
+        })
+    }
+
+    /// The tokens that an engine will see for this request.
+    pub fn encode(&self, request: &Request) -> Result<Encoded, EncodeError> {
+        if let Some(reason) = request.unsupported {
+            return Err(EncodeError::Unsupported(reason));
+        }
+        let (tokens, whole, special_tokens, more) = match &request.prompt {
+            Prompt::Chat(chat) => {
+                let (text, whole) = self.render(chat)?;
+                (self.text(&text, chat.special_tokens)?, whole, chat.special_tokens, 0)
+            }
+            Prompt::Text { text, special_tokens, more_bytes } => {
+                (self.text(text, *special_tokens)?, true, *special_tokens, more_bytes.div_ceil(BYTES_PER_TOKEN))
+            }
+            Prompt::Tokens { tokens, more } => (tokens.clone(), true, false, *more),
+        };
+        let tokens = match request.truncation {
+            Some(_) if !whole => return Err(EncodeError::Unsupported("a truncation and media")),
+            Some(truncation) => self.truncated(tokens, truncation, special_tokens)?,
+            None => tokens,
+        };
+        Ok(Encoded { tokens, whole, more_tokens: u32::try_from(more).unwrap_or(u32::MAX) })
+    }
+
+    /// What this encoder did so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.tokens.stats()
+    }
+
+    fn text(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+        if text.len() > MOST_TEXT {
+            return Err(EncodeError::TooLong { bytes: text.len(), most: MOST_TEXT });
+        }
+        self.tokens.encode(text, special_tokens)
+    }
+
+    /// The text of a conversation, up to its first media, and whether that is all of it.
+    fn render(&self, chat: &Chat) -> Result<(String, bool), EncodeError> {
+        if self.harmony {
+            return Err(EncodeError::Unsupported("messages in the harmony format"));
+        }
+        let tools = chat.tools.as_deref().map(messages::described).transpose()?;
+        let template = match &tools {
+            Some(_) => self.tool_template.as_ref().or(self.template.as_ref()),
+            None => self.template.as_ref(),
+        };
+        let template = template.ok_or(EncodeError::NotChat)?;
+        if chat.completes && chat.tools.as_ref().is_some_and(Vec::is_empty) {
+            return Err(invalid("tools cannot be an empty list"));
+        }
+        if chat.continue_final_message && chat.add_generation_prompt {
+            return Err(invalid("continue_final_message needs add_generation_prompt to be false"));
+        }
+        if chat.variables.contains_key("messages") {
+            return Err(invalid("chat_template_kwargs cannot have messages"));
+        }
+        let mut variables = self.special_tokens.clone();
+        variables.extend(chat.variables.clone());
+        variables.insert("tools".to_owned(), tools.map_or(Value::Null, Value::Array));
+        variables.insert("documents".to_owned(), chat.documents.clone().unwrap_or_default());
+        variables.insert("add_generation_prompt".to_owned(), Value::Bool(chat.add_generation_prompt));
+
+        let rules = Rules { shape: template.shape(), media: Media::Marked, renames_reasoning: chat.completes };
+        let conversation = messages::conversation(&chat.messages, rules)?;
+        let has_media = conversation.has_media;
+        let marked = rendered(template, chat, conversation, &mut variables)?;
+        if !has_media {
+            return Ok((marked, true));
+        }
+        let mut certain = marked.find(MARK).unwrap_or(marked.len());
+        if rules.shape == Shape::Parts {
+            // A template may write a word for an image long before the text beside it: only what does not depend on the media is certain.
+            let kept = messages::conversation(&chat.messages, Rules { media: Media::Kept, ..rules })?;
+            let kept = rendered(template, chat, kept, &mut variables)?;
+            certain = certain.min(common_prefix(&marked, &kept));
+        }
+        Ok((marked[..certain].to_owned(), false))
+    }
+
+    fn truncated(&self, mut tokens: Vec<u32>, truncation: Truncation, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+        let surplus = tokens.len().saturating_sub(truncation.tokens);
+        let (before, after) = match (truncation.side, special_tokens) {
+            (Side::Inner, true) => self.tokens.around().ok_or(EncodeError::Unsupported("a truncation of uncommon special tokens"))?,
+            _ => (0, 0),
+        };
+        if surplus > 0 && before + after >= truncation.tokens {
+            return Err(EncodeError::Unsupported("a truncation to special tokens alone"));
+        }
+        match truncation.side {
+            Side::First => tokens.truncate(truncation.tokens),
+            Side::Last | Side::Inner => {
+                tokens.drain(before..before + surplus);
+            }
+        }
+        Ok(tokens)
+    }
+}
+
+impl fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Encoder").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// The words of `transformers`: the template is given the final message with this at its end, and what it writes after it is cut.
+const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+fn rendered(
+    template: &Template,
+    chat: &Chat,
+    conversation: Conversation,
+    variables: &mut Map<String, Value>,
+) -> Result<String, EncodeError> {
+    let mut messages = conversation.messages;
+    if !template.mentions("\"developer\"") && !template.mentions("'developer'") {
+        messages = messages::without_developers(messages);
+    }
+    let mut continued = String::new();
+    if chat.continue_final_message {
+        if !template.mentions("content") {
+            return Err(invalid("the chat template has no content to continue"));
+        }
+        let content = messages.last_mut().and_then(|message| message.get_mut("content"));
+        let text = content.and_then(last_text).ok_or_else(|| invalid("the final message has no text to continue"))?;
+        continued = text.clone();
+        text.push_str(CONTINUED);
+    }
+    variables.insert("messages".to_owned(), Value::Array(messages));
+    let mut text = template.render(variables)?;
+    if chat.continue_final_message {
+        let end = text.rfind(CONTINUED.trim_end()).filter(|_| text.contains(continued.trim()));
+        let end = end.ok_or_else(|| invalid("the chat template leaves out what is to be continued"))?;
+        let keeps_spaces = text[end..].starts_with(CONTINUED);
+        text.truncate(end);
+        if !keeps_spaces {
+            text.truncate(text.trim_end().len());
+        }
+    }
+    Ok(text)
+}
+
+fn last_text(content: &mut Value) -> Option<&mut String> {
+    match content {
+        Value::String(text) => Some(text),
+        Value::Array(parts) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text")? {
+            Value::String(text) => Some(text),
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+/// Bytes that both texts begin with, up to the end of a character.
+fn common_prefix(one: &str, other: &str) -> usize {
+    let equal = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+    (0..=equal).rev().find(|end| one.is_char_boundary(*end)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

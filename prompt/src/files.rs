@@ -1,0 +1,133 @@
+//! The files of a model that say how a request becomes tokens, and what is read from them besides the tokenizer itself. Agents deliver the
+//! files; nothing here opens one.
+
+use serde_json::{Map, Value};
+
+/// The files of a model, as an agent delivered them.
+#[derive(Debug, Clone, Default)]
+pub struct Files {
+    /// `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub config: Option<Vec<u8>>,
+    /// `special_tokens_map.json`.
+    pub special_tokens: Option<Vec<u8>>,
+    /// `chat_template.jinja`, or the template that the engine was started with. It wins over the one in the config.
+    pub template: Option<String>,
+}
+
+/// Why the files of a model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// `tokenizer.json` is not one that is understood here.
+    #[error("cannot read tokenizer.json: {0}")]
+    Tokenizer(String),
+    /// A file is not a JSON object.
+    #[error("cannot read {file}: {error}")]
+    Json {
+        /// Its name.
+        file: &'static str,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+    /// A chat template does not compile.
+    #[error("cannot read the chat template: {0}")]
+    Template(String),
+}
+
+/// What the config files say about the tokenizer.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    fields: Map<String, Value>,
+    /// `bos_token` and its like: the text of each, under the name that templates use.
+    pub(crate) special_tokens: Map<String, Value>,
+}
+
+/// The chat templates of a model.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sources {
+    pub(crate) default: Option<String>,
+    /// Used instead of the default when a request has tools.
+    pub(crate) tool_use: Option<String>,
+}
+
+/// A token that the config declares in `added_tokens_decoder`.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub(crate) struct DeclaredToken {
+    pub(crate) content: String,
+    #[serde(default)]
+    pub(crate) single_word: bool,
+    #[serde(default)]
+    pub(crate) lstrip: bool,
+    #[serde(default)]
+    pub(crate) rstrip: bool,
+    #[serde(default)]
+    pub(crate) normalized: bool,
+    #[serde(default)]
+    pub(crate) special: bool,
+}
+
+impl Config {
+    pub(crate) fn read(files: &Files) -> Result<Self, FilesError> {
+        let fields = object("tokenizer_config.json", files.config.as_deref())?;
+        let others = object("special_tokens_map.json", files.special_tokens.as_deref())?;
+        let mut special_tokens = Map::new();
+        let named = fields.get("extra_special_tokens").and_then(Value::as_object);
+        for (name, value) in fields.iter().chain(named.into_iter().flatten()).chain(&others) {
+            if let Some(text) = token_text(value).filter(|_| name.ends_with("_token"))
+                && !special_tokens.contains_key(name)
+            {
+                special_tokens.insert(name.clone(), Value::from(text));
+            }
+        }
+        Ok(Self { fields, special_tokens })
+    }
+
+    /// The templates of the config; `chat_template` is one, or a list of named ones.
+    pub(crate) fn templates(&self) -> Sources {
+        match self.fields.get("chat_template") {
+            Some(Value::String(template)) => Sources { default: Some(template.clone()), tool_use: None },
+            Some(Value::Array(named)) => {
+                let find = |name: &str| {
+                    let entry = named.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
+                    entry.get("template")?.as_str().map(str::to_owned)
+                };
+                Sources { default: find("default"), tool_use: find("tool_use") }
+            }
+            _ => Sources::default(),
+        }
+    }
+
+    /// Whether this is switched on or off in words (`add_bos_token`, `add_eos_token`), which then replaces what `tokenizer.json` says.
+    pub(crate) fn switch(&self, name: &str) -> Option<bool> {
+        self.fields.get(name).map(|value| value.as_bool().unwrap_or(false))
+    }
+
+    pub(crate) fn special_token(&self, name: &str) -> Option<&str> {
+        self.special_tokens.get(name)?.as_str()
+    }
+
+    /// The tokens that the config declares, by ascending id; an entry that is not understood is left out.
+    pub(crate) fn declared_tokens(&self) -> Vec<DeclaredToken> {
+        let Some(Value::Object(declared)) = self.fields.get("added_tokens_decoder") else { return Vec::new() };
+        let mut tokens: Vec<(u32, DeclaredToken)> = declared
+            .iter()
+            .filter_map(|(id, token)| Some((id.parse().ok()?, <DeclaredToken as serde::Deserialize>::deserialize(token).ok()?)))
+            .collect();
+        tokens.sort_by_key(|(id, _)| *id);
+        tokens.into_iter().map(|(_, token)| token).collect()
+    }
+}
+
+/// A special token is a string, or an object whose `content` is.
+fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+fn object(file: &'static str, bytes: Option<&[u8]>) -> Result<Map<String, Value>, FilesError> {
+    let Some(bytes) = bytes else { return Ok(Map::new()) };
+    serde_json::from_slice(bytes).map_err(|error| FilesError::Json { file, error })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,26 @@
+//! From a request to the tokens its engine will see, exactly, for models with a Hugging Face tokenizer. The router calls it on a bounded
+//! pool of CPU threads; nothing here waits, and nothing here reads a file or the network.
+//!
+//! What must be equal to the engine's own work is the chat template (`template`), what the engine does to messages before the template
+//! sees them (`messages`) and the tokenizer (`tokens`). Engines differ in details between releases; therefore an encoder is believed
+//! for an engine once [`proof`] has compared the two.
+//!
+//! Left to the engine, as errors: templates that a request brings, templates with `%` between texts, chats of models in the harmony format,
+//! truncation to a length that only the engine knows.
+
+pub mod proof;
+
+mod encoder;
+mod files;
+mod messages;
+mod request;
+mod template;
+mod tokens;
+
+pub use encoder::{EncodeError, Encoded, Encoder, MOST_TEXT};
+pub use files::{Files, FilesError};
+pub use request::Request;
+pub use tokens::Stats;
+
+#[cfg(test)]
+mod fixture;

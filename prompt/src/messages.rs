@@ -1,0 +1,89 @@
+//! What an engine makes of a conversation before the chat template sees it: only the fields that it knows, content in the shape that the
+//! template expects, arguments of tool calls as objects. The rules are those of vLLM 0.32.
+
+mod content;
+mod roles;
+mod tools;
+
+use serde_json::{Map, Value};
+
+pub(crate) use content::{MARK, Media};
+pub(crate) use roles::without_developers;
+pub(crate) use tools::described;
+
+use crate::EncodeError;
+use crate::template::Shape;
+
+/// Why no engine takes a conversation.
+pub(crate) fn invalid(reason: impl Into<String>) -> EncodeError {
+    EncodeError::Invalid(reason.into())
+}
+
+/// How messages are prepared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) shape: Shape,
+    pub(crate) media: Media,
+    /// Whether `reasoning_content` counts as `reasoning`.
+    pub(crate) renames_reasoning: bool,
+}
+
+/// The messages as a template sees them.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Value>,
+    /// Whether there is an image, sound or video in it.
+    pub(crate) has_media: bool,
+}
+
+/// Prepares the messages of a request.
+pub(crate) fn conversation(messages: &[Value], rules: Rules) -> Result<Conversation, EncodeError> {
+    if messages.is_empty() {
+        return Err(invalid("a conversation needs a message"));
+    }
+    let mut prepared = Conversation { messages: Vec::with_capacity(messages.len()), has_media: false };
+    for message in messages {
+        let message = message.as_object().ok_or_else(|| invalid("a message is an object"))?;
+        let (message, has_media) = prepare(message, rules)?;
+        prepared.messages.push(Value::Object(message));
+        prepared.has_media |= has_media;
+    }
+    Ok(prepared)
+}
+
+fn prepare(message: &Map<String, Value>, rules: Rules) -> Result<(Map<String, Value>, bool), EncodeError> {
+    let role = message.get("role").and_then(Value::as_str).ok_or_else(|| invalid("a message has a role"))?;
+    let (mut content, has_media) = content::prepare(role, message.get("content"), rules)?;
+    let mut prepared = Map::new();
+    prepared.insert("role".to_owned(), Value::from(role));
+    if role == "tool" {
+        content = content::flattened(content);
+    }
+    prepared.insert("content".to_owned(), content);
+    if role == "assistant" {
+        if let Some(calls) = tools::calls(message.get("tool_calls"))? {
+            prepared.insert("tool_calls".to_owned(), calls);
+        }
+        let renamed = message.get("reasoning_content").filter(|_| rules.renames_reasoning);
+        let reasoning = message.get("reasoning").filter(|reasoning| !reasoning.is_null()).or(renamed);
+        if let Some(reasoning) = reasoning.filter(|reasoning| !reasoning.is_null()) {
+            prepared.insert("reasoning".to_owned(), reasoning.clone());
+            prepared.insert("reasoning_content".to_owned(), reasoning.clone());
+        }
+    }
+    if let Some(id) = message.get("tool_call_id").filter(|_| role == "tool") {
+        prepared.insert("tool_call_id".to_owned(), id.clone());
+    }
+    for name in ["name", "task"] {
+        if let Some(value @ Value::String(_)) = message.get(name) {
+            prepared.insert(name.to_owned(), value.clone());
+        }
+    }
+    if role == "developer" {
+        prepared.insert("tools".to_owned(), message.get("tools").cloned().unwrap_or_default());
+    }
+    Ok((prepared, has_media))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Tests of what a template sees of a conversation.
+
+use serde_json::json;
+
+use super::*;
+
+const TEXT: Rules = Rules { shape: Shape::Text, media: Media::Marked, renames_reasoning: true };
+const PARTS: Rules = Rules { shape: Shape::Parts, ..TEXT };
+
+fn seen(messages: Value, rules: Rules) -> Value {
+    Value::Array(conversation(messages.as_array().unwrap(), rules).unwrap().messages)
+}
+
+fn refused(messages: Value) -> String {
+    conversation(messages.as_array().unwrap(), TEXT).unwrap_err().to_string()
+}
+
+#[test]
+fn texts_of_parts_are_joined_by_line_ends() {
+    let messages = json!([{ "role": "user", "content": ["a", { "type": "text", "text": "b" }, { "type": "refusal", "refusal": "c" }, { "type": "text", "text": null }] }]);
+    assert_eq!(seen(messages.clone(), TEXT), json!([{ "role": "user", "content": "a\nb\nc" }]));
+    assert_eq!(
+        seen(messages, PARTS),
+        json!([{ "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }, { "type": "text", "text": "c" }] }])
+    );
+}
+
+#[test]
+fn absent_content_is_empty() {
+    let messages = json!([{ "role": "assistant", "content": null }, { "role": "assistant" }]);
+    assert_eq!(seen(messages.clone(), TEXT), json!([{ "role": "assistant", "content": "" }, { "role": "assistant", "content": "" }]));
+    assert_eq!(seen(messages, PARTS), json!([{ "role": "assistant", "content": [] }, { "role": "assistant", "content": [] }]));
+}
+
+#[test]
+fn fields_that_engines_do_not_know_are_left_out() {
+    let messages = json!([{ "role": "user", "content": "a", "name": "n", "weight": 1, "tool_calls": [], "refusal": "r" }]);
+    assert_eq!(seen(messages, TEXT), json!([{ "role": "user", "content": "a", "name": "n" }]));
+    let part = json!([{ "role": "user", "content": [{ "type": "text", "text": "a", "cache_control": 1, "prompt_cache_breakpoint": {} }] }]);
+    assert_eq!(seen(part, PARTS)[0]["content"], json!([{ "type": "text", "text": "a", "cache_control": 1 }]));
+}
+
+#[test]
+fn arguments_of_calls_become_objects_in_the_order_of_engines() {
+    let call = |arguments: Value| json!([{ "role": "assistant", "content": null, "tool_calls": [{ "type": "function", "index": 0, "id": "c", "function": { "name": "f", "arguments": arguments } }] }]);
+    let seen = seen(call(json!("{\"b\": 1, \"a\": 2}")), TEXT);
+    assert_eq!(
+        seen[0]["tool_calls"].to_string(),
+        r#"[{"id":"c","function":{"arguments":{"b":1,"a":2},"name":"f"},"type":"function","index":0}]"#
+    );
+    for arguments in [json!(""), json!("not json"), json!("[1]")] {
+        assert_eq!(super::tests::seen(call(arguments), TEXT)[0]["tool_calls"][0]["function"]["arguments"], json!({}));
+    }
+    for arguments in [json!(null), json!({ "a": 1 })] {
+        assert!(refused(call(arguments)).contains("each as text"));
+    }
+    assert!(refused(json!([{ "role": "assistant", "tool_calls": [{ "type": "custom", "function": {} }] }])).contains("tool call"));
+}
+
+#[test]
+fn results_of_tools_are_one_text_even_for_templates_with_parts() {
+    let messages =
+        json!([{ "role": "tool", "tool_call_id": "c", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
+    assert_eq!(seen(messages, PARTS), json!([{ "role": "tool", "content": "a\nb", "tool_call_id": "c" }]));
+    let reference = json!([{ "role": "tool", "content": [{ "type": "tool_reference", "name": "f" }] }]);
+    assert_eq!(seen(reference, PARTS)[0]["content"], json!([{ "type": "tool_reference", "name": "f" }]));
+}
+
+#[test]
+fn reasoning_is_passed_under_both_names() {
+    let message = |name: &str| json!([{ "role": "assistant", "content": "a", name: "why" }]);
+    let both = json!([{ "role": "assistant", "content": "a", "reasoning": "why", "reasoning_content": "why" }]);
+    assert_eq!(seen(message("reasoning"), TEXT), both);
+    assert_eq!(seen(message("reasoning_content"), TEXT), both);
+    assert_eq!(
+        seen(message("reasoning_content"), Rules { renames_reasoning: false, ..TEXT }),
+        json!([{ "role": "assistant", "content": "a" }])
+    );
+}
+
+#[test]
+fn media_are_marked_where_their_tokens_may_begin() {
+    let image = json!({ "type": "image_url", "image_url": { "url": "data:" } });
+    let messages = json!([{ "role": "user", "content": [{ "type": "text", "text": "a" }, image, { "type": "text", "text": "b" }] }]);
+    let prepared = conversation(messages.as_array().unwrap(), TEXT).unwrap();
+    assert!(prepared.has_media);
+    assert_eq!(prepared.messages[0]["content"], format!("{MARK}a\nb"));
+    assert_eq!(seen(messages.clone(), PARTS)[0]["content"][1], json!({ "type": "text", "text": MARK }));
+    assert_eq!(seen(messages, Rules { media: Media::Kept, ..PARTS })[0]["content"][1], json!({ "type": "image" }));
+    for part in [
+        json!({ "image_url": "x" }),
+        json!({ "type": "text", "text": "t", "uuid": "u", "video_url": "x" }),
+        json!({ "type": "input_audio", "input_audio": {} }),
+    ] {
+        assert!(conversation(&[json!({ "role": "user", "content": [part] })], TEXT).unwrap().has_media);
+    }
+}
+
+#[test]
+fn a_billing_line_of_a_system_prompt_is_dropped() {
+    let system = |text: &str| json!([{ "role": "system", "content": text }]);
+    assert_eq!(seen(system("x-anthropic-billing-header: cch=1\nYou help."), TEXT)[0]["content"], "You help.");
+    assert_eq!(seen(system("x-anthropic-billing-header: cch=1"), TEXT)[0]["content"], "");
+    let user = json!([{ "role": "user", "content": "x-anthropic-billing-header: cch=1\na" }]);
+    assert_eq!(seen(user, TEXT)[0]["content"], "x-anthropic-billing-header: cch=1\na");
+}
+
+#[test]
+fn developers_become_the_system_and_all_of_it_comes_first() {
+    let messages = vec![
+        json!({ "role": "system", "content": "a" }),
+        json!({ "role": "user", "content": "b" }),
+        json!({ "role": "developer", "content": [{ "type": "text", "text": "c" }, { "type": "text", "text": "d" }], "tools": null }),
+    ];
+    let expected = json!([{ "role": "system", "content": "a\n\nc\nd" }, { "role": "user", "content": "b" }]);
+    assert_eq!(Value::Array(without_developers(messages)), expected);
+    let first = vec![json!({ "role": "developer", "content": "a", "tools": null }), json!({ "role": "user", "content": "b" })];
+    assert_eq!(Value::Array(without_developers(first)), json!([{ "role": "system", "content": "a" }, { "role": "user", "content": "b" }]));
+    let two_systems = vec![json!({ "role": "system", "content": "a" }), json!({ "role": "system", "content": "b" })];
+    assert_eq!(without_developers(two_systems.clone()), two_systems);
+}
+
+#[test]
+fn tools_have_their_known_fields_and_null_for_those_they_lack() {
+    let given = json!({ "type": "function", "function": { "parameters": { "b": 1, "a": 2 }, "name": "f", "other": 1 }, "x": 1 });
+    assert_eq!(
+        described(&[given]).unwrap()[0].to_string(),
+        r#"{"type":"function","function":{"name":"f","description":null,"parameters":{"b":1,"a":2}}}"#
+    );
+    let strict = json!({ "function": { "name": "f", "description": "d", "strict": true }, "defer_loading": true });
+    assert_eq!(
+        described(&[strict]).unwrap()[0].to_string(),
+        r#"{"type":"function","function":{"name":"f","description":"d","parameters":null,"strict":true,"defer_loading":true},"defer_loading":true}"#
+    );
+    assert!(described(&[json!({ "function": {} })]).is_err());
+    assert!(described(&[json!(1)]).is_err());
+}
+
+#[test]
+fn conversations_that_no_engine_takes_are_refused() {
+    assert!(refused(json!([])).contains("needs a message"));
+    assert!(refused(json!([1])).contains("is an object"));
+    assert!(refused(json!([{ "content": "a" }])).contains("role"));
+    assert!(refused(json!([{ "role": "user", "content": 1 }])).contains("content"));
+    assert!(refused(json!([{ "role": "user", "content": [{ "type": "hologram" }] }])).contains("hologram"));
+    assert!(refused(json!([{ "role": "user", "content": [{ "text": "a" }] }])).contains("type"));
+}

@@ -1,0 +1,55 @@
+//! Tests of the shape that a template expects.
+
+use super::*;
+
+fn shape(source: &str) -> Shape {
+    Shape::of(source).unwrap()
+}
+
+#[test]
+fn a_template_that_writes_content_gets_a_text() {
+    assert_eq!(shape("{% for message in messages %}{{ message.content }}{% endfor %}"), Shape::Text);
+    assert_eq!(shape("{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"), Shape::Text);
+    assert_eq!(shape("{% for message in messages %}{% for call in message.tool_calls %}{% endfor %}{% endfor %}"), Shape::Text);
+    assert_eq!(shape("nothing"), Shape::Text);
+}
+
+#[test]
+fn a_template_that_walks_through_content_gets_parts() {
+    for source in [
+        "{% for message in messages %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endfor %}",
+        "{% for m in messages[1:] %}{% for part in m['content'] | list %}{% endfor %}{% endfor %}",
+        "{% set rest = messages %}{% set rest = rest[1:] %}{% for m in rest %}{% for p in m.content %}{% endfor %}{% endfor %}",
+        "{% for m in messages %}{% if m.content is string %}{% else %}{% for p in m.content if p.text %}{% endfor %}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% set content = m.content %}{% for p in content %}{% endfor %}{% endfor %}",
+    ] {
+        assert_eq!(shape(source), Shape::Parts, "{source}");
+    }
+}
+
+#[test]
+fn a_macro_that_walks_through_what_it_is_given_counts_if_that_is_content() {
+    let template = |argument: &str| {
+        format!(
+            "{{% macro show(a, b) %}}{{% for p in b %}}{{% endfor %}}{{% endmacro %}}{{% for m in messages %}}{{{{ show(1, {argument}) }}}}{{% endfor %}}"
+        )
+    };
+    assert_eq!(shape(&template("m.content")), Shape::Parts);
+    assert_eq!(shape(&template("b=m['content']")), Shape::Parts);
+    assert_eq!(shape(&template("m.tool_calls")), Shape::Text);
+    // A parameter named content that is never given one: engines do not count it.
+    assert_eq!(shape("{% macro show(content) %}{% for p in content %}{% endfor %}{% endmacro %}"), Shape::Text);
+}
+
+#[test]
+fn a_loop_whose_source_is_a_choice_is_not_seen() {
+    let source = "{% for m in (messages if true else []) %}{% for p in m.content %}{% endfor %}{% endfor %}";
+    assert_eq!(shape(source), Shape::Text);
+}
+
+#[test]
+fn an_assignment_to_a_field_makes_engines_give_up() {
+    let source =
+        "{% set ns = namespace() %}{% set ns.all = messages %}{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}";
+    assert_eq!(shape(source), Shape::Text);
+}

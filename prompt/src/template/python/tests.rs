@@ -1,0 +1,44 @@
+//! Tests of the dates and the numbers that templates write; the rest is compared with the library in the tests of templates.
+
+use serde_json::{Map, json};
+
+use super::super::{Template, strftime::strftime};
+
+#[test]
+fn dates_are_written_as_python_writes_them() {
+    let moment = 1_709_210_096; // 2024-02-29 12:34:56
+    assert_eq!(strftime("%d %b %Y", moment), "29 Feb 2024");
+    assert_eq!(
+        strftime("%A, %B %-d, %y; %H:%M:%S %I %p %j %e %a %m %%", moment),
+        "Thursday, February 29, 24; 12:34:56 12 PM 060 29 Thu 02 %"
+    );
+    assert_eq!(strftime("%Y-%m-%d %H", 0), "1970-01-01 00");
+    assert_eq!(strftime("%F %T %j", 1_735_689_599), "2024-12-31 23:59:59 366");
+    assert_eq!(strftime("%F %A", -1), "1969-12-31 Wednesday");
+    assert_eq!(strftime("%Q %", moment), "%Q %");
+}
+
+#[test]
+fn the_date_of_today_has_the_form_that_is_asked_for() {
+    let template = Template::new("{{ strftime_now('%Y-%m-%d') }}").unwrap();
+    let date = template.render(&Map::new()).unwrap();
+    assert_eq!(date.len(), 10, "{date}");
+    assert!(date.as_str() > "2024-01-01", "{date}");
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let template =
+        Template::new("{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(99) %}{% endfor %}{% endfor %}{% endfor %}");
+    assert!(template.unwrap().render(&Map::new()).is_err());
+}
+
+#[test]
+fn what_cannot_be_json_is_refused() {
+    let template = Template::new("{{ nothing|tojson }}").unwrap();
+    assert!(template.render(&Map::new()).is_err());
+    let deep = (0..100).fold(json!(1), |value, _| json!([value]));
+    let template = Template::new("{{ deep|tojson|length }}").unwrap();
+    let variables: Map<_, _> = [("deep".to_owned(), deep)].into_iter().collect();
+    assert_eq!(template.render(&variables).unwrap(), "201");
+}

@@ -1,0 +1,36 @@
+//! Tests of chat templates: what the `transformers` library writes for the same template and variables.
+
+use serde_json::{Map, Value};
+
+use super::*;
+
+/// Made with transformers 5: idioms of the templates of well-known models, and what Python does in them.
+const CASES: &str = include_str!("tests/cases.json");
+
+#[derive(serde::Deserialize)]
+struct Case {
+    name: String,
+    template: String,
+    variables: Map<String, Value>,
+    text: Option<String>,
+    refused: Option<String>,
+}
+
+#[test]
+fn templates_write_what_the_library_writes() {
+    let cases: Vec<Case> = serde_json::from_str(CASES).unwrap();
+    let mut wrong = Vec::new();
+    for case in cases {
+        let rendered =
+            Template::new(&case.template).map_err(|e| e.to_string()).and_then(|t| t.render(&case.variables).map_err(|e| e.to_string()));
+        let same = match (&case.text, &rendered) {
+            (Some(text), Ok(rendered)) => text == rendered,
+            (None, Err(reason)) => reason.contains(case.refused.as_deref().unwrap_or_default()),
+            _ => false,
+        };
+        if !same {
+            wrong.push(format!("{}:\n  library: {:?}\n  here:    {:?}", case.name, case.text.or(case.refused), rendered));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,123 @@
+//! The tokens of segments, by a hash of their text; the least recently used go when there is no room. A list threaded through a slab: every
+//! operation is a lookup and a few stores.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+/// What stands for a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) hash: u128,
+    pub(super) bytes: usize,
+    /// Whether it is the beginning of its text.
+    pub(super) first: bool,
+}
+
+/// A segment that would fill more than this share of the cache is not kept: it would drive out the many small ones that come again.
+const LARGEST_SHARE: usize = 8;
+
+/// Memory for an entry besides its tokens: the slab, the map with its free places, the count of the shared slice.
+const OVERHEAD: usize = 160;
+
+const NONE: usize = usize::MAX;
+
+/// A bounded cache.
+#[derive(Debug)]
+pub(super) struct Cache {
+    most: usize,
+    bytes: usize,
+    places: FxHashMap<Key, usize>,
+    entries: Vec<Entry>,
+    free: Vec<usize>,
+    newest: usize,
+    oldest: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    tokens: Arc<[u32]>,
+    newer: usize,
+    older: usize,
+}
+
+impl Cache {
+    /// Holds at most this many bytes.
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, bytes: 0, places: FxHashMap::default(), entries: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn get(&mut self, key: Key) -> Option<Arc<[u32]>> {
+        let place = *self.places.get(&key)?;
+        self.unlink(place);
+        self.link_newest(place);
+        Some(Arc::clone(&self.entries[place].tokens))
+    }
+
+    pub(super) fn put(&mut self, key: Key, tokens: Arc<[u32]>) {
+        let cost = cost(&tokens);
+        if cost > self.most / LARGEST_SHARE || self.places.contains_key(&key) {
+            return;
+        }
+        while self.bytes + cost > self.most && self.oldest != NONE {
+            self.drop_oldest();
+        }
+        self.bytes += cost;
+        let entry = Entry { key, tokens, newer: NONE, older: NONE };
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.entries[place] = entry;
+                place
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() - 1
+            }
+        };
+        self.places.insert(key, place);
+        self.link_newest(place);
+    }
+
+    fn drop_oldest(&mut self) {
+        let place = self.oldest;
+        self.unlink(place);
+        let tokens = std::mem::take(&mut self.entries[place].tokens);
+        self.bytes -= cost(&tokens);
+        self.places.remove(&self.entries[place].key);
+        self.free.push(place);
+    }
+
+    fn unlink(&mut self, place: usize) {
+        let Entry { newer, older, .. } = self.entries[place];
+        match newer {
+            NONE => self.newest = older,
+            newer => self.entries[newer].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => self.entries[older].newer = newer,
+        }
+    }
+
+    fn link_newest(&mut self, place: usize) {
+        let second = std::mem::replace(&mut self.newest, place);
+        self.entries[place].newer = NONE;
+        self.entries[place].older = second;
+        match second {
+            NONE => self.oldest = place,
+            second => self.entries[second].newer = place,
+        }
+    }
+}
+
+fn cost(tokens: &[u32]) -> usize {
+    size_of_val(tokens) + OVERHEAD
+}
+
+#[cfg(test)]
+mod tests;

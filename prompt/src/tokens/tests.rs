@@ -1,0 +1,135 @@
+//! Tests of encoding by segments: always what the tokenizer makes of the whole text.
+
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixture;
+
+fn tokens(tokenizer: &Value, config: &Value) -> Tokens {
+    let files = crate::Files { config: Some(config.to_string().into_bytes()), ..crate::Files::default() };
+    Tokens::new(tokenizer.to_string().as_bytes(), &Config::read(&files).unwrap(), 1 << 20).unwrap()
+}
+
+fn plain(tokenizer: &Value) -> Tokens {
+    tokens(tokenizer, &json!({}))
+}
+
+fn whole(tokenizer: &Value, text: &str, special: bool) -> Vec<u32> {
+    Tokenizer::from_bytes(tokenizer.to_string()).unwrap().encode(text, special).unwrap().get_ids().to_vec()
+}
+
+fn with_flag(flag: &str) -> Value {
+    let mut tokenizer = fixture::byte_level();
+    tokenizer["added_tokens"][1][flag] = json!(true);
+    tokenizer
+}
+
+#[test]
+fn segments_are_used_where_they_are_independent() {
+    for tokenizer in [fixture::byte_level(), fixture::with_first_token(), fixture::metaspace("first"), fixture::metaspace("always")] {
+        assert!(plain(&tokenizer).splitter.is_some());
+    }
+    for flag in ["lstrip", "rstrip", "single_word"] {
+        assert!(plain(&with_flag(flag)).splitter.is_none(), "{flag}");
+    }
+}
+
+#[test]
+fn a_tokenizer_whose_pieces_reach_over_added_tokens_is_used_whole() {
+    // A pre-tokenizer is asked for every segment, but a normalizer that strips sees the text that the segment is.
+    let mut tokenizer = fixture::byte_level();
+    tokenizer["normalizer"] = json!({ "type": "Strip", "strip_left": true, "strip_right": true });
+    let encoder = plain(&tokenizer);
+    for text in ["a <|im_start|> b ", " <|im_end|> "] {
+        assert_eq!(encoder.encode(text, false).unwrap(), whole(&tokenizer, text, false), "{text:?}");
+    }
+}
+
+#[test]
+fn the_file_s_truncation_and_padding_do_not_count() {
+    let mut tokenizer = fixture::byte_level();
+    tokenizer["truncation"] = json!({ "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0 });
+    tokenizer["padding"] = json!({ "strategy": { "Fixed": 8 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a" });
+    assert_eq!(plain(&tokenizer).encode("abcd", false).unwrap(), whole(&fixture::byte_level(), "abcd", false));
+}
+
+#[test]
+fn special_tokens_around_a_text_are_the_file_s_unless_the_config_speaks() {
+    let tokenizer = fixture::with_first_token();
+    let encoder = plain(&tokenizer);
+    for text in ["hello world", "", "a<|im_end|>b"] {
+        assert_eq!(encoder.encode(text, true).unwrap(), whole(&tokenizer, text, true), "{text:?}");
+    }
+    let switched = |bos: bool, eos: bool| {
+        let config = json!({ "add_bos_token": bos, "add_eos_token": eos, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>" });
+        tokens(&tokenizer, &config).encode("a", true).unwrap()
+    };
+    let of = |text: &str| whole(&tokenizer, text, false);
+    assert_eq!(switched(false, false), of("a"));
+    assert_eq!(switched(true, false), of("<|im_start|>a"));
+    assert_eq!(switched(true, true), of("<|im_start|>a<|im_end|>"));
+}
+
+#[test]
+fn tokens_that_only_the_config_declares_are_tokens() {
+    let config = json!({ "added_tokens_decoder": { "9": { "content": "<tool>", "normalized": false, "special": false } } });
+    let encoder = tokens(&fixture::byte_level(), &config);
+    assert_eq!(encoder.encode("a<tool>b", false).unwrap().len(), 3);
+    assert!(encoder.has_added("<tool>"));
+}
+
+#[test]
+fn a_segment_is_encoded_once() {
+    let encoder = plain(&fixture::byte_level());
+    encoder.encode("<|im_start|>hello<|im_end|>\n<|im_start|>hello<|im_end|>\n", false).unwrap();
+    assert_eq!((encoder.stats().hits, encoder.stats().misses, encoder.stats().encoded_bytes), (2, 2, 6));
+    assert!(encoder.stats().cache_bytes > 0);
+}
+
+#[test]
+fn a_file_that_is_no_tokenizer_is_named() {
+    let error = Tokens::new(b"{}", &Config::default(), 0).err().unwrap();
+    assert!(error.to_string().starts_with("cannot read tokenizer.json: "), "{error}");
+}
+
+fn texts() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        Just("<|im_start|>".to_owned()),
+        Just("<|im_end|>".to_owned()),
+        Just("<|endoftext|>".to_owned()),
+        Just("<|im_".to_owned()),
+        Just("hello world".to_owned()),
+        Just("  the\n\n".to_owned()),
+        "[ a-z\n'0-9]{0,8}",
+        "\\PC{0,4}",
+    ];
+    prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+/// Each kind of tokenizer, as it is and by segments.
+static KINDS: LazyLock<Vec<(Tokenizer, Tokens)>> = LazyLock::new(|| {
+    let kinds = [
+        fixture::byte_level(),
+        fixture::with_first_token(),
+        fixture::metaspace("first"),
+        fixture::metaspace("always"),
+        fixture::metaspace("never"),
+        with_flag("rstrip"),
+    ];
+    kinds.iter().map(|json| (Tokenizer::from_bytes(json.to_string()).unwrap(), plain(json))).collect()
+});
+
+proptest! {
+    #[test]
+    fn segments_give_the_tokens_of_the_whole(text in texts(), special: bool) {
+        for (tokenizer, tokens) in KINDS.iter() {
+            let whole = tokenizer.encode(text.as_str(), special).unwrap();
+            for _ in 0..2 {
+                prop_assert_eq!(tokens.encode(&text, special).unwrap(), whole.get_ids(), "{:?}", text);
+            }
+        }
+    }
+}

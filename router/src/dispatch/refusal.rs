@@ -1,0 +1,105 @@
+//! Why a request got no answer from any engine, in words for its client.
+
+use std::time::Duration;
+
+use crate::fleet::{FleetView, Phase, Replica};
+use crate::placement::Overload;
+
+/// When a client may try again for which there was no place in the queue.
+const FULL_RETRY_SECONDS: u64 = 5;
+
+/// Why a request got no answer from any engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No replica serves the model, and it is known which models there are.
+    #[error("The model `{model}` does not exist. Models here: {known}.")]
+    UnknownModel {
+        /// As the client named it.
+        model: String,
+        /// The models there are, separated by commas.
+        known: String,
+    },
+    /// Nothing can take the request now.
+    #[error("{0}")]
+    NotReady(String),
+    /// Every attempt was lost.
+    #[error(
+        "the answer was lost {attempts} times, the last time because {last}; nothing had reached you yet, so the request may be sent again"
+    )]
+    Lost {
+        /// Attempts that were made.
+        attempts: usize,
+        /// What happened to the last one.
+        last: String,
+    },
+    /// The first byte did not come in time.
+    #[error("no engine began to answer within {}", humanize(*.0))]
+    TooSlow(Duration),
+    /// The fleet has more to do than it can in time.
+    #[error("{message}")]
+    Overloaded {
+        /// For the client.
+        message: String,
+        /// Seconds after which it may try again.
+        retry_after: u64,
+    },
+}
+
+fn humanize(duration: Duration) -> String {
+    format!("{} s", duration.as_secs_f64())
+}
+
+impl From<Overload> for Refusal {
+    fn from(overload: Overload) -> Self {
+        match overload {
+            Overload::Full => Refusal::Overloaded {
+                message: "as many requests wait for a replica as router.max_held allows".into(),
+                retry_after: FULL_RETRY_SECONDS,
+            },
+            Overload::Stopping => Refusal::NotReady("the router is stopping".into()),
+            Overload::TooLate { predicted, allowed } => Refusal::Overloaded {
+                message: format!(
+                    "the fleet is overloaded: a first token is predicted in {predicted:.0} s, and router.longest_wait allows {allowed:.0} s"
+                ),
+                retry_after: whole_seconds(predicted - allowed),
+            },
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what fits")]
+fn whole_seconds(seconds: f64) -> u64 {
+    seconds.clamp(1.0, 3600.0).ceil() as u64
+}
+
+impl Refusal {
+    /// Why no replica can take a request for `model`, in a sentence for the client.
+    pub(super) fn of(view: &FleetView, model: Option<&str>) -> Self {
+        let any_ready = view.replicas.iter().any(Replica::is_ready);
+        // An engine that loads for the first time may yet serve it.
+        let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
+        let exists = |model: &&str| view.replicas.iter().any(|replica| replica.serves(Some(model)));
+        if let Some(model) = model.filter(|model| any_ready && all_known && !exists(model)) {
+            let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
+            return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
+        }
+        if view.replicas.is_empty() {
+            return Refusal::NotReady("no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into());
+        }
+        let of_interest =
+            view.replicas.iter().filter(|replica| !replica.is_ready() && (replica.state.models.is_empty() || replica.serves(model)));
+        let states: Vec<String> = of_interest.take(5).map(describe).collect();
+        Refusal::NotReady(format!("no replica is ready: {}", states.join("; ")))
+    }
+}
+
+fn describe(replica: &Replica) -> String {
+    let (id, word) = (&replica.id, replica.state.word());
+    // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
+    let reason = replica.state.wire.reason.lines().next().unwrap_or_default();
+    match replica.state.phase {
+        Phase::Ready => format!("{id} has lost its agent"),
+        _ if reason.is_empty() => format!("{id} is {word}"),
+        _ => format!("{id} is {word} ({reason})"),
+    }
+}

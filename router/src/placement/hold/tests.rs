@@ -1,0 +1,213 @@
+use parking_lot::Mutex as Log;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::*;
+use crate::fleet::{Booking, InFlight, Update};
+use crate::placement::prompt::tests::{exact, text};
+use crate::placement::tests::{FILES, Fixture as Placement};
+
+/// A fleet of one replica, whose queue is watched.
+struct Fixture {
+    placed: Placement,
+    hold: Hold,
+    /// Who had a turn, in that order.
+    log: Arc<Log<Vec<&'static str>>>,
+}
+
+impl Fixture {
+    async fn start(most: usize, longest: Duration) -> Self {
+        let placed = Placement::guessed(1).await;
+        let hold = Hold::start(placed.placer.clone(), most, longest, CancellationToken::new());
+        Self { placed, hold, log: Arc::default() }
+    }
+
+    /// A request that takes all the room that a replica has.
+    fn fill(&self, replica: usize) -> InFlight {
+        self.placed.fleet.view().replicas[replica].own.enter(Booking { tokens: 50_000, uncached: 50_000, due: f64::MAX }, None)
+    }
+
+    /// Waits for a turn, and gives it up at once.
+    fn wait(&self, name: &'static str, priority: i32, tokens: usize) -> JoinHandle<Result<(), Overload>> {
+        let (hold, log, placer) = (self.hold.clone(), self.log.clone(), self.placed.placer.clone());
+        tokio::spawn(async move {
+            let turn = turn(&hold, &placer, priority, tokens).await?;
+            log.lock().push(name);
+            drop(turn);
+            Ok(())
+        })
+    }
+
+    fn log(&self) -> Vec<&'static str> {
+        self.log.lock().clone()
+    }
+}
+
+/// Has a prompt of so many tokens wait.
+async fn turn(hold: &Hold, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<Chosen>, Turn), Overload> {
+    let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
+    let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
+    let waiting = Waiting { priority, tenant: 0, uncached: chosen.uncached(), since: 0.0 };
+    hold.turn(&prompt, waiting, &chosen).await
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+/// The clock is paused: this lets every task run as far as it can.
+async fn settle() {
+    sleep(Duration::from_millis(50)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_held_while_a_replica_has_room() {
+    let fixture = Fixture::start(8, LONG).await;
+    assert_eq!(fixture.wait("at once", 0, 100).await.unwrap(), Ok(()));
+    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lowest_priority_goes_first_and_then_the_shortest_prompt() {
+    let fixture = Fixture::start(8, LONG).await;
+    let full = fixture.fill(0);
+    for (name, priority, uncached) in [("long", 0, 4000), ("last", 5, 1), ("short", 0, 40), ("first", -1, 9000)] {
+        drop(fixture.wait(name, priority, uncached));
+        settle().await;
+    }
+    assert_eq!((fixture.hold.waiting(), fixture.log().len()), (4, 0));
+    assert!(fixture.hold.is_held(Some("m")));
+    drop(full);
+    settle().await;
+    assert_eq!(fixture.log(), ["first", "short", "long", "last"]);
+    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_one_sees_what_the_one_before_it_takes() {
+    let fixture = Fixture::start(8, LONG).await;
+    let full = fixture.fill(0);
+    let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
+    let taking = tokio::spawn(async move {
+        let (_, turn) = turn(&hold, &placer, 0, 10).await.unwrap();
+        let taken = placer.fleet.view().replicas[0].own.enter(Booking { tokens: 50_000, uncached: 50_000, due: f64::MAX }, None);
+        drop(turn);
+        taken
+    });
+    settle().await;
+    drop(fixture.wait("next", 0, 20));
+    settle().await;
+    drop(full);
+    let taken = taking.await.unwrap();
+    settle().await;
+    assert_eq!((fixture.log().len(), fixture.hold.waiting()), (0, 1), "there was room for one");
+    drop(taken);
+    settle().await;
+    assert_eq!(fixture.log(), ["next"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_is_not_used_holds_others_up_for_a_moment_only() {
+    let fixture = Fixture::start(8, LONG).await;
+    let full = fixture.fill(0);
+    let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
+    let idle = tokio::spawn(async move { turn(&hold, &placer, -1, 10).await });
+    settle().await;
+    drop(fixture.wait("next", 0, 20));
+    settle().await;
+    drop(full);
+    let kept = idle.await.unwrap().unwrap();
+    assert_eq!(fixture.log().len(), 0);
+    sleep(TURN_DEADLINE * 2).await;
+    assert_eq!(fixture.log(), ["next"]);
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_wait_than_may() {
+    let fixture = Fixture::start(2, LONG).await;
+    let full = fixture.fill(0);
+    let held = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
+    settle().await;
+    assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full), "not even the most urgent");
+    assert_eq!(fixture.hold.waiting(), 2);
+    drop(full);
+    for held in held {
+        assert_eq!(held.await.unwrap(), Ok(()));
+    }
+    assert_eq!(fixture.wait("c", 0, 1).await.unwrap(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_would_be_answered_too_late_does_not_wait() {
+    // Two seconds of prefill are ahead on the replica, at the prior's 40 µs a token.
+    let fixture = Fixture::start(8, Duration::from_millis(2500)).await;
+    let full = fixture.fill(0);
+    let late = fixture.wait("late", 0, 20_000).await.unwrap();
+    assert!(matches!(late, Err(Overload::TooLate { predicted, allowed: 2.5 }) if (2.8..4.0).contains(&predicted)), "{late:?}");
+    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")), "nothing is left of it");
+    let first = fixture.wait("first", 0, 8000);
+    settle().await;
+    let behind = fixture.wait("behind", 0, 9000).await.unwrap();
+    assert!(matches!(behind, Err(Overload::TooLate { .. })), "what waits before it counts too: {behind:?}");
+    let urgent = fixture.wait("urgent", -1, 9000);
+    settle().await;
+    assert_eq!(fixture.hold.waiting(), 2, "nothing is ahead of it");
+    drop(full);
+    settle().await;
+    assert!(first.is_finished() && urgent.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_gives_up_its_place() {
+    let fixture = Fixture::start(1, LONG).await;
+    let full = fixture.fill(0);
+    let leaving = fixture.wait("leaves", 0, 10);
+    settle().await;
+    leaving.abort();
+    settle().await;
+    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+    let next = fixture.wait("next", 0, 10);
+    settle().await;
+    drop(full);
+    assert_eq!(next.await.unwrap(), Ok(()));
+    assert_eq!(fixture.log(), ["next"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_replicas_end_is_told_to_those_who_wait_for_it() {
+    let fixture = Fixture::start(8, LONG).await;
+    let _full = fixture.fill(0);
+    let waits = fixture.wait("waits", 0, 10);
+    settle().await;
+    fixture.placed.fleet.update(Update::Detached { attachment: 1 }).await;
+    assert_eq!(waits.await.unwrap(), Ok(()), "it has its turn, and finds no replica");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_for_another_model_are_not_held_up() {
+    let fixture = Fixture::start(8, LONG).await;
+    let _full = fixture.fill(0);
+    let waits = fixture.wait("waits", 0, 10);
+    settle().await;
+    assert!(fixture.hold.is_held(Some("m")) && !fixture.hold.is_held(Some("other")) && !fixture.hold.is_held(None));
+    assert!(!waits.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
+    let (placed, seats) = Placement::known(2).await;
+    let hold = Hold::start(placed.placer.clone(), 8, LONG, CancellationToken::new());
+    let cached = Arc::new(exact(100_000, FILES));
+    placed.index.store(seats[0], &cached.token_keys(16));
+    let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 9000, uncached: 9000, due: f64::MAX }, None);
+    let chosen = placed.choose(&cached);
+    assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
+    let (patient, prompt) = (hold.clone(), cached.clone());
+    let waiting = Waiting { priority: 0, tenant: 0, uncached: chosen.uncached(), since: 0.0 };
+    let waits = tokio::spawn(async move { patient.turn(&prompt, waiting, &chosen).await.map(|(chosen, _)| chosen.unwrap().replica.id) });
+    settle().await;
+    let (_, other) = tokio::join!(settle(), turn(&hold, &placed.placer, 0, 100));
+    assert_eq!(&*other.unwrap().0.unwrap().replica.id, "n/1");
+    assert!(!waits.is_finished());
+    drop(full);
+    assert_eq!(&*waits.await.unwrap().unwrap(), "n/0");
+}

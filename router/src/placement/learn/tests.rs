@@ -1,0 +1,93 @@
+use std::time::Duration;
+
+use super::*;
+use crate::placement::Asked;
+use crate::placement::prompt::tests::text;
+use crate::placement::tests::Fixture;
+
+/// A placed request, and where its text was noted.
+fn place(fixture: &Fixture, prompt: &Prompt) -> (Placed, InFlight, Arc<Record>) {
+    let chosen = fixture.choose(prompt);
+    let in_flight = fixture.placer.enter(prompt, &chosen, Instant::now());
+    let guessed = chosen.guessed();
+    let record = Arc::new(Record::new(1, prompt, chosen));
+    let placed = Placed::new(&fixture.placer, prompt, record.clone(), &in_flight, guessed);
+    (placed, in_flight, record)
+}
+
+fn stream(of: char, bytes: usize) -> Prompt {
+    let text = vec![of.to_string().repeat(bytes).into()];
+    Prompt::text(Asked { model: Some("m".into()), text, streams: true, ..Asked::default() }, "")
+}
+
+fn usage(completion: u64, cached: Option<u64>) -> Option<Usage> {
+    Some(Usage { prompt: 1000, completion, cached })
+}
+
+#[test]
+fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_they_may() {
+    let outputs = Outputs::default();
+    assert_eq!((outputs.expected(None), outputs.expected(Some(10)), outputs.expected(Some(100_000))), (256.0, 10.0, 256.0));
+    for _ in 0..500 {
+        outputs.seen(1000.0);
+    }
+    assert!((990.0..=1000.0).contains(&outputs.expected(None)), "{}", outputs.expected(None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streams_first_token_teaches_the_replicas_speed() {
+    let fixture = Fixture::guessed(1).await;
+    let own = fixture.fleet.view().replicas[0].own.clone();
+    let before = own.learned().rates.prefill;
+    // Nothing of one is cached for the next.
+    for of in 'a'..='t' {
+        let (mut placed, in_flight, record) = place(&fixture, &stream(of, 16_000));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        placed.began();
+        assert_eq!(record.outcome.lock().first_token, Some(2.0));
+        drop(in_flight);
+    }
+    assert!(own.learned().rates.prefill > 2.0 * before, "{} was {before}", own.learned().rates.prefill);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_answer_tells_no_speed_but_its_length() {
+    let fixture = Fixture::guessed(1).await;
+    let before = fixture.fleet.view().replicas[0].own.learned().rates;
+    let (mut placed, _in_flight, record) = place(&fixture, &text(&"a".repeat(16_000)));
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    placed.began();
+    placed.ended(usage(1000, None), 0);
+    assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].own.learned().rates), (Default::default(), before));
+    assert!(fixture.placer.outputs.expected(None) > USUAL_OUTPUT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_between_tokens_teaches_how_long_steps_take() {
+    let fixture = Fixture::guessed(1).await;
+    let own = fixture.fleet.view().replicas[0].own.clone();
+    let before = own.learned().rates.step;
+    for _ in 0..50 {
+        let (mut placed, _in_flight, _) = place(&fixture, &stream('a', 100));
+        placed.began();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        // Without usage each event counts as a token.
+        placed.ended(None, 51);
+    }
+    assert!(own.learned().rates.step > 2.0 * before, "{} was {before}", own.learned().rates.step);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_engine_had_cached_is_kept_with_the_decision_and_what_it_had_not_it_has_now() {
+    let fixture = Fixture::guessed(2).await;
+    let prompt = stream('a', 16_000);
+    let matched = || fixture.choose(&prompt).decision.choice().candidate.matched;
+    for cached in [0, 3900, 64] {
+        let (mut placed, in_flight, record) = place(&fixture, &prompt);
+        placed.began();
+        placed.ended(usage(10, Some(cached)), 10);
+        assert_eq!(record.outcome.lock().cached.map(u64::from), Some(cached));
+        drop(in_flight);
+        assert_eq!(matched(), 62 * 64);
+    }
+}

@@ -1,0 +1,248 @@
+//! What the router knows of a request's prompt: its tokens and their keys where the model's tokenizer is here and proved, else its text.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use hostler_placement::affinity::Arrivals;
+use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, text_keys, token_keys};
+use memchr::memmem;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::Placer;
+use crate::fleet::FleetView;
+use crate::prompt::{FilesHash, Standing, Unread};
+
+/// Bytes of text that a token stands for, where tokens are not counted.
+const TOKEN_BYTES: usize = 4;
+
+/// What stands in a request's JSON where a medium is, by URL or as its bytes. Quotes within strings are escaped, so a text that only speaks
+/// of them is no match.
+const MEDIA: [&[u8]; 5] = [b"_url\"", b"\"input_audio\"", b"\"input_image\"", b"\"base64\"", b"\"file_data\""];
+
+/// Routes whose prompts are read as tokens.
+const READ: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
+
+/// A prompt of fewer bytes than this has not one block of tokens, whatever the tokenizer.
+const SHORTEST: usize = 16;
+
+/// How well a replica's cache is known for a request; each level is taken when the one above cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// The prompt's tokens, and the blocks that the engine reports.
+    Exact,
+    /// The prompt's text, and what this router has sent to the replica.
+    Text,
+    /// Nothing: only how busy the replica is.
+    Load,
+}
+
+impl Level {
+    /// The word for people and scripts.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Text => "text",
+            Self::Load => "load",
+        }
+    }
+}
+
+/// What placement is asked with.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    /// The model that the request names.
+    pub model: Option<String>,
+    /// Path of the request, without its query.
+    pub path: String,
+    /// Its whole body.
+    pub body: Bytes,
+    /// The parts of the body that make its prompt, as they stand there.
+    pub text: Vec<Bytes>,
+    /// Its `cache_salt`; empty when it has none. Engines keep the blocks of different salts apart.
+    pub salt: String,
+    /// Tokens that its answer may have.
+    pub most_output: Option<u64>,
+    /// Whether its answer is a stream.
+    pub streams: bool,
+}
+
+/// A request's prompt, as far as it is understood.
+#[derive(Debug)]
+pub struct Prompt {
+    asked: Asked,
+    exact: Option<Exact>,
+    /// Why it has no tokens, for operators; empty when it has or needs none.
+    pub fallback: &'static str,
+    text_keys: OnceLock<Arc<[Key]>>,
+    arrivals: OnceLock<Arrivals>,
+}
+
+#[derive(Debug)]
+struct Exact {
+    files: FilesHash,
+    tokens: Vec<u32>,
+    /// Its tokens and those of the further prompts of a batch.
+    all: u32,
+    chain: Chain,
+    /// Keys for each block size that was asked for; nearly always one.
+    keys: Mutex<Vec<(u32, Arc<[Key]>)>>,
+}
+
+impl Prompt {
+    /// The prompt of a request for which tokens are not wanted, or could not be had because of `fallback`.
+    #[must_use]
+    pub fn text(mut asked: Asked, fallback: &'static str) -> Self {
+        cut_at_medium(&mut asked.text);
+        Self { asked, exact: None, fallback, text_keys: OnceLock::new(), arrivals: OnceLock::new() }
+    }
+
+    /// The model that the request names.
+    #[must_use]
+    pub fn model(&self) -> Option<&str> {
+        self.asked.model.as_deref()
+    }
+
+    /// Path of the request.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.asked.path
+    }
+
+    /// Whether its answer is a stream.
+    #[must_use]
+    pub fn streams(&self) -> bool {
+        self.asked.streams
+    }
+
+    /// Tokens that its answer may have.
+    #[must_use]
+    pub fn most_output(&self) -> Option<u64> {
+        self.asked.most_output
+    }
+
+    /// Tokens of the prompt; an estimate where they are not counted.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        let estimate = || u32::try_from(bytes(&self.asked.text).div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX);
+        self.exact.as_ref().map_or_else(estimate, |exact| exact.all)
+    }
+
+    /// Whether its tokens are those that a replica with these files sees.
+    #[must_use]
+    pub fn is_exact_for(&self, files: Option<FilesHash>) -> bool {
+        self.exact.as_ref().is_some_and(|exact| Some(exact.files) == files)
+    }
+
+    /// Keys of its whole blocks of `size` tokens; none where its tokens are not known.
+    #[must_use]
+    pub fn token_keys(&self, size: u32) -> Arc<[Key]> {
+        let Some(exact) = &self.exact else { return Arc::default() };
+        let mut known = exact.keys.lock();
+        if let Some((_, keys)) = known.iter().find(|(of, _)| *of == size) {
+            return keys.clone();
+        }
+        let keys: Arc<[Key]> = token_keys(exact.chain, &exact.tokens, size.max(1) as usize).into();
+        known.push((size, keys.clone()));
+        keys
+    }
+
+    /// Keys of its whole blocks of text.
+    #[must_use]
+    pub fn text_keys(&self) -> &Arc<[Key]> {
+        self.text_keys.get_or_init(|| {
+            let chain = Chain::new(self.asked.model.as_deref().unwrap_or_default(), &self.asked.salt);
+            match &self.asked.text[..] {
+                [] => Arc::default(),
+                [text] => text_keys(chain, text).into(),
+                texts => text_keys(chain, &texts.concat()).into(),
+            }
+        })
+    }
+
+    /// How often the beginnings of the prompt have lately been asked for; `count` is called once.
+    pub fn arrivals(&self, count: impl FnOnce(&[Key], u32) -> Arrivals) -> &Arrivals {
+        self.arrivals.get_or_init(|| {
+            let size = self.exact.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
+            match size {
+                Some(size) => count(&self.token_keys(size), size),
+                None => count(self.text_keys(), TEXT_BLOCK_TOKENS),
+            }
+        })
+    }
+}
+
+fn bytes(text: &[Bytes]) -> usize {
+    text.iter().map(Bytes::len).sum()
+}
+
+/// Leaves only what stands before the first image, sound or video: how many tokens one is nobody here knows, least of all from its bytes.
+fn cut_at_medium(text: &mut Vec<Bytes>) {
+    for (index, part) in text.iter_mut().enumerate() {
+        if let Some(at) = MEDIA.iter().filter_map(|marker| memmem::find(part, marker)).min() {
+            part.truncate(at);
+            text.truncate(index + 1);
+            return;
+        }
+    }
+}
+
+impl Placer {
+    /// Reads a request's prompt, into tokens where that can change the choice.
+    pub async fn read(&self, asked: Asked) -> Prompt {
+        let Some((files, lora)) = self.wanted(&asked) else { return Prompt::text(asked, "") };
+        match self.prompts.encode(&files, &asked.path, asked.body.clone()).await {
+            Ok(encoded) => {
+                // What comes after the first image or sound is not counted: nobody here knows how many tokens it is.
+                let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX);
+                let exact = Exact {
+                    files,
+                    all: known.saturating_add(encoded.more_tokens),
+                    tokens: encoded.tokens,
+                    chain: Chain::new(&lora, &asked.salt),
+                    keys: Mutex::default(),
+                };
+                Prompt { exact: Some(exact), ..Prompt::text(asked, "") }
+            }
+            Err(Unread::NotUnderstood) => Prompt::text(asked, "not understood"),
+            Err(Unread::NotProved) => Prompt::text(asked, "tokenizer not ready"),
+            Err(Unread::Busy) => Prompt::text(asked, "tokenizer busy"),
+            Err(Unread::Failed(reason)) => {
+                tracing::debug!(reason, "a prompt is placed by its text");
+                Prompt::text(asked, "tokenizer failed")
+            }
+        }
+    }
+
+    /// The files and the LoRA adapter to read a prompt with; `None` when its tokens cannot change the choice.
+    fn wanted(&self, asked: &Asked) -> Option<(FilesHash, String)> {
+        if bytes(&asked.text) < SHORTEST || !READ.contains(&asked.path.as_str()) {
+            return None;
+        }
+        let view = self.fleet.view();
+        let mut eligible = view.eligible(asked.model.as_deref(), &[]).map(|(_, replica)| replica);
+        let (first, second) = (eligible.next()?, eligible.next()?);
+        let mut unproved: Option<FilesHash> = None;
+        for replica in [first, second].into_iter().chain(eligible).filter(|replica| replica.cache.seat.is_some()) {
+            let Some(files) = replica.state.files.filter(|files| unproved != Some(*files)) else { continue };
+            if self.prompts.standing(&files) == Standing::Proved {
+                return Some((files, adapter(&view, asked.model.as_deref())));
+            }
+            unproved = unproved.or(Some(files));
+        }
+        // To be told that none is ready.
+        Some((unproved?, String::new()))
+    }
+}
+
+/// The name by which an engine keeps the blocks of a LoRA adapter apart; empty for the model itself.
+fn adapter(view: &FleetView, model: Option<&str>) -> String {
+    let Some(model) = model else { return String::new() };
+    let is_adapter = view.replicas.iter().flat_map(|replica| &replica.state.models).any(|known| known.id == model && known.is_adapter);
+    if is_adapter { model.to_owned() } else { String::new() }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,98 @@
+use super::*;
+use crate::placement::tests::{FILES, Fixture};
+
+/// A prompt of which only the text is known.
+pub(in crate::placement) fn text(text: &str) -> Prompt {
+    Prompt::text(asked(text), "")
+}
+
+/// The same for an answer that streams.
+pub(in crate::placement) fn stream(text: &str) -> Prompt {
+    Prompt::text(Asked { streams: true, ..asked(text) }, "")
+}
+
+/// A prompt of this many tokens, as replicas with these files see them, and without text.
+pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
+    let exact = Exact { files, tokens: (0..tokens).collect(), all: tokens, chain: Chain::new("", ""), keys: Mutex::default() };
+    Prompt { exact: Some(exact), ..text("") }
+}
+
+fn asked(text: &str) -> Asked {
+    let text = Some(text).filter(|text| !text.is_empty()).map(|text| Bytes::from(text.to_owned()));
+    Asked { model: Some("m".into()), path: "/v1/completions".into(), text: text.into_iter().collect(), ..Asked::default() }
+}
+
+#[test]
+fn text_counts_as_a_token_for_four_bytes_and_has_keys_for_whole_blocks() {
+    let prompt = text(&"a".repeat(1001));
+    assert_eq!((prompt.tokens(), prompt.text_keys().len()), (251, 3));
+    assert!(!prompt.is_exact_for(Some(FILES)) && prompt.token_keys(16).is_empty());
+    assert_eq!((text("").tokens(), text("").text_keys().len()), (0, 0));
+}
+
+#[test]
+fn texts_with_the_same_beginning_share_its_keys_unless_they_are_for_other_models() {
+    let (short, long) = (text(&"a".repeat(600)), text(&"a".repeat(1200)));
+    assert_eq!(short.text_keys()[..], long.text_keys()[..2]);
+    let parts = Prompt::text(Asked { text: vec!["a".repeat(300).into(), "a".repeat(300).into()], ..asked("") }, "");
+    assert_eq!(parts.text_keys()[..], short.text_keys()[..], "wherever it is cut");
+    let other = Prompt::text(Asked { model: Some("other".into()), ..asked(&"a".repeat(600)) }, "");
+    assert_ne!(other.text_keys()[0], short.text_keys()[0]);
+}
+
+#[test]
+fn tokens_have_keys_for_each_size_of_block() {
+    let prompt = exact(100, FILES);
+    assert!(prompt.is_exact_for(Some(FILES)) && !prompt.is_exact_for(Some([8; 32])) && !prompt.is_exact_for(None));
+    assert_eq!((prompt.token_keys(16).len(), prompt.token_keys(48).len(), prompt.token_keys(101).len()), (6, 2, 0));
+    assert!(Arc::ptr_eq(&prompt.token_keys(16), &prompt.token_keys(16)), "they are made once");
+    assert_eq!(prompt.tokens(), 100);
+}
+
+#[test]
+fn a_request_counts_once_however_often_it_is_placed() {
+    let (prompt, mut counted) = (exact(100, FILES), Vec::new());
+    assert_eq!(prompt.token_keys(48).len(), 2);
+    for _ in 0..2 {
+        prompt.arrivals(|keys, size| {
+            counted.push((keys.len(), size));
+            Arrivals::none()
+        });
+    }
+    assert_eq!(counted, [(2, 48)]);
+    text(&"a".repeat(600)).arrivals(|keys, size| {
+        assert_eq!((keys.len(), size), (2, TEXT_BLOCK_TOKENS));
+        Arrivals::none()
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
+    let hello = || asked(r#""Hello, engine, how are you?""#);
+    let (one, _) = Fixture::known(1).await;
+    assert_eq!(one.placer.wanted(&hello()), None, "there is no choice");
+    let (two, _) = Fixture::known(2).await;
+    assert_eq!(two.placer.wanted(&hello()), Some((FILES, String::new())));
+    assert_eq!(two.placer.wanted(&asked("short")), None, "it has no whole block");
+    assert_eq!(two.placer.wanted(&Asked { model: Some("other".into()), ..hello() }), None, "nobody serves it");
+    assert_eq!(Fixture::guessed(2).await.placer.wanted(&hello()), None, "nobody says what is cached");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
+    let (fixture, _) = Fixture::known(2).await;
+    let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
+    let prompt = fixture.placer.read(Asked { body, ..asked("Hello, engine, how are you?") }).await;
+    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(FILES))), ("tokenizer not ready", false));
+    let prompt = fixture.placer.read(asked("short")).await;
+    assert_eq!(prompt.fallback, "");
+}
+
+#[test]
+fn what_comes_after_the_first_medium_is_not_counted() {
+    let image = r#"[{"type":"text","text":"What is this?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]"#;
+    let (before, many) = (image.find("image_url").unwrap(), format!("{}{}", image, "A".repeat(100_000)));
+    assert!(text(&many).tokens() as usize <= before / TOKEN_BYTES + TOKEN_BYTES, "{}", text(&many).tokens());
+    let speaks = r#"[{"type":"text","text":"an \"image_url\" and \"base64\""}]"#;
+    assert_eq!(text(speaks).tokens() as usize, speaks.len().div_ceil(TOKEN_BYTES), "a text that only speaks of media is none");
+}

@@ -1,0 +1,69 @@
+//! Sees to it that the tokenizer of every model is here and has been compared with an engine: asks agents again for files that did not
+//! arrive, and has encoders proved as soon as an engine is ready.
+
+use std::time::Duration;
+
+use hostler_proto::agent::v1::FetchFiles;
+use hostler_proto::agent::v1::directive::Order;
+use rustc_hash::FxHashSet;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::fleet::{Fleet, Replica};
+use crate::prompt::{Prompts, Standing};
+
+/// How often the fleet is looked at. A model's first requests are placed by their text until its encoder is proved.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Proofs at once.
+const PROOFS: usize = 16;
+
+/// Runs until `end`.
+pub async fn keep_readers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
+    // Dropped with this task, and the proofs with it.
+    let mut proofs = JoinSet::new();
+    let looking = async {
+        loop {
+            look(&prompts, &fleet, &mut proofs);
+            sleep(LOOK_INTERVAL).await;
+            while proofs.try_join_next().is_some() {}
+        }
+    };
+    tokio::select! {
+        () = looking => {}
+        () = end.cancelled() => {}
+    }
+}
+
+fn look(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
+    let view = fleet.view().clone();
+    let mut seen = FxHashSet::default();
+    for replica in view.replicas.iter().filter(|replica| replica.is_ready()) {
+        let Some(hash) = replica.state.files.filter(|hash| seen.insert(*hash)) else { continue };
+        match prompts.standing(&hash) {
+            Standing::Missing => {
+                let Some(node) = view.nodes.iter().find(|node| node.name == replica.node) else { continue };
+                let bytes = replica.state.wire.prompt_files.as_ref().map_or(0, |files| files.bytes);
+                prompts.offered(hash, bytes, &|| {
+                    node.directives.tell(Order::FetchFiles(FetchFiles { hash: hash.to_vec().into() }));
+                });
+            }
+            // One that is being proved already is left alone, so at most one proof a model does anything.
+            Standing::Unproved if proofs.len() < PROOFS => {
+                let Some(model) = base_model(replica).map(str::to_owned) else { continue };
+                let (prompts, lanes, index) = (prompts.clone(), replica.lanes.clone(), replica.index);
+                proofs.spawn(async move { prompts.prove(hash, &lanes, index, &model).await });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The model itself, not one of its LoRA adapters.
+fn base_model(replica: &Replica) -> Option<&str> {
+    replica.state.models.iter().find(|model| !model.is_adapter).map(|model| model.id.as_str())
+}
+
+#[cfg(test)]
+mod tests;

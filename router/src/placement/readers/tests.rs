@@ -1,0 +1,50 @@
+use std::path::PathBuf;
+
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
+
+use super::*;
+use crate::fleet::tests::{Change, attach_told, fleet, ready, state};
+use crate::fleet::{Directives, Phase, State};
+
+const FILES: [u8; 32] = [7; 32];
+
+/// A replica that has these files.
+fn with_files(index: u32, phase: Phase) -> Change {
+    let files = wire::PromptFiles { hash: FILES.to_vec().into(), bytes: 1000, error: String::new() };
+    let wire = wire::ReplicaState { prompt_files: Some(files), ..wire::ReplicaState::default() };
+    Change { state: Some(State { files: Some(FILES), wire, ..state(phase, "m") }), ..ready(index) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way() {
+    let (fleet, prompts) = (fleet(), Prompts::new(PathBuf::new(), 1));
+    let (directives, mut told) = Directives::connected();
+    let replicas = vec![ready(0), with_files(1, Phase::Loading), with_files(2, Phase::Ready), with_files(3, Phase::Ready)];
+    let _lane = attach_told(&fleet, 1, directives, replicas).await;
+    look(&prompts, &fleet, &mut JoinSet::new());
+    look(&prompts, &fleet, &mut JoinSet::new());
+    let Some(ToAgent::Directive(asked)) = told.try_recv().unwrap().unwrap().message else { panic!("no directive") };
+    assert_eq!(asked.order, Some(Order::FetchFiles(FetchFiles { hash: FILES.to_vec().into() })));
+    assert!(told.try_recv().is_err(), "two replicas have the same files");
+    assert_eq!(prompts.standing(&FILES), Standing::Loading);
+    // The agent does not send them.
+    sleep(Duration::from_secs(60)).await;
+    look(&prompts, &fleet, &mut JoinSet::new());
+    assert!(told.try_recv().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_model_itself_is_asked_how_it_reads() {
+    let fleet = fleet();
+    let adapter = crate::fleet::Model::new("lora".into(), r#"{"parent":"m"}"#.into());
+    let base = state(Phase::Ready, "m");
+    let models = [vec![adapter.clone()], base.models.clone()].concat();
+    let replicas = vec![
+        Change { state: Some(State { models, ..base.clone() }), ..ready(0) },
+        Change { state: Some(State { models: vec![adapter], ..base }), ..ready(1) },
+    ];
+    let _lane = attach_told(&fleet, 1, Directives::connected().0, replicas).await;
+    let view = fleet.view();
+    assert_eq!((base_model(&view.replicas[0]), base_model(&view.replicas[1])), (Some("m"), None));
+}

@@ -1,0 +1,164 @@
+//! Bundles on disk, so that a restarted router need not ask for them again. A folder that cannot be used is warned about once and done
+//! without. Blocking; what is read counts only when its hash is right, so nobody need trust the folder.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
+
+use super::FilesHash;
+use super::files::{self, BUNDLE_BYTES};
+use super::table::MODELS;
+
+/// A bundle that is being written has this at the end of its name.
+const UNFINISHED: &str = ".new";
+
+/// An unfinished bundle of this age was left behind by a router that died.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60 * 60);
+
+/// The folder, and what it had when it was last looked at.
+#[derive(Debug)]
+pub(super) struct Disk {
+    folder: PathBuf,
+    known: Mutex<FxHashSet<FilesHash>>,
+    warned: AtomicBool,
+}
+
+impl Disk {
+    /// Lists the folder `prompt` of `cache_dir`. It need not exist.
+    pub(super) fn open(cache_dir: &Path) -> Self {
+        let folder = cache_dir.join("prompt");
+        let known = entries(&folder).iter().filter_map(|(path, _)| parse_name(path)).collect();
+        Self { folder, known: Mutex::new(known), warned: AtomicBool::new(false) }
+    }
+
+    /// Whether it is worth reading. Does not look at the disk.
+    pub(super) fn may_have(&self, hash: &FilesHash) -> bool {
+        self.known.lock().contains(hash)
+    }
+
+    /// The bundle, when it is there and whole. Otherwise it is not looked for again until it has been written.
+    pub(super) fn read(&self, hash: &FilesHash) -> Option<Vec<u8>> {
+        let path = self.path(hash);
+        let bundle = match read_bounded(&path) {
+            Ok(bundle) if files::hash(&bundle) == *hash => Some(bundle),
+            Ok(_) => {
+                tracing::warn!(path = %path.display(), "a kept bundle is damaged: it will be asked for again");
+                None
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    self.warn("read", &error);
+                }
+                None
+            }
+        };
+        if bundle.is_none() {
+            self.known.lock().remove(hash);
+        }
+        bundle
+    }
+
+    /// Keeps the bundle, and drops those used least recently when there are too many.
+    pub(super) fn write(&self, hash: &FilesHash, bundle: &[u8]) {
+        match self.try_write(hash, bundle) {
+            Ok(()) => {
+                self.known.lock().insert(*hash);
+                self.prune();
+            }
+            Err(error) => self.warn("write", &error),
+        }
+    }
+
+    fn try_write(&self, hash: &FilesHash, bundle: &[u8]) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        let path = self.path(hash);
+        // Other routers of this user may write the same bundle at this moment.
+        let unfinished = self.folder.join(format!("{}.{:016x}{UNFINISHED}", hex(hash), fastrand::u64(..)));
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&unfinished)
+            .and_then(|mut file| file.write_all(bundle))
+            .and_then(|()| fs::rename(&unfinished, &path));
+        if written.is_err() {
+            // The first error is the one to tell; what cannot be removed now is removed as abandoned.
+            let _ = fs::remove_file(&unfinished);
+        }
+        written
+    }
+
+    /// What cannot be removed is left: the folder is only larger than it need be.
+    fn prune(&self) {
+        let (mut bundles, mut others) = (Vec::new(), Vec::new());
+        for (path, used) in entries(&self.folder) {
+            if parse_name(&path).is_some() { bundles.push((used, path)) } else { others.push((used, path)) }
+        }
+        bundles.sort();
+        let surplus = bundles.len().saturating_sub(MODELS);
+        for (_, path) in bundles.drain(..surplus) {
+            let _ = fs::remove_file(path);
+        }
+        for (written, path) in others {
+            let unfinished = path.as_os_str().as_encoded_bytes().ends_with(UNFINISHED.as_bytes());
+            if unfinished && written.elapsed().is_ok_and(|age| age > ABANDONED_AFTER) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    fn path(&self, hash: &FilesHash) -> PathBuf {
+        self.folder.join(hex(hash))
+    }
+
+    fn warn(&self, what: &str, error: &io::Error) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            let folder = self.folder.display();
+            tracing::warn!(%folder, %error, "cannot {what} kept tokenizers: they are asked for after each start");
+        }
+    }
+}
+
+/// Paths and times of last use; none when the folder cannot be read.
+fn entries(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
+    let Ok(listing) = fs::read_dir(folder) else { return Vec::new() };
+    let used = |entry: &fs::DirEntry| entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    listing.flatten().map(|entry| (entry.path(), used(&entry))).collect()
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    // Anything else than a plain file could block for ever.
+    let metadata = fs::symlink_metadata(path)?;
+    if !metadata.is_file() || metadata.len() > BUNDLE_BYTES as u64 {
+        return Err(io::Error::other("it is not a plain file of at most 64 MiB"));
+    }
+    let file = File::open(path)?;
+    // Marks it as used, for `prune`; a folder that is only readable is good all the same.
+    let _ = file.set_modified(SystemTime::now());
+    let mut bundle = Vec::new();
+    file.take(BUNDLE_BYTES as u64 + 1).read_to_end(&mut bundle)?;
+    Ok(bundle)
+}
+
+fn hex(hash: &FilesHash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn parse_name(path: &Path) -> Option<FilesHash> {
+    let name = path.file_name()?.to_str()?;
+    let digits = name.len() == 64 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let mut hash = FilesHash::default();
+    for (index, byte) in hash.iter_mut().enumerate().take_while(|_| digits) {
+        *byte = u8::from_str_radix(name.get(2 * index..2 * index + 2)?, 16).ok()?;
+    }
+    digits.then_some(hash)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! The models' tokenizers and templates as agents deliver them, and the encoding of prompts on a bounded pool of threads.
+//!
+//! An encoder is used only after it has agreed with an engine about a few samples: see `prove`. What is made of the tokens is decided
+//! elsewhere; which replica has which files is known to the fleet. Called by sessions (`offered`, `part`), by whoever keeps the
+//! encoders proved, and for each request by the edge (`encode`).
+
+mod disk;
+mod files;
+mod pool;
+mod proof;
+mod table;
+mod transfer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hostler_prompt::{Encoded, Encoder, Request};
+use hostler_proto::agent::v1 as wire;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::carry::Lanes;
+use disk::Disk;
+use files::Short;
+use pool::{Pool, Refused};
+use table::{Life, Next, Table};
+
+/// SHA-256 of a model's files as one encoded `PromptBundle`.
+pub type FilesHash = [u8; 32];
+
+/// What the segments that one encoder remembers may take: about 16 million tokens, which is the text of some hundred long chats.
+const SEGMENTS_BYTES: usize = 64 * 1024 * 1024;
+
+/// How long a request waits for its tokens, its turn included. Beyond that the tokens cost more than a better place gains.
+const ENCODE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Files that are read, checked and made into an encoder at once. Each takes a thread for a second and a few times the files' memory.
+const BUILDS: usize = 2;
+
+/// The encoders of all models. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Prompts(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    table: Mutex<Table>,
+    disk: Option<Disk>,
+    pool: Pool,
+    builds: Semaphore,
+    encodes: AtomicU64,
+    busy: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// What is known of the files that have some hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// They are not here, and not on their way.
+    Missing,
+    /// They are on their way, or being read.
+    Loading,
+    /// Their encoder is ready, but has not been compared with an engine.
+    Unproved,
+    /// Their encoder agrees with an engine: requests may be encoded.
+    Proved,
+    /// Their encoder and an engine differ, and where.
+    Different(String),
+    /// No encoder can be made of them, and why.
+    Unusable(String),
+}
+
+impl Standing {
+    /// One word, for metrics and listings.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Loading => "loading",
+            Self::Unproved => "unproved",
+            Self::Proved => "proved",
+            Self::Different(_) => "different",
+            Self::Unusable(_) => "unusable",
+        }
+    }
+}
+
+/// Why there are no tokens for a request. None of these is the client's concern: the request is placed by its text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unread {
+    /// There is no encoder that agrees with the engine.
+    #[error("no encoder of this model has been proved against its engine")]
+    NotProved,
+    /// Its route or form is not one whose prompt is read here.
+    #[error("the prompt of this kind of request is not read")]
+    NotUnderstood,
+    /// Too many wait for the pool, or the encoding took too long.
+    #[error("the threads that encode prompts are busy")]
+    Busy,
+    /// The template or the tokenizer refused this request, and why.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Figures for the metrics page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figures {
+    /// How many models stand how, by `Standing::word`.
+    pub models: [(&'static str, usize); 6],
+    /// Requests that were encoded.
+    pub encodes: u64,
+    /// Bytes of text that went through a tokenizer.
+    pub encoded_bytes: u64,
+    /// Segments of prompts whose tokens were remembered.
+    pub segment_hits: u64,
+    /// Segments of prompts that had to be encoded.
+    pub segment_misses: u64,
+    /// Bytes that remembered segments take now.
+    pub segment_bytes: usize,
+    /// Requests that were not encoded because the pool was full or took too long.
+    pub busy: u64,
+    /// Requests that a template or tokenizer refused.
+    pub failed: u64,
+}
+
+impl Prompts {
+    /// Nothing is known yet. Files are kept in the folder `prompt` of `cache_dir` so that a restarted router need not ask for them again;
+    /// with an empty path nothing is kept. What that folder holds is listed here, at once: call it at start.
+    #[must_use]
+    pub fn new(cache_dir: PathBuf, threads: usize) -> Self {
+        let disk = (cache_dir != Path::new("")).then(|| Disk::open(&cache_dir));
+        Self(Arc::new(Inner {
+            table: Mutex::default(),
+            disk,
+            pool: Pool::new(threads),
+            builds: Semaphore::new(BUILDS),
+            encodes: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        }))
+    }
+
+    /// A replica says that it has these files, `bytes` long. They are read from disk, or its agent is asked for them by `fetch`; or
+    /// nothing is done because they are here or on their way. To be called again with each report while they are not: a transfer that
+    /// stalls or breaks is begun again by a later offer only. Must be called within a runtime.
+    pub fn offered(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
+        let on_disk = self.0.disk.as_ref().is_some_and(|disk| disk.may_have(&hash));
+        let next = self.0.table.lock().offered(hash, bytes, on_disk, Instant::now());
+        match next {
+            Next::Nothing => {}
+            Next::Fetch => fetch(),
+            Next::Read(life) => self.build(hash, life, None),
+        }
+    }
+
+    /// A piece of the files that were asked for has come. Must be called within a runtime.
+    pub fn part(&self, part: wire::FilePart) {
+        let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
+            tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
+            return;
+        };
+        let whole = self.0.table.lock().part(&hash, &part, Instant::now());
+        if let Some((life, bundle)) = whole {
+            self.build(hash, life, Some(bundle));
+        }
+    }
+
+    /// What is known of these files.
+    #[must_use]
+    pub fn standing(&self, hash: &FilesHash) -> Standing {
+        self.0.table.lock().standing(hash, Instant::now())
+    }
+
+    /// Compares an encoder that stands ready with an engine, `replica` behind `lanes`, which serves its `model`. Does nothing when the
+    /// encoder is not ready, has been compared, or is being compared. An engine that cannot be asked leaves it unproved: call it again,
+    /// with any replica; within a second of such a failure nothing is done.
+    pub async fn prove(&self, hash: FilesHash, lanes: &Lanes, replica: u32, model: &str) {
+        let Some((life, encoder)) = self.0.table.lock().begin_proof(&hash, Instant::now()) else { return };
+        let proving = Proving { prompts: self, hash, life };
+        let asked = proof::Asked { lanes, replica, model };
+        match proof::run(&self.0.pool, &encoder, &asked).await {
+            Ok(samples) => {
+                tracing::info!(files = %Short(&hash), model, samples, "prompts are encoded as the engine encodes them");
+                proving.set(Ok(()));
+            }
+            Err(proof::Failure::Different(why)) => {
+                let files = Short(&hash);
+                tracing::warn!(%files, model, why, "the engine encodes prompts in another way: requests for it are placed by text");
+                proving.set(Err(why));
+            }
+            Err(proof::Failure::NoAnswer(why)) => {
+                let files = Short(&hash);
+                // Engines come and go; it is worth a warning only once.
+                if self.0.table.lock().silence(&hash, life, Instant::now()) {
+                    tracing::warn!(%files, model, why, "cannot compare with the engine: until then requests for it are placed by text");
+                } else {
+                    tracing::debug!(%files, model, why, "cannot compare with the engine");
+                }
+            }
+        }
+    }
+
+    /// The tokens that an engine will see for a request with this path and body.
+    ///
+    /// # Errors
+    /// When there are none, or not soon enough; the request may be placed without them.
+    pub async fn encode(&self, hash: &FilesHash, path: &str, body: Bytes) -> Result<Encoded, Unread> {
+        let encoder = self.0.table.lock().proved(hash, Instant::now()).ok_or(Unread::NotProved)?;
+        let path = path.to_owned();
+        let encoding = self.0.pool.run(move || {
+            let request = Request::parse(&path, &body).ok_or(Unread::NotUnderstood)?;
+            encoder.encode(&request).map_err(|error| Unread::Failed(error.to_string()))
+        });
+        let encoded = match tokio::time::timeout(ENCODE_DEADLINE, encoding).await {
+            Ok(Ok(encoded)) => encoded,
+            Ok(Err(Refused::Full)) | Err(_) => Err(Unread::Busy),
+            Ok(Err(Refused::Panicked)) => Err(Unread::Failed("the encoder failed on this request in a way that nobody foresaw".into())),
+        };
+        let counter = match &encoded {
+            Ok(_) => &self.0.encodes,
+            Err(Unread::NotUnderstood) => return encoded,
+            Err(Unread::Busy) => &self.0.busy,
+            Err(_) => &self.0.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        encoded
+    }
+
+    /// Figures for the metrics page.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let (models, stats) = self.0.table.lock().figures(Instant::now());
+        Figures {
+            models,
+            encodes: self.0.encodes.load(Ordering::Relaxed),
+            encoded_bytes: stats.encoded_bytes,
+            segment_hits: stats.hits,
+            segment_misses: stats.misses,
+            segment_bytes: stats.cache_bytes,
+            busy: self.0.busy.load(Ordering::Relaxed),
+            failed: self.0.failed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Makes an encoder of `bundle`, or of what the disk has, on a blocking thread; then the table knows the result.
+    fn build(&self, hash: FilesHash, life: Life, bundle: Option<Vec<u8>>) {
+        let prompts = self.clone();
+        // It ends by itself: it waits for nobody's word.
+        tokio::spawn(async move {
+            let _turn = prompts.0.builds.acquire().await;
+            let built = prompts.clone();
+            let built = tokio::task::spawn_blocking(move || built.0.made(&hash, bundle)).await;
+            let built = built.unwrap_or_else(|_| Made::Unusable("reading them failed in a way that nobody foresaw".into()));
+            if let Made::Unusable(why) = &built {
+                tracing::warn!(files = %Short(&hash), why, "a model's files cannot be used: requests for it are placed by text");
+            }
+            prompts.0.table.lock().made(&hash, life, built, Instant::now());
+        });
+    }
+}
+
+/// What has become of a model's files.
+#[derive(Debug)]
+enum Made {
+    Encoder(Arc<Encoder>),
+    /// What the disk had is not what it should be.
+    NotOnDisk,
+    /// Another bundle came than was asked for.
+    Corrupted,
+    Unusable(String),
+}
+
+impl Inner {
+    /// Blocking.
+    fn made(&self, hash: &FilesHash, bundle: Option<Vec<u8>>) -> Made {
+        let (bundle, came) = match bundle {
+            Some(bundle) if files::hash(&bundle) == *hash => (bundle, true),
+            Some(bundle) => {
+                let (files, bytes) = (Short(hash), bundle.len());
+                tracing::warn!(%files, bytes, "a model's files were damaged on their way: they will be asked for again");
+                return Made::Corrupted;
+            }
+            None => match self.disk.as_ref().and_then(|disk| disk.read(hash)) {
+                Some(bundle) => (bundle, false),
+                None => return Made::NotOnDisk,
+            },
+        };
+        let encoder = match files::encoder(&bundle, SEGMENTS_BYTES) {
+            Ok(encoder) => encoder,
+            Err(error) => return Made::Unusable(error.to_string()),
+        };
+        if let Some(disk) = self.disk.as_ref().filter(|_| came) {
+            disk.write(hash, &bundle);
+        }
+        Made::Encoder(Arc::new(encoder))
+    }
+}
+
+/// A comparison under way. When it is dropped, another one may begin.
+struct Proving<'a> {
+    prompts: &'a Prompts,
+    hash: FilesHash,
+    life: Life,
+}
+
+impl Proving<'_> {
+    fn set(&self, outcome: Result<(), String>) {
+        self.prompts.0.table.lock().set_proof(&self.hash, self.life, outcome);
+    }
+}
+
+impl Drop for Proving<'_> {
+    fn drop(&mut self) {
+        self.prompts.0.table.lock().end_proof(&self.hash, self.life);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+use std::sync::mpsc;
+
+use futures_util::FutureExt;
+
+use super::*;
+
+#[tokio::test]
+async fn work_waits_for_a_thread_and_has_a_bounded_number_of_places_for_that() {
+    let pool = Pool::new(1);
+    let (go, wait) = mpsc::channel::<()>();
+    let mut running = Box::pin(pool.run(move || wait.recv()));
+    assert!(running.as_mut().now_or_never().is_none());
+    let mut waiting: Vec<_> = (0..WAITING_PER_THREAD).map(|number| Box::pin(pool.run(move || number))).collect();
+    for work in &mut waiting {
+        assert!(work.as_mut().now_or_never().is_none());
+    }
+    assert_eq!(pool.run(|| ()).await, Err(Refused::Full));
+    go.send(()).unwrap();
+    assert_eq!(running.await, Ok(Ok(())));
+    for (number, work) in waiting.into_iter().enumerate() {
+        assert_eq!(work.await, Ok(number));
+    }
+}
+
+#[tokio::test]
+async fn work_that_nobody_waits_for_keeps_its_thread_until_it_ends() {
+    let pool = Pool::new(1);
+    let (go, wait) = mpsc::channel::<()>();
+    assert!(pool.run(move || wait.recv()).now_or_never().is_none());
+    let mut next = Box::pin(pool.run(|| 7));
+    assert!(next.as_mut().now_or_never().is_none());
+    assert_eq!(pool.threads.available_permits(), 0);
+    go.send(()).unwrap();
+    assert_eq!(next.await, Ok(7));
+}
+
+#[tokio::test]
+async fn whoever_stops_waiting_gives_up_its_place() {
+    let pool = Pool::new(1);
+    let (go, wait) = mpsc::channel::<()>();
+    let mut running = Box::pin(pool.run(move || wait.recv()));
+    assert!(running.as_mut().now_or_never().is_none());
+    for _ in 0..3 * WAITING_PER_THREAD {
+        assert!(pool.run(|| ()).now_or_never().is_none());
+    }
+    assert_eq!(pool.places.available_permits(), WAITING_PER_THREAD);
+    go.send(()).unwrap();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_panic_ends_its_own_work_only() {
+    let pool = Pool::new(1);
+    let broken: Result<(), Refused> = pool.run(|| panic!("on purpose")).await;
+    assert_eq!(broken, Err(Refused::Panicked));
+    assert_eq!(pool.run(|| 7).await, Ok(7));
+}

@@ -1,0 +1,96 @@
+//! Asks an engine for the tokens of the samples, through the lanes that requests take, and compares them with our own.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hostler_prompt::Encoder;
+use hostler_prompt::proof::{compare, samples};
+use hostler_proto::agent::v1::{Header, RequestHead};
+use hostler_proto::lane::Broken;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::pool::Pool;
+use crate::carry::Lanes;
+
+/// How long an engine may take for one sample. It may be busy, but to tokenize is work for its front end only.
+const SAMPLE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The most of an answer that is read. The samples are short: this is a hundred times what they need.
+const ANSWER_BYTES: usize = 1024 * 1024;
+
+/// Whom to ask.
+pub(super) struct Asked<'a> {
+    pub(super) lanes: &'a Lanes,
+    /// Index on its node.
+    pub(super) replica: u32,
+    /// As the engine names it.
+    pub(super) model: &'a str,
+}
+
+/// Why an encoder is not proved.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The engine has other tokens, and for which sample.
+    Different(String),
+    /// The engine could not be asked, and why.
+    NoAnswer(String),
+}
+
+/// Compares all samples; gives back how many there are.
+pub(super) async fn run(pool: &Pool, encoder: &Arc<Encoder>, asked: &Asked<'_>) -> Result<usize, Failure> {
+    let samples = samples();
+    let count = samples.len();
+    for mut sample in samples {
+        if let Value::Object(fields) = &mut sample {
+            fields.insert("model".into(), asked.model.into());
+        }
+        let body = Bytes::from(sample.to_string());
+        let (status, answer) = timeout(SAMPLE_DEADLINE, asked.tokenize(body.clone()))
+            .await
+            .map_err(|_| Failure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
+            .map_err(|broken| Failure::NoAnswer(broken.message))?;
+        // With 400 or 422 an engine refuses the sample itself, as its template may; all else says nothing about tokens.
+        if !matches!(status, 200 | 400 | 422) {
+            return Err(Failure::NoAnswer(format!("the engine answered {status} to /tokenize")));
+        }
+        let encoder = encoder.clone();
+        let compared = pool.run(move || compare(&encoder, &body, status, &answer)).await;
+        match compared {
+            Ok(Ok(())) => {}
+            Ok(Err(difference)) => return Err(Failure::Different(difference.to_string())),
+            Err(refused) => return Err(Failure::NoAnswer(format!("a sample could not be encoded here: {refused}"))),
+        }
+    }
+    Ok(count)
+}
+
+impl Asked<'_> {
+    async fn tokenize(&self, body: Bytes) -> Result<(u16, Vec<u8>), Broken> {
+        let head = RequestHead {
+            replica: self.replica,
+            method: "POST".into(),
+            path: "/tokenize".into(),
+            headers: vec![Header::new(&CONTENT_TYPE, &HeaderValue::from_static("application/json"))],
+            body_bytes: body.len() as u64,
+            aside: true,
+            ..RequestHead::default()
+        };
+        let exchange = self.lanes.open(head, body)?;
+        let head = poll_fn(|context| exchange.poll_head(context)).await?;
+        let mut answer = Vec::new();
+        while let Some(piece) = poll_fn(|context| exchange.poll_body(context)).await? {
+            if answer.len() + piece.len() > ANSWER_BYTES {
+                return Err(Broken::protocol("the engine's answer to /tokenize is too long for the sample"));
+            }
+            answer.extend_from_slice(&piece);
+        }
+        Ok((u16::try_from(head.status).unwrap_or(0), answer))
+    }
+}
+
+#[cfg(test)]
+mod tests;

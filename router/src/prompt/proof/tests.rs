@@ -1,0 +1,169 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use hostler_prompt::{Encoder, Request};
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Frame, FrameBatch, ResponseHead};
+use prometheus_client::metrics::counter::Counter;
+use rustc_hash::FxHashMap;
+
+use crate::carry::{Lane, Lanes};
+use crate::prompt::files::encoder;
+use crate::prompt::tests::{body, bundle, nothing_kept, unproved};
+use crate::prompt::{Standing, Unread};
+
+/// What an engine behind a lane answers to a request: status and body.
+type Answers = Box<dyn Fn(&str, &[u8]) -> (u32, Vec<u8>) + Send>;
+
+/// An engine at the other end of a lane, until the lane is lost.
+fn engine(answers: Answers) -> (Arc<Lanes>, Arc<Lane>) {
+    let (lanes, lane) = (Arc::new(Lanes::default()), Lane::new(Counter::default()));
+    lanes.add(&lane);
+    let (mut batches, served) = (lane.outbox().batches(), lane.clone());
+    tokio::spawn(async move {
+        let mut open: FxHashMap<u64, (String, Vec<u8>)> = FxHashMap::default();
+        while let Some(batch) = batches.next().await {
+            for Frame { id, kind } in batch.frames {
+                match kind {
+                    Some(Kind::Request(head)) => {
+                        assert_eq!((head.method.as_str(), head.replica), ("POST", 3));
+                        open.insert(id, (head.path, Vec::new()));
+                    }
+                    Some(Kind::Body(bytes)) => open.get_mut(&id).unwrap().1.extend_from_slice(&bytes),
+                    Some(Kind::End(_)) => {
+                        let (path, body) = open.remove(&id).unwrap();
+                        let (status, answer) = answers(&path, &body);
+                        let head = Kind::Response(ResponseHead { status, headers: Vec::new() });
+                        let frames = vec![Frame::new(id, head), Frame::new(id, Kind::Body(answer.into())), Frame::end(id, None)];
+                        served.receive(FrameBatch { frames });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    });
+    (lanes, lane)
+}
+
+/// An engine's own tokenizer, as vLLM answers.
+fn tokenizes(encoder: &Encoder, path: &str, body: &[u8]) -> (u32, Vec<u8>) {
+    let named: serde_json::Value = serde_json::from_slice(body).unwrap();
+    assert_eq!((path, named["model"].as_str()), ("/tokenize", Some("small")));
+    match Request::parse(path, body).map(|request| encoder.encode(&request)) {
+        Some(Ok(encoded)) => {
+            let answer = serde_json::json!({ "count": encoded.tokens.len(), "max_model_len": 4096, "tokens": encoded.tokens });
+            (200, answer.to_string().into_bytes())
+        }
+        _ => (400, br#"{"error":{"message":"refused"}}"#.to_vec()),
+    }
+}
+
+fn with_words_from(first: u32) -> Answers {
+    let encoder = encoder(&bundle(first), 1024).unwrap();
+    Box::new(move |path, body| tokenizes(&encoder, path, body))
+}
+
+#[tokio::test]
+async fn an_encoder_that_agrees_with_the_engine_is_proved() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let (lanes, _lane) = engine(with_words_from(0));
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Proved);
+    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello world")).await.unwrap().tokens, [1, 2]);
+}
+
+#[tokio::test]
+async fn an_encoder_that_differs_from_the_engine_is_not_used() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let (lanes, _lane) = engine(with_words_from(1));
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert!(matches!(prompts.standing(&hash), Standing::Different(why) if !why.is_empty()));
+    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_is_full_or_has_no_such_route_leaves_the_encoder_unproved() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    for status in [404, 500, 503, 0, u32::MAX] {
+        let (lanes, _lane) = engine(Box::new(move |_, _| (status, b"{}".to_vec())));
+        prompts.prove(hash, &lanes, 3, "small").await;
+        assert_eq!(prompts.standing(&hash), Standing::Unproved, "{status}");
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    let (lanes, _lane) = engine(with_words_from(0));
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Proved);
+}
+
+#[tokio::test]
+async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let (lanes, lane) = engine(with_words_from(0));
+    lane.lose();
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Unproved);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let lanes = Arc::new(Lanes::default());
+    let lane = Lane::new(Counter::default());
+    lanes.add(&lane);
+    let (mut batches, served) = (lane.outbox().batches(), lane.clone());
+    tokio::spawn(async move {
+        // Sends whatever it has credit for, and never ends.
+        while let Some(batch) = batches.next().await {
+            for Frame { id, kind } in batch.frames {
+                let frames = match kind {
+                    Some(Kind::End(_)) => vec![
+                        Frame::new(id, Kind::Response(ResponseHead { status: 200, headers: Vec::new() })),
+                        Frame::new(id, Kind::Body(vec![b' '; hostler_proto::lane::WINDOW_BYTES].into())),
+                    ],
+                    Some(Kind::Credit(bytes)) => vec![Frame::new(id, Kind::Body(vec![b' '; bytes as usize].into()))],
+                    _ => Vec::new(),
+                };
+                served.receive(FrameBatch { frames });
+            }
+        }
+    });
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Unproved);
+    assert_eq!(lane.open_requests(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_says_nothing_is_waited_for_no_longer_than_the_deadline() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let lanes = Arc::new(Lanes::default());
+    let lane = Lane::new(Counter::default());
+    lanes.add(&lane);
+    let begun = tokio::time::Instant::now();
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Unproved);
+    assert!(begun.elapsed() >= super::SAMPLE_DEADLINE);
+    assert_eq!(lane.open_requests(), 0, "the request was cancelled");
+}
+
+#[tokio::test]
+async fn a_comparison_that_is_given_up_may_be_made_again() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let silent = Arc::new(Lanes::default());
+    silent.add(&Lane::new(Counter::default()));
+    let mut comparing = Box::pin(prompts.prove(hash, &silent, 3, "small"));
+    assert!(futures_util::poll!(comparing.as_mut()).is_pending());
+    let (lanes, _lane) = engine(with_words_from(0));
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Unproved, "one comparison at a time");
+    drop(comparing);
+    prompts.prove(hash, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&hash), Standing::Proved);
+}

@@ -1,0 +1,177 @@
+use futures_util::FutureExt;
+use hostler_proto::agent::v1::{FilePart, PromptBundle, PromptFile};
+use prost::Message;
+
+use super::*;
+
+pub(super) fn file(name: &str, content: &str) -> PromptFile {
+    PromptFile { name: name.into(), content: content.to_owned().into() }
+}
+
+/// A small model's files. Words are tokens; `first` is the number of the first word.
+pub(super) fn bundle(first: u32) -> Vec<u8> {
+    let words = ["[UNK]", "hello", "world", "you", "are", "a", "the", "is", "and"];
+    let vocabulary: serde_json::Map<_, _> = words.iter().zip(first..).map(|(word, id)| ((*word).to_owned(), id.into())).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": { "type": "WhitespaceSplit" },
+        "post_processor": null,
+        "decoder": null,
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]" },
+    });
+    let template = "{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}";
+    let files =
+        vec![file("tokenizer.json", &tokenizer.to_string()), file("tokenizer_config.json", "{}"), file("chat_template.jinja", template)];
+    PromptBundle { files }.encode_to_vec()
+}
+
+pub(super) fn body(prompt: &str) -> Bytes {
+    serde_json::json!({ "model": "m", "prompt": prompt }).to_string().into()
+}
+
+/// Sends the bundle in pieces, under the hash that was asked for.
+fn send(prompts: &Prompts, hash: FilesHash, bundle: &[u8]) {
+    for (number, data) in bundle.chunks(100).enumerate() {
+        let part = FilePart { hash: hash.to_vec().into(), offset: 100 * number as u64, data: data.to_vec().into(), error: String::new() };
+        prompts.part(part);
+    }
+}
+
+/// Waits until what is known of the files is decided.
+async fn decided(prompts: &Prompts, hash: FilesHash) -> Standing {
+    loop {
+        match prompts.standing(&hash) {
+            Standing::Loading => tokio::task::yield_now().await,
+            standing => return standing,
+        }
+    }
+}
+
+pub(super) async fn unproved(prompts: &Prompts, bundle: &[u8]) -> FilesHash {
+    let hash = files::hash(bundle);
+    prompts.offered(hash, bundle.len() as u64, &|| send(prompts, hash, bundle));
+    assert_eq!(decided(prompts, hash).await, Standing::Unproved);
+    hash
+}
+
+async fn proved(prompts: &Prompts) -> FilesHash {
+    let hash = unproved(prompts, &bundle(0)).await;
+    let (life, _) = prompts.0.table.lock().begin_proof(&hash, Instant::now()).unwrap();
+    prompts.0.table.lock().set_proof(&hash, life, Ok(()));
+    hash
+}
+
+pub(super) fn nothing_kept() -> Prompts {
+    Prompts::new(PathBuf::new(), 1)
+}
+
+fn never() {
+    panic!("nothing was to be asked for");
+}
+
+#[tokio::test]
+async fn files_that_came_in_pieces_are_used_once_they_are_proved() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
+    let (life, _) = prompts.0.table.lock().begin_proof(&hash, Instant::now()).unwrap();
+    prompts.0.table.lock().set_proof(&hash, life, Ok(()));
+    let encoded = prompts.encode(&hash, "/v1/completions", body("hello world")).await.unwrap();
+    assert_eq!(encoded.tokens, [1, 2]);
+    assert_eq!(prompts.figures().encodes, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_files_than_were_asked_for_are_dropped_and_asked_for_again() {
+    let prompts = nothing_kept();
+    let (wanted, other) = (bundle(0), bundle(1));
+    let hash = files::hash(&wanted);
+    assert_eq!(wanted.len(), other.len());
+    prompts.offered(hash, wanted.len() as u64, &|| send(&prompts, hash, &other));
+    assert_eq!(decided(&prompts, hash).await, Standing::Missing);
+    prompts.offered(hash, wanted.len() as u64, &never);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    unproved(&prompts, &wanted).await;
+}
+
+#[tokio::test]
+async fn files_without_a_tokenizer_are_unusable() {
+    let prompts = nothing_kept();
+    let bundle = PromptBundle { files: vec![file("chat_template.jinja", "")] }.encode_to_vec();
+    let hash = files::hash(&bundle);
+    prompts.offered(hash, bundle.len() as u64, &|| send(&prompts, hash, &bundle));
+    assert!(matches!(decided(&prompts, hash).await, Standing::Unusable(why) if why.contains("tokenizer.json")));
+}
+
+#[tokio::test]
+async fn a_piece_that_nobody_asked_for_is_ignored() {
+    let prompts = nothing_kept();
+    send(&prompts, files::hash(&bundle(0)), &bundle(0));
+    prompts.part(FilePart { hash: vec![1, 2, 3].into(), ..FilePart::default() });
+    assert_eq!(prompts.standing(&files::hash(&bundle(0))), Standing::Missing);
+}
+
+#[tokio::test]
+async fn a_restarted_router_has_the_files_on_disk() {
+    let cache = tempfile::tempdir().unwrap();
+    let hash = unproved(&Prompts::new(cache.path().into(), 1), &bundle(0)).await;
+    let restarted = Prompts::new(cache.path().into(), 1);
+    restarted.offered(hash, bundle(0).len() as u64, &never);
+    assert_eq!(decided(&restarted, hash).await, Standing::Unproved);
+}
+
+#[tokio::test]
+async fn files_that_were_damaged_on_disk_are_asked_for_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let hash = unproved(&Prompts::new(cache.path().into(), 1), &bundle(0)).await;
+    let kept = std::fs::read_dir(cache.path().join("prompt")).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(kept, bundle(7)).unwrap();
+    let restarted = Prompts::new(cache.path().into(), 1);
+    restarted.offered(hash, bundle(0).len() as u64, &never);
+    assert_eq!(decided(&restarted, hash).await, Standing::Missing);
+    unproved(&restarted, &bundle(0)).await;
+}
+
+/// Keeps the pool's only thread busy until the sender is dropped.
+fn occupy(prompts: &Prompts) -> std::sync::mpsc::Sender<()> {
+    let (free, wait) = std::sync::mpsc::channel();
+    assert!(prompts.0.pool.run(move || wait.recv()).now_or_never().is_none());
+    free
+}
+
+#[tokio::test]
+async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
+    let prompts = nothing_kept();
+    let hash = proved(&prompts).await;
+    let free = occupy(&prompts);
+    let mut waiting = Vec::new();
+    let refused = loop {
+        let mut next = Box::pin(prompts.encode(&hash, "/v1/completions", body("hello")));
+        match next.as_mut().now_or_never() {
+            None => waiting.push(next),
+            Some(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.err(), Some(Unread::Busy));
+    drop(free);
+    drop(waiting);
+    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello")).await.unwrap().tokens, [1]);
+    let figures = prompts.figures();
+    assert_eq!((figures.busy, figures.encodes), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_its_tokens_no_longer_than_its_deadline() {
+    let prompts = nothing_kept();
+    let hash = proved(&prompts).await;
+    let free = occupy(&prompts);
+    let mut encoding = Box::pin(prompts.encode(&hash, "/v1/completions", body("hello")));
+    assert!(encoding.as_mut().now_or_never().is_none());
+    tokio::time::advance(ENCODE_DEADLINE).await;
+    assert_eq!(encoding.await.err(), Some(Unread::Busy));
+    drop(free);
+}

@@ -1,0 +1,121 @@
+//! The chat template, twice: as the text that a Hugging Face tokenizer has in its
+//! configuration, and as code that writes what it renders to. Messages come typed
+//! from `api::prompt`, after what vLLM itself does to them before any template.
+
+use serde::Serialize;
+use serde_json::ser::{Formatter, Serializer};
+use serde_json::{Map, Value};
+
+use super::{MESSAGE_END, MESSAGE_START};
+
+/// The template. No line break follows a block, because the renderer of chat templates
+/// drops it there. Missing and empty contents, parameters and calls write nothing.
+pub(super) const TEMPLATE: &str = concat!(
+    "{% if tools %}<|im_start|>tools\n",
+    "{% for tool in tools %}{{ tool['function']['name'] }}",
+    "{% if tool['function']['parameters'] %} {{ tool['function']['parameters'] | tojson }}{% endif %}{{ '\\n' }}",
+    "{% endfor %}<|im_end|>\n{% endif %}",
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n",
+    "{% if message['content'] %}{{ message['content'] }}{% endif %}",
+    "{% if message['tool_calls'] %}{% for call in message['tool_calls'] %}",
+    "{{ call['function']['name'] }} {{ call['function']['arguments'] | tojson }}\n",
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}",
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+);
+
+/// A function with an object: a tool with its parameters, or a call with its arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ToolUse {
+    pub(crate) name: String,
+    pub(crate) object: Map<String, Value>,
+}
+
+/// The text of a chat while it is written.
+#[derive(Debug, Default)]
+pub(crate) struct ChatText(String);
+
+impl ChatText {
+    /// Writes the tools that the model may call; they come before the messages.
+    pub(crate) fn push_tools(&mut self, tools: &[ToolUse]) {
+        if tools.is_empty() {
+            return;
+        }
+        self.open("tools");
+        for tool in tools {
+            self.0.push_str(&tool.name);
+            if !tool.object.is_empty() {
+                self.push_object(&tool.object);
+            }
+            self.0.push('\n');
+        }
+        self.close();
+    }
+
+    /// Writes one message and the calls that it makes.
+    pub(crate) fn push_message(&mut self, role: &str, content: &str, calls: &[ToolUse]) {
+        self.open(role);
+        self.0.push_str(content);
+        for call in calls {
+            self.0.push_str(&call.name);
+            self.push_object(&call.object);
+            self.0.push('\n');
+        }
+        self.close();
+    }
+
+    /// Writes the opening of the answer.
+    pub(crate) fn push_answer_start(&mut self) {
+        self.open("assistant");
+    }
+
+    /// Opens the last message again, so that the answer continues it. As transformers
+    /// does, this looks for the last place of its content, and keeps the spaces at the
+    /// content's end only where none stand at its beginning.
+    pub(crate) fn reopen(&mut self, content: &str) {
+        let bare = content.trim();
+        if let Some(start) = self.0.rfind(bare) {
+            let kept = if self.0[start..].starts_with(content) { content } else { bare };
+            self.0.truncate(start + kept.len());
+        }
+    }
+
+    /// The whole text.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn open(&mut self, role: &str) {
+        self.0.push_str(MESSAGE_START);
+        self.0.push_str(role);
+        self.0.push('\n');
+    }
+
+    fn close(&mut self) {
+        self.0.push_str(MESSAGE_END);
+        self.0.push('\n');
+    }
+
+    fn push_object(&mut self, object: &Map<String, Value>) {
+        let mut json = vec![b' '];
+        let mut serializer = Serializer::with_formatter(&mut json, Spaced);
+        object.serialize(&mut serializer).expect("writing to memory cannot fail");
+        self.0.push_str(&String::from_utf8(json).expect("JSON is UTF-8"));
+    }
+}
+
+/// JSON as `tojson` writes it in chat templates: a space after each comma and colon.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+}

@@ -1,0 +1,104 @@
+//! Several policies on several workloads: each run by itself on one thread, as many at once as there are cores. Which thread does which
+//! changes nothing in the results.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::fleet::{self, Fleet};
+use crate::measure::{Measures, Objectives, measure};
+use crate::policy::Name;
+use crate::workload::Workload;
+
+/// What a policy did with a workload.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// The workload's name.
+    pub workload: String,
+    /// The policy's name.
+    pub policy: String,
+    /// What it was like.
+    #[serde(flatten)]
+    pub measures: Measures,
+}
+
+/// Why there is nothing to run.
+#[derive(Debug, Error)]
+#[error("{workload} has a request of {longest} tokens, and a replica's KV cache holds {kv_tokens}: raise --kv-tokens")]
+pub struct TooLong {
+    workload: String,
+    longest: u32,
+    kv_tokens: u32,
+}
+
+/// Whether progress is shown on standard error; never where that is not a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// A bar.
+    Shown,
+    /// Nothing.
+    Hidden,
+}
+
+/// Runs every policy on every workload. Outcomes are in the order of the workloads, then of the policies.
+///
+/// # Errors
+/// When a request does not fit a replica.
+pub fn compare(
+    workloads: &[Workload],
+    policies: &[Name],
+    fleet: &Fleet,
+    objectives: &Objectives,
+    progress: Progress,
+) -> Result<Vec<Outcome>, TooLong> {
+    let kv_tokens = fleet.hardware.kv_tokens;
+    if let Some(workload) = workloads.iter().find(|workload| workload.longest() > kv_tokens) {
+        return Err(TooLong { workload: workload.name.clone(), longest: workload.longest(), kv_tokens });
+    }
+    let jobs: Vec<(&Workload, Name)> =
+        workloads.iter().flat_map(|workload| policies.iter().map(move |policy| (workload, *policy))).collect();
+    let bar = bar(jobs.iter().map(|(workload, _)| workload.arrivals.len() as u64).sum(), progress);
+    let next = AtomicUsize::new(0);
+    let (sender, outcomes) = mpsc::channel();
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            let (jobs, next, bar, sender) = (&jobs, &next, &bar, sender.clone());
+            scope.spawn(move || {
+                while let Some((number, (workload, policy))) = take(jobs, next) {
+                    let run = fleet::run(fleet, workload, policy.policy(fleet, SEED), &|| bar.inc(1));
+                    let measures = measure(&run, objectives);
+                    // Nobody listens only when the whole comparison has been given up.
+                    let _ = sender.send((number, Outcome { workload: workload.name.clone(), policy: policy.name(), measures }));
+                }
+            });
+        }
+    });
+    drop(sender);
+    bar.finish_and_clear();
+    let mut outcomes: Vec<(usize, Outcome)> = outcomes.into_iter().collect();
+    outcomes.sort_by_key(|(number, _)| *number);
+    Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
+}
+
+/// Of the policies' own lots, which are few: near-ties and random choices. Workloads have a seed of their own.
+const SEED: u64 = 7;
+
+fn take<T: Copy>(jobs: &[T], next: &AtomicUsize) -> Option<(usize, T)> {
+    let number = next.fetch_add(1, Ordering::Relaxed);
+    Some((number, *jobs.get(number)?))
+}
+
+fn bar(requests: u64, progress: Progress) -> ProgressBar {
+    let target = if progress == Progress::Shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let style =
+        ProgressStyle::with_template("{wide_bar} {pos}/{len} requests, {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(requests), target).with_style(style)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! One replica's KV cache: a fixed number of blocks, shared by key, where those that no sequence holds stay cached until they are needed
+//! for something else. The engine model is its only owner; it knows keys, no tokens.
+//!
+//! Cached blocks are always closed under prefixes: a sequence holds every block before the ones it holds, and gives them back from the end,
+//! so that the end of a chain is taken before its beginning. Real engines may hold two copies of a block that two sequences computed at
+//! once; here the second sequence takes over the first copy.
+
+use hostler_placement::keys::Key;
+use rustc_hash::FxHashMap;
+
+/// A place for a block.
+pub(crate) type Slot = u32;
+
+const NONE: Slot = Slot::MAX;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    cached: FxHashMap<Key, Slot>,
+    slots: Vec<State>,
+    /// Slots that no sequence holds, as a list: taken from the front.
+    front: Slot,
+    back: Slot,
+    free: usize,
+    /// Keys that have come or gone since the last look, and whether they were cached then.
+    changed: FxHashMap<Key, bool>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct State {
+    key: Option<Key>,
+    holders: u32,
+    before: Slot,
+    after: Slot,
+}
+
+/// What has been cached and forgotten since the last look.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Changes {
+    pub(crate) stored: Vec<Key>,
+    pub(crate) removed: Vec<Key>,
+}
+
+impl Blocks {
+    /// An empty cache of this many blocks.
+    pub(crate) fn new(count: u32) -> Self {
+        let state = |slot| State { key: None, holders: 0, before: if slot == 0 { NONE } else { slot - 1 }, after: slot + 1 };
+        let mut slots: Vec<State> = (0..count).map(state).collect();
+        if let Some(last) = slots.last_mut() {
+            last.after = NONE;
+        }
+        let (front, back) = if count == 0 { (NONE, NONE) } else { (0, count - 1) };
+        Self { cached: FxHashMap::default(), free: slots.len(), slots, front, back, changed: FxHashMap::default() }
+    }
+
+    /// How many of the leading keys are cached.
+    pub(crate) fn matched(&self, keys: &[Key]) -> usize {
+        // The cached ones are a prefix, so it is bisected.
+        keys.partition_point(|key| self.cached.contains_key(key))
+    }
+
+    /// How many of these keys, all cached, no sequence holds.
+    pub(crate) fn idle(&self, keys: &[Key]) -> usize {
+        // Held blocks are closed under prefixes too.
+        let held = keys.partition_point(|key| self.cached.get(key).is_some_and(|slot| self.slots[*slot as usize].holders > 0));
+        keys.len() - held
+    }
+
+    /// Blocks that can be taken.
+    pub(crate) fn free(&self) -> usize {
+        self.free
+    }
+
+    /// The share of the blocks that sequences hold.
+    pub(crate) fn held_share(&self) -> f64 {
+        (self.slots.len() - self.free) as f64 / self.slots.len().max(1) as f64
+    }
+
+    /// Takes the block with this key, cached or new. The caller has seen that one is free.
+    pub(crate) fn take(&mut self, key: Key) -> Slot {
+        if let Some(&slot) = self.cached.get(&key) {
+            self.hold(slot);
+            return slot;
+        }
+        let slot = self.take_unnamed();
+        self.name(slot, key)
+    }
+
+    /// Takes a block whose key is not known yet, since it is not full.
+    pub(crate) fn take_unnamed(&mut self) -> Slot {
+        let slot = self.front;
+        self.hold(slot);
+        if let Some(key) = self.slots[slot as usize].key.take() {
+            self.cached.remove(&key);
+            self.changed.entry(key).or_insert(true);
+        }
+        slot
+    }
+
+    /// The block is full now. Says where it is held from here on: in the copy that is cached already, if there is one.
+    pub(crate) fn name(&mut self, slot: Slot, key: Key) -> Slot {
+        if let Some(&copy) = self.cached.get(&key) {
+            self.hold(copy);
+            self.give_back(slot);
+            return copy;
+        }
+        self.slots[slot as usize].key = Some(key);
+        self.cached.insert(key, slot);
+        self.changed.entry(key).or_insert(false);
+        slot
+    }
+
+    /// A sequence does not hold this block any more. A sequence gives its blocks back from the end.
+    pub(crate) fn give_back(&mut self, slot: Slot) {
+        let state = &mut self.slots[slot as usize];
+        state.holders -= 1;
+        if state.holders > 0 {
+            return;
+        }
+        self.free += 1;
+        if state.key.is_some() {
+            (state.before, state.after) = (self.back, NONE);
+            self.link(self.back, slot);
+            self.link(slot, NONE);
+        } else {
+            // It holds nothing worth keeping.
+            (state.before, state.after) = (NONE, self.front);
+            let front = self.front;
+            self.link(NONE, slot);
+            self.link(slot, front);
+        }
+    }
+
+    /// What has changed since the last call; a key that came and went in between is in neither list.
+    pub(crate) fn changes(&mut self) -> Changes {
+        let mut changes = Changes::default();
+        for (key, was_cached) in self.changed.drain() {
+            match (was_cached, self.cached.contains_key(&key)) {
+                (false, true) => changes.stored.push(key),
+                (true, false) => changes.removed.push(key),
+                _ => {}
+            }
+        }
+        changes
+    }
+
+    fn hold(&mut self, slot: Slot) {
+        let state = &mut self.slots[slot as usize];
+        state.holders += 1;
+        if state.holders == 1 {
+            self.free -= 1;
+            let (before, after) = (state.before, state.after);
+            self.link(before, after);
+        }
+    }
+
+    /// Makes two neighbours in the list; `NONE` is its end on either side.
+    fn link(&mut self, before: Slot, after: Slot) {
+        match before {
+            NONE => self.front = after,
+            slot => self.slots[slot as usize].after = after,
+        }
+        match after {
+            NONE => self.back = before,
+            slot => self.slots[slot as usize].before = before,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A chain of keys: equal for equal names and lengths, and a prefix of every longer one.
+fn chain(name: u64, length: u64) -> Vec<Key> {
+    (0..length).map(|position| name * 1_000 + position).collect()
+}
+
+fn hold(blocks: &mut Blocks, keys: &[Key]) -> Vec<Slot> {
+    keys.iter().map(|key| blocks.take(*key)).collect()
+}
+
+fn leave(blocks: &mut Blocks, slots: &[Slot]) {
+    slots.iter().rev().for_each(|slot| blocks.give_back(*slot));
+}
+
+#[test]
+fn blocks_stay_cached_after_their_sequence_and_the_end_of_the_oldest_goes_first() {
+    let mut blocks = Blocks::new(6);
+    let first = hold(&mut blocks, &chain(1, 3));
+    leave(&mut blocks, &first);
+    let second = hold(&mut blocks, &chain(2, 2));
+    leave(&mut blocks, &second);
+    assert_eq!((blocks.matched(&chain(1, 3)), blocks.free()), (3, 6));
+    hold(&mut blocks, &chain(3, 2));
+    assert_eq!((blocks.matched(&chain(1, 3)), blocks.matched(&chain(2, 2))), (2, 2));
+}
+
+#[test]
+fn sequences_with_equal_prompts_share_blocks() {
+    let mut blocks = Blocks::new(4);
+    let first = hold(&mut blocks, &chain(1, 3));
+    let second = hold(&mut blocks, &chain(1, 3));
+    assert_eq!((blocks.free(), &first), (1, &second));
+    leave(&mut blocks, &first);
+    assert_eq!((blocks.free(), blocks.idle(&chain(1, 3))), (1, 0));
+    leave(&mut blocks, &second);
+    assert_eq!((blocks.free(), blocks.idle(&chain(1, 3))), (4, 3));
+}
+
+#[test]
+fn a_block_that_two_sequences_filled_is_kept_once() {
+    let mut blocks = Blocks::new(4);
+    let (one, two) = (blocks.take_unnamed(), blocks.take_unnamed());
+    let one = blocks.name(one, 7);
+    assert_eq!((blocks.name(two, 7), blocks.free()), (one, 3));
+}
+
+#[test]
+fn changes_are_told_once_and_only_when_they_last() {
+    let mut blocks = Blocks::new(2);
+    let slots = hold(&mut blocks, &chain(1, 2));
+    leave(&mut blocks, &slots);
+    let told = blocks.changes();
+    assert_eq!((told.stored.len(), told.removed.len()), (2, 0));
+    let slots = hold(&mut blocks, &chain(2, 2));
+    leave(&mut blocks, &slots);
+    hold(&mut blocks, &chain(3, 2));
+    let mut told = blocks.changes();
+    told.stored.sort_unstable();
+    told.removed.sort_unstable();
+    assert_eq!((told.stored, told.removed), (chain(3, 2), chain(1, 2)));
+    assert!(blocks.changes().stored.is_empty());
+}
+
+proptest! {
+    #[test]
+    fn blocks_are_neither_lost_nor_made_and_prefixes_stay_closed(steps in prop::collection::vec((0_u64..5, 1_u64..8, any::<bool>()), 1..200)) {
+        let mut blocks = Blocks::new(16);
+        let mut sequences: Vec<Vec<Slot>> = Vec::new();
+        let mut told: BTreeSet<Key> = BTreeSet::new();
+        for (name, length, arrives) in steps {
+            let keys = chain(name, length);
+            if arrives && blocks.free() >= keys.len() {
+                sequences.push(hold(&mut blocks, &keys));
+            } else if !sequences.is_empty() {
+                let left = sequences.remove(0);
+                leave(&mut blocks, &left);
+            }
+            let held: BTreeSet<Slot> = sequences.iter().flatten().copied().collect();
+            prop_assert_eq!(held.len() + blocks.free(), 16);
+            let mut listed = 0;
+            let mut slot = blocks.front;
+            while slot != NONE {
+                prop_assert_eq!(blocks.slots[slot as usize].holders, 0);
+                listed += 1;
+                slot = blocks.slots[slot as usize].after;
+            }
+            prop_assert_eq!(listed, blocks.free());
+            for name in 0..5 {
+                let resident: Vec<bool> = chain(name, 8).iter().map(|key| blocks.cached.contains_key(key)).collect();
+                prop_assert!(resident.is_sorted_by(|before, after| before >= after), "a hole in {:?}", resident);
+            }
+            let changes = blocks.changes();
+            changes.removed.iter().for_each(|key| { told.remove(key); });
+            told.extend(changes.stored);
+            prop_assert_eq!(&told, &blocks.cached.keys().copied().collect::<BTreeSet<_>>());
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A simulator of a fleet: the router's own placement code, and other ways to choose, on a model of engines. It answers what a change of
+//! the cost, or another policy, would do to time to first token, without a GPU. It is a model: its numbers compare policies, they
+//! predict no hardware. `hostler simulate` and `make simulate-gates` call it.
+
+mod args;
+mod batch;
+mod blocks;
+mod engine;
+mod fleet;
+mod gates;
+mod measure;
+mod numbers;
+mod plot;
+mod policy;
+mod report;
+mod request;
+mod workload;
+
+pub use args::{SimulateArgs, SimulateError, simulate};
+pub use batch::{Outcome, Progress, TooLong, compare};
+pub use engine::Hardware;
+pub use fleet::Fleet;
+pub use gates::{Verdict, gates};
+pub use measure::{Measures, Objectives};
+pub use plot::svg;
+pub use policy::Name as PolicyName;
+pub use report::{csv, table};
+pub use request::Request;
+pub use workload::{Arrival, Kind, Shape, Start, TraceError, Workload};

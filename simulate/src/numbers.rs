@@ -1,0 +1,23 @@
+//! Numbers that flags may have. Whatever passes here lets a run end.
+
+use std::str::FromStr;
+
+/// Above zero.
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    number(text, |number| number > 0.0, "a number above zero is needed")
+}
+
+/// From zero up.
+pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
+    number(text, |number| number >= 0.0, "a number from zero up is needed")
+}
+
+/// From zero to one.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    number(text, |number| (0.0..=1.0).contains(&number), "a share from 0 to 1 is needed")
+}
+
+fn number(text: &str, is_good: fn(f64) -> bool, needed: &str) -> Result<f64, String> {
+    let number = f64::from_str(text).map_err(|error| error.to_string())?;
+    if number.is_finite() && is_good(number) { Ok(number) } else { Err(needed.to_owned()) }
+}

@@ -1,0 +1,112 @@
+//! Ways to choose a replica: Hostler's own, which is the router's very code, and those of other routers, written anew from what they are
+//! known to do and with the numbers that they have by default. The fleet asks one of them for each run.
+
+mod even;
+mod hostler;
+mod radix;
+mod resident;
+mod scores;
+
+use clap::ValueEnum;
+
+use crate::fleet::{Fleet, Report, Seen};
+use crate::request::Request;
+
+/// What a run asks for and tells.
+pub(crate) trait Policy {
+    /// A request has come. `None` when it is kept until [`Policy::release`] lets it go.
+    fn place(&mut self, id: usize, request: &Request, seen: &Seen, now: f64) -> Option<usize>;
+
+    /// Called after every event until it returns `None`: a request that was kept and may go now, and where.
+    fn release(&mut self, _seen: &Seen, _now: f64) -> Option<(usize, usize)> {
+        None
+    }
+
+    /// An engine's words have arrived.
+    fn reported(&mut self, _replica: usize, _report: &Report) {}
+
+    /// A request's first token has come.
+    fn first(&mut self, _id: usize, _seen: &Seen, _now: f64) {}
+
+    /// A request's last token has come.
+    fn last(&mut self, _id: usize, _seen: &Seen, _now: f64) {}
+}
+
+/// Which policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
+pub enum Name {
+    /// The router's own: cost in seconds, late binding.
+    Hostler,
+    /// The same without late binding: every request is sent at once.
+    HostlerNoHold,
+    /// One replica after another.
+    RoundRobin,
+    /// The fewest requests in flight.
+    LeastRequest,
+    /// The one with fewer requests in flight of two at random.
+    PowerOfTwo,
+    /// Always the same replica for a conversation.
+    SessionHash,
+    /// An approximate prefix tree unless the load is uneven (`SGLang`): 0.3, 64, 1.5.
+    Radix,
+    /// The same with narrower thresholds: 0.5, 32, 1.0001.
+    RadixTight,
+    /// Weighted scores of an exact prefix index, queue and KV use (llm-d).
+    LlmDPrecise,
+    /// Prefill blocks to compute plus blocks that decode (Dynamo).
+    Dynamo,
+    /// Tokens to compute over the replica's measured speed (SMG).
+    ExpectedWait,
+}
+
+impl Name {
+    /// What it is called.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+
+    /// Ready for a run.
+    pub(crate) fn policy(self, fleet: &Fleet, seed: u64) -> Box<dyn Policy> {
+        let replicas = usize::from(fleet.replicas);
+        let random = fastrand::Rng::with_seed(seed);
+        match self {
+            Self::Hostler => Box::new(hostler::Hostler::new(fleet, random, true)),
+            Self::HostlerNoHold => Box::new(hostler::Hostler::new(fleet, random, false)),
+            Self::RoundRobin => Box::new(even::RoundRobin::default()),
+            Self::LeastRequest => Box::new(even::LeastRequest(random)),
+            Self::PowerOfTwo => Box::new(even::PowerOfTwo(random)),
+            Self::SessionHash => Box::new(even::SessionHash),
+            Self::Radix => Box::new(radix::Radix::new(radix::WIDE)),
+            Self::RadixTight => Box::new(radix::Radix::new(radix::TIGHT)),
+            Self::LlmDPrecise => Box::new(scores::Weighted::new(replicas, random)),
+            Self::Dynamo => Box::new(scores::BlockCost::new(replicas, random)),
+            Self::ExpectedWait => Box::new(scores::ExpectedWait::new(replicas, random)),
+        }
+    }
+}
+
+/// The index with the least of something; at random among equals.
+pub(crate) fn least(of: impl Iterator<Item = f64>, random: &mut fastrand::Rng) -> usize {
+    let (mut best, mut value, mut equals) = (0, f64::INFINITY, 0);
+    for (index, new) in of.enumerate() {
+        if new < value {
+            (best, value, equals) = (index, new, 1);
+        } else if new == value {
+            equals += 1;
+            if random.usize(..equals) == 0 {
+                best = index;
+            }
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! Policies that add up what they know of each replica, each in a unit of its own: the ideas of llm-d's precise prefix scorer, of Dynamo's
+//! router and of SMG's expected wait.
+
+use hostler_placement::keys::Key;
+use rustc_hash::FxHashMap;
+
+use super::resident::Resident;
+use super::{Policy, least};
+use crate::fleet::{Report, Seen};
+use crate::request::{BLOCK_TOKENS, Request};
+
+/// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas, with the weights 3, 2 and 2. The prefix
+/// index is exact.
+#[derive(Debug)]
+pub(super) struct Weighted {
+    index: Resident,
+    replicas: usize,
+    random: fastrand::Rng,
+}
+
+impl Weighted {
+    pub(super) fn new(replicas: usize, random: fastrand::Rng) -> Self {
+        Self { index: Resident::default(), replicas, random }
+    }
+}
+
+impl Policy for Weighted {
+    fn place(&mut self, _id: usize, request: &Request, seen: &Seen, _now: f64) -> Option<usize> {
+        let matched: Vec<f64> = self.index.matched(request.prompt_keys(), self.replicas).into_iter().map(|blocks| blocks as f64).collect();
+        let waiting: Vec<f64> = seen.loads.iter().map(|load| -f64::from(load.waiting)).collect();
+        let (prefix, queue) = (relative(&matched), relative(&waiting));
+        let score = |replica: usize| 3.0 * prefix[replica] + 2.0 * queue[replica] + 2.0 * (1.0 - seen.loads[replica].kv_use);
+        Some(least((0..self.replicas).map(|replica| -score(replica)), &mut self.random))
+    }
+
+    fn reported(&mut self, replica: usize, report: &Report) {
+        self.index.change(replica, &report.changes);
+    }
+}
+
+/// 1 for the greatest, 0 for the least; 1 for all when all are equal.
+fn relative(values: &[f64]) -> Vec<f64> {
+    let (least, most) =
+        values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(*value), most.max(*value)));
+    values.iter().map(|value| if most > least { (value - least) / (most - least) } else { 1.0 }).collect()
+}
+
+/// Blocks of prompts that a replica would have to compute, plus different blocks that its requests would hold; the least wins. The prefix
+/// index is exact.
+#[derive(Debug)]
+pub(super) struct BlockCost {
+    index: Resident,
+    active: Vec<Active>,
+    sent: FxHashMap<usize, Sent>,
+    random: fastrand::Rng,
+}
+
+/// What one replica works on, as the router counts it.
+#[derive(Debug, Default)]
+struct Active {
+    /// Tokens of prompts without a first token.
+    prefill: u64,
+    /// Blocks of the prompts of requests in flight, and of how many each is.
+    blocks: FxHashMap<Key, u32>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    replica: usize,
+    request: Request,
+    uncached: u32,
+}
+
+impl BlockCost {
+    pub(super) fn new(replicas: usize, random: fastrand::Rng) -> Self {
+        let active = (0..replicas).map(|_| Active::default()).collect();
+        Self { index: Resident::default(), active, sent: FxHashMap::default(), random }
+    }
+}
+
+impl Policy for BlockCost {
+    fn place(&mut self, id: usize, request: &Request, _seen: &Seen, _now: f64) -> Option<usize> {
+        let keys = request.prompt_keys();
+        let matched = self.index.matched(keys, self.active.len());
+        let uncached: Vec<u32> = matched.iter().map(|blocks| request.prompt - u32::try_from(*blocks).unwrap_or(0) * BLOCK_TOKENS).collect();
+        let cost = |(replica, active): (usize, &Active)| {
+            let prefill = (active.prefill + u64::from(uncached[replica])) as f64 / f64::from(BLOCK_TOKENS);
+            // Those of other requests are closed under prefixes.
+            let shared = keys.partition_point(|key| active.blocks.contains_key(key));
+            prefill + (active.blocks.len() + keys.len() - shared) as f64
+        };
+        let replica = least(self.active.iter().enumerate().map(cost), &mut self.random);
+        let active = &mut self.active[replica];
+        active.prefill += u64::from(uncached[replica]);
+        keys.iter().for_each(|key| *active.blocks.entry(*key).or_default() += 1);
+        self.sent.insert(id, Sent { replica, request: request.clone(), uncached: uncached[replica] });
+        Some(replica)
+    }
+
+    fn reported(&mut self, replica: usize, report: &Report) {
+        self.index.change(replica, &report.changes);
+    }
+
+    fn first(&mut self, id: usize, _seen: &Seen, _now: f64) {
+        if let Some(sent) = self.sent.get(&id) {
+            self.active[sent.replica].prefill -= u64::from(sent.uncached);
+        }
+    }
+
+    fn last(&mut self, id: usize, _seen: &Seen, _now: f64) {
+        let Some(sent) = self.sent.remove(&id) else { return };
+        let blocks = &mut self.active[sent.replica].blocks;
+        for key in sent.request.prompt_keys() {
+            if let Some(count) = blocks.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    blocks.remove(key);
+                }
+            }
+        }
+    }
+}
+
+/// Tokens of prompts to compute, the new one's included, over the speed that the replica has lately shown. What is cached where is guessed
+/// from what was sent there.
+#[derive(Debug)]
+pub(super) struct ExpectedWait {
+    tree: Resident,
+    /// Tokens of prompts without a first token.
+    pending: Vec<u64>,
+    /// Tokens per second, as a moving mean.
+    speeds: Vec<f64>,
+    /// Where each request without a first token is, what it brought, and since when.
+    sent: FxHashMap<usize, (usize, u32, f64)>,
+    random: fastrand::Rng,
+}
+
+impl ExpectedWait {
+    pub(super) fn new(replicas: usize, random: fastrand::Rng) -> Self {
+        let (pending, speeds) = (vec![0; replicas], vec![10_000.0; replicas]);
+        Self { tree: Resident::default(), pending, speeds, sent: FxHashMap::default(), random }
+    }
+}
+
+impl Policy for ExpectedWait {
+    fn place(&mut self, id: usize, request: &Request, _seen: &Seen, now: f64) -> Option<usize> {
+        let keys = request.prompt_keys();
+        let matched = self.tree.matched(keys, self.pending.len());
+        let uncached = |replica: usize| request.prompt - u32::try_from(matched[replica]).unwrap_or(0) * BLOCK_TOKENS;
+        let wait = |replica: usize| (self.pending[replica] + u64::from(uncached(replica))) as f64 / self.speeds[replica];
+        let replica = least((0..self.pending.len()).map(wait), &mut self.random);
+        self.pending[replica] += u64::from(uncached(replica));
+        self.sent.insert(id, (replica, uncached(replica), now));
+        self.tree.store(replica, &keys[matched[replica]..]);
+        Some(replica)
+    }
+
+    fn first(&mut self, id: usize, _seen: &Seen, now: f64) {
+        let Some((replica, uncached, sent)) = self.sent.remove(&id) else { return };
+        // What was computed while it waited is what was ahead of it, and its own.
+        let speed = self.pending[replica] as f64 / (now - sent).max(1e-3);
+        self.speeds[replica] = 0.95 * self.speeds[replica] + 0.05 * speed.clamp(1000.0, 100_000.0);
+        self.pending[replica] -= u64::from(uncached);
+    }
+}

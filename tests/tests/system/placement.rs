@@ -1,0 +1,448 @@
+//! Where requests go: to the replica that has their beginning cached, or will answer soonest; or, while no replica has room, nowhere yet.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use hostler_proto::PROTOCOL;
+use hostler_proto::agent::v1::attach_request::Message;
+use hostler_proto::agent::v1::attach_response::Message as Told;
+use hostler_proto::agent::v1::directive::Order;
+use hostler_proto::agent::v1::{AttachRequest, AttachResponse, CacheReport, CacheWatch, Hello, Phase, ReplicaReport, ReplicaState, Report};
+use hostler_proto::fleet::v1::{Decision, Scored};
+use http::Request;
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tonic::Code;
+use tonic::Streaming;
+
+use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, Workplace, attach, soon, until};
+
+/// What engines need to tell how much of a prompt they had cached.
+const TELLS: &str = "--enable-prompt-tokens-details";
+
+/// A text of this many bytes, each of them a token, that has nothing in common with one of another name.
+fn text(name: &str, bytes: usize) -> String {
+    let mut text = String::new();
+    for number in 0.. {
+        if text.len() >= bytes {
+            break;
+        }
+        text.push_str(&format!("{name}q{number}z "));
+    }
+    text.truncate(bytes);
+    text
+}
+
+fn user(content: &str) -> Value {
+    json!({"role": "user", "content": content})
+}
+
+/// A chat with an answer of this many tokens.
+fn talk(messages: &[Value], tokens: usize) -> Value {
+    json!({"model": MODEL, "messages": messages, "max_tokens": tokens})
+}
+
+fn talk_stream(content: &str, tokens: usize) -> Value {
+    let mut body = talk(&[user(content)], tokens);
+    body["stream"] = true.into();
+    body
+}
+
+/// A chat request with these headers.
+fn asked(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
+    let mut request = Request::post(CHAT).header("content-type", "application/json");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Full::from(body.to_string())).unwrap()
+}
+
+/// The answer to a chat that wants to know why it went where it went.
+async fn explained(edge: &Endpoint, body: &Value) -> (Answer, Reason) {
+    let answer = edge.request(asked(body, &[("x-hostler-explain", "1")])).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let reason = answer.header("x-hostler-reason").expect("a reason was asked for").to_owned();
+    let parts = reason.split(' ').map(|part| part.split_once('=').unwrap_or_else(|| panic!("{part:?} in {reason:?}")));
+    let parts = parts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    (answer, Reason(parts))
+}
+
+/// The parts of `x-hostler-reason`.
+#[derive(Debug)]
+struct Reason(HashMap<String, String>);
+
+impl Reason {
+    fn word(&self, name: &str) -> &str {
+        self.0.get(name).unwrap_or_else(|| panic!("no {name} in {self:?}"))
+    }
+
+    fn number(&self, name: &str) -> f64 {
+        self.word(name).parse().unwrap_or_else(|error| panic!("{error}: {name} in {self:?}"))
+    }
+
+    fn matched(&self) -> u64 {
+        self.word("matched").parse().unwrap()
+    }
+}
+
+/// Prompt tokens, and those among them that the engine says it had cached.
+fn usage(answer: &Answer) -> (u64, u64) {
+    let usage = &answer.json()["usage"];
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+    (usage["prompt_tokens"].as_u64().unwrap_or_else(|| panic!("{usage}")), cached)
+}
+
+/// Has an engine cache a text, without any router's doing; gives back how many blocks of it.
+async fn seed(fleet: &Fleet, id: &str, content: &str, block_tokens: u64) -> u64 {
+    let answer = fleet.engine(id).await.post(CHAT, &talk(&[user(content)], 1)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    usage(&answer).0 / block_tokens
+}
+
+fn chosen(decision: &Decision) -> &Scored {
+    &decision.scored[decision.chosen as usize]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_turn_of_a_chat_lands_where_its_beginning_is_whichever_router_it_comes_through() {
+    let fleet = Fleet::start(Setup::two_agents().routers(2).engine(TELLS)).await;
+    fleet.until_exact().await;
+    let mut messages = vec![user(&text("a", 1500))];
+    let mut home = String::new();
+    for turn in 0..6 {
+        let (answer, reason) = explained(&fleet.routers[turn % 2].edge(), &talk(&messages, 8)).await;
+        let (tokens, cached) = usage(&answer);
+        if turn > 0 {
+            assert_eq!((reason.word("replica"), reason.word("level")), (home.as_str(), "exact"), "turn {turn}: {reason:?}");
+            assert!(reason.matched() > 1400, "turn {turn}: {reason:?}");
+            assert!(reason.matched().abs_diff(cached) <= 16, "turn {turn}: {cached} were cached, {reason:?}");
+            assert_eq!(
+                reason.number("of"),
+                f64::from(u32::try_from(tokens).unwrap()),
+                "turn {turn}: the router counts what the engine counts"
+            );
+        }
+        home = reason.word("replica").to_owned();
+        fleet.until_cached(&home, "the prompt", |blocks| blocks >= tokens / 16).await;
+        messages.push(answer.json()["choices"][0]["message"].clone());
+        messages.push(user("And then?"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_of_different_sizes_are_matched_each_in_its_own() {
+    let setup = Setup::two_agents().engine(TELLS).engine_of(0, "--block-size 16").engine_of(1, "--block-size 48");
+    let fleet = Fleet::start(setup).await;
+    fleet.until_exact().await;
+    for (id, name, size) in [("n0/0", "a", 16), ("n1/0", "b", 48), ("n1/0", "c", 48), ("n0/0", "d", 16)] {
+        let content = text(name, 1600);
+        let before = fleet.replica(id).await.cache.blocks;
+        let blocks = seed(&fleet, id, &content, size).await;
+        fleet.until_cached(id, "the text", |now| now >= before + blocks).await;
+        let (answer, reason) = explained(&fleet.edge(), &talk(&[user(&format!("{content} And then?"))], 1)).await;
+        assert_eq!((reason.word("replica"), reason.word("level")), (id, "exact"), "{reason:?}");
+        assert_eq!(reason.matched(), usage(&answer).1, "{reason:?}");
+        assert!(reason.matched() >= 1536 && reason.matched() % size == 0, "{reason:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engines_restart_is_forgetting_and_its_new_life_is_known_again() {
+    let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
+    fleet.until_exact().await;
+    let content = text("a", 1200);
+    let blocks = seed(&fleet, "n0/0", &content, 16).await;
+    fleet.until_cached("n0/0", "the text", |now| now >= blocks).await;
+    let before = fleet.replica("n0/0").await.epoch;
+    fleet.admin().restart("n0/0").await.unwrap();
+    fleet.until_replica("n0/0", "its next life", |replica| replica.epoch > before && replica.is_ready()).await;
+    fleet.until_cached("n0/0", "nothing", |now| now == 0).await;
+    let (_, reason) = explained(&fleet.edge(), &talk(&[user(&text("b", 100))], 1)).await;
+    assert_eq!(reason.matched(), 0, "{reason:?}");
+
+    seed(&fleet, "n0/0", &content, 16).await;
+    fleet.until_cached("n0/0", "the text again", |now| now >= blocks).await;
+    let (answer, reason) = explained(&fleet.edge(), &talk(&[user(&content)], 1)).await;
+    assert_eq!((reason.word("replica"), reason.word("level"), reason.matched()), ("n0/0", "exact", usage(&answer).1), "{reason:?}");
+    assert!(reason.matched() > 1100, "{reason:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cache_that_is_emptied_by_hand_is_forgotten_with_the_engines_next_step() {
+    let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
+    fleet.until_exact().await;
+    let content = text("a", 1200);
+    let blocks = seed(&fleet, "n0/0", &content, 16).await;
+    fleet.until_cached("n0/0", "the text", |now| now >= blocks).await;
+    let engine = fleet.engine("n0/0").await;
+    until("the cache emptied", async || {
+        // An engine that still ends its last step does not empty its cache.
+        let answer = engine.post("/reset_prefix_cache", &json!({})).await;
+        if answer.json()["success"] == true { Ok(()) } else { Err(answer.text()) }
+    })
+    .await;
+    let other = seed(&fleet, "n0/0", &text("b", 100), 16).await;
+    fleet.until_cached("n0/0", "the other text alone", |now| now >= other && now < blocks).await;
+    let (_, reason) = explained(&fleet.edge(), &talk(&[user(&content)], 1)).await;
+    assert_eq!(reason.matched(), 0, "{reason:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_cannot_be_tokenized_goes_where_its_text_went_before() {
+    let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
+    fleet.until_exact().await;
+    // Only an engine that trusts its clients renders their own templates.
+    let own_template = |messages: &[Value]| {
+        let mut body = talk(messages, 4);
+        body["chat_template"] = "{{ messages[0].content }}".into();
+        body
+    };
+    let mut messages = vec![user(&text("a", 3000))];
+    let (answer, first) = explained(&fleet.edge(), &own_template(&messages)).await;
+    assert_eq!((first.word("level"), first.matched()), ("text", 0), "{first:?}");
+    messages.extend([answer.json()["choices"][0]["message"].clone(), user("And then?")]);
+    let (answer, second) = explained(&fleet.edge(), &own_template(&messages)).await;
+    assert_eq!((second.word("replica"), second.word("level")), (first.word("replica"), "text"), "{first:?} {second:?}");
+    assert!(second.matched() > 0, "{second:?}");
+    let decisions = fleet.admin().explain(answer.header("x-hostler-id").unwrap(), 0).await.unwrap();
+    assert_eq!((decisions.len(), decisions[0].fallback.as_str()), (1, "tokenizer failed"), "{decisions:#?}");
+    assert_eq!(fleet.routers[0].metric("hostler_prompts_failed_total").await, 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_of_equal_prompts_is_computed_by_one_or_two_engines() {
+    let fleet = Fleet::start(Setup::agents(4).engine(TELLS).engine("--sim-prefill-us 100")).await;
+    fleet.until_exact().await;
+    let body = talk_stream(&text("a", 4000), 2);
+    let edge = fleet.edge();
+    for answer in join_all((0..16).map(|_| edge.post(CHAT, &body))).await {
+        answer.assert_whole_stream();
+    }
+    let mut computed = Vec::new();
+    for id in ["n0/0", "n1/0", "n2/0", "n3/0"] {
+        let engine = fleet.engine(id).await;
+        let uncached = engine.metric("vllm:prefix_cache_queries_total").await - engine.metric("vllm:prefix_cache_hits_total").await;
+        if uncached > 3000.0 {
+            computed.push(id);
+        }
+    }
+    let decisions = fleet.admin().explain("", 16).await.unwrap();
+    assert!((1..=2).contains(&computed.len()), "computed by {computed:?}: {decisions:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_hangs_gets_no_more_than_a_few_requests() {
+    let fleet = Fleet::start(Setup::two_agents()).await;
+    fleet.fault("n0/0", "hang").await;
+    let mut stuck = Vec::new();
+    for number in 0..40 {
+        let (edge, name) = (fleet.edge(), format!("r{number}"));
+        let request = asked(&talk(&[user(&text(&name, 40))], 1), &[("x-request-id", &name)]);
+        let answering = tokio::spawn(async move { edge.request(request).await.status });
+        let replica = until("the request placed", async || {
+            let decisions = fleet.admin().explain(&name, 1).await.map_err(|status| status.to_string())?;
+            Ok(chosen(&decisions[0]).replica.clone())
+        })
+        .await;
+        if replica == "n0/0" {
+            stuck.push(answering);
+        } else {
+            assert_eq!(soon("an answer", answering).await.unwrap(), 200);
+        }
+    }
+    assert!(stuck.len() <= 6, "{} of 40 requests went to an engine that hangs", stuck.len());
+    fleet.fault("n0/0", "ok").await;
+    for answering in stuck {
+        assert_eq!(soon("an answer", answering).await.unwrap(), 200);
+    }
+    fleet.until_idle().await;
+}
+
+/// An engine that computes 256 tokens at a time, with a request of more than that in flight that will not end before the fault does.
+async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
+    let fleet = Fleet::start(setup.engine("--max-num-batched-tokens 256")).await;
+    fleet.fault("n0/0", "hang").await;
+    let first = send(&fleet, "first", 0);
+    fleet.until_replica("n0/0", "the first request", |replica| replica.own == 1).await;
+    (fleet, first)
+}
+
+/// Sends a long prompt with this turn.
+fn send(fleet: &Fleet, name: &str, priority: i32) -> tokio::task::JoinHandle<Answer> {
+    let mut body = talk_stream(&text(name, 1300), 1);
+    body["priority"] = priority.into();
+    let request = asked(&body, &[("x-request-id", name)]);
+    let edge = fleet.edge();
+    tokio::spawn(async move { edge.request(request).await })
+}
+
+async fn until_held(fleet: &Fleet, count: f64) {
+    until(&format!("{count} held"), async || {
+        let held = fleet.routers[0].metric("hostler_held_requests").await;
+        if held == count { Ok(()) } else { Err(format!("{held} are held")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urgent_goes_first() {
+    let (fleet, first) = full(Setup::agents(1).router(|router| router.max_held = 4)).await;
+    let mut waiting = vec![first];
+    for (held, (name, priority)) in [(1.0, ("late", 5)), (2.0, ("soon", 1)), (3.0, ("urgent", -3)), (4.0, ("later", 7))] {
+        waiting.push(send(&fleet, name, priority));
+        until_held(&fleet, held).await;
+    }
+    let refused = send(&fleet, "one-too-many", 0).await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("5")), "{}", refused.text());
+    assert!(refused.message().contains("router.max_held"), "{}", refused.text());
+    assert_eq!(fleet.replica("n0/0").await.in_flight, 1, "nothing waits in the engine");
+    // Whoever leaves gives up its place.
+    waiting.pop().unwrap().abort();
+    until_held(&fleet, 3.0).await;
+
+    fleet.fault("n0/0", "ok").await;
+    for answering in waiting {
+        soon("an answer", answering).await.unwrap().assert_whole_stream();
+    }
+    let mut decisions = fleet.admin().explain("", 10).await.unwrap();
+    decisions.reverse();
+    let order: Vec<&str> = decisions.iter().map(|decision| decision.client_id.as_str()).collect();
+    assert_eq!(order, ["first", "urgent", "soon", "late"]);
+    assert!(decisions[0].held == 0.0 && decisions[1..].iter().all(|decision| decision.held > 0.0), "{decisions:#?}");
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_answer_would_begin_too_late_is_refused_with_the_time_to_come_back() {
+    let (fleet, first) = full(Setup::agents(1).router(|router| router.longest_wait = Duration::from_millis(1))).await;
+    let refused = send(&fleet, "second", 0).await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
+    assert!(refused.message().contains("router.longest_wait"), "{}", refused.text());
+    fleet.fault("n0/0", "ok").await;
+    soon("an answer", first).await.unwrap().assert_whole_stream();
+    send(&fleet, "third", 0).await.unwrap().assert_whole_stream();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overloaded_engine_has_no_queue_of_its_own() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--max-num-batched-tokens 256 --sim-prefill-us 50")).await;
+    let answers: Vec<_> = (0..10).map(|number| send(&fleet, &format!("r{number}"), 0)).collect();
+    let engine = fleet.engine("n0/0").await;
+    let mut most = 0.0_f64;
+    while answers.iter().any(|answer| !answer.is_finished()) {
+        most = most.max(engine.metric("vllm:num_requests_waiting").await);
+    }
+    for answer in answers {
+        answer.await.unwrap().assert_whole_stream();
+    }
+    assert!(most <= 2.0, "{most} requests waited in the engine");
+    let held = fleet.admin().explain("", 10).await.unwrap().iter().filter(|decision| decision.held > 0.0).count();
+    assert!(held >= 5, "only {held} of 10 requests waited in the router");
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_answer_has_a_name_under_which_its_reason_is_kept() {
+    let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
+    fleet.until_exact().await;
+    let plain = fleet.edge().post(CHAT, &talk(&[user("Hello, engine, how are you?")], 2)).await;
+    assert!(plain.header("x-hostler-id").is_some_and(|id| id.len() == 16) && plain.header("x-hostler-reason").is_none());
+
+    let content = text("a", 900);
+    let blocks = seed(&fleet, "n1/0", &content, 16).await;
+    fleet.until_cached("n1/0", "the text", |now| now >= blocks).await;
+    let (answer, reason) = explained(&fleet.edge(), &talk(&[user(&content)], 2)).await;
+    let id = answer.header("x-hostler-id").unwrap();
+    assert_ne!(Some(id), plain.header("x-hostler-id"));
+    let decisions = fleet.admin().explain(id, 0).await.unwrap();
+    let [decision] = &decisions[..] else { panic!("{decisions:#?}") };
+    let terms = chosen(decision).terms.unwrap();
+    let first_token = terms.queue + terms.prefill + terms.steps + terms.memory;
+    let total = first_token + terms.congestion + terms.decode;
+    assert!((first_token - reason.number("ttft")).abs() < 1e-4, "{reason:?} {terms:?}");
+    assert!((total - reason.number("cost")).abs() < 1e-4, "{reason:?} {terms:?}");
+    assert_eq!((chosen(decision).replica.as_str(), u64::from(chosen(decision).matched)), (reason.word("replica"), reason.matched()));
+    assert_eq!((decision.scored.len(), decision.candidates, decision.attempt), (2, 2, 1));
+    until("the engine's own count", async || {
+        let decision = fleet.admin().explain(id, 0).await.unwrap().remove(0);
+        if decision.cached.map(u64::from) == Some(usage(&answer).1) { Ok(()) } else { Err(format!("{decision:#?}")) }
+    })
+    .await;
+    let unknown = fleet.admin().explain("nobody", 0).await.unwrap_err();
+    assert!(unknown.code() == Code::NotFound && unknown.message().contains("\"nobody\""), "{unknown}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_are_told_why_with_the_arithmetic() {
+    let workplace = Workplace::new();
+    let up = workplace.up(2, &[TELLS]);
+    up.line("curl").await;
+    let admin = up.address("admin").await.to_string();
+    let run = async |arguments: &[&str]| workplace.run(&[arguments, &["--admin", &admin]].concat()).await;
+    let nothing = run(&["explain"]).await;
+    assert_eq!((nothing.success, nothing.stdout.as_str()), (true, "this router has placed no request yet\n"), "{}", nothing.stderr);
+
+    let request = asked(&talk_stream(&text("a", 400), 3), &[("x-request-id", "mine")]);
+    let answer = Endpoint::Tcp(up.address("edge").await).request(request).await;
+    answer.assert_whole_stream();
+    let id = answer.header("x-hostler-id").unwrap();
+    for name in [&["explain"][..], &["explain", id], &["explain", "mine"], &["explain", "--last", "3"]] {
+        let said = run(name).await;
+        assert!(said.success, "{}", said.stderr);
+        for part in [id, "client's id mine", "model simulated", "REPLICA", "CONGESTION", "worked out", "first token", "2ρ/(1 − ρ)"] {
+            assert!(said.stdout.contains(part), "{part} is not in {}", said.stdout);
+        }
+    }
+    let json: Value = serde_json::from_str(&run(&["explain", id, "--json"]).await.stdout).unwrap();
+    assert_eq!((json["decisions"][0]["id"].as_str(), json["decisions"][0]["scored"].as_array().unwrap().len()), (Some(id), 2), "{json}");
+    let unknown = run(&["explain", "nobody"]).await;
+    assert!(!unknown.success && unknown.stderr.starts_with("error: no decision about a request \"nobody\""), "{}", unknown.stderr);
+
+    let list: Value = serde_json::from_str(&run(&["ps", "--json"]).await.stdout).unwrap();
+    let replica = &list["nodes"][0]["replicas"][0];
+    assert!(replica["cache"]["exact"].is_boolean() && replica["rates"]["prefill"].as_f64().unwrap() > 0.0, "{list}");
+    let table = run(&["ps"]).await.stdout;
+    assert!(table.contains("CACHE"), "{table}");
+}
+
+async fn next(answers: &mut Streaming<AttachResponse>) -> Told {
+    soon("a message of the router", answers.message()).await.unwrap().expect("the stream goes on").message.unwrap()
+}
+
+/// A report of three blocks that says there are more.
+fn lie(snapshot: bool) -> AttachRequest {
+    let report = CacheReport { epoch: 1, snapshot, stored: vec![11, 22, 33], count: 99, digest: 5, ..CacheReport::default() };
+    AttachRequest { message: Some(Message::Cache(report)) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_whose_reports_contradict_themselves_is_asked_thrice_and_then_not_believed() {
+    let fleet = Fleet::start(Setup::two_agents()).await;
+    let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "liar".into(), life: 7 };
+    let cache = CacheWatch { exact: true, block_size: 16, ..CacheWatch::default() };
+    let state = ReplicaState { phase: Phase::Ready.into(), cache: Some(cache), ..ReplicaState::default() };
+    let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), load: None };
+    let report = Report { sequence: 0, snapshot: true, replicas: vec![replica] };
+    let (sender, mut answers) = attach(fleet.routers[0].agents, [Message::Hello(hello), Message::Report(report)]).await.unwrap();
+    assert!(matches!(next(&mut answers).await, Told::Welcome(_)));
+    let asks = |told: Told| {
+        let Told::Directive(directive) = told else { return false };
+        matches!(directive.order, Some(Order::ResyncCache(replicas)) if replicas.indices == [0])
+    };
+    // What continues nothing is worth nothing.
+    sender.send(lie(false)).await.unwrap();
+    assert!(asks(next(&mut answers).await));
+    for _ in 0..3 {
+        sender.send(lie(true)).await.unwrap();
+        assert!(asks(next(&mut answers).await));
+    }
+    assert!(!fleet.replica("liar/0").await.cache.distrusted);
+    sender.send(lie(true)).await.unwrap();
+    let seen = fleet.until_replica("liar/0", "distrusted", |replica| replica.cache.distrusted).await;
+    assert_eq!((seen.cache.resyncs, seen.cache.exact, seen.cache.matches), (3, false, false));
+    let replicas: HashSet<String> = fleet.admin().replicas().await.unwrap().into_iter().map(|replica| replica.id).collect();
+    assert_eq!(replicas.len(), 3);
+    assert_eq!(fleet.edge().post(CHAT, &talk(&[user("Hello")], 2)).await.status, 200);
+}
