@@ -109,6 +109,13 @@ pub enum FilesError {
     Slow,
 }
 
+impl FilesError {
+    /// Whether it may be otherwise in a while.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Unreadable { .. } | Self::NotTold { .. } | Self::Slow)
+    }
+}
+
 /// Where the prompt files of an engine are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source(Place);

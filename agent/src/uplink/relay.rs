@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_proto::agent::v1::{Fault, Header, RequestHead, ResponseHead};
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::{Broken, only_keeps_alive};
 use http::{Method, Request, Uri};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -75,7 +75,9 @@ async fn exchange(replica: &Replica, request: Request<SizedBody>, serving: &Serv
     {
         let frame = frame.map_err(|error| lost(replica, &error))?;
         if let Ok(bytes) = frame.into_data() {
-            in_flight.inspect(|in_flight| in_flight.computed());
+            if !only_keeps_alive(&bytes) {
+                in_flight.inspect(|in_flight| in_flight.computed());
+            }
             serving.send(bytes).await;
         }
     }

@@ -10,8 +10,11 @@ use tokio_util::sync::CancellationToken;
 use super::client::{EngineClient, client};
 use crate::cache::Watch;
 use crate::engine::{Engine, Phase, Status};
-use crate::files::{Bundle, Source};
+use crate::files::{Bundle, FilesError, Source};
 use crate::traffic::RouterKey;
+
+/// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
+const FILES_RETRY: Duration = Duration::from_secs(30);
 
 /// The least time between two reports.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(10);
@@ -128,6 +131,7 @@ impl Board {
         while let Ok(epoch) = status.wait_for(|now| now.phase == Phase::Ready && now.epoch != loaded).await.map(|now| now.epoch) {
             loaded = epoch;
             let read = replica.traits.prompt_files.load(replica.engine.socket()).await;
+            let may_pass = read.as_ref().is_err_and(FilesError::may_pass);
             if let Err(error) = &read {
                 tracing::warn!(replica = replica.index, %error, "routers cannot tokenize for this engine; requests are placed by text");
             }
@@ -137,6 +141,10 @@ impl Board {
                 Err(error) => Err(format!("{error}: requests are placed by text")),
             };
             replica.prompt_files.send_replace(Some(found));
+            if may_pass {
+                loaded = 0;
+                tokio::time::sleep(FILES_RETRY).await;
+            }
         }
     }
 }

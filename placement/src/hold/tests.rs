@@ -196,3 +196,15 @@ proptest! {
         prop_assert!(ahead <= before && before <= ahead + twins * u64::from(all[asked].uncached), "{} instead of {}", ahead, before);
     }
 }
+
+#[test]
+fn the_band_of_a_queue_is_that_of_its_most_urgent_request() {
+    let mut queue = Queue::new(8);
+    assert_eq!(queue.band(), None);
+    for priority in [3, -1, 0] {
+        queue.push(Waiting { priority, tenant: 0, uncached: 1, since: 0.0 }, ()).unwrap();
+    }
+    assert_eq!(queue.band(), Some(-1));
+    queue.pop(0.0);
+    assert_eq!(queue.band(), Some(0));
+}

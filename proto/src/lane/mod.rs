@@ -52,5 +52,12 @@ impl End {
     }
 }
 
+/// Whether a piece of a body is nothing but comments of an event stream. Engines send them while a request still waits, to keep its
+/// connection alive (`--sse-keep-alive-interval`).
+#[must_use]
+pub fn only_keeps_alive(piece: &[u8]) -> bool {
+    piece.starts_with(b":") && piece.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line.starts_with(b":"))
+}
+
 #[cfg(test)]
 mod tests;

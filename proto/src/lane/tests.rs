@@ -108,3 +108,11 @@ fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
     }
     assert_eq!(granted, [0, 1, 0, 1]);
 }
+
+#[test]
+fn a_comment_only_keeps_a_stream_alive_and_an_event_after_it_does_more() {
+    assert!(only_keeps_alive(b": keep-alive\n\n") && only_keeps_alive(b":\r\n\r\n: again\n\n"));
+    for piece in ["", "data: x\n\n", ": keep-alive\n\ndata: x\n\n", "{\"a\":1}"] {
+        assert!(!only_keeps_alive(piece.as_bytes()), "{piece}");
+    }
+}

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hostler_placement::hold::Waiting;
 use hostler_proto::agent::v1 as wire;
-use hostler_proto::lane::{Broken, WINDOW_BYTES};
+use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub use budget::RetryBudget;
@@ -101,6 +101,8 @@ struct Begun {
     reason: Arc<Record>,
     /// Of an answer that was read whole.
     usage: Option<Usage>,
+    /// Only comments have come so far.
+    waits: bool,
 }
 
 impl Begun {
@@ -280,13 +282,17 @@ impl Dispatch {
             Ok(began) => began,
             Err(broken) => return Attempt::Lost(broken),
         };
-        in_flight.answered();
-        self.hold.news();
-        let mut begun = Begun { head, first, exchange, in_flight: Some(in_flight), replica, placed, reason, usage: None };
-        // An error comes fast, and says nothing of how fast the engine computes.
-        if begun.head.status == 200 && !begun.is_refusal() {
-            begun.placed.began();
+        let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
+        let mut begun = Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, waits };
+        if !waits {
+            in_flight.answered();
+            self.hold.news();
+            // An error comes fast, and says nothing of how fast the engine computes.
+            if begun.head.status == 200 && !begun.is_refusal() {
+                begun.placed.began();
+            }
         }
+        begun.in_flight = Some(in_flight);
         match begun.completed().await {
             Ok(begun) => Attempt::Begun(Box::new(begun)),
             Err(broken) => Attempt::Lost(broken),
@@ -321,7 +327,7 @@ impl Dispatch {
 
     fn answer(&self, begun: Begun, outgoing: &Outgoing, permit: Permit) -> Answer {
         let streams = begun.streams();
-        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage } = begun;
+        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, waits } = begun;
         self.metrics.first_byte(outgoing.begun);
         let held = Held {
             in_flight,
@@ -329,6 +335,7 @@ impl Dispatch {
             replica,
             placed,
             usage,
+            waits,
             begun: outgoing.begun,
             idle: self.idle_timeout,
             metrics: self.metrics.clone(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::Fault;
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::{Broken, only_keeps_alive};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
@@ -33,6 +33,8 @@ pub struct Held {
     pub replica: Replica,
     /// Learns from how it ends.
     pub placed: Placed,
+    /// Only comments have come so far, which keep the connection alive while the request waits in its engine.
+    pub waits: bool,
     /// Of an answer that was read whole before it was passed on.
     pub usage: Option<Usage>,
     /// When the request was taken.
@@ -116,6 +118,12 @@ impl Relay {
     /// Takes a piece in; what is to be sent of it, if anything.
     fn piece(&mut self, bytes: Bytes) -> Bytes {
         let Some(scanner) = &mut self.scanner else { return bytes };
+        // The first event, where comments came before it.
+        if self.held.waits && !only_keeps_alive(&bytes) {
+            self.held.waits = false;
+            self.held.in_flight.as_mut().map(InFlight::answered);
+            self.held.placed.began();
+        }
         match scanner.pass(bytes) {
             Passed::On(bytes) => bytes,
             Passed::Failed(bytes) => {

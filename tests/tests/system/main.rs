@@ -9,6 +9,7 @@ mod faults;
 mod fidelity;
 mod harness;
 mod lanes;
+mod learning;
 mod lifetimes;
 mod pages;
 mod placement;
