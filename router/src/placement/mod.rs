@@ -220,10 +220,7 @@ impl Placer {
             && prompt.is_exact_for(replica.state.files)
         {
             let holes = if watch.has_holes { Holes::Possible } else { Holes::None };
-            // Before its first block is stored, only the engine's figures tell.
-            let figures = replica.load.wire.engine.as_ref().map_or(0, |engine| engine.block_size);
-            let block_tokens = if watch.block_size > 0 { watch.block_size } else { figures };
-            if block_tokens > 0 {
+            if let Some(block_tokens) = block_tokens(replica) {
                 return Known::Exact(seat, holes, block_tokens);
             }
         }
@@ -299,6 +296,14 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant) -> Candidate {
         rates: Rates::default(),
         doubtful: view.is_doubtful(replica, now),
     }
+}
+
+/// Tokens that a block of a replica's KV cache holds, if that is known.
+fn block_tokens(replica: &Replica) -> Option<u32> {
+    let told = replica.state.wire.cache.as_ref().map_or(0, |watch| watch.block_size);
+    // Before its first block is stored, only the engine's figures tell.
+    let figures = replica.load.wire.engine.as_ref().map_or(0, |engine| engine.block_size);
+    [told, figures].into_iter().find(|size| *size > 0)
 }
 
 /// Tokens that a replica's KV cache holds; 0 when unknown.

@@ -1,15 +1,15 @@
 //! What the router knows of a request's prompt: its tokens and their keys where the model's tokenizer is here and proved, else its text.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
 use hostler_placement::affinity::Arrivals;
 use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, text_keys, token_keys};
-use memchr::memmem;
+use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::Placer;
+use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
 use crate::prompt::{FilesHash, Standing, Unread};
 
@@ -18,13 +18,14 @@ const TOKEN_BYTES: usize = 4;
 
 /// What stands in a request's JSON where a medium is, by URL or as its bytes. Quotes within strings are escaped, so a text that only speaks
 /// of them is no match.
-const MEDIA: [&[u8]; 5] = [b"_url\"", b"\"input_audio\"", b"\"input_image\"", b"\"base64\"", b"\"file_data\""];
+static MEDIA: LazyLock<[Finder<'static>; 5]> =
+    LazyLock::new(|| ["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""].map(Finder::new));
 
 /// Routes whose prompts are read as tokens.
 const READ: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
-/// A prompt of fewer bytes than this has not one block of tokens, whatever the tokenizer.
-const SHORTEST: usize = 16;
+/// A prompt that is shorter than this many blocks is not read: what it could find cached is less than what reading it costs.
+const SHORTEST_BLOCKS: usize = 2;
 
 /// How well a replica's cache is known for a request; each level is taken when the one above cannot be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -181,7 +182,7 @@ fn bytes(text: &[Bytes]) -> usize {
 /// Leaves only what stands before the first image, sound or video: how many tokens one is nobody here knows, least of all from its bytes.
 fn cut_at_medium(text: &mut Vec<Bytes>) {
     for (index, part) in text.iter_mut().enumerate() {
-        if let Some(at) = MEDIA.iter().filter_map(|marker| memmem::find(part, marker)).min() {
+        if let Some(at) = MEDIA.iter().filter_map(|marker| marker.find(part)).min() {
             part.truncate(at);
             text.truncate(index + 1);
             return;
@@ -218,7 +219,7 @@ impl Placer {
 
     /// The files and the LoRA adapter to read a prompt with; `None` when its tokens cannot change the choice.
     fn wanted(&self, asked: &Asked) -> Option<(FilesHash, String)> {
-        if bytes(&asked.text) < SHORTEST || !READ.contains(&asked.path.as_str()) {
+        if !READ.contains(&asked.path.as_str()) {
             return None;
         }
         let view = self.fleet.view();
@@ -226,6 +227,10 @@ impl Placer {
         let (first, second) = (eligible.next()?, eligible.next()?);
         let mut unproved: Option<FilesHash> = None;
         for replica in [first, second].into_iter().chain(eligible).filter(|replica| replica.cache.seat.is_some()) {
+            let block_bytes = block_tokens(replica).map_or(0, |tokens| tokens as usize) * TOKEN_BYTES;
+            if bytes(&asked.text) < SHORTEST_BLOCKS * block_bytes {
+                continue;
+            }
             let Some(files) = replica.state.files.filter(|files| unproved != Some(*files)) else { continue };
             if self.prompts.standing(&files) == Standing::Proved {
                 return Some((files, adapter(&view, asked.model.as_deref())));

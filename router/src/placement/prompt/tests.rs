@@ -68,12 +68,12 @@ fn a_request_counts_once_however_often_it_is_placed() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
-    let hello = || asked(r#""Hello, engine, how are you?""#);
+    let hello = || asked(&"Hello, engine! ".repeat(10));
     let (one, _) = Fixture::known(1).await;
     assert_eq!(one.placer.wanted(&hello()), None, "there is no choice");
     let (two, _) = Fixture::known(2).await;
     assert_eq!(two.placer.wanted(&hello()), Some((FILES, String::new())));
-    assert_eq!(two.placer.wanted(&asked("short")), None, "it has no whole block");
+    assert_eq!(two.placer.wanted(&asked("a prompt of one block and a half at most")), None, "there is too little to find");
     assert_eq!(two.placer.wanted(&Asked { model: Some("other".into()), ..hello() }), None, "nobody serves it");
     assert_eq!(Fixture::guessed(2).await.placer.wanted(&hello()), None, "nobody says what is cached");
 }
@@ -82,7 +82,7 @@ async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
 async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
-    let prompt = fixture.placer.read(Asked { body, ..asked("Hello, engine, how are you?") }).await;
+    let prompt = fixture.placer.read(Asked { body, ..asked(&"Hello, engine! ".repeat(10)) }).await;
     assert_eq!((prompt.fallback, prompt.is_exact_for(Some(FILES))), ("tokenizer not ready", false));
     let prompt = fixture.placer.read(asked("short")).await;
     assert_eq!(prompt.fallback, "");
