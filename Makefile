@@ -43,7 +43,7 @@ e2e:
 	cargo build --quiet --locked --package hostler
 	tests/python/venv.sh
 	tests/engine/install.sh
-	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m vllm -s
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m vllm -s $(ARGS)
 
 ## Agent and router in two network namespaces, the agent without a listening port. Needs root and iproute2.
 netns:
