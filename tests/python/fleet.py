@@ -140,7 +140,19 @@ def vllm(*more: str) -> Engine:
         *more,
     )
     # Measured on two shared cores: about a minute for two engines at once.
-    return Engine("vllm", ("--model", str(model), "--vllm-bin", str(program)), flags, start_seconds=300)
+    return Engine("vllm", ("--model", str(model), "--vllm-bin", str(behind_the_rest(program))), flags, start_seconds=300)
+
+
+def behind_the_rest(program: Path) -> Path:
+    """A program that is vLLM with the least claim to the cores. Its threads spin while they wait for each other, and on two cores they left
+    a router or an agent without time for ten seconds and more; on a GPU node there are cores for all."""
+    nice = program.with_name("nice-vllm")
+    # Begins as vLLM's own script does: the agent asks that interpreter for the version.
+    script = f"#!{program.with_name('python')}\nimport os, sys\nos.nice(15)\nos.execv({str(program)!r}, [{str(program)!r}, *sys.argv[1:]])\n"
+    if not nice.exists() or nice.read_text() != script:
+        nice.write_text(script)
+        nice.chmod(0o755)
+    return nice
 
 
 class Fleet:
