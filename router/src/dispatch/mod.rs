@@ -1,4 +1,4 @@
-//! Has a request placed, waits its turn where no replica has room, sends it there, and to another replica while nothing of an answer has
+//! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
 mod budget;
@@ -43,7 +43,7 @@ pub struct Dispatch {
     pub fleet: Fleet,
     /// Which of them a request goes to.
     pub placer: Arc<Placer>,
-    /// Where requests wait while none has room.
+    /// Where requests wait while their replica has no room.
     pub hold: Hold,
     /// Keeps retries from multiplying the load of a failing fleet.
     pub budget: RetryBudget,
