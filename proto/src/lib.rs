@@ -41,6 +41,8 @@ impl agent::v1::Phase {
             Self::Draining => "draining",
             Self::Stopped => "stopped",
             Self::Failed => "failed",
+            Self::Quarantined => "quarantined",
+            Self::Sleeping => "sleeping",
         }
     }
 }

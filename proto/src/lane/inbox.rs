@@ -23,7 +23,7 @@ impl Broken {
     /// The lane, and with it the connection to the agent, is gone.
     #[must_use]
     pub fn lane_lost() -> Self {
-        Self { fault: Fault::EngineLost, message: "the connection to the node was lost".into() }
+        Self { fault: Fault::LaneLost, message: "the connection to the node was lost".into() }
     }
 
     /// The other side broke the contract.
