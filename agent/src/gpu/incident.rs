@@ -1,0 +1,86 @@
+//! What can happen to a GPU, and what becomes of the engines on it. The decision is pure; the words are for operators, who read them in
+//! `hostler ps`.
+
+use super::xid::{self, Class};
+
+/// Something that the driver told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// It reported a fault, once.
+    Xid(u64),
+    /// The GPU cannot be reached. Told again with each reading.
+    Lost,
+    /// The GPU works no more before it is reset. Told again with each reading.
+    NeedsReset,
+    /// A row of its memory could not be replaced. Told again with each reading.
+    RemapFailed,
+    /// Rows of its memory wait for a reset to be replaced, which they did not before.
+    RemapPending,
+    /// The driver does not answer questions about it.
+    Silent,
+    /// The driver answers again.
+    Answers,
+}
+
+/// Something that happened to a whole GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Incident {
+    /// Its UUID.
+    pub(super) whole: String,
+    /// Its index.
+    pub(super) index: u32,
+    pub(super) what: What,
+}
+
+/// What becomes of one engine on the GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Response {
+    /// Nothing but a line in the log.
+    Log(String),
+    /// It is restarted.
+    Fail(String),
+    /// It stays out of service.
+    Quarantine {
+        reason: String,
+        /// Without waiting for what it runs.
+        at_once: bool,
+    },
+}
+
+/// What becomes of an engine of which this GPU, or a slice of it, is a part. A quarantine's reason ends with what must be done first: that
+/// `hostler release` ends it is said of every quarantine.
+pub(super) fn respond(incident: &Incident, on_slice: bool) -> Response {
+    let gpu = incident.index;
+    let at_once = |reason: String| Response::Quarantine { reason, at_once: true };
+    let later = |reason: String| Response::Quarantine { reason, at_once: false };
+    match incident.what {
+        What::Xid(79) => at_once(format!("XID 79: GPU {gpu} has fallen off the bus, reboot the node")),
+        What::Xid(number) => {
+            let (class, meaning) = xid::meaning(number);
+            let told = format!("XID {number} on GPU {gpu}: {meaning}");
+            match class {
+                Class::Logged => Response::Log(told),
+                // It belongs to one slice, and the driver's library does not tell which; the engine that it hit gets an error and ends.
+                Class::RestartEngine if on_slice => Response::Log(told),
+                Class::RestartEngine => Response::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient")),
+                Class::ResetSoon => later(format!("{told}, reset the GPU or reboot the node")),
+                Class::ResetNow => at_once(format!("{told}, reset the GPU or reboot the node")),
+            }
+        }
+        What::Lost => at_once(format!("GPU {gpu} is lost: the driver does not reach it any more, reboot the node")),
+        What::NeedsReset => at_once(format!("GPU {gpu} does not work before it is reset: reset it or reboot the node")),
+        What::RemapFailed => later(format!("GPU {gpu} could not replace a failed row of its memory, have the GPU replaced")),
+        What::RemapPending => {
+            Response::Log(format!("GPU {gpu} replaces failed rows of its memory at its next reset: reset it when convenient"))
+        }
+        What::Silent => {
+            let told =
+                format!("the driver does not answer questions about GPU {gpu}: its figures are unknown, and `nvidia-smi` may hang as well");
+            Response::Log(told)
+        }
+        What::Answers => Response::Log(format!("the driver answers questions about GPU {gpu} again")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! The GPUs of this host: what they are, which of them this process may use, how they do, and what becomes of an engine whose GPU fails. All
+//! talk with NVIDIA's driver is in here, on threads of its own; nothing on the path of a request asks it anything.
+
+mod binding;
+mod driver;
+mod free;
+mod incident;
+mod links;
+mod questions;
+mod readings;
+mod thread;
+pub mod visible;
+mod watch;
+mod xid;
+
+pub use binding::{Binding, bindings};
+pub use driver::{Driver, NoDriver};
+pub use free::{Free, Obstacle};
+pub use links::Links;
+pub use readings::{Reading, Readings};
+pub use watch::{Watched, watch};
+
+/// One GPU, or one slice of a GPU, as the driver describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// Position in PCI order, which is the driver's order and not CUDA's default one; a slice has its GPU's.
+    pub index: u32,
+    /// The driver's name for this one device, `GPU-…` or `MIG-…`.
+    pub uuid: String,
+    /// The product name.
+    pub name: String,
+    /// Its memory; 0 where the driver does not say.
+    pub memory_bytes: u64,
+    /// Its address on the PCI bus as sysfs writes it, `0000:1b:00.0`; empty where the driver does not say.
+    pub pci: String,
+    /// CUDA compute capability, major and minor.
+    pub compute: Option<(u32, u32)>,
+    /// What it is a slice of; `None` for a whole GPU.
+    pub slice: Option<Slice>,
+}
+
+/// A MIG slice's place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Slice {
+    /// The UUID of the GPU that was sliced.
+    pub parent: String,
+    /// Which of its slices.
+    pub position: u32,
+}
+
+/// A slice has no index of its own, and this engine takes nothing else.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("GPU {index} is divided into MIG slices, which this vLLM cannot be given ({uuid}): use vLLM 0.24 or newer, or whole GPUs")]
+pub struct SliceNeedsUuid {
+    /// The GPU.
+    pub index: u32,
+    /// The slice.
+    pub uuid: String,
+}
+
+impl Gpu {
+    /// What an engine gets in `CUDA_VISIBLE_DEVICES` for it. `takes_uuid` is whether the engine reads anything but numbers there; the number
+    /// holds with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    ///
+    /// # Errors
+    /// For a slice where it would have to be a number.
+    pub fn visible_entry(&self, takes_uuid: bool) -> Result<String, SliceNeedsUuid> {
+        match (&self.slice, takes_uuid) {
+            (_, true) => Ok(self.uuid.clone()),
+            (None, false) => Ok(self.index.to_string()),
+            (Some(_), false) => Err(SliceNeedsUuid { index: self.index, uuid: self.uuid.clone() }),
+        }
+    }
+
+    /// The UUID of the whole GPU that this is or is a slice of. Faults, links and CPUs are those of the whole.
+    #[must_use]
+    pub fn whole(&self) -> &str {
+        self.slice.as_ref().map_or(&self.uuid, |slice| &slice.parent)
+    }
+}

@@ -1,0 +1,99 @@
+//! What `CUDA_VISIBLE_DEVICES` allows, read as CUDA reads it: that is how batch systems give GPUs to a job. Pure.
+
+use super::Gpu;
+
+/// Why a value of the variable gives no GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VisibleError {
+    /// The scheduler gave this job no GPU.
+    #[error(
+        "CUDA_VISIBLE_DEVICES is set but names no GPU, so this job has none: ask the scheduler for GPUs, unset the variable, or use --engine simulated"
+    )]
+    Nothing,
+    /// An entry of the variable matches nothing.
+    #[error("CUDA_VISIBLE_DEVICES names `{entry}`, but the GPUs of this host are {known}")]
+    Unknown {
+        /// The entry.
+        entry: String,
+        /// The GPUs there are.
+        known: String,
+    },
+    /// An entry of the variable matches several GPUs.
+    #[error("CUDA_VISIBLE_DEVICES names `{entry}`, which is the beginning of several UUIDs")]
+    Ambiguous {
+        /// The entry.
+        entry: String,
+    },
+}
+
+/// The GPUs that a value of the variable allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// In the variable's order; all when it is not set.
+    pub gpus: Vec<Gpu>,
+    /// The entry that is not here, where the list ends; for the log.
+    pub ends_at: Option<String>,
+}
+
+/// The GPUs that a value of `CUDA_VISIBLE_DEVICES` allows. Entries are positions in PCI order or beginnings of UUIDs, also of MIG slices. The
+/// list ends where CUDA ends it: at an empty entry, a negative one, or one that is not here. A GPU that is divided stands for all its
+/// slices, of which CUDA would show one process the first: each engine is a process of its own.
+///
+/// # Errors
+/// When it allows none, or begins with what is not there.
+pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, VisibleError> {
+    let Some(visible) = visible else {
+        return Ok(Selection { gpus: devices.to_vec(), ends_at: None });
+    };
+    let mut gpus: Vec<Gpu> = Vec::new();
+    for entry in visible.split(',').map(str::trim) {
+        // `NoDevFiles` is what Slurm writes for a job without GPUs.
+        if entry.is_empty() || entry.starts_with('-') || entry == "NoDevFiles" {
+            break;
+        }
+        let found = find(devices, entry)?;
+        if found.is_empty() && gpus.is_empty() {
+            return Err(VisibleError::Unknown { entry: entry.to_owned(), known: describe(devices) });
+        }
+        if found.is_empty() {
+            return Ok(Selection { gpus, ends_at: Some(entry.to_owned()) });
+        }
+        for gpu in found {
+            if !gpus.contains(gpu) {
+                gpus.push(gpu.clone());
+            }
+        }
+    }
+    if gpus.is_empty() {
+        return Err(VisibleError::Nothing);
+    }
+    Ok(Selection { gpus, ends_at: None })
+}
+
+/// What one entry means: a GPU, a slice, or all slices of a GPU.
+fn find<'a>(devices: &'a [Gpu], entry: &str) -> Result<Vec<&'a Gpu>, VisibleError> {
+    let position = entry.parse::<u32>().ok();
+    let is_meant = |gpu: &Gpu| match position {
+        Some(position) => gpu.index == position,
+        None => gpu.uuid.starts_with(entry) || gpu.whole().starts_with(entry),
+    };
+    let found: Vec<&Gpu> = devices.iter().filter(|gpu| is_meant(gpu)).collect();
+    let names_a_slice = position.is_none() && entry.starts_with("MIG-");
+    let one_whole = found.windows(2).all(|pair| pair[0].whole() == pair[1].whole());
+    if (names_a_slice && found.len() > 1) || !one_whole {
+        return Err(VisibleError::Ambiguous { entry: entry.to_owned() });
+    }
+    Ok(found)
+}
+
+/// The GPUs there are, for people.
+pub(crate) fn describe(devices: &[Gpu]) -> String {
+    if devices.is_empty() {
+        return "none at all".to_owned();
+    }
+    let named: Vec<String> = devices.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
+    named.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! What each XID, the number under which NVIDIA's driver reports a fault, means for the engine on that GPU. A table.
+//!
+//! Source: NVIDIA's XID catalog for Ampere and newer (docs.nvidia.com/deploy/xid-errors, column "Immediate Action"), and the notes below it.
+//! It departs from the catalog where its "restart the application" is for the application's own faults (13, 31, 43 and their like): the
+//! number does not say which process on the GPU it was, and one whose context is broken gets an error from CUDA, ends, and is restarted
+//! because it has ended.
+
+/// What is to be done about an XID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// The fault of a process, a consequence of another fault, or a note: it is only logged.
+    Logged,
+    /// The GPU goes on; what ran on it is damaged.
+    RestartEngine,
+    /// The GPU must be reset, but what runs may finish.
+    ResetSoon,
+    /// The GPU does not work, or what it computes cannot be trusted.
+    ResetNow,
+}
+
+/// Class and meaning of an XID; one that is not in the table is logged.
+pub(super) fn meaning(xid: u64) -> (Class, &'static str) {
+    use Class::{Logged, ResetNow, ResetSoon, RestartEngine};
+    match xid {
+        13 => (Logged, "an exception in a process's kernel"),
+        31 => (Logged, "a process used memory that is not its own"),
+        43 => (Logged, "a process's kernel was stopped"),
+        45 => (Logged, "a process's work was removed, after another fault or because the process ended"),
+        63 => (Logged, "a memory row will be replaced at the next reset"),
+        69 => (Logged, "a process used the GPU wrongly"),
+        92 => (Logged, "many memory errors are being corrected"),
+        // Reported beside faults that have their own number.
+        154 => (Logged, "the recovery that the driver recommends has changed"),
+        32 => (RestartEngine, "corrupted commands to the GPU"),
+        94 => (RestartEngine, "a contained memory error"),
+        // A row that cannot be replaced damages nothing before its memory fails again.
+        64 => (ResetSoon, "a memory row could not be replaced"),
+        // Engines on one GPU do not notice; those on several hang, and their watchdog ends them.
+        74 => (ResetSoon, "an NVLink error"),
+        136 => (ResetSoon, "NVLink could not be trained"),
+        156 => (ResetSoon, "a part of the GPU was taken out of use"),
+        46 => (ResetNow, "the GPU has stopped processing"),
+        48 => (ResetNow, "a memory error that cannot be corrected"),
+        62 => (ResetNow, "the GPU's controller has halted"),
+        79 => (ResetNow, "the GPU has fallen off the bus"),
+        95 => (ResetNow, "a memory error that is not contained"),
+        109 => (ResetNow, "the GPU does not switch between its tasks"),
+        110 => (ResetNow, "a security fault of the GPU"),
+        119 => (ResetNow, "the GPU's system processor does not answer"),
+        120 => (ResetNow, "an error of the GPU's system processor"),
+        140 => (ResetNow, "a memory error that cannot be corrected, found late"),
+        143 => (ResetNow, "the GPU could not be initialised"),
+        155 => (ResetNow, "an NVLink error that needs a reset"),
+        158 => (ResetNow, "a fatal timeout of the GPU"),
+        _ => (Logged, "see NVIDIA's XID catalog"),
+    }
+}

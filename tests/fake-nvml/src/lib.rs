@@ -1,0 +1,10 @@
+//! A stand-in for NVIDIA's driver library NVML: the C functions that the agent calls, answered from a file that tests write (`state`). The
+//! agent loads it with `--nvml-lib`; nothing else about the agent is different then.
+
+mod events;
+mod install;
+mod questions;
+mod state;
+
+pub use install::Fake;
+pub use state::{Device, Process, Slice, State};
