@@ -1,5 +1,7 @@
 //! Reads what somebody has said to the engine in its arguments, by the engine's own rules: `--flag value` or `--flag=value`, dashes or underscores, and the last one counts.
 
+use std::fs;
+
 /// The value that the last `flag` (with dashes, as `--max-model-len`) was given.
 pub(crate) fn value_of<'a>(arguments: &'a [String], flag: &str) -> Option<&'a str> {
     let at = arguments.iter().rposition(|argument| is(argument, flag))?;
@@ -16,7 +18,23 @@ pub(crate) fn is_given(arguments: &[String], flag: &str) -> bool {
 
 fn is(argument: &str, flag: &str) -> bool {
     let name = argument.split('=').next().unwrap_or_default();
-    name.starts_with("--") && name.replace('_', "-") == flag
+    name.starts_with('-') && name.replace('_', "-") == flag
+}
+
+/// The arguments with those of the file that `--config` names, of which the engine makes arguments that come before the others. Of what the file
+/// nests only the names are told. A file that cannot be read adds nothing: the engine will say so.
+pub(crate) fn with_file(arguments: &[String]) -> Vec<String> {
+    let text = value_of(arguments, "--config").and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+    let argument = |line: &str| {
+        let (name, value) = line.split_once(':').filter(|(name, _)| name.starts_with(|first: char| first.is_ascii_alphanumeric()))?;
+        let value = value.split(" #").next().unwrap_or_default().trim().trim_matches(['"', '\'']);
+        Some(match value {
+            "true" | "True" => format!("--{name}"),
+            "false" | "False" => format!("--no-{name}"),
+            value => format!("--{name}={value}"),
+        })
+    };
+    text.lines().filter_map(argument).chain(arguments.iter().cloned()).collect()
 }
 
 #[cfg(test)]

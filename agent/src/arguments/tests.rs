@@ -29,3 +29,26 @@ fn a_switch_is_given_with_dashes_or_underscores() {
     assert!(is_given(&arguments("--seed 1 --skip_tokenizer_init"), "--skip-tokenizer-init"));
     assert!(!is_given(&arguments("--no-skip-tokenizer-init"), "--skip-tokenizer-init"));
 }
+
+#[test]
+fn a_short_flag_has_a_value_too() {
+    assert_eq!(value_of(&arguments("-q fp8"), "-q"), Some("fp8"));
+    assert_eq!(value_of(&arguments("--q fp8"), "-q"), None);
+}
+
+#[test]
+fn the_engines_own_file_comes_before_what_is_given_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("engine.yaml");
+    let text = "# ours\nmax-model-len: 16384  # tokens\nmax_num_seqs: \"64\"\nenforce-eager: true\nenable-prefix-caching: false\ncompilation-config:\n  level: 3\n";
+    std::fs::write(&file, text).unwrap();
+    let given = arguments(&format!("--config {} --max-num-seqs 32", file.display()));
+    let all = with_file(&given);
+    assert_eq!(
+        all[..5],
+        ["--max-model-len=16384", "--max_num_seqs=64", "--enforce-eager", "--no-enable-prefix-caching", "--compilation-config="]
+    );
+    assert_eq!(all[5..], given);
+    assert_eq!(value_of(&all, "--max-num-seqs"), Some("32"));
+    assert_eq!(with_file(&arguments("--config missing.yaml")), arguments("--config missing.yaml"));
+}

@@ -3,16 +3,16 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use super::FrontEndInUse;
 use super::version::Version;
+use crate::arguments::{value_of, with_file};
 use crate::cache::Source;
 use crate::config::AgentConfig;
 use crate::host::{HostError, ReplicaPlan, Resolved};
+use crate::plan::Choice;
 
 /// What the simulated engine serves when no model is named.
 pub const SIMULATED_MODEL: &str = "simulated";
-
-/// `--shutdown-timeout` exists since this release.
-const SHUTDOWN_TIMEOUT_SINCE: Version = Version::new(0, 18);
 
 /// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a number and crash.
 const GPU_UUID_SINCE: Version = Version::new(0, 24);
@@ -26,16 +26,25 @@ const CACHE_EVENTS_KEPT: u32 = 10_000;
 /// How long vLLM keeps an idle connection, in seconds. Its default of 5 would close pooled connections just as they are used.
 const KEEP_ALIVE_SECONDS: &str = "3600";
 
+/// Unlocks the engine's routes for sleeping, among others.
+const SLEEP_ROUTES: &str = "VLLM_SERVER_DEV_MODE";
+
+/// Whether vLLM serves with its Rust front-end. Releases without one do not read it.
+const RUST_FRONT_END: &str = "VLLM_USE_RUST_FRONTEND";
+
 /// Arguments that would take the engine out of the agent's hands.
-const RESERVED: [(&str, &str); 10] = [
+const RESERVED: [(&str, &str); 13] = [
     ("--uds", "the agent gives each engine a socket of its own"),
     ("--api-key", "an engine is reachable through the agent only; guard the router instead"),
     ("--ssl-keyfile", "the engine's socket never leaves this host; encrypt at the router"),
     ("--ssl-certfile", "the engine's socket never leaves this host; encrypt at the router"),
     ("--headless", "the agent needs an engine that serves HTTP"),
     ("--grpc", "the agent needs an engine that serves HTTP"),
-    ("--tensor-parallel-size", "each replica has one GPU"),
-    ("-tp", "each replica has one GPU"),
+    ("--tensor-parallel-size", "the agent shares out the GPUs; use --tp"),
+    ("-tp", "the agent shares out the GPUs; use --tp"),
+    ("--pipeline-parallel-size", "the agent divides a model over GPUs by tensor parallelism only; use --tp"),
+    ("-pp", "the agent divides a model over GPUs by tensor parallelism only; use --tp"),
+    ("--device-ids", "the agent shares out the GPUs; use --replicas and CUDA_VISIBLE_DEVICES"),
     ("--data-parallel-size", "the agent runs one engine per replica; use --replicas"),
     ("-dp", "the agent runs one engine per replica; use --replicas"),
 ];
@@ -60,6 +69,10 @@ pub struct Launch<'a> {
     pub directory: &'a Path,
     /// The agent's settings.
     pub config: &'a AgentConfig,
+    /// The flags that the plan chose for it.
+    pub choices: &'a [Choice],
+    /// The HTTP front-end that the flags are for.
+    pub front_end: FrontEndInUse,
 }
 
 /// A program with its arguments and its changes to the inherited environment.
@@ -73,6 +86,23 @@ pub struct CommandLine {
     pub set: Vec<(&'static str, OsString)>,
     /// Variables that are not passed on unless `set` names them.
     pub unset: Vec<&'static str>,
+}
+
+impl CommandLine {
+    /// Whether it starts the engine with the routes for sleeping.
+    #[must_use]
+    pub(crate) fn unlocks_sleep(&self) -> bool {
+        self.set.iter().any(|(name, _)| *name == SLEEP_ROUTES)
+    }
+
+    /// Which front-end it starts the engine with.
+    #[must_use]
+    pub fn front_end(&self) -> FrontEndInUse {
+        match self.set.iter().any(|(name, value)| *name == RUST_FRONT_END && value == "1") {
+            true => FrontEndInUse::Rust,
+            false => FrontEndInUse::Python,
+        }
+    }
 }
 
 /// Where an engine with this directory listens.
@@ -133,33 +163,19 @@ pub(crate) fn temporary_in(directory: &Path) -> PathBuf {
 
 /// The command line for one engine. Fails when the configured engine arguments contain one that only the agent may give.
 pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
-    let given = Given(&launch.config.engine_args);
-    given.check()?;
+    Given(&with_file(&launch.config.engine_args)).check()?;
     let (program, mut arguments) = match launch.engine {
-        Resolved::Vllm { program } => (program, vllm_arguments(launch, &given)),
+        Resolved::Vllm { program } => (program, vllm_arguments(launch)),
         Resolved::Simulated { program } => (program, simulated_arguments(launch)),
     };
-    // So that routers learn how much of a prompt was cached, and answers carry the id of their request.
-    for flag in ["--disable-uvicorn-access-log", "--enable-prompt-tokens-details", "--enable-request-id-headers"] {
-        if !given.has(flag) {
-            arguments.push(flag.into());
-        }
-    }
+    arguments.extend(launch.choices.iter().flat_map(Choice::words).map(OsString::from));
     arguments.append(&mut cache_event_arguments(launch));
     arguments.extend(launch.config.engine_args.iter().map(OsString::from));
-    Ok(CommandLine { program: program.clone(), arguments, set: environment(launch), unset: NOT_INHERITED.to_vec() })
+    Ok(CommandLine { program: program.clone(), arguments, set: environment(launch)?, unset: NOT_INHERITED.to_vec() })
 }
 
-fn vllm_arguments(launch: &Launch<'_>, given: &Given<'_>) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> =
-        vec!["serve".into(), launch.config.model.clone().into(), "--uds".into(), socket_in(launch.directory).into()];
-    let has_timeout = launch.version.is_some_and(|version| version >= SHUTDOWN_TIMEOUT_SINCE);
-    if has_timeout && !given.has("--shutdown-timeout") {
-        // A batch system may send SIGTERM to the engine just when it sends it to the agent; without this, the engine would cut every running answer short.
-        arguments.push("--shutdown-timeout".into());
-        arguments.push(launch.config.drain_timeout.as_secs().to_string().into());
-    }
-    arguments
+fn vllm_arguments(launch: &Launch<'_>) -> Vec<OsString> {
+    vec!["serve".into(), launch.config.model.clone().into(), "--uds".into(), socket_in(launch.directory).into()]
 }
 
 fn simulated_arguments(launch: &Launch<'_>) -> Vec<OsString> {
@@ -170,41 +186,53 @@ fn simulated_arguments(launch: &Launch<'_>) -> Vec<OsString> {
     vec!["sim".into(), "engine".into(), model.into(), "--uds".into(), socket_in(launch.directory).into()]
 }
 
-fn environment(launch: &Launch<'_>) -> Vec<(&'static str, OsString)> {
+fn environment(launch: &Launch<'_>) -> Result<Vec<(&'static str, OsString)>, HostError> {
     let mut set: Vec<(&'static str, OsString)> = vec![
         ("VLLM_RPC_BASE_PATH", launch.directory.into()),
         ("TMPDIR", temporary_in(launch.directory).into()),
         ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS.into()),
         ("VLLM_NO_USAGE_STATS", "1".into()),
     ];
-    match (&launch.replica.gpu, launch.cores) {
-        (Some(gpu), _) => {
-            let takes_uuid = launch.version.is_some_and(|version| version >= GPU_UUID_SINCE);
-            let entry = if takes_uuid { gpu.uuid.clone() } else { gpu.index.to_string() };
+    // The routes behind `hostler sleep` and `hostler lora`. They are reachable by the engine's socket alone, which is this user's.
+    let given = Given(&launch.config.engine_args);
+    for (flag, unlocks) in [("--enable-sleep-mode", SLEEP_ROUTES), ("--enable-lora", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")] {
+        if given.has(flag) && !given.negates(flag) {
+            set.push((unlocks, "1".into()));
+        }
+    }
+    match (&launch.replica.gpus[..], launch.cores) {
+        (gpus @ [_, ..], _) => {
+            let simulated = matches!(launch.engine, Resolved::Simulated { .. });
+            let takes_uuid = simulated || launch.version.is_some_and(|version| version >= GPU_UUID_SINCE);
+            let entries = gpus.iter().map(|gpu| gpu.visible_entry(takes_uuid)).collect::<Result<Vec<_>, _>>()?;
             // CUDA's own order is fastest first, the driver's is by PCI address.
             set.push(("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into()));
-            set.push(("CUDA_VISIBLE_DEVICES", entry.into()));
+            set.push(("CUDA_VISIBLE_DEVICES", entries.join(",").into()));
         }
-        (None, Some(cores)) => {
+        ([], Some(cores)) => {
             // Left to itself each engine binds one thread to every core, so that all engines of one host would sit on the same cores; a batch system's value counts the cores of the whole job.
             set.push(("OMP_NUM_THREADS", cores.max(1).to_string().into()));
             set.push(("VLLM_CPU_OMP_THREADS_BIND", "nobind".into()));
         }
-        (None, None) => {}
+        ([], None) => {}
     }
     if let Some(gib) = launch.kv_cache_gib.filter(|_| !Given(&launch.config.engine_args).has("--gpu-memory-utilization")) {
         // Left to itself each engine wants nine tenths of the host's memory, and fails where they are not free.
         set.push(("VLLM_CPU_KVCACHE_SPACE", gib.to_string().into()));
     }
-    set
+    if matches!(launch.engine, Resolved::Vllm { .. }) {
+        // Always one or the other, so that an inherited variable does not decide.
+        set.push((RUST_FRONT_END, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
+    }
+    Ok(set)
 }
 
 /// The engine arguments of the configuration.
-struct Given<'a>(&'a [String]);
+pub(crate) struct Given<'a>(pub(crate) &'a [String]);
 
 impl Given<'_> {
     /// Whether a flag was given, as `--flag`, `--flag=value` or with underscores, or negated as `--no-flag`.
-    fn has(&self, flag: &str) -> bool {
+    pub(crate) fn has(&self, flag: &str) -> bool {
         let bare = flag.trim_start_matches('-');
         self.0.iter().any(|argument| {
             let name = argument.split('=').next().unwrap_or_default().replace('_', "-");
@@ -214,9 +242,18 @@ impl Given<'_> {
     }
 
     /// Whether a flag was given as `--no-flag`.
-    fn negates(&self, flag: &str) -> bool {
+    pub(crate) fn negates(&self, flag: &str) -> bool {
         let negated = format!("--no-{}", flag.trim_start_matches('-'));
         self.0.iter().any(|argument| argument.replace('_', "-") == negated)
+    }
+
+    /// What a flag was given as its value: empty where it takes none, `off` where it was negated; `None` where it was not given.
+    pub(crate) fn shown(&self, flag: &str) -> Option<String> {
+        if self.negates(flag) {
+            return Some("off".to_owned());
+        }
+        let value = || value_of(self.0, flag).filter(|value| !value.starts_with("--")).unwrap_or_default().to_owned();
+        self.has(flag).then(value)
     }
 
     fn check(&self) -> Result<(), HostError> {

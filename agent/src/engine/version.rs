@@ -1,4 +1,4 @@
-//! Which vLLM is installed: its version, read once before the first engine starts, because an unknown flag costs an engine thirteen seconds and its life.
+//! Which vLLM is installed: its version and whether it has the Rust front-end, read once before the first engine starts, because an unknown flag costs an engine thirteen seconds and its life.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -97,22 +97,42 @@ pub enum VersionError {
     },
 }
 
-/// Reads the version of the vLLM behind `program`, at first from the Python that its first line names, else by `program --version`. Takes up to 135 s in the worst case.
-pub async fn probe(program: &Path) -> Result<Version, VersionError> {
+/// What is installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installed {
+    /// The release.
+    pub version: Version,
+    /// The Rust front-end that came with it.
+    pub rust_front_end: Option<PathBuf>,
+}
+
+/// Prints the package's folder, then its version. Imports nothing of vLLM: a package's place is found without running it.
+const SCRIPT: &str = "\
+import importlib.metadata as m, importlib.util as u
+for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or []:
+    print('folder ' + folder)
+print(m.version('vllm'))";
+
+/// Asks the vLLM behind `program`, at first through the Python that its first line names, else by `program --version`, which says nothing of a front-end. Takes up to 135 s in the worst case.
+pub async fn probe(program: &Path) -> Result<Installed, VersionError> {
     if let Some(interpreter) = interpreter_of(program) {
-        let script = "import importlib.metadata as m; print(m.version('vllm'))";
-        let arguments = [OsStr::new("-c"), OsStr::new(script)];
-        let quick = run(&interpreter, &arguments, QUICK_DEADLINE).await;
-        if let Some(version) = quick.ok().and_then(|(_, out)| Version::parse(&out)) {
-            return Ok(version);
+        let quick = run(&interpreter, &[OsStr::new("-c"), OsStr::new(SCRIPT)], QUICK_DEADLINE).await;
+        if let Some((output, version)) = quick.ok().and_then(|(_, output)| Version::parse(&output).map(|version| (output, version))) {
+            return Ok(Installed { version, rust_front_end: rust_front_end(&output) });
         }
     }
     let (status, output) = run(program, &[OsStr::new("--version")], FULL_DEADLINE).await?;
-    Version::parse(&output).ok_or_else(|| VersionError::Unreadable {
-        program: program.to_owned(),
-        status,
-        last_line: last_line(&output).to_owned(),
-    })
+    let unreadable =
+        || VersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
+    Ok(Installed { version: Version::parse(&output).ok_or_else(unreadable)?, rust_front_end: None })
+}
+
+/// The Rust front-end in the folders that the script printed, if there is one that may be run.
+fn rust_front_end(output: &str) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let folders = output.lines().filter_map(|line| line.strip_prefix("folder "));
+    let mut binaries = folders.map(|folder| Path::new(folder).join("vllm-rs"));
+    binaries.find(|path| std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0))
 }
 
 fn last_line(output: &str) -> &str {

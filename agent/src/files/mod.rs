@@ -17,7 +17,8 @@ use sha2::{Digest, Sha256};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use self::model::{Model, hub_cache};
+use self::model::Model;
+pub(crate) use self::model::{folder_of, hub_cache};
 use crate::config::AgentConfig;
 use crate::engine::http::Client;
 use crate::host::Resolved;

@@ -68,17 +68,23 @@ impl Model {
 
     /// The folder that the tokenizer is in: itself one, or a snapshot of a downloaded repository.
     fn folder(&self, cache: &Path) -> Result<PathBuf, FilesError> {
-        let named = PathBuf::from(&self.tokenizer);
-        if named.is_dir() {
-            return Ok(named);
-        }
-        let revision = self.revision.as_deref().unwrap_or("main");
-        let repository = cache.join(format!("models--{}", self.tokenizer.replace('/', "--")));
-        // A branch or tag stands for a commit; a commit stands for itself.
-        let commit = fs::read_to_string(repository.join("refs").join(revision));
-        let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
-        if snapshot.is_dir() { Ok(snapshot) } else { Err(FilesError::NotHere { model: self.tokenizer.clone(), cache: cache.to_owned() }) }
+        folder_of(&self.tokenizer, self.revision.as_deref(), cache)
+            .ok_or_else(|| FilesError::NotHere { model: self.tokenizer.clone(), cache: cache.to_owned() })
     }
+}
+
+/// The folder of a model, or of its tokenizer: itself one, or a snapshot of a downloaded repository.
+pub(crate) fn folder_of(named: &str, revision: Option<&str>, cache: &Path) -> Option<PathBuf> {
+    let itself = PathBuf::from(named);
+    if itself.is_dir() {
+        return Some(itself);
+    }
+    let revision = revision.unwrap_or("main");
+    let repository = cache.join(format!("models--{}", named.replace('/', "--")));
+    // A branch or tag stands for a commit; a commit stands for itself.
+    let commit = fs::read_to_string(repository.join("refs").join(revision));
+    let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
+    snapshot.is_dir().then_some(snapshot)
 }
 
 /// What `--chat-template` names: a file, or else the template itself, as vLLM takes it.
@@ -107,7 +113,7 @@ fn read_file(path: &Path) -> Result<Option<Bytes>, FilesError> {
 }
 
 /// Where Hugging Face's own library keeps what it downloads, by the same variables.
-pub(super) fn hub_cache(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+pub(crate) fn hub_cache(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || {
         let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));

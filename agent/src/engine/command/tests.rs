@@ -1,7 +1,8 @@
 //! The exact command line for each vLLM release that changed it.
 
 use super::*;
-use crate::host::Gpu;
+use crate::gpu::{Gpu, Links, Slice};
+use crate::plan::{Ground, Plan, plan};
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -12,26 +13,42 @@ fn config(engine_args: &[&str]) -> AgentConfig {
 }
 
 fn on_gpu() -> ReplicaPlan {
-    ReplicaPlan { index: 1, gpu: Some(Gpu { index: 3, uuid: "GPU-50794351".to_owned(), name: "test GPU".to_owned(), memory_bytes: 0 }) }
+    ReplicaPlan { index: 1, gpus: vec![Gpu { index: 3, uuid: "GPU-50794351".to_owned(), ..Gpu::default() }] }
 }
 
 fn on_cpu() -> ReplicaPlan {
-    ReplicaPlan { index: 1, gpu: None }
+    ReplicaPlan { index: 1, gpus: Vec::new() }
 }
 
 fn vllm() -> Resolved {
     Resolved::Vllm { program: "/opt/vllm".into() }
 }
 
+fn planned(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
+    let ground = Ground {
+        engine,
+        version,
+        rust_front_end: None,
+        gpus: &replica.gpus,
+        links: &Links::default(),
+        downloads: Path::new("/nonexistent"),
+    };
+    let config = AgentConfig { tp: u32::try_from(replica.gpus.len()).unwrap(), ..config.clone() };
+    plan(&ground, &config).unwrap()
+}
+
 fn line(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
+    let front_end = FrontEndInUse::Python;
     command_line(&Launch {
         engine,
         version,
         replica,
         cores: Some(4),
-        kv_cache_gib: replica.gpu.is_none().then_some(2),
+        kv_cache_gib: replica.gpus.is_empty().then_some(2),
         directory: Path::new("/run/h/ab/e1"),
         config,
+        choices: &planned(engine, version, replica, config).choices(replica, front_end),
+        front_end,
     })
 }
 
@@ -49,6 +66,7 @@ fn shown(line: &CommandLine) -> String {
 }
 
 const COMMON: &str = "VLLM_RPC_BASE_PATH=/run/h/ab/e1 TMPDIR=/run/h/ab/e1/tmp VLLM_HTTP_TIMEOUT_KEEP_ALIVE=3600 VLLM_NO_USAGE_STATS=1";
+const PYTHON: &str = "VLLM_USE_RUST_FRONTEND=0";
 const SERVE: &str = "/opt/vllm serve org/model --uds /run/h/ab/e1/engine.sock";
 
 const FLAGS: &str = " --disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers";
@@ -68,12 +86,12 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
         (Some(Version::new(0, 11)), by_number, ""),
         (Some(Version::new(0, 18)), by_number, " --shutdown-timeout 30"),
         (Some(Version::new(0, 24)), by_uuid, " --shutdown-timeout 30"),
-        (Some(Version::new(0, 32)), by_uuid, " --shutdown-timeout 30"),
+        (Some(Version::new(0, 32)), by_uuid, " --shutdown-timeout 30 --max-num-queued-reqs 256"),
     ];
     for (version, gpu, timeout) in table {
         let line = line(&vllm(), version, &on_gpu(), &config(&["--max-num-seqs", "8"])).unwrap();
         let events = if version >= Some(Version::new(0, 11)) { EVENTS } else { "" };
-        let expected = format!("{COMMON} {gpu} {SERVE}{timeout}{FLAGS}{events} --max-num-seqs 8");
+        let expected = format!("{COMMON} {gpu} {PYTHON} {SERVE}{timeout}{FLAGS}{events} --max-num-seqs 8");
         assert_eq!(shown(&line), expected);
     }
 }
@@ -82,7 +100,7 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
 fn engines_that_share_a_host_without_gpus_get_their_part_of_cores_and_memory_and_nothing_of_cuda() {
     let line = line(&vllm(), None, &on_cpu(), &config(&[])).unwrap();
     let threads = "OMP_NUM_THREADS=4 VLLM_CPU_OMP_THREADS_BIND=nobind";
-    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {SERVE}{FLAGS}"));
+    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {PYTHON} {SERVE}{FLAGS}"));
     assert_eq!(line.unset, NOT_INHERITED);
 }
 
@@ -117,12 +135,69 @@ fn a_flag_that_the_user_gave_is_not_given_twice() {
 
 #[test]
 fn an_argument_that_takes_the_engine_out_of_our_hands_is_refused() {
-    for (given, refused) in
-        [("--uds=/tmp/x", true), ("--api_key", true), ("--grpc", true), ("--grpc-port", false), ("--uds-mode", false), ("uds", false)]
-    {
+    for (given, refused) in [
+        ("--uds=/tmp/x", true),
+        ("--api_key", true),
+        ("--grpc", true),
+        ("-tp", true),
+        ("--tensor_parallel_size=2", true),
+        ("-pp", true),
+        ("--device-ids", true),
+        ("--grpc-port", false),
+        ("--uds-mode", false),
+        ("uds", false),
+    ] {
         let outcome = line(&vllm(), None, &on_cpu(), &config(&[given]));
         assert_eq!(outcome.is_err(), refused, "{given}");
     }
+}
+
+#[test]
+fn tensor_parallelism_after_the_dashes_is_refused_with_the_option_to_use() {
+    let error = line(&vllm(), None, &on_cpu(), &config(&["--tensor-parallel-size", "2"])).unwrap_err().to_string();
+    assert!(error.contains("use --tp"), "{error}");
+}
+
+#[test]
+fn a_replica_of_several_gpus_sees_all_of_them() {
+    let replica =
+        ReplicaPlan { index: 0, gpus: [3, 5].map(|index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() }).to_vec() };
+    let of = |minor| shown(&line(&vllm(), Some(Version::new(0, minor)), &replica, &config(&[])).unwrap());
+    let (old, new) = (of(23), of(24));
+    assert!(old.contains("CUDA_VISIBLE_DEVICES=3,5 ") && new.contains("CUDA_VISIBLE_DEVICES=GPU-3,GPU-5 "), "{old} {new}");
+    assert!(old.contains("--tensor-parallel-size 2 ") && new.contains("--tensor-parallel-size 2 "), "{old} {new}");
+}
+
+#[test]
+fn a_slice_of_a_gpu_is_given_by_its_name_or_not_at_all() {
+    let slice =
+        Gpu { index: 0, uuid: "MIG-1".to_owned(), slice: Some(Slice { parent: "GPU-0".to_owned(), position: 0 }), ..Gpu::default() };
+    let replica = ReplicaPlan { index: 0, gpus: vec![slice] };
+    let new = shown(&line(&vllm(), Some(Version::new(0, 24)), &replica, &config(&[])).unwrap());
+    assert!(new.contains("CUDA_VISIBLE_DEVICES=MIG-1 "), "{new}");
+    let old = line(&vllm(), Some(Version::new(0, 23)), &replica, &config(&[])).unwrap_err().to_string();
+    assert!(old.contains("0.24"), "{old}");
+}
+
+#[test]
+fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
+    let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
+    let launch = Launch {
+        engine: &engine,
+        version: Some(Version::new(0, 32)),
+        replica: &replica,
+        cores: None,
+        kv_cache_gib: None,
+        directory: Path::new("/run/h/ab/e1"),
+        config: &config,
+        choices: &[],
+        front_end: FrontEndInUse::Rust,
+    };
+    let rust = command_line(&launch).unwrap();
+    assert!(shown(&rust).contains("VLLM_USE_RUST_FRONTEND=1 "));
+    assert_eq!(rust.front_end(), FrontEndInUse::Rust);
+    let python = command_line(&Launch { front_end: FrontEndInUse::Python, ..launch }).unwrap();
+    assert_eq!(python.front_end(), FrontEndInUse::Python);
 }
 
 #[test]
@@ -137,6 +212,8 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
             kv_cache_gib: None,
             directory: Path::new("/run/h/ab/e1"),
             config,
+            choices: &[],
+            front_end: FrontEndInUse::Python,
         };
         let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
         match cache_source(&launch) {
@@ -164,4 +241,14 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
     ] {
         assert!(launch(new, &config(&[given])).contains(because), "{given}");
     }
+}
+
+#[test]
+fn a_reserved_argument_in_the_engines_own_file_is_refused_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("engine.yaml");
+    std::fs::write(&file, "tensor-parallel-size: 4\n").unwrap();
+    let config = config(&["--config", file.to_str().unwrap()]);
+    let refused = line(&vllm(), Some(Version::new(0, 32)), &on_gpu(), &config).unwrap_err();
+    assert!(matches!(&refused, HostError::ReservedArgument { argument, .. } if argument == "--tensor-parallel-size"), "{refused}");
 }

@@ -1,0 +1,172 @@
+//! Why there is no plan, each reason with its arithmetic and what to do.
+
+use std::fmt;
+
+use super::memory::{GIB, Memory};
+use crate::gpu::Gpu;
+
+/// Why nothing can be planned.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// The model does not fit the GPUs.
+    #[error("{0}")]
+    DoesNotFit(Box<Misfit>),
+    /// There are not enough GPUs.
+    #[error("{}", too_many(*.asked, *.possible, *.gpus, *.tp))]
+    TooManyReplicas {
+        /// Asked for.
+        asked: u32,
+        /// How many there could be.
+        possible: u32,
+        /// GPUs there are.
+        gpus: u32,
+        /// GPUs that each one takes.
+        tp: u32,
+    },
+    /// The model's heads cannot be shared among so many GPUs.
+    #[error(
+        "--tp {tp} cannot be: the model's {heads} attention heads are not shared evenly by so many GPUs; possible are {}",
+        list(possible)
+    )]
+    DoesNotDivide {
+        /// Asked for.
+        tp: u32,
+        /// What the model has.
+        heads: u32,
+        /// What could be.
+        possible: Vec<u32>,
+    },
+    /// Slices of GPUs do not work together.
+    #[error(
+        "--tp {tp} cannot be: the GPUs are MIG slices, and slices cannot exchange data as one replica must; leave --tp out, or use whole GPUs"
+    )]
+    SlicesTogether {
+        /// Asked for.
+        tp: u32,
+    },
+    /// There is no GPU to divide a model over.
+    #[error("--tp {tp} cannot be: this host has no GPU; leave --tp out to serve on the CPU")]
+    NoGpus {
+        /// Asked for.
+        tp: u32,
+    },
+    /// The Rust front-end was asked for and is not there.
+    #[error("--front-end rust cannot be: {because}; use --front-end auto")]
+    NoRustFrontEnd {
+        /// Why.
+        because: String,
+    },
+}
+
+fn too_many(asked: u32, possible: u32, gpus: u32, tp: u32) -> String {
+    let each = if tp > 1 { format!(", of which a replica takes {tp} that reach each other") } else { String::new() };
+    let use_instead = if possible == 0 { "use a smaller --tp".to_owned() } else { format!("use --replicas {possible} or fewer") };
+    let replicas = if asked == 1 { "1 replica was" } else { &format!("{asked} replicas were") };
+    format!("{replicas} asked for, but the number of GPUs is {gpus}{each}: {use_instead}")
+}
+
+fn list(numbers: &[u32]) -> String {
+    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The arithmetic of a model that does not fit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Misfit {
+    pub(super) gpu: Gpu,
+    /// How many of them there are.
+    pub(super) gpus: u32,
+    /// The largest size that was tried.
+    pub(super) tp: u32,
+    pub(super) weight_bytes: u64,
+    pub(super) format: String,
+    /// The context that was wanted.
+    pub(super) context: u32,
+    /// The longest that would fit, as far as cache goes.
+    pub(super) longest: u32,
+    pub(super) sliced: bool,
+    pub(super) least_cache: u64,
+    pub(super) memory: Memory,
+    pub(super) would_fit: Vec<WouldFit>,
+}
+
+/// What would fit instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WouldFit {
+    /// The model in a smaller format on these GPUs.
+    Format {
+        /// Which.
+        name: &'static str,
+        /// The size of its weights.
+        weight_bytes: u64,
+        /// GPUs of a replica.
+        tp: u32,
+    },
+    /// The model as it is on more such GPUs.
+    Gpus {
+        /// How many of them, joined by NVLink.
+        tp: u32,
+        /// The memory of each.
+        gib: u64,
+    },
+}
+
+impl Misfit {
+    /// All memory of the GPUs that were tried.
+    pub(super) fn group_bytes(&self) -> u64 {
+        self.gpu.memory_bytes * u64::from(self.gpus)
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = &self.memory;
+        let what = if self.sliced { "MIG slice" } else { "GPU" };
+        let plural = if self.gpus == 1 { "" } else { "s" };
+        write!(out, "the model does not fit {} {what}{plural} of {} ({}): ", self.gpus, gib(memory.total), self.gpu.name)?;
+        let over = if self.tp > 1 { format!(" over {} of them", self.tp) } else { String::new() };
+        write!(out, "its {} of {} weights{over} are {} on each, ", gib(self.weight_bytes), self.format, gib(memory.weights))?;
+        write!(out, "an engine may use {}, ", gib(memory.usable))?;
+        write!(out, "and running takes {}", gib(memory.runtime + memory.activations))?;
+        if memory.missing > 0 {
+            write!(out, ", so {} are missing", gib(memory.missing))?;
+        } else {
+            write!(out, ", so {} are left for the KV cache", gib(memory.cache))?;
+            if memory.cache < self.least_cache {
+                write!(out, ", which is less than a tenth of the memory ({})", gib(self.least_cache))?;
+            }
+            if self.longest < self.context {
+                write!(out, " and holds {} tokens of a context of {}", self.longest, self.context)?;
+            }
+        }
+        if self.would_fit.is_empty() {
+            return write!(out, "; use GPUs with more memory");
+        }
+        write!(out, "; what would fit: ")?;
+        for (at, fits) in self.would_fit.iter().enumerate() {
+            write!(out, "{}{fits}", if at == 0 { "" } else { ", or " })?;
+        }
+        if memory.weights <= memory.usable && !self.sliced {
+            write!(out, "; to start it all the same, give --tp {} and a --max-model-len", self.tp)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for WouldFit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Format { name, weight_bytes, tp: 1 } => write!(out, "{name} weights ({}) on one of them", gib(*weight_bytes)),
+            Self::Format { name, weight_bytes, tp } => write!(out, "{name} weights ({}) on {tp} of them", gib(*weight_bytes)),
+            Self::Gpus { tp, gib } => write!(out, "{tp} GPUs of {gib} GiB joined by NVLink"),
+        }
+    }
+}
+
+/// Bytes as GiB with one digit after the point, rounded half up; small ones as MiB.
+pub(crate) fn gib(bytes: u64) -> String {
+    if (1..GIB / 10).contains(&bytes) {
+        return format!("{} MiB", bytes >> 20);
+    }
+    let tenths = (u128::from(bytes) * 10 + u128::from(GIB) / 2) / u128::from(GIB);
+    format!("{}.{} GiB", tenths / 10, tenths % 10)
+}

@@ -1,0 +1,386 @@
+//! Which GPUs make a replica: the smallest number of them, within one NVLink domain, that leaves room for the model's context, and as many
+//! replicas as there are GPUs. Pure: what is known of the model and the host is in the question, and so is what the user has decided.
+
+use super::error::{Misfit, PlanError, WouldFit};
+use super::memory::{GIB, Memory};
+use super::model::{Facts, Model};
+use super::setup::Setup;
+use super::weights::smaller;
+use crate::gpu::{Gpu, Links};
+
+/// The least context with which a model is started where its own does not fit.
+const LEAST_CONTEXT: u32 = 8_192;
+
+/// A cache of less than a tenth of the memory serves so few requests at once that a quantized model, or one more GPU, gives many times more.
+const LEAST_CACHE_PART: u64 = 10;
+
+/// A cache that holds so many full contexts is large enough, whatever its part of the memory.
+const ENOUGH_CONTEXTS: u64 = 4;
+
+/// GPUs of one replica, at most: hosts have no more that are joined.
+const MOST_GPUS: u32 = 16;
+
+/// Contexts that are chosen here are multiples of this.
+const CONTEXT_STEP: u32 = 1_024;
+
+/// What a layout depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Question<'a> {
+    /// What shall be served.
+    pub(super) model: &'a Model,
+    /// The GPUs that may be used.
+    pub(super) gpus: &'a [Gpu],
+    /// Which of them are joined by NVLink.
+    pub(super) links: &'a Links,
+    /// GPUs of one replica, when the user has decided; 0 otherwise.
+    pub(super) tp: u32,
+    /// Number of replicas, when the user has decided; 0 otherwise.
+    pub(super) replicas: u32,
+    /// How the engines are set up.
+    pub(super) setup: &'a Setup,
+}
+
+/// What is made of all GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// One for each kind of GPU that is used.
+    pub shares: Vec<Share>,
+    /// GPUs that no replica uses, and why.
+    pub spare: Vec<Spare>,
+}
+
+/// What is made of the GPUs of one kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// The GPUs of each replica, in the order of its ranks. They are all of one size.
+    pub replicas: Vec<Vec<Gpu>>,
+    /// GPUs of one replica.
+    pub tp: u32,
+    /// Why so many.
+    pub why: Why,
+    /// Where each GPU's memory goes; `None` where the model or the memory is unknown.
+    pub memory: Option<Memory>,
+    /// The longest context of a request; `None` where the model is unknown.
+    pub context: Option<u32>,
+    /// Whether `context` was chosen here because the model's own does not fit.
+    pub shortened: bool,
+    /// Whether the GPUs of a replica are not all joined by NVLink.
+    pub over_pcie: bool,
+    /// The arithmetic of half as many GPUs, where that is why there are so many.
+    pub refused: Option<Memory>,
+}
+
+/// Why a replica has so many GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// It is the smallest number that leaves room for the cache.
+    Smallest,
+    /// The user said so.
+    Asked,
+    /// Nothing is known that would say otherwise.
+    Unknown,
+    /// They are slices of GPUs, which cannot work together.
+    Slices,
+}
+
+/// A GPU without a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spare {
+    /// Which.
+    pub gpu: Gpu,
+    /// Ends a sentence.
+    pub because: String,
+}
+
+/// How a size of a replica fits.
+enum Fit {
+    /// With the whole context, or with so much of it.
+    Context { tokens: u32, shortened: bool },
+    /// Not, or hardly.
+    Not,
+}
+
+/// Decides.
+///
+/// # Errors
+/// When the model does not fit, or what the user asked for cannot be.
+pub(super) fn layout(question: &Question<'_>) -> Result<Layout, PlanError> {
+    let mut whole = Layout::default();
+    let mut misfit: Option<Misfit> = None;
+    for group in groups(question.gpus) {
+        match share(question, &group) {
+            Ok(share) => {
+                let used: Vec<&Gpu> = share.replicas.iter().flatten().collect();
+                let because = match share.tp {
+                    1 => "it was not asked for".to_owned(),
+                    tp => format!("a replica needs {tp} alike that reach each other"),
+                };
+                let left = group.iter().filter(|gpu| !used.contains(gpu));
+                whole.spare.extend(left.map(|gpu| Spare { gpu: gpu.clone(), because: because.clone() }));
+                whole.shares.push(share);
+            }
+            Err(PlanError::DoesNotFit(found)) => {
+                whole.spare.extend(group.iter().map(|gpu| Spare { gpu: gpu.clone(), because: "the model does not fit there".to_owned() }));
+                let larger = misfit.as_ref().is_none_or(|known| known.group_bytes() < found.group_bytes());
+                misfit = if larger { Some(*found) } else { misfit };
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    match misfit {
+        Some(misfit) if whole.shares.is_empty() => return Err(PlanError::DoesNotFit(Box::new(misfit))),
+        _ => {}
+    }
+    keep(&mut whole, question)?;
+    Ok(whole)
+}
+
+/// Leaves no more replicas than were asked for.
+fn keep(layout: &mut Layout, question: &Question<'_>) -> Result<(), PlanError> {
+    let possible: usize = layout.shares.iter().map(|share| share.replicas.len()).sum();
+    let asked = usize::try_from(question.replicas).unwrap_or(usize::MAX);
+    if possible == 0 || asked > possible {
+        return Err(PlanError::TooManyReplicas {
+            asked: question.replicas.max(1),
+            possible: u32::try_from(possible).unwrap_or(u32::MAX),
+            gpus: u32::try_from(question.gpus.len()).unwrap_or(u32::MAX),
+            tp: layout.shares.first().map_or(question.tp.max(1), |share| share.tp),
+        });
+    }
+    if asked == 0 {
+        return Ok(());
+    }
+    let mut left = asked;
+    for share in &mut layout.shares {
+        let unused = share.replicas.split_off(left.min(share.replicas.len()));
+        let because = || "no more replicas were asked for".to_owned();
+        layout.spare.extend(unused.into_iter().flatten().map(|gpu| Spare { gpu, because: because() }));
+        left -= share.replicas.len();
+    }
+    layout.shares.retain(|share| !share.replicas.is_empty());
+    Ok(())
+}
+
+/// GPUs of one name and size, in the order of the first of each. Slices go together by their size.
+fn groups(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
+    let mut groups: Vec<Vec<Gpu>> = Vec::new();
+    for gpu in gpus {
+        let alike = |group: &&mut Vec<Gpu>| {
+            let first = &group[0];
+            first.name == gpu.name && first.memory_bytes == gpu.memory_bytes && first.slice.is_some() == gpu.slice.is_some()
+        };
+        match groups.iter_mut().find(alike) {
+            Some(group) => group.push(gpu.clone()),
+            None => groups.push(vec![gpu.clone()]),
+        }
+    }
+    groups
+}
+
+/// What becomes of GPUs of one kind.
+fn share(question: &Question<'_>, group: &[Gpu]) -> Result<Share, PlanError> {
+    let sliced = group[0].slice.is_some();
+    if question.tp > 1 && sliced {
+        return Err(PlanError::SlicesTogether { tp: question.tp });
+    }
+    let facts = match question.model {
+        Model::Known(facts) if group[0].memory_bytes > 0 => facts,
+        _ => {
+            let why = match (question.tp, sliced) {
+                (1.., _) => Why::Asked,
+                (0, true) => Why::Slices,
+                (0, false) => Why::Unknown,
+            };
+            return Ok(blind(question, group, why));
+        }
+    };
+    let host = Sizes { question, group, facts };
+    if question.tp > 0 {
+        return host.asked();
+    }
+    let mut share = host.smallest()?;
+    if sliced {
+        share.why = Why::Slices;
+    }
+    Ok(share)
+}
+
+/// One GPU a replica, or as many as were asked for, with nothing computed.
+fn blind(question: &Question<'_>, group: &[Gpu], why: Why) -> Share {
+    let tp = question.tp.max(1);
+    let (replicas, over_pcie) = match sets(group, tp, Some(question.links)) {
+        joined if !joined.is_empty() => (joined, false),
+        _ => (sets(group, tp, None), true),
+    };
+    let context = question.setup.context().or_else(|| question.model.facts().map(|facts| facts.context));
+    Share { replicas, tp, why, memory: None, context, shortened: false, over_pcie, refused: None }
+}
+
+/// The sizes that a replica may have on one kind of GPU.
+struct Sizes<'a> {
+    question: &'a Question<'a>,
+    group: &'a [Gpu],
+    facts: &'a Facts,
+}
+
+impl Sizes<'_> {
+    fn memory(&self, tp: u32) -> Memory {
+        Memory::new(self.facts, &self.group[0], tp, self.question.setup)
+    }
+
+    /// The context that shall fit.
+    fn context(&self) -> u32 {
+        self.question.setup.context().unwrap_or(self.facts.context)
+    }
+
+    fn fit(&self, memory: &Memory) -> Fit {
+        let context = self.context();
+        // Nothing is cached by token: a model that only has states.
+        let Some(contexts) = memory.requests_of(u64::from(context)) else {
+            return if memory.missing == 0 { Fit::Context { tokens: context, shortened: false } } else { Fit::Not };
+        };
+        let roomy = memory.cache >= memory.total / LEAST_CACHE_PART;
+        if contexts >= ENOUGH_CONTEXTS || contexts >= 1 && roomy {
+            return Fit::Context { tokens: context, shortened: false };
+        }
+        let longest = memory.longest(context) / CONTEXT_STEP * CONTEXT_STEP;
+        // What the user has decided is not changed.
+        if roomy && longest >= LEAST_CONTEXT.min(context) && self.question.setup.context().is_none() {
+            return Fit::Context { tokens: longest, shortened: true };
+        }
+        Fit::Not
+    }
+
+    /// The smallest size that fits: first with the whole context and NVLink, then with a shorter one, and over PCIe only when all that fails.
+    fn smallest(&self) -> Result<Share, PlanError> {
+        let slices = self.group[0].slice.is_some();
+        let sizes: Vec<u32> = self.possible().take_while(|tp| !slices || *tp == 1).collect();
+        for (over_pcie, may_shorten) in [(false, false), (false, true), (true, false), (true, true)] {
+            for &tp in &sizes {
+                let links = (!over_pcie).then_some(self.question.links);
+                let replicas = sets(self.group, tp, links);
+                let memory = self.memory(tp);
+                match self.fit(&memory) {
+                    Fit::Context { tokens, shortened } if !replicas.is_empty() && (may_shorten || !shortened) => {
+                        let refused = (tp > 1).then(|| self.memory(tp / 2));
+                        return Ok(Share {
+                            replicas,
+                            tp,
+                            why: Why::Smallest,
+                            memory: Some(memory),
+                            context: Some(tokens),
+                            shortened,
+                            over_pcie,
+                            refused,
+                        });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Err(PlanError::DoesNotFit(Box::new(self.misfit(sizes.last().copied().unwrap_or(1)))))
+    }
+
+    /// What the user asked for, unless it cannot be: weights that do not fit will not fit in spite of it, while the rest is an estimate.
+    fn asked(&self) -> Result<Share, PlanError> {
+        let tp = self.question.tp;
+        let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
+        if !divides(self.facts, tp) {
+            let possible = (1..=MOST_GPUS.min(self.facts.shape.heads)).filter(|tp| divides(self.facts, *tp)).collect();
+            return Err(PlanError::DoesNotDivide { tp, heads: self.facts.shape.heads, possible });
+        }
+        let memory = self.memory(tp);
+        if memory.weights > memory.usable {
+            return Err(PlanError::DoesNotFit(Box::new(self.misfit(tp))));
+        }
+        let (tokens, shortened) = match self.fit(&memory) {
+            Fit::Context { tokens, shortened } => (tokens, shortened),
+            Fit::Not => (self.context(), false),
+        };
+        let joined = sets(self.group, tp, Some(self.question.links));
+        let over_pcie = joined.is_empty() && tp <= in_group;
+        let replicas = if over_pcie { sets(self.group, tp, None) } else { joined };
+        Ok(Share { replicas, tp, why: Why::Asked, memory: Some(memory), context: Some(tokens), shortened, over_pcie, refused: None })
+    }
+
+    /// Powers of two that divide the model's heads, as many as there are GPUs.
+    fn possible(&self) -> impl Iterator<Item = u32> {
+        let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
+        (0..).map(|power| 1 << power).take_while(move |tp| *tp <= in_group.min(MOST_GPUS)).filter(|tp| divides(self.facts, *tp))
+    }
+
+    fn misfit(&self, tp: u32) -> Misfit {
+        let memory = self.memory(tp);
+        Misfit {
+            gpu: self.group[0].clone(),
+            gpus: u32::try_from(self.group.len()).unwrap_or(u32::MAX),
+            tp,
+            weight_bytes: self.facts.weight_bytes,
+            format: self.facts.format.name.clone(),
+            context: self.context(),
+            longest: memory.longest(self.context()),
+            sliced: self.group[0].slice.is_some(),
+            least_cache: memory.total / LEAST_CACHE_PART,
+            would_fit: self.would_fit(),
+            memory,
+        }
+    }
+
+    /// What would fit: the model in smaller formats on these GPUs, or as it is on more of them.
+    fn would_fit(&self) -> Vec<WouldFit> {
+        let mut found = Vec::new();
+        let formats = if self.facts.format.is_unquantized() { smaller(self.facts.parameters).to_vec() } else { Vec::new() };
+        let last = if self.group[0].slice.is_some() { 1 } else { MOST_GPUS };
+        for (format, weight_bytes) in formats {
+            let facts = Facts { weight_bytes, ..self.facts.clone() };
+            let smaller = Sizes { facts: &facts, ..*self };
+            if let Some(tp) = smaller.possible().take_while(|tp| *tp <= last).find(|tp| smaller.fits(*tp)) {
+                found.push(WouldFit::Format { name: format, weight_bytes, tp });
+            }
+        }
+        let more = (0..5).map(|power| 1_u32 << power).filter(|tp| divides(self.facts, *tp) && *tp <= last);
+        found.extend(more.into_iter().find(|tp| self.fits(*tp)).map(|tp| WouldFit::Gpus { tp, gib: self.group[0].memory_bytes / GIB }));
+        found
+    }
+
+    fn fits(&self, tp: u32) -> bool {
+        matches!(self.fit(&self.memory(tp)), Fit::Context { .. })
+    }
+}
+
+/// Whether vLLM can divide the model by so many: query heads evenly, key and value heads evenly or each to an equal number of GPUs.
+fn divides(facts: &Facts, tp: u32) -> bool {
+    let shape = &facts.shape;
+    let shared = shape.latent.is_some() || shape.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(shape.kv_heads);
+    tp > 0 && shape.heads.is_multiple_of(tp) && shared
+}
+
+/// Disjoint sets of so many GPUs, each within one NVLink domain where `links` are given, in the order of the GPUs.
+fn sets(group: &[Gpu], size: u32, links: Option<&Links>) -> Vec<Vec<Gpu>> {
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut left: Vec<&Gpu> = group.iter().collect();
+    let mut sets = Vec::new();
+    while left.len() >= size {
+        let mut set: Vec<Gpu> = vec![left[0].clone()];
+        for gpu in &left[1..] {
+            if set.len() == size {
+                break;
+            }
+            set.push((*gpu).clone());
+            if links.is_some_and(|links| !links.one_domain(&set)) {
+                set.pop();
+            }
+        }
+        if set.len() == size {
+            left.retain(|gpu| !set.contains(gpu));
+            sets.push(set);
+        } else {
+            // This one finds no partners; the others may.
+            left.remove(0);
+        }
+    }
+    sets
+}
+
+#[cfg(test)]
+mod tests;

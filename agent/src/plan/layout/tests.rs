@@ -1,0 +1,211 @@
+//! The layouts that a user is right to expect, and what holds for every layout.
+
+use proptest::prelude::*;
+
+use super::super::model::tests::fixture;
+use super::super::what_if::describe;
+use super::*;
+use crate::config::AgentConfig;
+use crate::engine::version::Version;
+use crate::host::Resolved;
+
+fn setup(arguments: &[&str]) -> Setup {
+    let config = AgentConfig { engine_args: arguments.iter().map(|&argument| argument.to_owned()).collect(), ..AgentConfig::default() };
+    Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, 32)), &config)
+}
+
+/// A question in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.
+struct Asked<'a> {
+    model: &'a str,
+    gpus: &'a str,
+    nvlink: u32,
+    tp: u32,
+    replicas: u32,
+    arguments: &'a [&'a str],
+}
+
+const PLAIN: Asked<'_> = Asked { model: "", gpus: "", nvlink: 0, tp: 0, replicas: 0, arguments: &[] };
+
+fn answer(asked: &Asked<'_>) -> Result<Layout, PlanError> {
+    let described = describe(asked.gpus, asked.nvlink).unwrap();
+    let model = match asked.model {
+        "" => Model::Unknown { because: "nobody knows".to_owned() },
+        name => Model::Known(Box::new(fixture(name, asked.arguments))),
+    };
+    let setup = setup(asked.arguments);
+    layout(&Question {
+        model: &model,
+        gpus: &described.gpus,
+        links: &described.links,
+        tp: asked.tp,
+        replicas: asked.replicas,
+        setup: &setup,
+    })
+}
+
+/// As `2 x TP4 short pcie +1`, or the error.
+fn told(asked: &Asked<'_>) -> String {
+    match answer(asked) {
+        Ok(layout) => {
+            let share = |share: &Share| {
+                let short = if share.shortened { " short" } else { "" };
+                let pcie = if share.over_pcie { " pcie" } else { "" };
+                format!("{} x TP{}{short}{pcie}", share.replicas.len(), share.tp)
+            };
+            let spare = if layout.spare.is_empty() { String::new() } else { format!(" +{}", layout.spare.len()) };
+            layout.shares.iter().map(share).collect::<Vec<_>>().join(", ") + &spare
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_model_gets_the_smallest_replica_that_holds_it_and_as_many_as_there_are_gpus() {
+    let table: [(&str, &str, u32, &str); 19] = [
+        ("gemma-2b", "4x24", 0, "4 x TP1"),
+        ("gemma-2b", "4x24", 4, "4 x TP1"),
+        ("llama-3.1-8b", "1x80", 0, "1 x TP1"),
+        ("llama-3.1-8b", "8x140", 8, "8 x TP1"),
+        ("llama-3.1-70b", "4x80", 4, "1 x TP4"),
+        ("llama-3.1-70b", "8x80", 8, "2 x TP4"),
+        ("llama-3.1-70b", "8x140.4", 8, "4 x TP2"),
+        // Four of six make a replica; the others would need two more.
+        ("llama-3.1-70b", "6x80", 8, "1 x TP4 +2"),
+        // Bridges join pairs only, so four GPUs work over PCIe because nothing else holds the model.
+        ("llama-3.1-70b", "4x80", 2, "1 x TP4 pcie"),
+        ("llama-3.1-70b", "4x80", 0, "1 x TP4 pcie"),
+        ("llama-3.1-70b", "4x140.4", 2, "2 x TP2"),
+        // A shorter context on one GPU comes before PCIe, and after NVLink.
+        ("llama-3.1-8b", "2x24", 0, "2 x TP1 short"),
+        ("llama-3.1-8b", "2x24", 2, "1 x TP2"),
+        ("qwen2.5-32b-awq", "2x40", 0, "2 x TP1"),
+        ("mixtral-8x7b", "2x80", 2, "1 x TP2"),
+        ("deepseek-v3", "8x140.4", 8, "1 x TP8"),
+        ("gpt-oss-20b", "2x24", 0, "2 x TP1"),
+        // Two kinds of GPU are laid out each by itself; where the model does not fit one of them, that one stays unused.
+        ("llama-3.1-8b", "2x80,1x24", 0, "2 x TP1, 1 x TP1 short"),
+        ("llama-3.1-70b", "4x80,2x24", 4, "1 x TP4 +2"),
+    ];
+    for (model, gpus, nvlink, expected) in table {
+        assert_eq!(told(&Asked { model, gpus, nvlink, ..PLAIN }), expected, "{model} on {gpus}, NVLink {nvlink}");
+    }
+}
+
+#[test]
+fn a_mig_slice_is_a_replica_of_its_own_or_none() {
+    assert_eq!(told(&Asked { model: "gemma-2b", gpus: "7x1g.10gb", ..PLAIN }), "7 x TP1");
+    assert_eq!(told(&Asked { model: "llama-3.1-8b", gpus: "2x3g.40gb", ..PLAIN }), "2 x TP1");
+    assert_eq!(told(&Asked { model: "llama-3.1-8b", gpus: "2x3g.40gb,1x1g.10gb", ..PLAIN }), "2 x TP1 +1");
+    let small = told(&Asked { model: "llama-3.1-8b", gpus: "7x1g.10gb", ..PLAIN });
+    assert!(small.starts_with("the model does not fit 7 MIG slices of 9.5 GiB"), "{small}");
+    assert!(!small.contains("--tp"), "{small}");
+    let together = told(&Asked { model: "gemma-2b", gpus: "2x3g.40gb", tp: 2, ..PLAIN });
+    assert!(together.starts_with("--tp 2 cannot be: the GPUs are MIG slices"), "{together}");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_with_the_arithmetic_and_what_would_fit() {
+    insta::assert_snapshot!(told(&Asked { model: "qwen2.5-32b", gpus: "2x40", nvlink: 2, ..PLAIN }));
+    insta::assert_snapshot!(told(&Asked { model: "llama-3.1-70b", gpus: "2x80", nvlink: 2, ..PLAIN }));
+    insta::assert_snapshot!(told(&Asked { model: "llama-3.1-70b", gpus: "1x24", ..PLAIN }));
+    insta::assert_snapshot!(told(&Asked { model: "deepseek-v3", gpus: "8x80", nvlink: 8, ..PLAIN }));
+    insta::assert_snapshot!(told(&Asked { model: "llama-3.1-8b", gpus: "7x1g.10gb", ..PLAIN }));
+}
+
+#[test]
+fn what_the_user_asks_for_is_done_unless_it_cannot_be() {
+    let asked = |model: &'static str, gpus: &'static str, tp, replicas, arguments: &'static [&'static str]| {
+        told(&Asked { model, gpus, nvlink: 8, tp, replicas, arguments })
+    };
+    assert_eq!(asked("gemma-2b", "4x24", 2, 0, &[]), "2 x TP2");
+    assert_eq!(asked("gemma-2b", "4x24", 0, 3, &[]), "3 x TP1 +1");
+    assert_eq!(asked("gemma-2b", "4x24", 1, 2, &[]), "2 x TP1 +2");
+    // The rest is an estimate, so a small cache is the user's own choice; weights are not.
+    assert_eq!(asked("qwen2.5-32b", "2x40", 2, 0, &[]), "1 x TP2");
+    assert!(asked("llama-3.1-70b", "4x80", 1, 0, &[]).starts_with("the model does not fit"));
+    assert_eq!(asked("llama-3.1-8b", "2x24", 0, 0, &["--max-model-len", "8192"]), "2 x TP1");
+    assert_eq!(asked("llama-3.1-8b", "2x24", 1, 0, &[]), "2 x TP1 short");
+    let table = [
+        (asked("gemma-2b", "4x24", 3, 0, &[]), "possible are 1, 2, 4, 8"),
+        (asked("gemma-2b", "4x24", 0, 5, &[]), "5 replicas were asked for, but the number of GPUs is 4: use --replicas 4 or fewer"),
+        (asked("llama-3.1-70b", "4x80", 0, 2, &[]), "of which a replica takes 4 that reach each other: use --replicas 1 or fewer"),
+        (asked("gemma-2b", "4x24", 8, 0, &[]), "of which a replica takes 8 that reach each other: use a smaller --tp"),
+    ];
+    for (got, part) in table {
+        assert!(got.contains(part), "{got}");
+    }
+}
+
+#[test]
+fn the_users_own_context_is_never_shortened() {
+    let text = told(&Asked { model: "llama-3.1-8b", gpus: "1x24", arguments: &["--max-model-len", "128k"], ..PLAIN });
+    assert!(text.contains("tokens of a context of 128000"), "{text}");
+}
+
+#[test]
+fn an_unknown_model_gets_one_gpu_a_replica() {
+    assert_eq!(told(&Asked { gpus: "4x80", ..PLAIN }), "4 x TP1");
+    assert_eq!(told(&Asked { gpus: "4x80", tp: 2, nvlink: 4, ..PLAIN }), "2 x TP2");
+    let mut described = describe("2x80", 0).unwrap();
+    described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = 0);
+    let model = Model::Known(Box::new(fixture("llama-3.1-70b", &[])));
+    let setup = setup(&[]);
+    let question = Question { model: &model, gpus: &described.gpus, links: &described.links, tp: 0, replicas: 0, setup: &setup };
+    assert_eq!(layout(&question).unwrap().shares[0].why, Why::Unknown);
+}
+
+#[test]
+fn a_smaller_cache_format_holds_more_tokens() {
+    let tokens = |arguments: &'static [&'static str]| {
+        let layout = answer(&Asked { model: "llama-3.1-8b", gpus: "1x80", arguments, ..PLAIN }).unwrap();
+        layout.shares[0].memory.as_ref().unwrap().tokens_in(131_072).unwrap()
+    };
+    let (plain, half) = (tokens(&[]), tokens(&["--kv-cache-dtype", "fp8"]));
+    assert!(half.abs_diff(2 * plain) <= 2, "{plain} {half}");
+}
+
+proptest! {
+    #[test]
+    fn every_layout_fits_its_memory_and_uses_no_gpu_twice(
+        model in prop::sample::select(vec!["gemma-2b", "llama-3.1-8b", "llama-3.1-70b", "qwen2.5-32b", "mixtral-8x7b", "gpt-oss-20b", "qwen3-next-80b", "deepseek-v3"]),
+        kinds in prop::collection::vec((1_u32..9, 8_u32..200), 1..4),
+        nvlink in prop::sample::select(vec![0_u32, 2, 4, 8]),
+        tp in prop::sample::select(vec![0_u32, 0, 0, 1, 2, 4]),
+        replicas in 0_u32..6,
+    ) {
+        let gpus = kinds.iter().map(|(number, gib)| format!("{number}x{gib}")).collect::<Vec<_>>().join(",");
+        let described = describe(&gpus, nvlink).unwrap();
+        let asked = Asked { model, gpus: &gpus, nvlink, tp, replicas, arguments: &[] };
+        if let Ok(layout) = answer(&asked) {
+            let mut used: Vec<String> = layout.shares.iter().flat_map(|share| share.replicas.iter().flatten()).map(|gpu| gpu.uuid.clone()).collect();
+            used.extend(layout.spare.iter().map(|spare| spare.gpu.uuid.clone()));
+            used.sort();
+            let mut all: Vec<String> = described.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+            all.sort();
+            prop_assert_eq!(used, all, "each GPU is in one replica or spare");
+            if replicas > 0 {
+                prop_assert_eq!(layout.shares.iter().map(|share| share.replicas.len()).sum::<usize>(), replicas as usize);
+            }
+            for share in &layout.shares {
+                let memory = share.memory.as_ref().unwrap();
+                prop_assert!(memory.weights <= memory.usable);
+                prop_assert!(share.replicas.iter().all(|set| set.len() == share.tp as usize));
+                prop_assert!(share.over_pcie || share.replicas.iter().all(|set| described.links.one_domain(set)));
+                if tp == 0 {
+                    prop_assert_eq!(memory.missing, 0);
+                    prop_assert!(memory.context_bytes(u64::from(share.context.unwrap())) <= memory.cache);
+                    prop_assert!(memory.weights + memory.runtime + memory.activations + memory.cache <= memory.usable);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_that_the_user_keeps_in_the_hosts_memory_take_no_room() {
+    let asked = Asked { model: "qwen2.5-32b", gpus: "1x40", ..PLAIN };
+    assert!(matches!(answer(&asked), Err(PlanError::DoesNotFit(_))));
+    let layout = answer(&Asked { arguments: &["--cpu_offload_gb=40"], ..asked }).unwrap();
+    let memory = layout.shares[0].memory.as_ref().unwrap();
+    assert_eq!(memory.weights >> 30, 21);
+}

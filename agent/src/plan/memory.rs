@@ -1,0 +1,154 @@
+//! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
+
+use super::model::{Facts, Shape};
+use super::setup::Setup;
+use super::weights::scaled;
+use crate::gpu::Gpu;
+
+/// Bytes in a GiB.
+pub(super) const GIB: u64 = 1 << 30;
+
+/// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate on the safe side: contexts and workspaces
+/// take half to three quarters of a GiB, vLLM's graphs of small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of
+/// the GPU that it does not give out.
+const RUNTIME: u64 = 3 * GIB / 2;
+
+/// Buffers of NCCL and of the direct all-reduce, on each GPU of a replica that has several.
+const EXCHANGE: u64 = GIB / 2;
+
+/// Copies of a token's hidden state that are alive at once in a layer, and of its feed-forward state: residual, input, attention's query, key,
+/// value and output; gate, up and their product.
+const HIDDEN_COPIES: u64 = 6;
+const FEED_FORWARD_COPIES: u64 = 3;
+
+/// Bytes of one logit while the sampler works: 32 bits, twice.
+const LOGIT_BYTES: u64 = 8;
+
+/// The most work of one step of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// Tokens in one step, `--max-num-batched-tokens`.
+    pub tokens: u32,
+    /// Requests in one step, `--max-num-seqs`.
+    pub sequences: u32,
+}
+
+/// How the cache is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheFormat {
+    /// Bytes of one element.
+    pub element_bytes: u64,
+    /// Whether layers with a window keep no more than that. Some releases cannot while they tell of their cache.
+    pub windows_count: bool,
+}
+
+/// Where the memory of one GPU goes, for one size of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memory {
+    /// All of it.
+    pub total: u64,
+    /// What the engine may use of it.
+    pub usable: u64,
+    /// The GPU's part of the weights.
+    pub weights: u64,
+    /// What it takes to run at all: CUDA, graphs, the exchange between GPUs.
+    pub runtime: u64,
+    /// What one step needs on its way.
+    pub activations: u64,
+    /// What is left for the KV cache; 0 when nothing is.
+    pub cache: u64,
+    /// What is missing before anything could be cached.
+    pub missing: u64,
+    tp: u64,
+    shape: Shape,
+    format: CacheFormat,
+    step: u32,
+}
+
+impl Memory {
+    /// The arithmetic for one GPU of a replica of `tp`.
+    pub(super) fn new(facts: &Facts, gpu: &Gpu, tp: u32, setup: &Setup) -> Self {
+        let (total, steps) = (gpu.memory_bytes, setup.steps(Some(gpu)));
+        let parts = u64::from(tp);
+        let usable = scaled(total, setup.utilization());
+        let weights = facts.weight_bytes.div_ceil(parts).saturating_sub(setup.offloaded_bytes());
+        let runtime = RUNTIME + if tp > 1 { EXCHANGE } else { 0 };
+        let activations = activations(facts, parts, steps);
+        let taken = weights + runtime + activations;
+        Self {
+            total,
+            usable,
+            weights,
+            runtime,
+            activations,
+            cache: usable.saturating_sub(taken),
+            missing: taken.saturating_sub(usable),
+            tp: parts,
+            shape: facts.shape.clone(),
+            format: setup.cache_format(facts),
+            step: steps.tokens,
+        }
+    }
+
+    /// What one request of so many tokens takes of one GPU's cache.
+    #[must_use]
+    pub fn context_bytes(&self, tokens: u64) -> u64 {
+        let layer = self.layer_token_bytes();
+        let full = u64::from(self.shape.full_layers);
+        let windowed = u64::from(self.shape.windowed_layers);
+        if !self.format.windows_count {
+            return (full + windowed) * layer * tokens;
+        }
+        // A window's blocks are let go when a step has passed them.
+        let in_window = tokens.min(u64::from(self.shape.window) + u64::from(self.step));
+        full * layer * tokens + windowed * layer * in_window
+    }
+
+    /// What one more token of a long request takes, over all layers of one GPU.
+    #[must_use]
+    pub fn token_bytes(&self) -> u64 {
+        let kept = if self.format.windows_count { 0 } else { self.shape.windowed_layers };
+        u64::from(self.shape.full_layers + kept) * self.layer_token_bytes()
+    }
+
+    /// Bytes of one token in one layer on one GPU. A key or value head that more GPUs need than there are heads is kept by each of them, as is
+    /// what latent attention keeps.
+    fn layer_token_bytes(&self) -> u64 {
+        let elements = match self.shape.latent {
+            Some(latent) => u64::from(latent),
+            None => 2 * (u64::from(self.shape.kv_heads) / self.tp).max(1) * u64::from(self.shape.head_dim),
+        };
+        elements * self.format.element_bytes
+    }
+
+    /// Requests of so many tokens whose cache fits at once; `None` when nothing is cached by token.
+    #[must_use]
+    pub fn requests_of(&self, tokens: u64) -> Option<u64> {
+        self.cache.checked_div(self.context_bytes(tokens))
+    }
+
+    /// Tokens that the cache holds, in requests of that length.
+    #[must_use]
+    pub fn tokens_in(&self, context: u32) -> Option<u64> {
+        let each = u128::from(self.context_bytes(u64::from(context)));
+        let tokens = (u128::from(self.cache) * u128::from(context)).checked_div(each)?;
+        u64::try_from(tokens).ok()
+    }
+
+    /// The longest request that fits, up to `limit`.
+    #[must_use]
+    pub fn longest(&self, limit: u32) -> u32 {
+        let (mut fits, mut too_long) = (0_u32, limit.saturating_add(1));
+        while too_long - fits > 1 {
+            let middle = fits + (too_long - fits) / 2;
+            if self.context_bytes(u64::from(middle)) <= self.cache { fits = middle } else { too_long = middle }
+        }
+        fits
+    }
+}
+
+fn activations(facts: &Facts, parts: u64, steps: Steps) -> u64 {
+    let shape = &facts.shape;
+    let token = HIDDEN_COPIES * shape.hidden + FEED_FORWARD_COPIES * shape.active / parts;
+    u64::from(steps.tokens) * token * facts.format.plain_bytes + u64::from(steps.sequences) * shape.vocabulary * LOGIT_BYTES
+}

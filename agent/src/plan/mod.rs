@@ -1,0 +1,167 @@
+//! What this node shall run, and why: replicas on GPUs, the flags of their engines, and the front-end. `hostler plan` prints it and the agent
+//! runs it; both call `plan`. The decisions are pure; what they know of the model is read from the disk first.
+
+mod error;
+mod front_end;
+mod layout;
+mod memory;
+mod model;
+mod profile;
+mod setup;
+mod survey;
+mod text;
+mod weights;
+pub mod what_if;
+
+use std::path::Path;
+
+pub(crate) use self::error::gib;
+pub use self::error::{Misfit, PlanError, WouldFit};
+pub use self::front_end::Chosen;
+pub use self::layout::{Layout, Share, Spare, Why};
+pub use self::memory::{CacheFormat, Memory, Steps};
+pub use self::model::{Facts, Measured, Model, Shape};
+pub use self::profile::{Choice, Origin};
+pub use self::setup::Setup;
+pub use self::survey::{Preview, Supposed, installed, make, preview};
+pub use self::weights::Format;
+pub(crate) use self::weights::scaled;
+use crate::config::AgentConfig;
+use crate::engine::FrontEndInUse;
+use crate::gpu::{Gpu, Links};
+use crate::host::{ReplicaPlan, Resolved};
+
+/// Simulated engines on a host that names no number: two, so that placement has a choice.
+const SIMULATED_REPLICAS: u32 = 2;
+
+/// What a plan is made from, besides the settings.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'a> {
+    /// Which program becomes an engine.
+    pub engine: &'a Resolved,
+    /// The installed vLLM's release, if known.
+    pub version: Option<crate::engine::version::Version>,
+    /// Its Rust front-end, if it has one.
+    pub rust_front_end: Option<&'a Path>,
+    /// The GPUs that may be used.
+    pub gpus: &'a [Gpu],
+    /// Which of them are joined by NVLink.
+    pub links: &'a Links,
+    /// Where downloaded models are.
+    pub downloads: &'a Path,
+}
+
+/// What a node runs, and why.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The model as it was named; empty for the simulated engine's own.
+    pub name: String,
+    /// The replicas, in their order.
+    pub replicas: Vec<ReplicaPlan>,
+    /// What is known of the model.
+    pub model: Model,
+    /// What is made of the GPUs; `None` where there are none.
+    pub layout: Option<Layout>,
+    /// The HTTP front-end of all engines.
+    pub front_end: Chosen,
+    /// How the engines are set up.
+    pub setup: Setup,
+    /// What somebody should know before it runs, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Decides. Reads the model's folder, which may take a while on a network's disk.
+///
+/// # Errors
+/// When the model does not fit, or what the settings ask for cannot be.
+pub fn plan(ground: &Ground<'_>, config: &AgentConfig) -> Result<Plan, PlanError> {
+    let setup = Setup::new(ground.engine, ground.version, config);
+    let model = if setup.simulated {
+        Model::Unknown { because: "the simulated engine has no model".to_owned() }
+    } else {
+        Facts::read(&config.model, &setup.arguments, ground.downloads)
+    };
+    decide(ground, config, setup, model)
+}
+
+/// As `plan`, for a model that was read before.
+fn decide(ground: &Ground<'_>, config: &AgentConfig, setup: Setup, model: Model) -> Result<Plan, PlanError> {
+    let setup = setup.for_model(&model);
+    let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
+    let (layout, replicas) = if ground.gpus.is_empty() {
+        (None, without_gpus(config, &setup)?)
+    } else {
+        let question = layout::Question {
+            model: &model,
+            gpus: ground.gpus,
+            links: ground.links,
+            tp: config.tp,
+            replicas: config.replicas,
+            setup: &setup,
+        };
+        let layout = layout::layout(&question)?;
+        let sets = layout.shares.iter().flat_map(|share| &share.replicas);
+        let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone() }).collect();
+        (Some(layout), replicas)
+    };
+    let mut plan = Plan { name: config.model.clone(), replicas, model, layout, front_end, setup, warnings: Vec::new() };
+    plan.warnings = text::warnings(&plan);
+    Ok(plan)
+}
+
+fn without_gpus(config: &AgentConfig, setup: &Setup) -> Result<Vec<ReplicaPlan>, PlanError> {
+    if config.tp > 1 && !setup.simulated {
+        return Err(PlanError::NoGpus { tp: config.tp });
+    }
+    let default = if setup.simulated { SIMULATED_REPLICAS } else { 1 };
+    let replicas = if config.replicas == 0 { default } else { config.replicas };
+    Ok((0..replicas).map(|index| ReplicaPlan { index, gpus: Vec::new() }).collect())
+}
+
+impl Plan {
+    /// What was made of the GPUs of a replica's kind; `None` on the CPU.
+    #[must_use]
+    pub fn share(&self, replica: &ReplicaPlan) -> Option<&Share> {
+        self.layout.as_ref()?.shares.iter().find(|share| share.replicas.contains(&replica.gpus))
+    }
+
+    /// The flags of a replica with that front-end, in the order of its command line.
+    #[must_use]
+    pub fn choices(&self, replica: &ReplicaPlan, front_end: FrontEndInUse) -> Vec<Choice> {
+        let share = self.share(replica);
+        let place = profile::Place {
+            gpu: replica.gpus.first(),
+            tp: u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX),
+            shortened: share.filter(|share| share.shortened).and_then(|share| share.context),
+            front_end,
+        };
+        profile::choices(&self.setup, &place)
+    }
+
+    /// Tokens that an engine computes in one step at most; 0 when that is not known.
+    #[must_use]
+    pub fn token_budget(&self, replica: &ReplicaPlan) -> u32 {
+        self.setup.token_budget(replica.gpus.first())
+    }
+
+    /// The plan in one paragraph, for the log.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        text::summary(self)
+    }
+
+    /// The plan for people: GPUs, layout, flags, front-end, warnings, each with its reason.
+    #[must_use]
+    pub fn page(&self) -> String {
+        text::page(self)
+    }
+
+    /// The plan for programs.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        text::json::of(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! The flags of an engine: which of them the agent gives, which are this release's defaults already, which the user has given, and why each.
+//! What a release does not know is not given to it: an unknown flag costs an engine thirteen seconds and its life.
+
+use super::setup::Setup;
+use crate::config::Profile;
+use crate::engine::FrontEndInUse;
+use crate::engine::command::Given;
+use crate::engine::version::Version;
+use crate::gpu::Gpu;
+
+/// `--async-scheduling` does without structured outputs before this release, and is called experimental there.
+const ASYNC_SINCE: Version = Version::new(0, 12);
+
+/// The engine decides about asynchronous scheduling by itself since this release.
+const ASYNC_AUTO_SINCE: Version = Version::new(0, 14);
+
+/// `--stream-interval`.
+const STREAM_INTERVAL_SINCE: Version = Version::new(0, 12);
+
+/// `--performance-mode`.
+const PERFORMANCE_MODE_SINCE: Version = Version::new(0, 17);
+
+/// `--shutdown-timeout`.
+const SHUTDOWN_TIMEOUT_SINCE: Version = Version::new(0, 18);
+
+/// `--max-num-queued-reqs`. The Rust front-end refuses to start with it, up to 0.33 at least.
+const QUEUE_LIMIT_SINCE: Version = Version::new(0, 29);
+
+/// A limit below this would turn away bursts that a single replica can well hold.
+const LEAST_QUEUE_LIMIT: u64 = 256;
+
+/// Who decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The agent: the flag is on the command line.
+    Hostler,
+    /// The engine: it is the release's default.
+    Engine,
+    /// The user, after `--`.
+    User,
+}
+
+impl Origin {
+    /// In a word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Hostler => "hostler",
+            Self::Engine => "engine default",
+            Self::User => "yours",
+        }
+    }
+}
+
+/// One flag, who decided about it, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// With its dashes.
+    pub flag: &'static str,
+    /// Empty for a flag without a value.
+    pub value: String,
+    /// Who decided.
+    pub origin: Origin,
+    /// A sentence.
+    pub because: String,
+}
+
+impl Choice {
+    /// The words of the command line; none for what the agent does not give.
+    pub fn words(&self) -> impl Iterator<Item = &str> {
+        let given = self.origin == Origin::Hostler;
+        [self.flag, self.value.as_str()].into_iter().filter(move |word| given && !word.is_empty())
+    }
+}
+
+/// What the flags of one replica depend on, besides the setup.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    /// Its first GPU; `None` on the CPU.
+    pub(super) gpu: Option<&'a Gpu>,
+    /// Its number of GPUs.
+    pub(super) tp: u32,
+    /// The context to which it is held because the model's own does not fit.
+    pub(super) shortened: Option<u32>,
+    /// Its front-end.
+    pub(super) front_end: FrontEndInUse,
+}
+
+/// The flags of one replica, in the order of the command line.
+pub(super) fn choices(setup: &Setup, place: &Place<'_>) -> Vec<Choice> {
+    let mut list = List { given: Given(&setup.arguments), choices: Vec::new() };
+    if !setup.simulated {
+        stopping(&mut list, setup);
+    }
+    if let Some(gpu) = place.gpu.filter(|_| !setup.simulated) {
+        room(&mut list, setup, place);
+        steps(&mut list, setup, gpu, place.front_end);
+        schedule(&mut list, setup);
+    }
+    reporting(&mut list);
+    list.choices
+}
+
+/// Collects choices; what the user gave is the user's.
+struct List<'a> {
+    given: Given<'a>,
+    choices: Vec<Choice>,
+}
+
+impl List<'_> {
+    fn add(&mut self, flag: &'static str, value: impl Into<String>, origin: Origin, because: impl Into<String>) {
+        let choice = match self.given.shown(flag) {
+            Some(given) => Choice { flag, value: given, origin: Origin::User, because: "you gave it after `--`".to_owned() },
+            None => Choice { flag, value: value.into(), origin, because: because.into() },
+        };
+        self.choices.push(choice);
+    }
+}
+
+fn stopping(list: &mut List<'_>, setup: &Setup) {
+    if setup.since(SHUTDOWN_TIMEOUT_SINCE) {
+        let seconds = setup.drain_timeout.as_secs().to_string();
+        // A batch system may send SIGTERM to the engine just when it sends it to the agent.
+        list.add(
+            "--shutdown-timeout",
+            seconds,
+            Origin::Hostler,
+            "running answers finish when the engine is told to stop, as long as agent.drain_timeout",
+        );
+    }
+}
+
+fn room(list: &mut List<'_>, setup: &Setup, place: &Place<'_>) {
+    if place.tp > 1 {
+        list.add("--tensor-parallel-size", place.tp.to_string(), Origin::Hostler, "the GPUs of one replica, see the layout");
+    }
+    if let Some(tokens) = place.shortened {
+        list.add(
+            "--max-model-len",
+            tokens.to_string(),
+            Origin::Hostler,
+            "the model's own context does not fit; the engine would not start with it",
+        );
+    }
+    let utilization = setup.utilization().to_string();
+    match setup.profile {
+        Profile::Conservative => {
+            list.add("--gpu-memory-utilization", utilization, Origin::Hostler, "leaves memory for what vLLM does not count");
+        }
+        _ => list.add("--gpu-memory-utilization", utilization, Origin::Engine, "the rest is for CUDA and what vLLM does not count"),
+    }
+}
+
+fn steps(list: &mut List<'_>, setup: &Setup, gpu: &Gpu, front_end: FrontEndInUse) {
+    let (steps, default) = (setup.steps(Some(gpu)), setup.default_steps(Some(gpu)));
+    let chosen = setup.profile_steps(Some(gpu)).is_some();
+    let origin = |differs| if chosen && differs { Origin::Hostler } else { Origin::Engine };
+    let (few, small) = match setup.profile {
+        Profile::Throughput => {
+            ("more requests in each step give more tokens a second, as far as the cache reaches", "larger steps read prompts faster")
+        }
+        Profile::Latency => {
+            ("fewer requests in each step make the step shorter", "a prompt holds up the tokens of others for one small step at a time")
+        }
+        Profile::Conservative => ("left as it is", "left as it is"),
+    };
+    list.add("--max-num-seqs", steps.sequences.to_string(), origin(steps.sequences != default.sequences), few);
+    list.add("--max-num-batched-tokens", steps.tokens.to_string(), origin(steps.tokens != default.tokens), small);
+    let limited = setup.profile != Profile::Conservative && setup.since(QUEUE_LIMIT_SINCE) && front_end == FrontEndInUse::Python;
+    if limited && steps.sequences > 0 {
+        // As many again as run: a burst waits, and what comes beyond it is better off at another replica.
+        let most = (2 * u64::from(steps.sequences)).max(LEAST_QUEUE_LIMIT).to_string();
+        list.add(
+            "--max-num-queued-reqs",
+            most,
+            Origin::Hostler,
+            "beyond so many requests, running or waiting, the engine says 503 and the router tries another replica",
+        );
+    }
+}
+
+fn schedule(list: &mut List<'_>, setup: &Setup) {
+    let tuned = setup.profile != Profile::Conservative;
+    list.add("--enable-prefix-caching", "", Origin::Engine, "what was computed for a prompt serves the next one that begins alike");
+    list.add("--enable-chunked-prefill", "", Origin::Engine, "long prompts are read in parts, between the tokens of others");
+    list.add("--enforce-eager", "off", Origin::Engine, "CUDA graphs start the kernels of a step at once");
+    if setup.since(ASYNC_AUTO_SINCE) {
+        list.add(
+            "--async-scheduling",
+            "",
+            Origin::Engine,
+            "the next step is planned while the GPU computes this one, where the model allows it",
+        );
+    } else if setup.since(ASYNC_SINCE) && tuned && !list.given.has("--speculative-config") {
+        list.add(
+            "--async-scheduling",
+            "",
+            Origin::Hostler,
+            "the next step is planned while the GPU computes this one; this release does not do so by itself",
+        );
+    }
+    if setup.profile == Profile::Latency && setup.since(PERFORMANCE_MODE_SINCE) {
+        list.add(
+            "--performance-mode",
+            "interactivity",
+            Origin::Hostler,
+            "CUDA graphs for every small number of requests, not only for some",
+        );
+    }
+    if setup.since(STREAM_INTERVAL_SINCE) {
+        list.add("--stream-interval", "1", Origin::Engine, "each token is sent as soon as it is there");
+    }
+}
+
+/// Every engine has these, the simulated one too.
+fn reporting(list: &mut List<'_>) {
+    list.add("--disable-uvicorn-access-log", "", Origin::Hostler, "requests are logged and counted by the router");
+    list.add("--enable-prompt-tokens-details", "", Origin::Hostler, "routers learn how much of a prompt was cached");
+    list.add("--enable-request-id-headers", "", Origin::Hostler, "answers carry the id of their request");
+}
+
+#[cfg(test)]
+mod tests;

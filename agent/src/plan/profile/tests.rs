@@ -1,0 +1,103 @@
+//! Which release gets which flag, and that the user's own come first.
+
+use super::*;
+use crate::config::AgentConfig;
+use crate::host::Resolved;
+
+fn gpu(gib: u64) -> Gpu {
+    Gpu { name: "test GPU".to_owned(), memory_bytes: gib << 30, ..Gpu::default() }
+}
+
+fn setup(minor: u32, profile: Profile, line: &str) -> Setup {
+    let engine_args = line.split_whitespace().map(str::to_owned).collect();
+    let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
+    Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, minor)), &config)
+}
+
+/// What is put on the command line, without what every engine gets.
+fn line(setup: &Setup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
+    let choices = choices(setup, &Place { gpu, tp, shortened: None, front_end });
+    let words: Vec<&str> = choices.iter().flat_map(Choice::words).collect();
+    let line = words.join(" ");
+    line.strip_suffix("--disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers")
+        .unwrap()
+        .trim_end()
+        .to_owned()
+}
+
+const PYTHON: FrontEndInUse = FrontEndInUse::Python;
+
+#[test]
+fn each_release_gets_only_flags_that_it_knows() {
+    let table = [
+        (11, Profile::Throughput, ""),
+        (12, Profile::Throughput, "--async-scheduling"),
+        (13, Profile::Throughput, "--async-scheduling"),
+        (14, Profile::Throughput, ""),
+        (17, Profile::Throughput, ""),
+        (18, Profile::Throughput, "--shutdown-timeout 30"),
+        (29, Profile::Throughput, "--shutdown-timeout 30 --max-num-queued-reqs 2048"),
+        (33, Profile::Throughput, "--shutdown-timeout 30 --max-num-queued-reqs 2048"),
+        (11, Profile::Latency, "--max-num-seqs 128 --max-num-batched-tokens 2048"),
+        (13, Profile::Latency, "--max-num-seqs 128 --max-num-batched-tokens 2048 --async-scheduling"),
+        (17, Profile::Latency, "--max-num-seqs 128 --max-num-batched-tokens 2048 --performance-mode interactivity"),
+        (
+            29,
+            Profile::Latency,
+            "--shutdown-timeout 30 --max-num-seqs 128 --max-num-batched-tokens 2048 --max-num-queued-reqs 256 --performance-mode interactivity",
+        ),
+        (11, Profile::Conservative, "--gpu-memory-utilization 0.85"),
+        (33, Profile::Conservative, "--shutdown-timeout 30 --gpu-memory-utilization 0.85"),
+    ];
+    for (minor, profile, expected) in table {
+        assert_eq!(line(&setup(minor, profile, ""), Some(&gpu(80)), 1, PYTHON), expected, "0.{minor} {profile:?}");
+    }
+}
+
+#[test]
+fn the_rust_front_end_gets_no_limit_of_its_queue() {
+    assert_eq!(line(&setup(32, Profile::Throughput, ""), Some(&gpu(80)), 1, FrontEndInUse::Rust), "--shutdown-timeout 30");
+}
+
+#[test]
+fn a_smaller_gpu_gets_larger_steps_than_by_default() {
+    let expected = "--max-num-seqs 512 --max-num-batched-tokens 4096";
+    assert_eq!(line(&setup(17, Profile::Throughput, ""), Some(&gpu(24)), 1, PYTHON), expected);
+    assert_eq!(line(&setup(17, Profile::Throughput, ""), Some(&gpu(10)), 1, PYTHON), "");
+}
+
+#[test]
+fn an_engine_without_a_gpu_gets_nothing_that_is_for_gpus() {
+    for profile in [Profile::Throughput, Profile::Latency, Profile::Conservative] {
+        assert_eq!(line(&setup(33, profile, ""), None, 0, PYTHON), "--shutdown-timeout 30", "{profile:?}");
+    }
+}
+
+#[test]
+fn a_release_that_is_not_known_gets_what_every_release_has() {
+    let setup = Setup { version: None, ..setup(33, Profile::Throughput, "") };
+    assert_eq!(line(&setup, Some(&gpu(80)), 2, PYTHON), "--tensor-parallel-size 2");
+}
+
+#[test]
+fn the_users_own_flags_come_first() {
+    let mine = "--max-num-seqs 7 --no-enable-prefix-caching --max_num_batched_tokens=99 --max-num-queued-reqs 5 --shutdown-timeout 9 --stream-interval 4";
+    let setup = setup(32, Profile::Throughput, mine);
+    assert_eq!(line(&setup, Some(&gpu(24)), 1, PYTHON), "");
+    let shown = choices(&setup, &Place { gpu: Some(&gpu(24)), tp: 1, shortened: None, front_end: PYTHON });
+    let of = |flag| shown.iter().find(|choice| choice.flag == flag).map(|choice| (choice.value.as_str(), choice.origin));
+    assert_eq!(of("--max-num-seqs"), Some(("7", Origin::User)));
+    assert_eq!(of("--max-num-batched-tokens"), Some(("99", Origin::User)));
+    assert_eq!(of("--enable-prefix-caching"), Some(("off", Origin::User)));
+    assert_eq!(of("--stream-interval"), Some(("4", Origin::User)));
+    assert_eq!(of("--enable-chunked-prefill"), Some(("", Origin::Engine)));
+    assert!(shown.iter().all(|choice| !choice.because.is_empty()));
+}
+
+#[test]
+fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
+    let place = Place { gpu: Some(&gpu(80)), tp: 4, shortened: Some(16_384), front_end: FrontEndInUse::Rust };
+    let words: Vec<String> =
+        choices(&setup(32, Profile::Throughput, ""), &place).iter().flat_map(Choice::words).map(str::to_owned).collect();
+    assert!(words.join(" ").starts_with("--shutdown-timeout 30 --tensor-parallel-size 4 --max-model-len 16384"));
+}

@@ -1,0 +1,199 @@
+//! What an engine makes of its profile, its release and the user's own arguments: how much memory it uses, how large its steps are, how it
+//! keeps its cache. The user's arguments come first, then the profile, then the release's defaults.
+
+use std::time::Duration;
+
+use super::memory::{CacheFormat, GIB, Steps};
+use super::model::{Facts, Model};
+use super::weights::scaled;
+use crate::arguments::{value_of, with_file};
+use crate::config::{AgentConfig, Profile};
+use crate::engine::command::Given;
+use crate::engine::version::Version;
+use crate::gpu::Gpu;
+use crate::host::Resolved;
+
+/// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by default instead of 0.9.
+const GRAPHS_COUNTED_SINCE: Version = Version::new(0, 20);
+
+/// GPUs of 160 GiB and more have larger steps by default since this release.
+const LARGE_STEPS_SINCE: Version = Version::new(0, 28);
+
+/// Before this release an engine that tells of its cache keeps whole contexts in layers with a window.
+const WINDOWS_WITH_EVENTS_SINCE: Version = Version::new(0, 20);
+
+/// What the conservative profile uses of a GPU: room for another process, or for a model that vLLM measures too small.
+const CONSERVATIVE_UTILIZATION: f64 = 0.85;
+
+/// The simulated engine's own defaults.
+const SIMULATED: Steps = Steps { tokens: 8_192, sequences: 256 };
+
+/// vLLM's defaults on a CPU.
+const CPU: Steps = Steps { tokens: 2_048, sequences: 128 };
+
+/// How the engines of a node are set up.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Whether it is the simulated engine.
+    pub simulated: bool,
+    /// vLLM's release; unknown counts as older than every one.
+    pub version: Option<Version>,
+    /// What the engines are tuned for.
+    pub profile: Profile,
+    /// The user's own arguments for the engines, those of their `--config` file included.
+    pub arguments: Vec<String>,
+    /// Whether the size of a step is the engine's to decide, because of the model. See `for_model`.
+    pub own_steps: bool,
+    /// Whether the engines tell of their caches.
+    pub kv_events: bool,
+    /// How long running requests may take on a drain.
+    pub drain_timeout: Duration,
+}
+
+impl Setup {
+    /// As the agent's settings say.
+    #[must_use]
+    pub fn new(engine: &Resolved, version: Option<Version>, config: &AgentConfig) -> Self {
+        Self {
+            simulated: matches!(engine, Resolved::Simulated { .. }),
+            version,
+            profile: config.profile,
+            arguments: with_file(&config.engine_args),
+            own_steps: false,
+            kv_events: config.kv_events,
+            drain_timeout: config.drain_timeout,
+        }
+    }
+
+    /// The same for this model. A model with states has room for so many requests only, and the engine does not start when it is to take more; one
+    /// that generates no text reads prompts whole, however long they are.
+    #[must_use]
+    pub(super) fn for_model(self, model: &Model) -> Self {
+        let own_steps = model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0 || !facts.generates());
+        Self { own_steps, ..self }
+    }
+
+    /// Whether the release is this one or a later one.
+    #[must_use]
+    pub fn since(&self, release: Version) -> bool {
+        self.version.is_some_and(|version| version >= release)
+    }
+
+    /// The longest context that the user wants.
+    #[must_use]
+    pub fn context(&self) -> Option<u32> {
+        value_of(&self.arguments, "--max-model-len").and_then(human_number).filter(|tokens| *tokens > 0)
+    }
+
+    /// The part of a GPU's memory that an engine may use.
+    #[must_use]
+    pub fn utilization(&self) -> f64 {
+        let given = value_of(&self.arguments, "--gpu-memory-utilization").and_then(|given| given.trim().parse::<f64>().ok());
+        match (given, self.profile) {
+            (Some(given), _) => given.clamp(0.0, 1.0),
+            (None, Profile::Conservative) => CONSERVATIVE_UTILIZATION,
+            (None, _) => self.default_utilization(),
+        }
+    }
+
+    /// The same, as the release does it by itself.
+    #[must_use]
+    pub fn default_utilization(&self) -> f64 {
+        if self.since(GRAPHS_COUNTED_SINCE) { 0.92 } else { 0.9 }
+    }
+
+    /// What the user has each GPU keep in the host's memory of its part of the weights.
+    #[must_use]
+    pub fn offloaded_bytes(&self) -> u64 {
+        let gib = value_of(&self.arguments, "--cpu-offload-gb").and_then(|given| given.trim().parse::<f64>().ok());
+        scaled(GIB, gib.unwrap_or(0.0).clamp(0.0, 100_000.0))
+    }
+
+    /// The most work of one step on that GPU, or on the CPU.
+    #[must_use]
+    pub fn steps(&self, gpu: Option<&Gpu>) -> Steps {
+        let chosen = self.profile_steps(gpu);
+        let wanted = chosen.unwrap_or_else(|| self.default_steps(gpu));
+        let given = |flag, otherwise| value_of(&self.arguments, flag).map_or(otherwise, |value| human_number(value).unwrap_or(0));
+        // No step has more requests than tokens: the engine does not start with that. What the user gave is not changed.
+        let least = if chosen.is_some() { given("--max-num-seqs", 0) } else { 0 };
+        let tokens = given("--max-num-batched-tokens", wanted.tokens.max(least));
+        let most = if tokens == 0 { u32::MAX } else { tokens };
+        Steps { tokens, sequences: given("--max-num-seqs", wanted.sequences.min(most)) }
+    }
+
+    /// What the profile makes of it; `None` leaves it to the engine, as does a file or a mode of the user's own that may say otherwise.
+    #[must_use]
+    pub fn profile_steps(&self, gpu: Option<&Gpu>) -> Option<Steps> {
+        let gpu = gpu.filter(|gpu| !self.simulated && gpu.memory_bytes > 0)?;
+        if self.version.is_none() || ["--config", "--performance-mode"].iter().any(|flag| value_of(&self.arguments, flag).is_some()) {
+            return None;
+        }
+        // Prompts that are not read in parts must fit one step whole, however long they are.
+        if self.own_steps || Given(&self.arguments).negates("--enable-chunked-prefill") {
+            return None;
+        }
+        let default = self.default_steps(Some(gpu));
+        // 1,024 is vLLM's own on 70 GiB and more, except on an A100, where it found larger steps to be slower and says nothing of more requests. The
+        // doubled and the latency profile's numbers are choices, not measured.
+        match (self.profile, gpu.memory_bytes / GIB) {
+            (Profile::Conservative, _) => None,
+            (Profile::Latency, _) => Some(Steps { tokens: default.tokens.min(2_048), sequences: 128 }),
+            (Profile::Throughput, 70..) => Some(Steps { sequences: 1_024, ..default }),
+            (Profile::Throughput, 16..) => Some(Steps { tokens: 2 * default.tokens, sequences: 2 * default.sequences }),
+            (Profile::Throughput, _) => None,
+        }
+    }
+
+    /// What the release does by itself. What vLLM makes of it for models with unusual limits is not followed.
+    #[must_use]
+    pub fn default_steps(&self, gpu: Option<&Gpu>) -> Steps {
+        if self.simulated {
+            return SIMULATED;
+        }
+        let Some(gpu) = gpu else { return CPU };
+        let is_a100 = gpu.name.to_lowercase().contains("a100");
+        let (tokens, sequences) = match gpu.memory_bytes / GIB {
+            160.. if self.since(LARGE_STEPS_SINCE) => (16_384, 1_024),
+            70.. if !is_a100 => (8_192, 1_024),
+            _ => (2_048, 256),
+        };
+        let factor = if value_of(&self.arguments, "--performance-mode") == Some("throughput") { 2 } else { 1 };
+        Steps { tokens: factor * tokens, sequences: factor * sequences }
+    }
+
+    /// Tokens that an engine computes in one step at most; 0 when that is not known.
+    #[must_use]
+    pub fn token_budget(&self, gpu: Option<&Gpu>) -> u32 {
+        let in_file = value_of(&self.arguments, "--config").is_some() && value_of(&self.arguments, "--max-num-batched-tokens").is_none();
+        if in_file && !self.simulated { 0 } else { self.steps(gpu).tokens }
+    }
+
+    /// How the cache is kept.
+    #[must_use]
+    pub fn cache_format(&self, facts: &Facts) -> CacheFormat {
+        let element_bytes = match value_of(&self.arguments, "--kv-cache-dtype") {
+            Some(kind) if kind.contains("fp8") || kind.contains("int8") => 1,
+            _ => facts.format.plain_bytes,
+        };
+        CacheFormat { element_bytes, windows_count: !self.kv_events || self.since(WINDOWS_WITH_EVENTS_SINCE) }
+    }
+}
+
+/// A number as vLLM's arguments take it: plain, in thousands (`8k`, `2.5k`) or in 1,024s (`8K`), and so on for millions.
+pub(super) fn human_number(text: &str) -> Option<u32> {
+    let text = text.trim();
+    let (number, factor) = match text.char_indices().last()? {
+        (at, 'k') => (&text[..at], 1e3),
+        (at, 'm') => (&text[..at], 1e6),
+        (at, 'K') => (&text[..at], f64::from(1 << 10)),
+        (at, 'M') => (&text[..at], f64::from(1 << 20)),
+        _ => return text.parse().ok(),
+    };
+    let number = number.parse::<f64>().ok()? * factor;
+    // Truncated as the engine does it; what is negative, or too large for a budget, is none.
+    format!("{:.0}", number.trunc()).parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

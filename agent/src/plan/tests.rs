@@ -1,0 +1,116 @@
+//! Whole plans, as they are printed.
+
+use super::model::tests::fixture;
+use super::what_if::describe;
+use super::*;
+use crate::config::{FrontEnd, Profile};
+use crate::engine::version::Version;
+
+struct Asked<'a> {
+    model: &'a str,
+    gpus: &'a str,
+    nvlink: u32,
+    minor: u32,
+    config: AgentConfig,
+}
+
+fn vllm() -> Resolved {
+    Resolved::Vllm { program: "/opt/vllm".into() }
+}
+
+fn config(profile: Profile, line: &str) -> AgentConfig {
+    AgentConfig {
+        profile,
+        model: "org/model".to_owned(),
+        engine_args: line.split_whitespace().map(str::to_owned).collect(),
+        ..AgentConfig::default()
+    }
+}
+
+fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
+    let described = if asked.gpus.is_empty() { None } else { Some(describe(asked.gpus, asked.nvlink).unwrap()) };
+    let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
+    let (engine, version) = (vllm(), Some(Version::new(0, asked.minor)));
+    let ground = Ground {
+        engine: &engine,
+        version,
+        rust_front_end: (asked.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
+        gpus: &gpus,
+        links: &links,
+        downloads: Path::new("/nonexistent"),
+    };
+    let model = Model::Known(Box::new(fixture(asked.model, &[])));
+    decide(&ground, &asked.config, Setup::new(&engine, version, &asked.config), model)
+}
+
+#[test]
+fn a_small_model_on_pcie_gpus() {
+    let asked = Asked { model: "gemma-2b", gpus: "4x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "--enforce-eager") };
+    insta::assert_snapshot!(planned(&asked).unwrap().page());
+}
+
+#[test]
+fn a_large_model_over_nvlink_with_the_python_front_end() {
+    let config = AgentConfig { front_end: FrontEnd::Python, ..config(Profile::Latency, "") };
+    let plan = planned(&Asked { model: "llama-3.1-70b", gpus: "8x80", nvlink: 8, minor: 33, config }).unwrap();
+    insta::assert_snapshot!(plan.page());
+    insta::assert_snapshot!(plan.summary());
+}
+
+#[test]
+fn a_context_that_does_not_fit_on_two_kinds_of_gpu() {
+    let asked = Asked { model: "llama-3.1-8b", gpus: "2x80,1x24", nvlink: 0, minor: 20, config: config(Profile::Throughput, "") };
+    insta::assert_snapshot!(planned(&asked).unwrap().page());
+}
+
+#[test]
+fn a_model_with_states_on_an_old_release() {
+    let asked = Asked { model: "qwen3-next-80b", gpus: "4x80", nvlink: 4, minor: 11, config: config(Profile::Conservative, "") };
+    insta::assert_snapshot!(planned(&asked).unwrap().page());
+}
+
+#[test]
+fn a_plan_for_programs() {
+    let asked = Asked { model: "gemma-2b", gpus: "1x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
+    insta::assert_snapshot!(serde_json::to_string_pretty(&planned(&asked).unwrap().json()).unwrap());
+}
+
+#[test]
+fn a_host_without_gpus_serves_on_the_cpu() {
+    let cpu = |config| planned(&Asked { model: "gemma-2b", gpus: "", nvlink: 0, minor: 32, config });
+    assert_eq!(cpu(config(Profile::Throughput, "")).unwrap().replicas.len(), 1);
+    assert_eq!(cpu(AgentConfig { replicas: 3, ..config(Profile::Throughput, "") }).unwrap().replicas.len(), 3);
+    let refused = cpu(AgentConfig { tp: 2, ..config(Profile::Throughput, "") }).unwrap_err().to_string();
+    assert!(refused.contains("this host has no GPU"), "{refused}");
+}
+
+#[test]
+fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
+    let engine = Resolved::Simulated { program: "/opt/hostler".into() };
+    let replicas = |gpus: &str, config: &AgentConfig| {
+        let gpus = if gpus.is_empty() { Vec::new() } else { describe(gpus, 0).unwrap().gpus };
+        let ground = Ground {
+            engine: &engine,
+            version: None,
+            rust_front_end: None,
+            gpus: &gpus,
+            links: &Links::default(),
+            downloads: Path::new("/nonexistent"),
+        };
+        plan(&ground, config).map(|plan| plan.replicas.iter().map(|replica| replica.gpus.len()).collect::<Vec<_>>())
+    };
+    assert_eq!(replicas("", &AgentConfig::default()).unwrap(), [0, 0]);
+    assert_eq!(replicas("", &AgentConfig { replicas: 5, ..AgentConfig::default() }).unwrap(), [0; 5]);
+    assert_eq!(replicas("4x80", &AgentConfig::default()).unwrap(), [1; 4]);
+    assert_eq!(replicas("4x80", &AgentConfig { tp: 2, ..AgentConfig::default() }).unwrap(), [2, 2]);
+    assert!(replicas("1x80", &AgentConfig { replicas: 5, ..AgentConfig::default() }).is_err());
+}
+
+#[test]
+fn the_plan_for_python_has_what_the_rust_front_end_lacks() {
+    let asked = Asked { model: "llama-3.1-8b", gpus: "1x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
+    let plan = planned(&asked).unwrap();
+    let has_limit = |front_end| plan.choices(&plan.replicas[0], front_end).iter().any(|choice| choice.flag == "--max-num-queued-reqs");
+    assert_eq!(plan.front_end.in_use, FrontEndInUse::Rust);
+    assert!(!has_limit(FrontEndInUse::Rust) && has_limit(FrontEndInUse::Python));
+}

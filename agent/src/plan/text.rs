@@ -1,0 +1,330 @@
+//! A plan in words: a page for people, a paragraph for the log, and what they should be warned of.
+
+pub(super) mod json;
+
+use super::error::gib;
+use super::layout::{Layout, Share, Why};
+use super::memory::Memory;
+use super::model::{Facts, Measured, Model};
+use super::profile::Origin;
+use super::{Choice, Plan};
+use crate::config::Profile;
+use crate::engine::FrontEndInUse;
+use crate::engine::command::Given;
+use crate::gpu::Gpu;
+
+/// Tokens of a usual request, prompt and answer, for the number of those that fit at once.
+const USUAL_REQUEST: u64 = 2_048;
+
+/// GPUs of this compute capability and newer have bfloat16.
+const BFLOAT16_SINCE: (u32, u32) = (8, 0);
+
+/// A model of up to so many bytes makes more tokens on a GPU of at least so many than the Python front-end can send: measured with 1.7 billion
+/// parameters on an H200, where it sent two thirds of them.
+const FAST_MODEL: u64 = 8 << 30;
+const FAST_GPU: u64 = 70 << 30;
+
+/// A part of the memory with less than this cached is worth a warning.
+const SMALL_CACHE_PART: u64 = 10;
+
+/// The plan for people.
+pub(super) fn page(plan: &Plan) -> String {
+    let mut lines = Vec::new();
+    let mut section = |title: &str, sentences: Vec<String>| {
+        for (at, sentence) in sentences.into_iter().enumerate() {
+            lines.push(format!("{:<11}{sentence}", if at == 0 { title } else { "" }));
+        }
+    };
+    section("model", model(plan));
+    section("GPUs", gpus(plan));
+    section("layout", layout(plan));
+    section("KV cache", cache(plan));
+    section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
+    section("profile", vec![format!("{}, {}", profile(plan.setup.profile), release(plan))]);
+    let mut page = lines.join("\n");
+    page.push('\n');
+    for flags in flags(plan) {
+        page.push_str(&flags);
+        page.push('\n');
+    }
+    for warning in &plan.warnings {
+        page.push_str("warning    ");
+        page.push_str(warning);
+        page.push('\n');
+    }
+    page.trim_end().to_owned()
+}
+
+/// The plan in one paragraph.
+pub(super) fn summary(plan: &Plan) -> String {
+    let mut sentences = vec![layout(plan).remove(0)];
+    if let (Model::Unknown { because }, true) = (&plan.model, plan.layout.is_some()) {
+        sentences.push(format!("{}: {because}", plan.name));
+    }
+    if let Some(first) = cache(plan).into_iter().next() {
+        sentences.push(format!("KV cache: {first}"));
+    }
+    let hostlers = |choice: &Choice| (choice.origin == Origin::Hostler).then(|| choice.words().collect::<Vec<_>>().join(" "));
+    let flags: Vec<String> = plan
+        .replicas
+        .first()
+        .map(|first| plan.choices(first, plan.front_end.in_use))
+        .unwrap_or_default()
+        .iter()
+        .filter_map(hostlers)
+        .collect();
+    sentences.push(format!("Profile {}: {}", profile(plan.setup.profile), flags.join(" ")));
+    sentences.push(format!("Front-end {}", front_end(plan.front_end.in_use)));
+    sentences.join(". ")
+}
+
+fn model(plan: &Plan) -> Vec<String> {
+    let name = if plan.name.is_empty() { "the simulated engine's own" } else { &plan.name };
+    match &plan.model {
+        Model::Unknown { because } => vec![format!("{name}: {because}")],
+        Model::Known(facts) => {
+            let measured = match facts.measured {
+                Measured::Index => "by the index of its files",
+                Measured::Files => "by the size of its files",
+                Measured::Shapes => "by its shapes, there are no files",
+            };
+            let size = format!(
+                "{name}: {} parameters, {} in {}, {measured}",
+                billions(facts.parameters),
+                gib(facts.weight_bytes),
+                facts.format.name
+            );
+            vec![size, shapes(facts)]
+        }
+    }
+}
+
+fn shapes(facts: &Facts) -> String {
+    let shape = &facts.shape;
+    let kept = match shape.latent {
+        Some(latent) => format!("latent attention of {latent} elements"),
+        None => format!("{} of {}", count(shape.kv_heads as usize, "KV head"), shape.head_dim),
+    };
+    let mut kinds = format!("{} layers", shape.layers);
+    if shape.windowed_layers > 0 {
+        kinds.push_str(&format!(", {} of them with a window of {} tokens", shape.windowed_layers, thousands(u64::from(shape.window))));
+    }
+    if shape.recurrent_layers > 0 {
+        kinds.push_str(&format!(", {} of them with a state instead of a cache", shape.recurrent_layers));
+    }
+    format!("{kinds}; {} attention heads, {kept}; context {} tokens", shape.heads, thousands(u64::from(facts.context)))
+}
+
+fn gpus(plan: &Plan) -> Vec<String> {
+    let Some(layout) = &plan.layout else { return vec!["none: the engines run on the CPU".to_owned()] };
+    let mut lines: Vec<String> = layout.shares.iter().map(|share| kind(share.replicas.iter().flatten().collect())).collect();
+    lines.extend(layout.spare.iter().map(|spare| format!("{} {} stays unused: {}", what(&spare.gpu), spare.gpu.index, spare.because)));
+    lines
+}
+
+fn kind(gpus: Vec<&Gpu>) -> String {
+    let first = gpus[0];
+    let memory = if first.memory_bytes == 0 { "memory unknown".to_owned() } else { gib(first.memory_bytes) };
+    format!("{} x {} ({memory})", gpus.len(), first.name)
+}
+
+fn what(gpu: &Gpu) -> &'static str {
+    if gpu.slice.is_some() { "MIG slice of GPU" } else { "GPU" }
+}
+
+/// What becomes of the GPUs, and why.
+fn layout(plan: &Plan) -> Vec<String> {
+    let Some(layout) = &plan.layout else {
+        return vec![format!("{} on the CPU", count(plan.replicas.len(), "replica"))];
+    };
+    let mut lines = Vec::new();
+    for share in &layout.shares {
+        lines.push(headline(share));
+        lines.extend(share.refused.as_ref().map(|memory| too_few(share, memory)));
+        lines.extend(share.memory.as_ref().map(parts));
+    }
+    lines
+}
+
+fn headline(share: &Share) -> String {
+    let replicas = count(share.replicas.len(), "replica");
+    let each = if share.replicas.len() == 1 { "" } else { " each" };
+    let unit = if share.why == Why::Slices { "MIG slice" } else { "GPU" };
+    let size = format!("{replicas} of {}{each} ({} x TP{})", count(share.tp as usize, unit), share.replicas.len(), share.tp);
+    let why = match (share.why, share.tp) {
+        (Why::Asked, _) => "as --tp says",
+        (Why::Unknown, _) => "one GPU each is assumed, since nothing can be computed",
+        (Why::Slices, _) => "slices cannot work together",
+        (Why::Smallest, 1) if share.shortened => {
+            "one GPU holds the model with a shorter context, and more would have to work over PCIe or are not there"
+        }
+        (Why::Smallest, 1) => "the model fits one GPU, and replicas that exchange nothing serve the most",
+        (Why::Smallest, _) => "the smallest number that leaves room for the cache",
+    };
+    let joined = match (share.tp, share.over_pcie) {
+        (1, _) => "",
+        (_, false) => ", joined by NVLink",
+        (_, true) => ", over PCIe",
+    };
+    format!("{size}{joined}: {why}")
+}
+
+fn too_few(share: &Share, memory: &Memory) -> String {
+    let fewer = count(share.tp as usize / 2, "GPU");
+    let verb = if share.tp == 2 { "is" } else { "are" };
+    let taken = format!("weights {} + running {} of {}", gib(memory.weights), gib(memory.runtime + memory.activations), gib(memory.usable));
+    if memory.missing > 0 {
+        return format!("{fewer} {verb} too few: {taken} that may be used, {} are missing", gib(memory.missing));
+    }
+    let context = u64::from(share.context.unwrap_or(0));
+    format!(
+        "{fewer} {verb} too few: {taken} that may be used leave {} for the cache, {} tokens; a context has {}",
+        gib(memory.cache),
+        thousands(memory.tokens_in(share.context.unwrap_or(0)).unwrap_or(0)),
+        thousands(context)
+    )
+}
+
+fn parts(memory: &Memory) -> String {
+    format!(
+        "each GPU: {} of {} may be used: weights {}, CUDA and its graphs {}, one step {}, KV cache {}",
+        gib(memory.usable),
+        gib(memory.total),
+        gib(memory.weights),
+        gib(memory.runtime),
+        gib(memory.activations),
+        gib(memory.cache)
+    )
+}
+
+/// How much each replica can hold at once.
+fn cache(plan: &Plan) -> Vec<String> {
+    let shares = plan.layout.iter().flat_map(|layout| &layout.shares);
+    let sequences = |share: &Share| plan.setup.steps(share.replicas[0].first()).sequences;
+    shares.filter_map(|share| Some(held(share.memory.as_ref()?, share.context?, sequences(share)))).collect()
+}
+
+fn held(memory: &Memory, context: u32, sequences: u32) -> String {
+    let Some((tokens, whole)) = memory.tokens_in(context).zip(memory.requests_of(u64::from(context))) else {
+        return "the model keeps states only, whose number the engine decides".to_owned();
+    };
+    let usual = memory.requests_of(USUAL_REQUEST.min(u64::from(context))).unwrap_or(0).min(u64::from(sequences));
+    format!(
+        "about {} tokens a replica: {} of {} tokens at once, or {} of {}",
+        thousands(tokens),
+        count(usize::try_from(whole).unwrap_or(usize::MAX), "request"),
+        thousands(u64::from(context)),
+        thousands(usual),
+        thousands(USUAL_REQUEST.min(u64::from(context)))
+    )
+}
+
+/// One line for each flag; several kinds of GPU have one list each.
+fn flags(plan: &Plan) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut told: Vec<Vec<Choice>> = Vec::new();
+    for replica in &plan.replicas {
+        let choices = plan.choices(replica, plan.front_end.in_use);
+        if told.contains(&choices) {
+            continue;
+        }
+        if !told.is_empty() {
+            lines.push(format!("  from replica {} on:", replica.index));
+        }
+        let shown = |choice: &Choice| format!("{} {}", choice.flag, choice.value).trim_end().to_owned();
+        let width = choices.iter().map(|choice| shown(choice).len()).max().unwrap_or(0);
+        lines.extend(choices.iter().map(|choice| format!("  {:<width$}  {:<14}  {}", shown(choice), choice.origin.word(), choice.because)));
+        told.push(choices);
+    }
+    lines
+}
+
+/// What somebody should know before it runs.
+pub(super) fn warnings(plan: &Plan) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for share in plan.layout.iter().flat_map(|layout: &Layout| &layout.shares) {
+        warnings.extend(warnings_of(plan, share));
+    }
+    let given = Given(&plan.setup.arguments);
+    if given.has("--enforce-eager") && plan.layout.is_some() && !plan.setup.simulated {
+        warnings.push("--enforce-eager turns CUDA graphs off: each step waits for the CPU to start every kernel, which costs decode speed, most of all with small models".to_owned());
+    }
+    if given.negates("--enable-prefix-caching") {
+        warnings.push("--no-enable-prefix-caching: every prompt is computed anew, and requests are placed by load alone".to_owned());
+    }
+    if plan.model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0) {
+        warnings.push("the model has layers with a state instead of a cache: what is said of its KV cache is an upper bound".to_owned());
+    }
+    warnings
+}
+
+fn warnings_of(plan: &Plan, share: &Share) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if share.over_pcie && share.tp > 1 {
+        warnings.push("the GPUs of a replica are not joined by NVLink: each layer of each step waits for PCIe; a smaller or quantized model on one GPU is faster".to_owned());
+    }
+    let gpu = &share.replicas[0][0];
+    if gpu.memory_bytes >= FAST_GPU && plan.front_end.in_use == FrontEndInUse::Python && plan.setup.profile == Profile::Throughput {
+        let small = plan.model.facts().is_some_and(|facts| facts.weight_bytes <= FAST_MODEL);
+        if small && !Given(&plan.setup.arguments).has("--stream-interval") {
+            warnings.push("the Python front-end will be the limit of so small a model on such a GPU: use a vLLM with the Rust one, or give --stream-interval 4 after `--`, which saves a third of its work and sends four tokens at a time".to_owned());
+        }
+    }
+    let (Some(facts), Some(memory), Some(context)) = (plan.model.facts(), &share.memory, share.context) else { return warnings };
+    if share.shortened {
+        warnings.push(format!(
+            "the model's context of {} tokens does not fit: engines are started with --max-model-len {context}; more GPUs per replica, or --kv-cache-dtype fp8, hold more",
+            thousands(u64::from(facts.context))
+        ));
+    } else if memory.requests_of(u64::from(context)) == Some(0) {
+        warnings.push(format!("by this arithmetic the cache does not hold one request of {} tokens, and the engine may refuse to start: give a smaller --max-model-len, such as {}", thousands(u64::from(context)), memory.longest(context)));
+    } else if memory.cache < memory.total / SMALL_CACHE_PART {
+        warnings.push("the KV cache is less than a tenth of the memory: few requests run at once".to_owned());
+    }
+    if facts.format.name == "bf16" && gpu.compute.is_some_and(|compute| compute < BFLOAT16_SINCE) {
+        warnings.push(format!("{} has no bfloat16: give --dtype half after `--`", gpu.name));
+    }
+    warnings
+}
+
+pub(super) fn profile(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Throughput => "throughput",
+        Profile::Latency => "latency",
+        Profile::Conservative => "conservative",
+    }
+}
+
+fn front_end(front_end: FrontEndInUse) -> &'static str {
+    match front_end {
+        FrontEndInUse::Python => "Python",
+        FrontEndInUse::Rust => "Rust",
+    }
+}
+
+fn release(plan: &Plan) -> String {
+    match (plan.setup.simulated, plan.setup.version) {
+        (true, _) => "simulated engine".to_owned(),
+        (false, Some(version)) => format!("vLLM {version}"),
+        (false, None) => "vLLM of an unknown version, which gets only what every release has".to_owned(),
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+/// 1234567 as 1,234,567.
+pub(super) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits are ASCII")).collect();
+    groups.join(",")
+}
+
+/// In billions with one digit after the point, below that in millions.
+fn billions(number: u64) -> String {
+    match number {
+        0..1_000_000_000 => format!("{} million", (number + 500_000) / 1_000_000),
+        _ => format!("{}.{} billion", (number + 50_000_000) / 1_000_000_000, (number + 50_000_000) % 1_000_000_000 / 100_000_000),
+    }
+}

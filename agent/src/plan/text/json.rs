@@ -1,0 +1,85 @@
+//! A plan for programs.
+
+use serde_json::{Value, json};
+
+use super::super::layout::{Share, Why};
+use super::super::{Model, Plan};
+use super::{front_end, profile};
+
+pub(in super::super) fn of(plan: &Plan) -> Value {
+    let model = match &plan.model {
+        Model::Unknown { because } => json!({ "name": plan.name, "unknown": because }),
+        Model::Known(facts) => json!({
+            "name": plan.name,
+            "architecture": facts.architecture,
+            "parameters": facts.parameters,
+            "weight_bytes": facts.weight_bytes,
+            "format": facts.format.name,
+            "layers": facts.shape.layers,
+            "attention_heads": facts.shape.heads,
+            "kv_heads": facts.shape.kv_heads,
+            "head_dim": facts.shape.head_dim,
+            "windowed_layers": facts.shape.windowed_layers,
+            "recurrent_layers": facts.shape.recurrent_layers,
+            "latent_elements": facts.shape.latent,
+            "context": facts.context,
+        }),
+    };
+    let replicas: Vec<Value> = plan.replicas.iter().map(|replica| {
+        let flags = plan.choices(replica, plan.front_end.in_use);
+        let flags: Vec<Value> = flags.iter().map(|choice| json!({ "flag": choice.flag, "value": choice.value, "origin": choice.origin.word(), "because": choice.because })).collect();
+        let gpus: Vec<&str> = replica.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        json!({ "index": replica.index, "gpus": gpus, "flags": flags })
+    }).collect();
+    let spare: Vec<Value> = plan
+        .layout
+        .iter()
+        .flat_map(|layout| &layout.spare)
+        .map(|spare| json!({ "gpu": spare.gpu.uuid, "because": spare.because }))
+        .collect();
+    json!({
+        "model": model,
+        "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(share).collect::<Vec<_>>(),
+        "replicas": replicas,
+        "spare": spare,
+        "profile": profile(plan.setup.profile),
+        "version": plan.setup.version.map(|version| version.to_string()),
+        "front_end": { "name": front_end(plan.front_end.in_use).to_lowercase(), "because": plan.front_end.because },
+        "warnings": plan.warnings,
+    })
+}
+
+fn share(share: &Share) -> Value {
+    let why = match share.why {
+        Why::Smallest => "smallest",
+        Why::Asked => "asked",
+        Why::Unknown => "unknown",
+        Why::Slices => "slices",
+    };
+    let gpu = &share.replicas[0][0];
+    let memory = share.memory.as_ref().map(|memory| {
+        json!({
+            "usable_bytes": memory.usable,
+            "weight_bytes": memory.weights,
+            "runtime_bytes": memory.runtime,
+            "step_bytes": memory.activations,
+            "cache_bytes": memory.cache,
+            "token_bytes": memory.token_bytes(),
+        })
+    });
+    let tokens = share.memory.as_ref().zip(share.context).and_then(|(memory, context)| memory.tokens_in(context));
+    let requests = share.memory.as_ref().zip(share.context).and_then(|(memory, context)| memory.requests_of(u64::from(context)));
+    json!({
+        "gpu": gpu.name,
+        "gpu_bytes": gpu.memory_bytes,
+        "replicas": share.replicas.len(),
+        "tensor_parallel": share.tp,
+        "why": why,
+        "over_pcie": share.over_pcie,
+        "each_gpu": memory,
+        "context": share.context,
+        "context_shortened": share.shortened,
+        "kv_tokens": tokens,
+        "requests_of_full_context": requests,
+    })
+}

@@ -1,0 +1,196 @@
+//! How many bytes a model's weights take: its parameters counted from its shapes, and the formats in which they are kept. Arithmetic only.
+
+use serde_json::Value;
+
+use super::model::Shape;
+use crate::arguments::value_of;
+
+/// Bits of a parameter in the four-bit formats with their scales: a 16-bit scale and a zero point for each group of 128.
+const FOUR_BIT: f64 = 4.25;
+
+/// A model's parameters, by whether quantization takes them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Parameters {
+    /// Token embeddings and output head: they keep 16 bits.
+    pub(super) embeddings: u64,
+    /// The attention of all layers.
+    pub(super) attention: u64,
+    /// The feed-forward parts of all layers, all experts included.
+    pub(super) feed_forward: u64,
+}
+
+impl Parameters {
+    pub(super) fn total(self) -> u64 {
+        self.embeddings + self.attention + self.feed_forward
+    }
+}
+
+/// How weights are kept in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Format {
+    /// What it is called: `bf16`, `fp8`, `awq`…
+    pub name: String,
+    /// Bytes of a parameter that is not quantized, in memory.
+    pub plain_bytes: u64,
+    /// The same on disk.
+    stored_bytes: u64,
+    /// Bits of a quantized parameter; `None` where nothing is quantized.
+    bits: Option<f64>,
+    /// Whether only the feed-forward part is quantized, as in `mxfp4` checkpoints.
+    experts_only: bool,
+    /// Whether the engine quantizes while it loads.
+    online: bool,
+}
+
+impl Format {
+    /// The format of a checkpoint, as its `config.json` and the engine's arguments say.
+    pub(super) fn of(config: &Value, text: &Value, arguments: &[String]) -> Self {
+        let named = |value: &Value| ["dtype", "torch_dtype"].iter().find_map(|name| value.get(*name)?.as_str().map(str::to_owned));
+        let stored = named(text).or_else(|| named(config)).unwrap_or_else(|| "bfloat16".to_owned());
+        let stored_bytes = width(&stored);
+        let given = value_of(arguments, "--dtype").filter(|given| *given != "auto");
+        // Left to itself the engine loads 32-bit checkpoints as 16-bit ones.
+        let plain_bytes = given.map_or(stored_bytes.min(2), width);
+        let plain = match given.unwrap_or(&stored) {
+            "float16" | "half" => "fp16",
+            "float32" | "float" if plain_bytes == 4 => "fp32",
+            _ => "bf16",
+        };
+        let kept = Self { name: plain.to_owned(), plain_bytes, stored_bytes, bits: None, experts_only: false, online: false };
+        let quantization =
+            config.get("quantization_config").or_else(|| text.get("quantization_config")).or_else(|| config.get("compression_config"));
+        if let Some((name, bits)) = quantization.and_then(quantized) {
+            return Self { experts_only: name == "mxfp4", name, bits: Some(bits), ..kept };
+        }
+        match value_of(arguments, "--quantization").or_else(|| value_of(arguments, "-q")) {
+            Some(name) if name.starts_with("fp8") || name.contains("int8") => {
+                Self { name: name.to_owned(), bits: Some(8.0), online: true, ..kept }
+            }
+            Some(name @ "bitsandbytes") => Self { name: name.to_owned(), bits: Some(FOUR_BIT), online: true, ..kept },
+            _ => kept,
+        }
+    }
+
+    /// Whether every parameter has the width of the model's type, on disk and in memory.
+    pub(super) fn is_plain(&self) -> bool {
+        self.bits.is_none() || self.online
+    }
+
+    /// Whether nothing is quantized.
+    #[must_use]
+    pub fn is_unquantized(&self) -> bool {
+        self.bits.is_none()
+    }
+
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
+    /// What so many bytes on disk take in memory.
+    pub(super) fn loaded(&self, on_disk: u64, parameters: &Parameters) -> u64 {
+        match self.bits {
+            Some(_) if self.online => self.bytes_of(parameters),
+            Some(_) => on_disk,
+            None => on_disk / self.stored_bytes * self.plain_bytes,
+        }
+    }
+
+    /// What parameters that are nowhere on disk would take.
+    pub(super) fn bytes_of(&self, parameters: &Parameters) -> u64 {
+        let Some(bits) = self.bits else { return parameters.total() * self.plain_bytes };
+        let kept = parameters.embeddings + if self.experts_only { parameters.attention } else { 0 };
+        kept * self.plain_bytes + scaled(parameters.total() - kept, bits / 8.0)
+    }
+}
+
+/// A number of bytes for so many parameters. Exact to one in 2^53, which no size here reaches.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "sizes are far below 2^53 and positive"
+)]
+pub(crate) fn scaled(count: u64, factor: f64) -> u64 {
+    (count as f64 * factor).round() as u64
+}
+
+/// What the weights would take in the two formats to which people turn when a model does not fit: one byte a parameter, and four bits.
+pub(super) fn smaller(parameters: u64) -> [(&'static str, u64); 2] {
+    [("fp8", parameters), ("4-bit (AWQ or GPTQ)", scaled(parameters, FOUR_BIT / 8.0))]
+}
+
+fn width(name: &str) -> u64 {
+    match name {
+        "float32" | "float" => 4,
+        "float8_e4m3fn" | "float8_e5m2" => 1,
+        _ => 2,
+    }
+}
+
+/// Name and bits of a checkpoint's quantization.
+fn quantized(config: &Value) -> Option<(String, f64)> {
+    let text = |name: &str| config.get(name).and_then(Value::as_str);
+    let bits = ["bits", "w_bit", "weight_bits"].iter().find_map(|name| config.get(*name)?.as_f64());
+    let method = text("quant_method")?.to_lowercase();
+    let bits = match method.as_str() {
+        "fp8" | "fbgemm_fp8" | "ptpc_fp8" | "experts_int8" => 8.0,
+        "mxfp4" => FOUR_BIT,
+        "bitsandbytes" if config.get("load_in_8bit").and_then(Value::as_bool) == Some(true) => 8.0,
+        "compressed-tensors" => compressed(config).unwrap_or(8.0),
+        "modelopt" | "modelopt_fp4" if text("quant_algo").is_some_and(|name| name.contains("FP4")) => 4.5,
+        "modelopt" => 8.0,
+        // Scales and zero points go with each group of four-bit weights; eight bits hardly have any.
+        _ => bits.map_or(FOUR_BIT, |bits| if bits < 8.0 { bits + 0.25 } else { bits }),
+    };
+    Some((method, bits))
+}
+
+/// The widest weights of a `compressed-tensors` checkpoint.
+fn compressed(config: &Value) -> Option<f64> {
+    let groups = config.get("config_groups")?.as_object()?;
+    groups.values().filter_map(|group| group.get("weights")?.get("num_bits")?.as_f64()).reduce(f64::max)
+}
+
+/// Parameters from shapes. Norms and biases are left out: less than one in a thousand.
+pub(super) fn parameters(config: &Value, shape: &Shape) -> Parameters {
+    let number = |names: &[&str]| names.iter().find_map(|name| config.get(*name)?.as_u64());
+    // Gemma's configurations leave out that theirs are tied; others are counted as not tied, on the safe side.
+    let gemma = || config.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.starts_with("gemma"));
+    let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or_else(gemma);
+    let layers = u64::from(shape.layers);
+    let experts = number(&["num_local_experts", "n_routed_experts", "num_experts"]).unwrap_or(0);
+    // Gate, up and down. Old models have no gate; theirs comes out half too large, on the safe side.
+    let gated = |width: u64| 3 * shape.hidden * width;
+    let feed_forward = if experts == 0 {
+        layers * gated(shape.intermediate)
+    } else {
+        let width = number(&["moe_intermediate_size"]).unwrap_or(shape.intermediate);
+        let shared = number(&["shared_expert_intermediate_size"]).or_else(|| Some(number(&["n_shared_experts"])? * width)).unwrap_or(0);
+        let every = number(&["decoder_sparse_step", "moe_layer_freq"]).unwrap_or(1).max(1);
+        let dense_first = number(&["first_k_dense_replace"]).unwrap_or(0).min(layers);
+        let sparse = (layers - dense_first) / every;
+        sparse * (experts * gated(width) + gated(shared) + shape.hidden * experts) + (layers - sparse) * gated(shape.intermediate)
+    };
+    Parameters {
+        embeddings: shape.vocabulary * shape.hidden * if tied { 1 } else { 2 },
+        attention: layers * attention(config, shape),
+        feed_forward,
+    }
+}
+
+/// The attention of one layer. A layer with a state in place of attention is counted alike; theirs are of the same order.
+fn attention(config: &Value, shape: &Shape) -> u64 {
+    let number = |name: &str| config.get(name).and_then(Value::as_u64);
+    let (heads, hidden) = (u64::from(shape.heads), shape.hidden);
+    if let Some(rank) = number("kv_lora_rank") {
+        let (nope, rope) = (number("qk_nope_head_dim").unwrap_or(128), number("qk_rope_head_dim").unwrap_or(64));
+        let value = number("v_head_dim").unwrap_or(128);
+        let query = match number("q_lora_rank") {
+            Some(query_rank) => hidden * query_rank + query_rank * heads * (nope + rope),
+            None => hidden * heads * (nope + rope),
+        };
+        return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden;
+    }
+    let head = u64::from(shape.head_dim);
+    2 * hidden * heads * head + 2 * hidden * u64::from(shape.kv_heads) * head
+}

@@ -1,0 +1,51 @@
+//! `hostler plan`: what the agent would run on this host, or on one that is described, and why. Starts nothing.
+
+use anyhow::Context;
+use clap::Args;
+use hostler_agent::AgentConfig;
+use hostler_agent::engine::version::Version;
+use hostler_agent::plan::what_if::describe;
+use hostler_agent::plan::{Supposed, preview};
+use hostler_boot::Settings;
+
+use crate::output::say;
+use crate::settings::EngineArgs;
+
+/// The options of `hostler plan`, beside the agent's settings.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// Plan for these GPUs instead of this host's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG slices; commas separate kinds.
+    #[arg(long, value_name = "COUNTxSIZE")]
+    gpus: Option<String>,
+    /// The GPUs of `--gpus` are joined by NVLink: all of a kind, or in groups of so many.
+    #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "64", requires = "gpus")]
+    nvlink: Option<u32>,
+    /// Plan for this release of vLLM instead of the installed one.
+    #[arg(long, value_name = "VERSION")]
+    vllm_version: Option<String>,
+    /// Print it for a program.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// Prints the plan; fails with the arithmetic when the model does not fit.
+pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
+    let config: AgentConfig = settings.section("agent")?;
+    let described = args.gpus.as_deref().map(|text| describe(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
+    let release = |text: &String| Version::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
+    let version = args.vllm_version.as_ref().map(release).transpose()?;
+    let preview = preview(config, Supposed { described, version }).await?;
+    if args.json {
+        let mut told = preview.plan.json();
+        told["supposes"] = preview.supposes.into();
+        say(&serde_json::to_string_pretty(&told)?);
+        return Ok(());
+    }
+    say(&preview.plan.page());
+    for sentence in preview.supposes {
+        say(&format!("note       {sentence}"));
+    }
+    Ok(())
+}
