@@ -19,6 +19,45 @@ pub enum EngineKind {
     Simulated,
 }
 
+/// What an engine is tuned for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// The most tokens per second over all requests.
+    #[default]
+    Throughput,
+    /// The shortest waits of each request, at fewer requests at once.
+    Latency,
+    /// The engine's own defaults with memory to spare: for models and hosts of which nothing is known.
+    Conservative,
+}
+
+/// Which of vLLM's HTTP front-ends serves an engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FrontEnd {
+    /// The Rust one where the release has it and it starts, else the Python one.
+    #[default]
+    Auto,
+    /// The Python one.
+    Python,
+    /// The Rust one; an engine where it does not start fails.
+    Rust,
+}
+
+/// What becomes of engines whose agent dies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum IfAgentDies {
+    /// `keep` as a systemd service, `kill` otherwise: in a batch job, in a terminal and under `hostler up`.
+    #[default]
+    Auto,
+    /// Nothing of them survives it.
+    Kill,
+    /// They live on, and the next agent in the same run directory takes them over.
+    Keep,
+}
+
 /// The `[agent]` section of the configuration.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -33,6 +72,16 @@ pub struct AgentConfig {
     pub model: String,
     /// Number of engines on this node; 0 means one per GPU, or one where there is no GPU.
     pub replicas: u32,
+    /// GPUs of one replica (tensor parallel); 0 decides by the model's size and the host's GPUs, see `hostler plan`.
+    pub tp: u32,
+    /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan` shows the flags of each.
+    pub profile: Profile,
+    /// vLLM's HTTP front-end: `auto`, `python` or `rust`.
+    pub front_end: FrontEnd,
+    /// Bind each engine to the CPU cores next to its GPU, as far as this job may use them. Turn it off where something else binds.
+    pub bind_cpus: bool,
+    /// Another library in place of the NVIDIA driver's `libnvidia-ml.so.1`; empty means that one.
+    pub nvml_lib: PathBuf,
     /// The `vllm` program, as a path or a name looked up on PATH.
     pub vllm_bin: PathBuf,
     /// More arguments for every engine, after the agent's own.
@@ -48,6 +97,20 @@ pub struct AgentConfig {
     /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn it off before vLLM 0.20 for a model with
     /// sliding-window attention: those releases give up their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
+    /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is `keep` as a systemd service and `kill` otherwise.
+    pub if_agent_dies: IfAgentDies,
+    /// How long kept engines wait for the next agent before they end.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub keep_for: Duration,
+    /// How long an engine with work may show no progress, at least, until it counts as hung and is replaced; longer where its tokens come slowly.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub stall_timeout: Duration,
+    /// After this time without requests an engine is asked for one token, to see that it still can; `0s` turns it off.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub canary_interval: Duration,
     /// How long an engine may take from its start until it is ready. Large models on slow disks need more.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -74,6 +137,11 @@ impl Default for AgentConfig {
             engine: EngineKind::Auto,
             model: String::new(),
             replicas: 0,
+            tp: 0,
+            profile: Profile::Throughput,
+            front_end: FrontEnd::Auto,
+            bind_cpus: true,
+            nvml_lib: PathBuf::new(),
             vllm_bin: "vllm".into(),
             engine_args: Vec::new(),
             run_dir: PathBuf::new(),
@@ -81,6 +149,10 @@ impl Default for AgentConfig {
             agent_admin: String::new(),
             lanes: 4,
             kv_events: true,
+            if_agent_dies: IfAgentDies::Auto,
+            keep_for: Duration::from_secs(10 * 60),
+            stall_timeout: Duration::from_secs(10),
+            canary_interval: Duration::from_secs(30),
             startup_timeout: Duration::from_secs(30 * 60),
             drain_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(10),

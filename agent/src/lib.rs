@@ -3,13 +3,18 @@
 //! `host` finds what there is to run on, `engine` keeps each engine alive, `probe` watches its load, `cache` knows what it has cached,
 //! `files` reads its tokenizer, `uplink` serves the routers.
 
+pub mod advise;
 mod arguments;
 pub mod cache;
 mod config;
+pub mod deaths;
 pub mod engine;
 pub mod files;
+pub mod gpu;
 pub mod host;
+pub mod keeper;
 mod metrics;
+pub mod plan;
 pub mod probe;
 mod run_dir;
 pub mod traffic;
@@ -26,12 +31,16 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use config::{AgentConfig, EngineKind};
-use engine::command::Launch;
-use engine::version::{self, Version};
-use engine::{Engine, EngineSpec, Phase};
+use advise::Setup;
+pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
+use engine::command::{CommandLine, Launch, command_line};
+use engine::turns::Turns;
+use engine::version;
+use engine::{Adopted, Engine, EngineSpec, FrontEndInUse, Phase};
 use host::{Host, HostError, ReplicaPlan, Resolved};
+use keeper::{Fate, Survivor};
 pub use metrics::AgentMetrics;
+use plan::{Plan, PlanError};
 use run_dir::{RunDir, RunDirError};
 use uplink::{Board, Uplink};
 
@@ -47,6 +56,9 @@ pub enum AgentError {
     /// vLLM does not tell its version.
     #[error(transparent)]
     Version(#[from] version::VersionError),
+    /// The model does not fit, or what was asked for cannot be.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The admin address cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -67,10 +79,15 @@ pub struct Agent {
     config: AgentConfig,
     node: String,
     engine: Resolved,
-    version: Option<Version>,
-    plans: Vec<ReplicaPlan>,
+    plan: Plan,
     run_dir: RunDir,
     logs: PathBuf,
+    /// This program, for the engines' keepers.
+    program: PathBuf,
+    /// What becomes of the engines when this agent dies.
+    fate: Fate,
+    /// NVIDIA's driver; `None` without GPUs.
+    driver: Option<gpu::Driver>,
 }
 
 impl Agent {
@@ -93,28 +110,27 @@ impl Agent {
         }
         let vllm = host::look_up(&config.vllm_bin, std::env::var_os("PATH").as_deref());
         let engine = host::resolve(config.engine, !config.model.is_empty(), &vllm, simulated)?;
-        let host = Host::discover(&engine).await?;
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
         if let Some(reason) = &host.no_gpu_because {
             tracing::info!(reason, "no GPU");
         }
-        let plans = host::plan(&host, &engine, &config)?;
-        let version = match &engine {
-            Resolved::Vllm { program } => match version::probe(program).await {
-                Ok(version) => Some(version),
-                Err(error @ version::VersionError::Start { .. }) => return Err(error.into()),
-                Err(error) => {
-                    tracing::warn!(%error, "the version of vLLM is unknown; only flags that every release has are used");
-                    None
-                }
-            },
-            Resolved::Simulated { .. } => None,
-        };
-        let run_dir = open_run_dir(config.run_dir.clone()).await?;
+        let installed = plan::installed(&engine).await?;
+        let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
+        let plan = plan::make(engine.clone(), installed, host.gpus.clone(), links, config.clone()).await?;
+        tracing::info!(plan = plan.summary(), "planned");
+        for warning in &plan.warnings {
+            tracing::warn!(warning, "of the plan");
+        }
+        let driver = host.driver;
         let node = if config.node.is_empty() { host.name } else { config.node.clone() };
         if !node.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '-' | '_')) {
             return Err(AgentError::NodeName(node));
         }
-        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, version, plans, run_dir })
+        let fate = Fate::of(config.if_agent_dies, config.keep_for, |name| std::env::var(name).ok());
+        let run_dir = open_run_dir(config.run_dir.clone(), node.clone(), fate != Fate::Kill).await?;
+        let program = simulated.to_owned();
+        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, program, fate, driver })
     }
 
     /// Where the agent's metrics and health are served when no address was given.
@@ -124,18 +140,28 @@ impl Agent {
     }
 
     /// Runs the engines and serves the routers until the shutdown drains, then until the engines have finished and stopped.
-    /// When it stops instead, the engines are killed.
+    /// When SIGHUP began the drain and engines outlive their agent here, they are left to the next agent. When it stops instead, the engines are killed.
     ///
     /// # Errors
     /// When an engine cannot be described, or the admin address cannot be had; nothing is left running then.
-    pub async fn run(self, shutdown: Shutdown) -> Result<(), AgentError> {
+    pub async fn run(mut self, shutdown: Shutdown) -> Result<(), AgentError> {
         // What may fail comes before the first engine starts.
         let admin_listener = self.bind_admin().await?;
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
-        let replicas = self.replicas(&supervisors)?;
+        let survivors = self.run_dir.take_survivors();
+        let (specs, rejected) = match self.specs(survivors) {
+            Ok(specs) => specs,
+            Err(error) => {
+                // The engines in it live on.
+                self.run_dir.keep();
+                return Err(error);
+            }
+        };
+        end_survivors(rejected).await;
+        let replicas = self.replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
-        let board = Arc::new(Board::new(replicas));
+        let board = Arc::new(Board::new(replicas).with_readings(self.driver.as_ref().map(gpu::Driver::readings)));
         let metrics = Arc::new(AgentMetrics::default());
         let overview = Arc::new(Overview { board: board.clone(), metrics: metrics.clone() });
         let admin = tokio::spawn(serve_admin(admin_listener, self.run_dir.admin_socket(), overview, end.clone()));
@@ -153,10 +179,12 @@ impl Agent {
             let (board, end) = (board.clone(), end.clone());
             async move { board.watch(end).await }
         });
+        let gpus = tokio::spawn(self.watch_gpus(&board, end.clone()));
         let sessions = tokio::spawn(Arc::new(uplink).run(self.config.router.clone(), end.clone()));
 
+        let keeps = self.fate != Fate::Kill;
         tokio::select! {
-            () = drain(&engines, &shutdown, self.config.drain_timeout + self.config.stop_grace + LAST_KILL) => {}
+            () = drain(&engines, &shutdown, keeps, self.config.drain_timeout + self.config.stop_grace + LAST_KILL) => {}
             () = shutdown.stopped() => {
                 tracing::warn!("killing the engines");
                 engines.iter().for_each(Engine::kill_now);
@@ -167,7 +195,7 @@ impl Agent {
             tokio::time::timeout(self.config.stop_grace + LAST_KILL, futures_util::future::join_all(engines.iter().map(Engine::stop)))
                 .await;
         end.cancel();
-        for task in [watcher, sessions, admin] {
+        for task in [watcher, gpus, sessions, admin] {
             end_within(GOODBYE, task).await;
         }
         drop((engines, board));
@@ -178,41 +206,124 @@ impl Agent {
         }
         supervisors.close();
         supervisors.wait().await;
-        self.run_dir.remove();
+        if keeps && shutdown.was_hung_up() {
+            self.run_dir.keep();
+        } else {
+            self.run_dir.remove();
+        }
         Ok(())
     }
 
-    fn replicas(&self, supervisors: &TaskTracker) -> Result<Vec<uplink::Replica>, AgentError> {
+    /// What each replica runs, with the life to go on with where a dead agent left the very engine that would be started; and what it left besides.
+    fn specs(&self, mut survivors: Vec<Survivor>) -> Result<(Vec<Described<'_>>, Vec<Survivor>), AgentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let cores = u32::try_from(cores / self.plans.len().max(1)).unwrap_or(1).max(1);
-        let kv_cache_gib = host::kv_cache_gib(self.plans.len());
-        let specs = self.plans.iter().map(|plan| {
-            let directory = self.run_dir.engine(plan.index);
+        let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
+        let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
+        let spec_in = |plan, directory: PathBuf| {
+            let plan: &ReplicaPlan = plan;
             let launch = Launch {
                 engine: &self.engine,
-                version: self.version,
+                version: self.plan.setup.version,
                 replica: plan,
                 // A single engine has the host to itself and binds to its cores as it likes.
-                cores: (plan.gpu.is_none() && self.plans.len() > 1).then_some(cores),
-                kv_cache_gib: kv_cache_gib.filter(|_| plan.gpu.is_none()),
+                cores: (plan.gpus.is_empty() && self.plan.replicas.len() > 1).then_some(cores),
+                kv_cache_gib: kv_cache_gib.filter(|_| plan.gpus.is_empty()),
                 directory: &directory,
                 config: &self.config,
+                choices: &self.plan.choices(plan, self.plan.front_end.in_use),
+                front_end: self.plan.front_end.in_use,
             };
             let log = self.logs.join(format!("{}-e{}.log", self.node, plan.index));
-            Ok((plan, EngineSpec::new(&launch, log)?))
+            let mut spec = EngineSpec::new(&launch, log, self.program.clone())?;
+            if self.plan.front_end.may_fall_back {
+                let choices = self.plan.choices(plan, FrontEndInUse::Python);
+                spec.fallback = Some(command_line(&Launch { choices: &choices, front_end: FrontEndInUse::Python, ..launch })?);
+            }
+            (spec.node, spec.if_agent_dies) = (self.node.clone(), self.fate);
+            Ok::<_, HostError>(spec)
+        };
+        let described = self.plan.replicas.iter().map(|plan| {
+            if let Some(at) = survivors.iter().position(|survivor| survivor.life.index == plan.index) {
+                // An engine that lives on stays where it is.
+                let spec = spec_in(plan, survivors[at].directory.clone())?;
+                if let Some(fell_back) = survivors[at].runs(&spec) {
+                    let adopted = Adopted { survivor: survivors.swap_remove(at), fell_back };
+                    return Ok((plan, spec, Some(adopted)));
+                }
+            }
+            Ok((plan, spec_in(plan, self.run_dir.engine(plan.index))?, None))
         });
         // All commands are known to be sound before the first engine starts.
-        let specs: Vec<_> = specs.collect::<Result<_, HostError>>()?;
-        let replica = |(plan, spec): (&ReplicaPlan, EngineSpec)| {
-            let gpu = plan.gpu.as_ref();
+        let mut described: Vec<_> = described.collect::<Result<_, HostError>>()?;
+        let command = described.first().map(|(_, spec, _)| &spec.command);
+        let turns = Arc::new(Turns::among(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
+        for (_, spec, _) in &mut described {
+            spec.turns = Arc::clone(&turns);
+        }
+        Ok((self.on_gpus(described), survivors))
+    }
+
+    fn replicas(&self, described: Vec<Described<'_>>, supervisors: &TaskTracker) -> Vec<uplink::Replica> {
+        let replica = |(plan, spec, adopted): Described<'_>| {
+            let gpu = plan.gpus.first();
             let traits = uplink::Traits {
                 gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
-                token_budget: host::token_budget(&self.engine, self.version, gpu, &self.config.engine_args),
+                token_budget: self.plan.token_budget(plan),
                 prompt_files: files::Source::new(&self.engine, &self.config),
+                setup: self.setup(plan, &spec.command),
             };
-            uplink::Replica::new(plan.index, Engine::start(spec, supervisors), traits)
+            uplink::Replica::new(plan.index, Engine::supervise(spec, adopted, supervisors), traits)
         };
-        Ok(specs.into_iter().map(replica).collect())
+        described.into_iter().map(replica).collect()
+    }
+
+    /// Binds engines to the CPUs next to their GPUs, and has them start only where those are free.
+    fn on_gpus<'a>(&self, mut specs: Vec<Described<'a>>) -> Vec<Described<'a>> {
+        let Some(driver) = &self.driver else { return specs };
+        let gpus: Vec<_> = specs.iter().map(|(plan, ..)| plan.gpus.clone()).collect();
+        let bindings = if self.config.bind_cpus { gpu::bindings(driver, &gpus) } else { vec![None; gpus.len()] };
+        for (((_, spec, _), gpus), binding) in specs.iter_mut().zip(gpus).zip(bindings) {
+            spec.binding = binding;
+            spec.ready_to_start = (!gpus.is_empty()).then(|| gpu::Free::new(driver.clone(), gpus, self.plan.setup.utilization()));
+        }
+        specs
+    }
+
+    /// Watches the GPUs that engines run on, until `end`.
+    fn watch_gpus(&self, board: &Board, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+        let watched = |replica: &uplink::Replica| gpu::Watched {
+            name: format!("{}/{}", self.node, replica.index),
+            gpus: replica.traits.setup.gpus.clone(),
+            engine: replica.engine.clone(),
+        };
+        let watched = board.replicas().iter().map(watched).collect();
+        let driver = self.driver.clone();
+        async move {
+            if let Some(driver) = driver {
+                gpu::watch(driver, watched, end).await;
+            }
+        }
+    }
+
+    /// What the advisor and the routers are told of how a replica is started.
+    fn setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> Setup {
+        Setup {
+            simulated: matches!(self.engine, Resolved::Simulated { .. }),
+            profile: match self.config.profile {
+                Profile::Throughput => "throughput",
+                Profile::Latency => "latency",
+                Profile::Conservative => "conservative",
+            },
+            no_rust_because: match self.plan.front_end.in_use {
+                FrontEndInUse::Python => self.plan.front_end.because.clone(),
+                FrontEndInUse::Rust => String::new(),
+            },
+            tensor_parallel: u32::try_from(plan.gpus.len()).unwrap_or(u32::MAX).max(1),
+            gpus: plan.gpus.clone(),
+            joined: self.plan.share(plan).is_none_or(|share| !share.over_pcie),
+            weights_bytes: self.plan.model.facts().map(|facts| facts.weight_bytes),
+            arguments: command.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+        }
     }
 
     /// The listener of the admin pages, when an address was given.
@@ -238,9 +349,18 @@ async fn serve_admin(listener: Option<TcpListener>, socket: PathBuf, overview: A
     }
 }
 
+/// Ends engines that a dead agent has left and this one would not start: of another model, or with other flags. Their memory is needed.
+async fn end_survivors(rejected: Vec<Survivor>) {
+    for survivor in rejected {
+        let directory = survivor.directory.clone();
+        let ended = tokio::task::spawn_blocking(move || survivor.end()).await.expect("ending an engine does not panic");
+        tracing::warn!(directory = %directory.display(), ?ended, "ended an engine of an agent that had died: this agent would start another one");
+    }
+}
+
 /// Clearing up after an agent that had died may take seconds, so it has a thread of its own.
-async fn open_run_dir(configured: PathBuf) -> Result<RunDir, AgentError> {
-    let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured)).await;
+async fn open_run_dir(configured: PathBuf, node: String, adopts: bool) -> Result<RunDir, AgentError> {
+    let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured, &node, adopts)).await;
     let run_dir = opened.expect("opening the run directory does not panic")?;
     for cleared in run_dir.cleared() {
         tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.left, "cleared up after an agent that had died");
@@ -249,9 +369,9 @@ async fn open_run_dir(configured: PathBuf) -> Result<RunDir, AgentError> {
 }
 
 /// When the shutdown drains: tells the routers, lets the engines finish, and waits until all have stopped.
-async fn drain(engines: &[Engine], shutdown: &Shutdown, limit: Duration) {
+async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Duration) {
     shutdown.draining().await;
-    engines.iter().for_each(Engine::retire);
+    engines.iter().for_each(if keeps && shutdown.was_hung_up() { Engine::hand_over } else { Engine::retire });
     let all_stopped = async {
         for engine in engines {
             let mut status = engine.status();
@@ -275,6 +395,9 @@ const MOST_LANES: u32 = 64;
 
 /// See `drain`; reports go out every 10 ms.
 const LAST_REPORTS: Duration = Duration::from_millis(30);
+
+/// A replica, what it runs, and the life to go on with.
+type Described<'a> = (&'a ReplicaPlan, EngineSpec, Option<Adopted>);
 
 /// What the admin pages show.
 #[derive(Debug)]

@@ -7,7 +7,10 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
+use crate::advise::Kind;
+use crate::cache::CacheCounters;
 use crate::engine::Phase;
+use crate::gpu::{Gpu, Reading};
 use crate::uplink::{Board, Replica};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -42,12 +45,7 @@ impl Default for AgentMetrics {
             cancelled: outcome("cancelled"),
             unknown_frames: page.counter("agent_unknown_frames", &[], unknown, Counter::default()),
             page: {
-                page.describe(FIGURES.iter().map(|&Figure { name, kind, help, .. }| Described {
-                    name: name.into(),
-                    kind,
-                    labels: &["replica"],
-                    help,
-                }));
+                page.describe(described());
                 page
             },
         }
@@ -62,91 +60,159 @@ struct Figure {
     value: fn(&Replica) -> u64,
 }
 
+const fn figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Replica) -> u64) -> Figure {
+    Figure { name, kind, help, value }
+}
+
+fn is_in(replica: &Replica, phase: Phase) -> u64 {
+    (replica.engine.status().borrow().phase == phase).into()
+}
+
+fn cache(replica: &Replica) -> CacheCounters {
+    replica.engine.cache().counters()
+}
+
 const FIGURES: &[Figure] = &[
-    Figure {
-        name: "hostler_agent_engine_ready",
-        kind: "gauge",
-        help: "1 when the engine serves.",
-        value: |replica| (replica.engine.status().borrow().phase == Phase::Ready).into(),
-    },
-    Figure {
-        name: "hostler_agent_engine_in_flight",
-        kind: "gauge",
-        help: "Requests of all routers in flight there.",
-        value: |replica| replica.engine.traffic().total().into(),
-    },
-    Figure {
-        name: "hostler_agent_engine_pending_tokens",
-        kind: "gauge",
-        help: "Prompt tokens of requests in flight that are still to be computed, as routers estimated them.",
-        value: |replica| replica.engine.traffic().changes().borrow().sum().pending_tokens,
-    },
-    Figure {
-        name: "hostler_agent_engine_restarts_total",
-        kind: "counter",
-        help: "Starts of the engine after its first one.",
-        value: |replica| replica.engine.status().borrow().restarts.into(),
-    },
-    Figure {
-        name: "hostler_agent_cache_exact",
-        kind: "gauge",
-        help: "1 when the agent knows exactly which blocks the engine has cached.",
-        value: |replica| replica.engine.cache().watch().borrow().exact.into(),
-    },
-    Figure {
-        name: "hostler_agent_cache_events_total",
-        kind: "counter",
-        help: "Events about cached blocks that the engine sent.",
-        value: |replica| replica.engine.cache().counters().events,
-    },
-    Figure {
-        name: "hostler_agent_cache_gaps_total",
-        kind: "counter",
-        help: "Times that some of these events were missing.",
-        value: |replica| replica.engine.cache().counters().gaps,
-    },
-    Figure {
-        name: "hostler_agent_cache_replays_total",
-        kind: "counter",
-        help: "Gaps that the engine filled by sending the events again.",
-        value: |replica| replica.engine.cache().counters().replays,
-    },
-    Figure {
-        name: "hostler_agent_cache_resets_total",
-        kind: "counter",
-        help: "Times that every block was forgotten because what was known could have been wrong.",
-        value: |replica| replica.engine.cache().counters().resets,
-    },
-    Figure {
-        name: "hostler_agent_cache_orphans_total",
-        kind: "counter",
-        help: "Blocks that were not taken in because the block before them is unknown.",
-        value: |replica| replica.engine.cache().counters().orphans,
-    },
-    Figure {
-        name: "hostler_agent_cache_malformed_total",
-        kind: "counter",
-        help: "Messages about cached blocks that could not be read.",
-        value: |replica| replica.engine.cache().counters().malformed,
-    },
-    Figure {
-        name: "hostler_agent_cache_ignored_total",
-        kind: "counter",
-        help: "Events about other memory than the GPU's, or about other groups of layers than the one that is followed.",
-        value: |replica| replica.engine.cache().counters().ignored,
-    },
+    figure("hostler_agent_engine_ready", "gauge", "1 when the engine serves.", |replica| is_in(replica, Phase::Ready)),
+    figure("hostler_agent_engine_failed", "gauge", "1 while the engine is down after a crash.", |replica| is_in(replica, Phase::Failed)),
+    figure("hostler_agent_engine_quarantined", "gauge", "1 while the engine stays out of service until it is released.", |replica| {
+        is_in(replica, Phase::Quarantined)
+    }),
+    figure("hostler_agent_engine_sleeping", "gauge", "1 while the engine has given its memory back.", |replica| {
+        is_in(replica, Phase::Sleeping)
+    }),
+    figure("hostler_agent_engine_start_percent", "gauge", "How far the start of the engine has come; 100 when it serves.", |replica| {
+        let status = replica.engine.status();
+        let status = status.borrow();
+        let begun = status.progress.as_ref().map_or(0, |progress| progress.percent.into());
+        if status.phase == Phase::Ready { 100 } else { begun }
+    }),
+    figure("hostler_agent_engine_in_flight", "gauge", "Requests of all routers in flight there.", |replica| {
+        replica.engine.traffic().total().into()
+    }),
+    figure(
+        "hostler_agent_engine_pending_tokens",
+        "gauge",
+        "Prompt tokens of requests in flight that are still to be computed, as routers estimated them.",
+        |replica| replica.engine.traffic().changes().borrow().sum().pending_tokens,
+    ),
+    figure("hostler_agent_engine_restarts_total", "counter", "Starts of the engine after its first one.", |replica| {
+        replica.engine.status().borrow().restarts.into()
+    }),
+    figure("hostler_agent_cache_exact", "gauge", "1 when the agent knows exactly which blocks the engine has cached.", |replica| {
+        replica.engine.cache().watch().borrow().exact.into()
+    }),
+    figure("hostler_agent_cache_events_total", "counter", "Events about cached blocks that the engine sent.", |replica| {
+        cache(replica).events
+    }),
+    figure("hostler_agent_cache_gaps_total", "counter", "Times that some of these events were missing.", |replica| cache(replica).gaps),
+    figure("hostler_agent_cache_replays_total", "counter", "Gaps that the engine filled by sending the events again.", |replica| {
+        cache(replica).replays
+    }),
+    figure(
+        "hostler_agent_cache_resets_total",
+        "counter",
+        "Times that every block was forgotten because what was known could have been wrong.",
+        |replica| cache(replica).resets,
+    ),
+    figure(
+        "hostler_agent_cache_orphans_total",
+        "counter",
+        "Blocks that were not taken in because the block before them is unknown.",
+        |replica| cache(replica).orphans,
+    ),
+    figure("hostler_agent_cache_malformed_total", "counter", "Messages about cached blocks that could not be read.", |replica| {
+        cache(replica).malformed
+    }),
+    figure(
+        "hostler_agent_cache_ignored_total",
+        "counter",
+        "Events about other memory than the GPU's, or about other groups of layers than the one that is followed.",
+        |replica| cache(replica).ignored,
+    ),
 ];
 
+/// Something about each GPU. What the driver does not say is not on the page.
+struct GpuFigure {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: fn(&Gpu, &Reading) -> Option<f64>,
+}
+
+const fn gpu_figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Gpu, &Reading) -> Option<f64>) -> GpuFigure {
+    GpuFigure { name, kind, help, value }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
+const GPU_FIGURES: &[GpuFigure] = &[
+    gpu_figure("hostler_agent_gpu_memory_bytes", "gauge", "Memory of the GPU.", |gpu, _| Some(gpu.memory_bytes as f64)),
+    gpu_figure("hostler_agent_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use, by anybody.", |_, now| {
+        now.memory_used_bytes.map(|bytes| bytes as f64)
+    }),
+    gpu_figure("hostler_agent_gpu_utilisation", "gauge", "Part of the last second in which a kernel ran, 0 to 1.", |_, now| {
+        now.utilisation.map(|percent| f64::from(percent) / 100.0)
+    }),
+    gpu_figure("hostler_agent_gpu_watts", "gauge", "Power that the GPU takes.", |_, now| now.watts.map(f64::from)),
+    gpu_figure("hostler_agent_gpu_watts_limit", "gauge", "Power at which the GPU's clocks are lowered.", |_, now| {
+        now.watts_limit.map(f64::from)
+    }),
+    gpu_figure("hostler_agent_gpu_sm_mhz", "gauge", "Clock of the GPU's multiprocessors.", |_, now| now.sm_mhz.map(f64::from)),
+    gpu_figure("hostler_agent_gpu_celsius", "gauge", "Temperature of the GPU.", |_, now| now.celsius.map(f64::from)),
+    gpu_figure("hostler_agent_gpu_ecc_corrected_total", "counter", "Corrected memory errors since the driver was loaded.", |_, now| {
+        now.ecc_corrected.map(|errors| errors as f64)
+    }),
+    gpu_figure("hostler_agent_gpu_ecc_uncorrected_total", "counter", "Uncorrected memory errors since the driver was loaded.", |_, now| {
+        now.ecc_uncorrected.map(|errors| errors as f64)
+    }),
+    gpu_figure("hostler_agent_gpu_remap_pending", "gauge", "1 when rows of the GPU's memory wait for a reset to be replaced.", |_, now| {
+        Some(now.remap_pending.into())
+    }),
+    gpu_figure("hostler_agent_gpu_remap_failed", "gauge", "1 when a row of the GPU's memory could not be replaced.", |_, now| {
+        Some(now.remap_failed.into())
+    }),
+    gpu_figure("hostler_agent_gpu_last_xid", "gauge", "The driver's last XID about the GPU; 0 before the first.", |_, now| {
+        Some(now.last_xid.into())
+    }),
+];
+
+const THROTTLED: &str = "hostler_agent_gpu_throttled";
+const THROTTLED_HELP: &str = "1 while the GPU's clocks are held down for this reason.";
+const FINDINGS: &str = "hostler_agent_finding";
+const FINDINGS_HELP: &str = "1 while `hostler advise` has this to say about the engine.";
+
+/// The labels of a figure of a GPU.
+const GPU_LABELS: &[&str] = &["replica", "gpu", "uuid"];
+
+/// What is read from the engines when the page is, for the manual.
+fn described() -> impl Iterator<Item = Described> {
+    let engines = FIGURES.iter().map(|&Figure { name, kind, help, .. }| Described { name: name.into(), kind, labels: &["replica"], help });
+    let gpus =
+        GPU_FIGURES.iter().map(|&GpuFigure { name, kind, help, .. }| Described { name: name.into(), kind, labels: GPU_LABELS, help });
+    let labels = &["replica", "gpu", "uuid", "reason"];
+    let throttled = Described { name: THROTTLED.into(), kind: "gauge", labels, help: THROTTLED_HELP };
+    let findings = Described { name: FINDINGS.into(), kind: "gauge", labels: &["replica", "kind"], help: FINDINGS_HELP };
+    engines.chain(gpus).chain([throttled, findings])
+}
+
 impl AgentMetrics {
-    /// The page: the agent's own figures, then those of its engines.
+    /// The page: the agent's own figures, then those of its engines and GPUs.
     #[must_use]
     pub fn page(&self, board: &Board) -> String {
         let mut page = self.page.text();
         for Figure { name, kind, help, value } in FIGURES {
-            let family = name.trim_end_matches("_total");
-            let _ = writeln!(page, "# HELP {family} {help}\n# TYPE {family} {kind}");
+            head(&mut page, name, kind, help);
             for replica in board.replicas() {
                 let _ = writeln!(page, "{name}{{replica=\"{}\"}} {}", replica.index, value(replica));
+            }
+        }
+        write_gpus(&mut page, &gpus(board));
+        head(&mut page, FINDINGS, "gauge", FINDINGS_HELP);
+        for replica in board.replicas() {
+            let findings = replica.findings();
+            for kind in Kind::ALL {
+                let stands = findings.iter().any(|finding| finding.kind == kind);
+                let _ = writeln!(page, "{FINDINGS}{{replica=\"{}\",kind=\"{}\"}} {}", replica.index, kind.word(), u8::from(stands));
             }
         }
         page
@@ -158,3 +224,49 @@ impl AgentMetrics {
         self.page.described()
     }
 }
+
+fn head(page: &mut String, name: &str, kind: &str, help: &str) {
+    let family = name.trim_end_matches("_total");
+    let _ = writeln!(page, "# HELP {family} {help}\n# TYPE {family} {kind}");
+}
+
+/// A GPU of a replica, and how it does.
+struct Watched {
+    labels: String,
+    gpu: Gpu,
+    reading: Reading,
+}
+
+/// A GPU that several engines share is there for each of them.
+fn gpus(board: &Board) -> Vec<Watched> {
+    let mut gpus = Vec::new();
+    for replica in board.replicas() {
+        let readings = board.gpu_readings(replica);
+        for gpu in &replica.traits.setup.gpus {
+            let Some(reading) = readings.iter().find(|reading| reading.uuid == gpu.uuid) else { continue };
+            let labels = format!("replica=\"{}\",gpu=\"{}\",uuid=\"{}\"", replica.index, gpu.index, gpu.uuid);
+            gpus.push(Watched { labels, gpu: gpu.clone(), reading: reading.clone() });
+        }
+    }
+    gpus
+}
+
+fn write_gpus(page: &mut String, gpus: &[Watched]) {
+    for GpuFigure { name, kind, help, value } in GPU_FIGURES {
+        head(page, name, kind, help);
+        for Watched { labels, gpu, reading } in gpus {
+            if let Some(value) = value(gpu, reading) {
+                let _ = writeln!(page, "{name}{{{labels}}} {value}");
+            }
+        }
+    }
+    head(page, THROTTLED, "gauge", THROTTLED_HELP);
+    for Watched { labels, reading, .. } in gpus {
+        for reason in &reading.throttled {
+            let _ = writeln!(page, "{THROTTLED}{{{labels},reason=\"{reason}\"}} 1");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::engine::end_orphans;
+use crate::keeper::{Survivor, Unproven};
 
 /// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
 const SOCKET_PATH_CAP: usize = 107;
@@ -87,13 +88,17 @@ pub(crate) struct RunDir {
     path: PathBuf,
     /// What was found of dead agents, for the log.
     cleared: Vec<Cleared>,
+    /// Directories of dead agents whose engines live on, with their locks: they are this agent's now.
+    inherited: Vec<(PathBuf, File)>,
+    /// Those engines, until they are taken.
+    survivors: Vec<Survivor>,
     /// Held as long as the agent lives; the kernel lets go of it however the agent ends.
     _lock: File,
 }
 
 impl RunDir {
-    /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
-    pub(crate) fn open(configured: &Path) -> Result<Self, RunDirError> {
+    /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Engines that a dead agent of the same node has left to the next one are kept if this agent `adopts`; those of other nodes are left alone. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
+    pub(crate) fn open(configured: &Path, node: &str, adopts: bool) -> Result<Self, RunDirError> {
         let base = base(configured)?;
         // The agent's own name, and the separator before it.
         let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + LONGEST_BELOW;
@@ -103,11 +108,16 @@ impl RunDir {
         make_private(&base)?;
         // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
         let _making = wait_for_lock(&base)?;
-        let cleared = clear_dead(&base)?;
+        let found = clear_dead(&base, &Heir { node, adopts })?;
         let path = make_unique(&base)?;
         let lock = lock_file(&path.join(LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| unusable(&path.join(LOCK), errno.into()))?;
-        Ok(Self { path, cleared, _lock: lock })
+        Ok(Self { path, cleared: found.cleared, inherited: found.inherited, survivors: found.survivors, _lock: lock })
+    }
+
+    /// The engines that a dead agent has left; the directories that they are in stay until this one is removed.
+    pub(crate) fn take_survivors(&mut self) -> Vec<Survivor> {
+        std::mem::take(&mut self.survivors)
     }
 
     /// What was found of dead agents, for the log.
@@ -133,11 +143,15 @@ impl RunDir {
 
     /// Removes the directory. To be called once no engine is left; also for the way out that runs no destructors.
     pub(crate) fn remove(&self) {
-        match fs::remove_dir_all(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, path = %self.path.display(), "cannot remove the run directory");
+        // Survivors that nobody took wait for another agent.
+        let inherited = self.inherited.iter().map(|(path, _)| path).filter(|_| self.survivors.is_empty());
+        for path in inherited.chain([&self.path]) {
+            match fs::remove_dir_all(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%error, path = %path.display(), "cannot remove the run directory");
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 }
@@ -242,47 +256,86 @@ fn wait_for_lock(base: &Path) -> Result<File, RunDirError> {
     }
 }
 
-/// Clears away each directory whose lock nobody holds.
-fn clear_dead(base: &Path) -> Result<Vec<Cleared>, RunDirError> {
-    let entries = fs::read_dir(base).map_err(|source| unusable(base, source))?;
-    let mut cleared = Vec::new();
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        if is_dead(&path) {
-            cleared.push(clear(path));
-        }
-    }
-    Ok(cleared)
+/// The agent that finds what others left.
+struct Heir<'a> {
+    node: &'a str,
+    /// It takes over the engines of its own node's earlier agents.
+    adopts: bool,
 }
 
-/// Whether this is the directory of an agent that does not live: it has an agent's name, and a lock that nobody holds, or nothing at all, when its agent died between two steps.
-fn is_dead(path: &Path) -> bool {
+/// What was found of dead agents.
+#[derive(Default)]
+struct Found {
+    cleared: Vec<Cleared>,
+    inherited: Vec<(PathBuf, File)>,
+    survivors: Vec<Survivor>,
+}
+
+/// Clears away each directory whose lock nobody holds, unless engines live on in it.
+fn clear_dead(base: &Path, heir: &Heir<'_>) -> Result<Found, RunDirError> {
+    let entries = fs::read_dir(base).map_err(|source| unusable(base, source))?;
+    let mut found = Found::default();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if let Some(lock) = dead(&path) {
+            found.sort(path, lock, heir);
+        }
+    }
+    Ok(found)
+}
+
+/// The lock of a directory whose agent does not live: it has an agent's name, and a lock that nobody holds, or nothing at all, when its agent died between two steps.
+fn dead(path: &Path) -> Option<Option<File>> {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let is_ours =
         name.strip_prefix(b"a-").is_some_and(|rest| rest.len() == RANDOM_CHARACTERS && rest.iter().all(u8::is_ascii_alphanumeric));
     if !is_ours || !path.is_dir() || path.is_symlink() {
-        return false;
+        return None;
     }
     match OpenOptions::new().write(true).open(path.join(LOCK)) {
-        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
-        Err(_) => fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
+        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(Some(lock)),
+        Err(_) => fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()).then_some(None),
     }
 }
 
-fn clear(path: PathBuf) -> Cleared {
-    let mut cleared = Cleared { path, killed: 0, left: Vec::new() };
-    let engines = fs::read_dir(&cleared.path).into_iter().flatten();
-    for engine in engines.filter_map(|entry| Some(entry.ok()?.path())) {
-        match end_orphans(&engine) {
-            Ok(killed) => cleared.killed += killed,
-            Err(mut left) => cleared.left.append(&mut left),
+impl Found {
+    /// Takes what a dead agent left: engines that live on are kept or left alone, all others ended.
+    fn sort(&mut self, path: PathBuf, lock: Option<File>, heir: &Heir<'_>) {
+        let mut cleared = Cleared { path: path.clone(), killed: 0, left: Vec::new() };
+        let (mut kept, mut foreign) = (Vec::new(), false);
+        let engines = fs::read_dir(&path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+        for engine in engines.filter(|engine| engine.is_dir()) {
+            match Survivor::at(&engine, heir.node) {
+                Err(Unproven::OtherNode(_) | Unproven::Elsewhere) => {
+                    foreign = true;
+                    continue;
+                }
+                Ok(survivor) if heir.adopts => {
+                    kept.push(survivor);
+                    continue;
+                }
+                Ok(_) | Err(Unproven::NoKeeper(_)) => {}
+                Err(why) => tracing::warn!(%why, engine = %engine.display(), "an engine that a dead agent left cannot be taken over"),
+            }
+            match end_orphans(&engine) {
+                Ok(killed) => cleared.killed += killed,
+                Err(mut left) => cleared.left.append(&mut left),
+            }
         }
+        if foreign {
+            return;
+        }
+        if !kept.is_empty() {
+            self.survivors.append(&mut kept);
+            self.inherited.extend(lock.map(|lock| (path, lock)));
+            return;
+        }
+        if cleared.left.is_empty()
+            && let Err(error) = fs::remove_dir_all(&path)
+        {
+            tracing::warn!(%error, path = %path.display(), "cannot remove a dead agent's directory");
+        }
+        self.cleared.push(cleared);
     }
-    if cleared.left.is_empty()
-        && let Err(error) = fs::remove_dir_all(&cleared.path)
-    {
-        tracing::warn!(%error, path = %cleared.path.display(), "cannot remove a dead agent's directory");
-    }
-    cleared
 }
 
 fn unusable(path: &Path, source: io::Error) -> RunDirError {

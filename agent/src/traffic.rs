@@ -1,10 +1,19 @@
-//! The requests in flight on one replica, and the tokens of their prompts, counted exactly, over all routers and for each. The relay enters a request and holds its guard; probes, drain and reports read the counts and are woken when they change.
+//! The requests in flight on one replica, and the tokens of their prompts, counted exactly, over all routers and for each. The relay enters a request and holds its guard; probes, drain and reports read the counts and are woken when they change. `flow` tells the watchdog whether their answers move, `named` which of them were there when an engine died.
+
+mod flow;
+mod gaps;
+mod named;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
+
+pub use self::flow::{Flow, Wait};
+pub use self::gaps::Gaps;
+use self::named::Named;
+use crate::deaths::Fingerprint;
 
 /// Which router a request came from: a number the uplink gives to each router it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,11 +95,14 @@ impl Counts {
 #[derive(Debug)]
 pub struct Traffic {
     counts: watch::Sender<Counts>,
+    flow: Flow,
+    named: Named,
+    guided: AtomicU32,
 }
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self { counts: watch::Sender::new(Counts::default()) }
+        Self { counts: watch::Sender::new(Counts::default()), flow: Flow::default(), named: Named::default(), guided: AtomicU32::new(0) }
     }
 }
 
@@ -113,7 +125,19 @@ impl Traffic {
             counts.all.enter(prompt);
             counts.routers.entry(router).or_default().enter(prompt);
         });
-        InFlight { traffic: Arc::clone(self), router, prompt, pending: AtomicBool::new(true) }
+        InFlight { traffic: Arc::clone(self), router, prompt, pending: AtomicBool::new(true), named: None, broke: AtomicBool::new(false) }
+    }
+
+    /// Counts a request whose answer follows a schema or grammar until the returned guard is dropped.
+    #[must_use = "the request is counted only while the guard lives"]
+    pub fn enter_guided(self: &Arc<Self>) -> Guided {
+        self.guided.fetch_add(1, Ordering::Relaxed);
+        Guided { traffic: Arc::clone(self) }
+    }
+
+    /// Requests in flight whose answer follows a schema or grammar. Nobody is woken for it: the advisor looks once a second.
+    pub fn guided(&self) -> u32 {
+        self.guided.load(Ordering::Relaxed)
     }
 
     /// Requests in flight, over all routers.
@@ -146,6 +170,17 @@ impl Traffic {
         self.counts.subscribe()
     }
 
+    /// Whether the engine's answers move.
+    pub fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
+    /// The requests that this life of the engine had when it ended: those in flight now, those whose answer it broke off within the last ten seconds,
+    /// and those that were given up unanswered within them, because the engine hung.
+    pub fn casualties(&self, epoch: u64) -> Vec<Fingerprint> {
+        self.named.casualties(epoch)
+    }
+
     async fn wait_until(&self, condition: impl FnMut(&Counts) -> bool) {
         self.counts.subscribe().wait_for(condition).await.expect("the sender is borrowed by this very call");
     }
@@ -174,6 +209,18 @@ impl Traffic {
     }
 }
 
+/// One request in flight whose answer follows a schema or grammar.
+#[derive(Debug)]
+pub struct Guided {
+    traffic: Arc<Traffic>,
+}
+
+impl Drop for Guided {
+    fn drop(&mut self) {
+        self.traffic.guided.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// One request in flight; dropping it, for whatever reason, ends the count.
 #[derive(Debug)]
 pub struct InFlight {
@@ -182,12 +229,32 @@ pub struct InFlight {
     prompt: Prompt,
     /// Its prompt is still to be computed.
     pending: AtomicBool,
+    /// Its number among the named.
+    named: Option<u64>,
+    /// Its answer broke off.
+    broke: AtomicBool,
 }
 
 impl InFlight {
+    /// The engine of this life gets the request, which has this name.
+    pub fn sent(&mut self, epoch: u64, fingerprint: Fingerprint) {
+        self.named = Some(self.traffic.named.open(epoch, fingerprint));
+    }
+
+    /// The engine broke its answer off, or failed it as a dying engine does.
+    pub fn broke(&self) {
+        self.broke.store(true, Ordering::Relaxed);
+    }
+
+    /// Its wait for the engine, which has not begun.
+    pub fn wait(&self) -> Wait<'_> {
+        Wait::new(&self.traffic.flow)
+    }
+
     /// The engine has computed the prompt, as far as anyone can tell. Only the first call counts.
     pub fn computed(&self) {
-        if self.pending.swap(false, Ordering::Relaxed) {
+        // Asked at each event of an answer: a look is cheaper than a swap.
+        if self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::Relaxed) {
             self.traffic.computed(self.router, self.prompt);
         }
     }
@@ -195,6 +262,10 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        if let Some(number) = self.named {
+            let unanswered = self.pending.load(Ordering::Relaxed);
+            self.traffic.named.close(number, unanswered || self.broke.load(Ordering::Relaxed));
+        }
         self.computed();
         self.traffic.leave(self.router, self.prompt);
     }

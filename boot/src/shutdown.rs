@@ -3,6 +3,8 @@
 //! The first signal drains, the second stops. A role holds one `Shutdown`, starts its tasks on the tracker, and returns from `run` when they have ended or stop was called.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,6 +17,7 @@ use tokio_util::task::TaskTracker;
 pub struct Shutdown {
     drain: CancellationToken,
     stop: CancellationToken,
+    hung_up: Arc<AtomicBool>,
     tasks: TaskTracker,
 }
 
@@ -28,13 +31,23 @@ impl Shutdown {
     /// A second role of the same process: it is stopped with this one, but is drained by itself.
     #[must_use]
     pub fn sibling(&self) -> Self {
-        Self { drain: self.stop.child_token(), stop: self.stop.child_token(), tasks: TaskTracker::new() }
+        Self {
+            drain: self.stop.child_token(),
+            stop: self.stop.child_token(),
+            hung_up: Arc::clone(&self.hung_up),
+            tasks: TaskTracker::new(),
+        }
     }
 
     /// A part of the same role: drained and stopped with it, but it may be stopped alone, and its tasks are its own.
     #[must_use]
     pub fn part(&self) -> Self {
-        Self { drain: self.drain.child_token(), stop: self.stop.child_token(), tasks: TaskTracker::new() }
+        Self {
+            drain: self.drain.child_token(),
+            stop: self.stop.child_token(),
+            hung_up: Arc::clone(&self.hung_up),
+            tasks: TaskTracker::new(),
+        }
     }
 
     /// Begins to drain.
@@ -58,6 +71,12 @@ impl Shutdown {
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
+    }
+
+    /// Whether SIGHUP began the drain: somebody asks for another process in the place of this one, or the terminal was closed.
+    #[must_use]
+    pub fn was_hung_up(&self) -> bool {
+        self.hung_up.load(Ordering::Relaxed)
     }
 
     /// Resolves when drain begins.
@@ -97,17 +116,18 @@ impl Shutdown {
         let shutdown = self.clone();
         tokio::spawn(async move {
             loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                    _ = async { hang_up.as_mut()?.recv().await }, if hang_up.is_some() => {}
-                }
+                let hung_up = tokio::select! {
+                    _ = interrupt.recv() => false,
+                    _ = terminate.recv() => false,
+                    _ = async { hang_up.as_mut()?.recv().await }, if hang_up.is_some() => true,
+                };
                 if shutdown.is_draining() {
                     tracing::warn!("second signal: stopping at once");
                     shutdown.stop();
                     return;
                 }
                 tracing::info!("draining: running requests may finish; a second signal stops at once");
+                shutdown.hung_up.store(hung_up, Ordering::Relaxed);
                 shutdown.drain();
             }
         });

@@ -163,6 +163,13 @@ impl CacheLog {
         Writer { log: Arc::clone(self), epoch }
     }
 
+    /// The engine has emptied its cache and will tell so later only: what it stores from now on is all there is.
+    pub(crate) fn cleared(&self) {
+        let mut inner = self.inner.lock();
+        inner.forget();
+        self.publish(&inner, |_| {});
+    }
+
     /// The life is over, and what was cached with it.
     pub(crate) fn end(&self) {
         let mut inner = self.inner.lock();

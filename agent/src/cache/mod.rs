@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 pub(crate) use self::log::Writer;
 pub use self::log::{CacheLog, Cursor, Delta};
-pub(crate) use self::subscriber::follow;
+pub(crate) use self::subscriber::{Since, follow};
 
 /// How well the blocks of an engine are known, and whether that has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -27,9 +27,18 @@ const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Between two warnings of one life.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
+/// From when on the events of an engine are to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// It has just begun, and has stored nothing yet.
+    Now,
+    /// It has been followed by another agent, which is dead.
+    TheBeginning,
+}
+
 /// Follows one life of an engine for as long as it is polled. `joined` is told as soon as no event can be missed any more without being
 /// noticed, or when that is known to be impossible; which of them the log says.
-pub(crate) async fn follow(source: &Source, log: Writer, engine: u32, joined: oneshot::Sender<()>) {
+pub(crate) async fn follow(source: &Source, log: Writer, engine: u32, since: Since, joined: oneshot::Sender<()>) {
     let (live, replay) = match source {
         Source::Sockets { live, replay } => (live, replay),
         Source::Nothing { because } => return log.is_unknown(because),
@@ -40,6 +49,9 @@ pub(crate) async fn follow(source: &Source, log: Writer, engine: u32, joined: on
         let because = match timeout(CONNECT_DEADLINE, Connection::open(live)).await {
             Ok(Ok(connection)) => {
                 subscriber.log.is_exact();
+                if since == Since::TheBeginning && joined.is_some() {
+                    subscriber.recall().await;
+                }
                 // The driver has gone when this fails, and ends this task.
                 let _ = joined.take().map(|joined| joined.send(()));
                 subscriber.run(connection).await
@@ -169,6 +181,17 @@ impl Subscriber<'_> {
             Ok(Err(error)) => self.warn(&format!("missed cache events cannot be had again: {error}")),
             Err(_) => self.warn("missed cache events were not told again in time"),
         }
+    }
+
+    /// Asks for everything that the engine still has, from its first message on. Live messages wait meanwhile.
+    async fn recall(&mut self) {
+        let because = match timeout(REPLAY_DEADLINE, self.ask(u64::MAX)).await {
+            // Where the engine keeps less than all, the first message shows the gap, and all is forgotten.
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "they were not told in time".to_owned(),
+        };
+        self.forget(&format!("earlier cache events cannot be had: {because}"));
     }
 
     /// A socket of its own for each question: answers to an earlier one that came too late cannot be mistaken for answers to this.

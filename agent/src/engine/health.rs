@@ -1,16 +1,22 @@
 //! Whether one life of an engine is ready, stays healthy, and which models it serves: what its socket says, told to the driver as news.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 
+use super::control::{self, Wanted};
+use super::effort::Look;
 use super::http::{Client, GetError, Reply};
+use super::{FrontEndInUse, Phase, Status, canary, watchdog};
+use crate::probe::Sample;
+use crate::traffic::Traffic;
 
 /// How often an engine that starts is asked. A refused connection costs microseconds.
 const STARTING_INTERVAL: Duration = Duration::from_millis(100);
@@ -24,11 +30,23 @@ const HEALTH_DEADLINE: Duration = Duration::from_secs(30);
 /// Bad answers in a row that end an engine's life.
 const PATIENCE: u32 = 3;
 
+/// How the sentence begins that says that a process of the engine has ended, of which another process is the parent.
+pub(super) const LOST: &str = "its process ";
+
 /// How often the models are read again: adapters come and go at run time.
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long the list of models may take.
 const MODELS_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long the engine may take to tell whether it has a route. It is ready, so this is a moment; where it takes longer it has the route.
+const ROUTE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How an engine tells which tokens it makes of a prompt.
+const TOKENIZE: &str = "/tokenize";
+
+/// Routes that a front-end must have, and for what.
+const NEEDED: [(&str, &str); 2] = [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
 /// One model as the engine describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,27 +62,109 @@ pub struct ModelCard {
 pub(crate) enum News {
     /// Its model is being loaded.
     Loading,
+    /// It has given its memory back, and answers all the same. Told before it is ready.
+    Asleep,
     /// It serves these models.
     Ready(Vec<ModelCard>),
     /// Its list of models has been read again.
     Models(Vec<ModelCard>),
     /// It does not serve any more.
     Unhealthy(String),
+    /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is one.
+    LacksRoute(String),
+}
+
+/// One engine, as those see it who watch its health.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    /// Where it listens.
+    pub(crate) socket: PathBuf,
+    /// Its requests.
+    pub(crate) traffic: Arc<Traffic>,
+    /// What it says of its load.
+    pub(crate) samples: watch::Receiver<Option<Sample>>,
+    /// What the driver says of it.
+    pub(crate) status: watch::Receiver<Status>,
+    /// How long it may show no progress with work, at least.
+    pub(crate) stall_timeout: Duration,
+    /// After this time without requests it is asked for one token; zero turns it off.
+    pub(crate) canary_interval: Duration,
+    /// What is to be seen to about its models.
+    pub(super) wanted: watch::Receiver<Wanted>,
+    /// It computes on GPUs.
+    pub(super) on_gpus: bool,
+    /// It has the routes for sleeping.
+    pub(super) may_sleep: bool,
+}
+
+/// What changes when an engine gets on: the answers that moved last, and its own counters of steps, prompt tokens and generated tokens. A long prefill
+/// in pieces, or an answer that does not stream, shows in the counters alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Progress {
+    moved: u64,
+    counters: [u64; 3],
+}
+
+impl Subject {
+    /// What has come out of the engine so far.
+    pub(super) fn progress(&self) -> Progress {
+        let figures = self.samples.borrow().map(|sample| sample.figures).unwrap_or_default();
+        Progress { moved: self.traffic.flow().moved(), counters: [figures.steps, figures.prompt_tokens, figures.generation_tokens] }
+    }
+
+    /// Whether the engine itself says that it has requests. One that hung before they came says that it has none.
+    pub(super) fn holds_requests(&self) -> bool {
+        self.samples.borrow().is_some_and(|sample| sample.figures.running + sample.figures.waiting > 0)
+    }
+
+    /// The engine's process group, while there is one.
+    pub(super) fn group(&self) -> Option<u32> {
+        self.status.borrow().pid
+    }
+
+    /// A model for a test, while the engine serves: one that starts, drains or sleeps need not get on.
+    pub(super) fn model_if_ready(&self) -> Option<String> {
+        let status = self.status.borrow();
+        status.models.first().filter(|_| status.phase == Phase::Ready).map(|model| model.id.clone())
+    }
 }
 
 /// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.
-pub(crate) async fn watch(socket: PathBuf, news: mpsc::Sender<News>) {
-    let mut client = Client::new(&socket);
-    let Some(models) = await_ready(&mut client, &socket, &news).await else {
+pub(crate) async fn watch(subject: Subject, news: mpsc::Sender<News>) {
+    let mut client = Client::new(&subject.socket);
+    let mut wanted = subject.wanted.clone();
+    let Some(models) = await_ready(&mut client, &subject.socket, &news, &mut wanted).await else {
         return;
     };
-    if news.send(News::Ready(models)).await.is_ok() {
-        await_unhealthy(&mut client, &news).await;
+    let front_end = subject.status.borrow().front_end;
+    if let Some(reason) = lacking(&mut client, front_end).await
+        && news.send(News::LacksRoute(reason)).await.is_err()
+    {
+        return;
+    }
+    // Another agent may have put it to sleep, and requests that reach it now would wait until it is woken.
+    let asleep = subject.may_sleep && control::is_asleep(&mut client).await.is_ok_and(|asleep| asleep);
+    if (asleep && news.send(News::Asleep).await.is_err()) || news.send(News::Ready(models)).await.is_err() {
+        return;
+    }
+    let reason = tokio::select! {
+        reason = await_unhealthy(&mut client, &subject, &news, &mut wanted) => reason,
+        reason = watchdog::watch(&subject) => Some(reason),
+        reason = canary::watch(&subject) => Some(reason),
+    };
+    if let Some(reason) = reason {
+        // The driver may have seen the exit first.
+        let _ = news.send(News::Unhealthy(reason)).await;
     }
 }
 
 /// Asks until the engine is healthy and names its models; `None` when nobody listens any more.
-async fn await_ready(client: &mut Client, socket: &Path, news: &mpsc::Sender<News>) -> Option<Vec<ModelCard>> {
+async fn await_ready(
+    client: &mut Client,
+    socket: &Path,
+    news: &mpsc::Sender<News>,
+    wanted: &mut watch::Receiver<Wanted>,
+) -> Option<Vec<ModelCard>> {
     let mut bound = false;
     let mut complained = String::new();
     loop {
@@ -77,7 +177,7 @@ async fn await_ready(client: &mut Client, socket: &Path, news: &mpsc::Sender<New
             return None;
         }
         match client.get("/health", HEALTH_DEADLINE).await {
-            Ok(reply) if reply.status == StatusCode::OK => match read_models(client).await {
+            Ok(reply) if reply.status == StatusCode::OK => match read_all_models(client, socket, wanted).await {
                 Ok(models) => return Some(models),
                 // An engine that is healthy but names no model will not become ready by waiting: say why, once.
                 Err(reason) if reason != complained => {
@@ -92,24 +192,74 @@ async fn await_ready(client: &mut Client, socket: &Path, news: &mpsc::Sender<New
     }
 }
 
-async fn await_unhealthy(client: &mut Client, news: &mpsc::Sender<News>) {
+/// A route that is needed beside those that told that the engine is ready, if its front-end does not have it. Both of vLLM's answer a GET
+/// of a route that they do not have with 404, and of one that wants POST with 405.
+async fn lacking(client: &mut Client, front_end: FrontEndInUse) -> Option<String> {
+    for (route, purpose) in NEEDED {
+        // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
+        if route == TOKENIZE && front_end == FrontEndInUse::Python {
+            continue;
+        }
+        match client.get(route, ROUTE_DEADLINE).await {
+            Ok(reply) if reply.status == StatusCode::NOT_FOUND => {
+                return Some(format!("the engine's front-end has no {route}, {purpose}"));
+            }
+            // Whether it answers at all is the health check's to see.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    None
+}
+
+/// The models of an engine that has become healthy, with the adapters that it had in its last life.
+async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch::Receiver<Wanted>) -> Result<Vec<ModelCard>, String> {
+    let models = read_models(client).await?;
+    let now = wanted.borrow_and_update().clone();
+    if now.adapters.is_empty() {
+        return Ok(models);
+    }
+    now.restore(socket, &models).await;
+    read_models(client).await.map(|models| now.told(models))
+}
+
+/// Asks a ready engine for its health and its models; says why it is to be given up, or nothing when nobody listens any more.
+async fn await_unhealthy(
+    client: &mut Client,
+    subject: &Subject,
+    news: &mpsc::Sender<News>,
+    wanted: &mut watch::Receiver<Wanted>,
+) -> Option<String> {
     let mut tally = Tally::default();
+    let when_ready = Look::at(subject.group()).await;
+    let mut health_at = Instant::now() + HEALTH_INTERVAL;
     let mut models_at = Instant::now() + MODELS_INTERVAL;
     while !news.is_closed() {
-        tokio::time::sleep(HEALTH_INTERVAL).await;
-        if let Some(reason) = tally.add(&client.get("/health", HEALTH_DEADLINE).await) {
-            // The driver may have seen the exit first.
-            let _ = news.send(News::Unhealthy(reason)).await;
-            return;
+        tokio::select! {
+            () = sleep_until(health_at) => {
+                let answer = client.get("/health", HEALTH_DEADLINE).await;
+                if let Some(reason) = tally.add(&answer) {
+                    return Some(reason);
+                }
+                // Whose core has ended will not answer well again: there is nothing to be patient for.
+                if let Some(reason) = complaint(&answer)
+                    && let Some(lost) = Look::at(subject.group()).await.lost_since(&when_ready)
+                {
+                    return Some(format!("{LOST}{lost} has ended, and health checks failed: {reason}"));
+                }
+                health_at = Instant::now() + HEALTH_INTERVAL;
+            }
+            Ok(()) = wanted.changed() => models_at = Instant::now(),
         }
         if tally.is_clean() && Instant::now() >= models_at {
             models_at = Instant::now() + MODELS_INTERVAL;
+            let now = wanted.borrow_and_update().clone();
             if let Ok(models) = read_models(client).await {
-                // A closed channel ends the loop above.
-                let _ = news.send(News::Models(models)).await;
+                // A closed channel ends the loop.
+                let _ = news.send(News::Models(now.told(models))).await;
             }
         }
     }
+    None
 }
 
 /// Bad health answers in a row.
@@ -174,4 +324,4 @@ fn parse_models(body: &[u8]) -> serde_json::Result<Vec<ModelCard>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

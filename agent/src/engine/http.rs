@@ -1,12 +1,12 @@
-//! A small HTTP/1.1 client over a Unix socket for health, models and metrics: GET only, one kept connection, a deadline and a cap on every reply. Requests of users do not come this way.
+//! A small HTTP/1.1 client over a Unix socket for health, models, metrics and the engine's control routes: one kept connection, a deadline and a cap on every reply. Requests of users do not come this way.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -26,7 +26,7 @@ pub(crate) struct Reply {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum GetError {
+pub enum GetError {
     /// Nobody listens at the socket.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
@@ -47,7 +47,7 @@ pub(crate) struct Client {
 
 #[derive(Debug)]
 struct Connection {
-    sender: SendRequest<Empty<Bytes>>,
+    sender: SendRequest<Full<Bytes>>,
     /// Moves the bytes; ends with the connection.
     _mover: AbortOnDropHandle<()>,
 }
@@ -64,17 +64,25 @@ impl Client {
         let exchange = async {
             if let Some(mut connection) = kept {
                 // The engine may just have closed an idle connection, which says nothing about its health.
-                if let Ok(reply) = connection.get(path).await {
+                if let Ok(reply) = connection.ask(get(path)?).await {
                     return Ok((connection, reply));
                 }
             }
             let mut connection = self.connect().await?;
-            let reply = connection.get(path).await?;
+            let reply = connection.ask(get(path)?).await?;
             Ok((connection, reply))
         };
         let (connection, reply) = tokio::time::timeout(deadline, exchange).await.map_err(|_| GetError::Slow(deadline))??;
         self.connection = Some(connection);
         Ok(reply)
+    }
+
+    /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
+    /// have obeyed although its answer is lost.
+    pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<Reply, GetError> {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(broken)?;
+        let exchange = async { self.connect().await?.ask(request).await };
+        tokio::time::timeout(deadline, exchange).await.map_err(|_| GetError::Slow(deadline))?
     }
 
     async fn connect(&self) -> Result<Connection, GetError> {
@@ -89,15 +97,22 @@ impl Client {
 }
 
 impl Connection {
-    async fn get(&mut self, path: &str) -> Result<Reply, GetError> {
-        let broken = |error: &dyn std::fmt::Display| GetError::Broken(error.to_string());
-        let request = Request::get(path).header(header::HOST, "localhost").body(Empty::new()).map_err(|error| broken(&error))?;
-        self.sender.ready().await.map_err(|error| broken(&error))?;
-        let response = self.sender.send_request(request).await.map_err(|error| broken(&error))?;
+    async fn ask(&mut self, mut request: Request<Full<Bytes>>) -> Result<Reply, GetError> {
+        request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
+        self.sender.ready().await.map_err(broken)?;
+        let response = self.sender.send_request(request).await.map_err(broken)?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, BODY_CAP).collect().await.map_err(|error| broken(&error))?.to_bytes();
+        let body = Limited::new(body, BODY_CAP).collect().await.map_err(broken)?.to_bytes();
         Ok(Reply { status: head.status, body })
     }
+}
+
+fn get(path: &str) -> Result<Request<Full<Bytes>>, GetError> {
+    Request::get(path).body(Full::default()).map_err(broken)
+}
+
+fn broken(error: impl std::fmt::Display) -> GetError {
+    GetError::Broken(error.to_string())
 }
 
 #[cfg(test)]

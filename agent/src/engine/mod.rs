@@ -1,15 +1,24 @@
 //! One engine under supervision: started, watched, drained, restarted after a crash and stopped for good, with never a process left behind. `Engine` is the handle that the rest of the agent holds; a task of its own does the work.
 
+mod canary;
 pub mod command;
+pub mod control;
+pub mod diagnosis;
 mod driver;
+mod effort;
 mod exception;
 mod health;
 pub(crate) mod http;
+pub(crate) mod leftovers;
+mod life;
 mod log;
-mod proc;
-mod process;
+pub(crate) mod proc;
+pub(crate) mod process;
+pub mod progress;
 mod state;
+pub mod turns;
 pub mod version;
+mod watchdog;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,15 +29,22 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use self::command::{CommandLine, Launch, cache_source, command_line, socket_in};
+use self::control::{Adapter, Control, Wanted};
+use self::diagnosis::Diagnosis;
 use self::driver::Driver;
 pub use self::health::ModelCard;
 use self::log::Log;
 pub(crate) use self::process::end_orphans;
-use self::process::{Group, Spawned};
+use self::progress::{Facts, Progress};
 use self::state::{Event, Stage, State, Then};
+use self::turns::Turns;
 use self::version::Version;
 use crate::cache::{self, CacheLog};
+use crate::deaths::Deaths;
+use crate::gpu::{Binding, Free};
 use crate::host::HostError;
+use crate::keeper::wire::{Order, Request};
+use crate::keeper::{self, Fate, Link, Notices, Survivor};
 use crate::probe::Sample;
 use crate::traffic::Traffic;
 
@@ -38,6 +54,8 @@ const WAITING_COMMANDS: usize = 16;
 /// Everything needed to run one engine.
 #[derive(Debug, Clone)]
 pub struct EngineSpec {
+    /// The node's name in the fleet.
+    pub node: String,
     /// Which replica of this node.
     pub index: u32,
     /// What is run.
@@ -58,12 +76,30 @@ pub struct EngineSpec {
     pub probe_interval: Duration,
     /// Where the engine tells what it has cached.
     pub cache: cache::Source,
+    /// This program: it has the subcommand `keeper`, whose processes stand between the agent and its engines.
+    pub keeper: PathBuf,
+    /// What becomes of the engine when the agent dies.
+    pub if_agent_dies: Fate,
+    /// Where the engine's processes may run; `None` leaves it to the kernel.
+    pub binding: Option<Binding>,
+    /// Tells before each start whether its GPUs are free.
+    pub ready_to_start: Option<Free>,
+    /// What is run instead of `command` once that has not become ready, or lacks a route.
+    pub fallback: Option<CommandLine>,
+    /// Who of this node's engines may start when.
+    pub turns: Arc<Turns>,
+    /// How long an engine with work may show no progress, at least, until it counts as hung.
+    pub stall_timeout: Duration,
+    /// After this time without requests the engine is asked for one token; zero turns it off.
+    pub canary_interval: Duration,
 }
 
 impl EngineSpec {
-    /// The engine that the configuration describes. Fails as `command_line` does.
-    pub fn new(launch: &Launch<'_>, log: PathBuf) -> Result<Self, HostError> {
+    /// The engine that the configuration describes, with the defaults for what the agent as a whole decides: it ends with the agent, is bound
+    /// nowhere, has one command line and starts at once. Fails as `command_line` does.
+    pub fn new(launch: &Launch<'_>, log: PathBuf, keeper: PathBuf) -> Result<Self, HostError> {
         Ok(Self {
+            node: launch.config.node.clone(),
             index: launch.replica.index,
             command: command_line(launch)?,
             version: launch.version,
@@ -74,6 +110,14 @@ impl EngineSpec {
             stop_grace: launch.config.stop_grace,
             probe_interval: launch.config.probe_interval,
             cache: cache_source(launch),
+            keeper,
+            if_agent_dies: Fate::Kill,
+            binding: None,
+            ready_to_start: None,
+            fallback: None,
+            turns: Arc::new(Turns::at_once()),
+            stall_timeout: launch.config.stall_timeout,
+            canary_interval: launch.config.canary_interval,
         })
     }
 }
@@ -93,23 +137,47 @@ pub enum Phase {
     Stopped,
     /// It crashed; the next life begins after a pause.
     Failed,
+    /// It stays out of service until it is released.
+    Quarantined,
+    /// It has given its memory back until it is woken.
+    Sleeping,
 }
 
 impl From<State> for Phase {
     fn from(state: State) -> Self {
         match state {
-            State::Alive(Stage::Starting) => Self::Starting,
+            State::Waiting | State::Alive(Stage::Starting) => Self::Starting,
             State::Alive(Stage::Loading) => Self::Loading,
             State::Alive(Stage::Ready) => Self::Ready,
+            State::Alive(Stage::Sleeping) => Self::Sleeping,
             State::Killing { then: Then::BackOff } | State::BackingOff { .. } => Self::Failed,
+            State::Killing { then: Then::Quarantine } | State::Quarantined => Self::Quarantined,
             State::Draining { .. } | State::Stopping { .. } | State::Killing { .. } => Self::Draining,
             State::Stopped => Self::Stopped,
         }
     }
 }
 
+/// Which of its HTTP front-ends an engine runs with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FrontEndInUse {
+    /// The one that every release has; also the simulated engine's.
+    #[default]
+    Python,
+    /// The fast one.
+    Rust,
+}
+
+impl FrontEndInUse {
+    /// The one that a command line asks for.
+    fn of(line: &CommandLine) -> Self {
+        let rust = line.set.iter().any(|(name, value)| *name == "VLLM_USE_RUST_FRONTEND" && value == "1");
+        if rust { Self::Rust } else { Self::Python }
+    }
+}
+
 /// What is known about an engine at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     /// Where it is.
     pub phase: Phase,
@@ -127,12 +195,37 @@ pub struct Status {
     pub models: Arc<[ModelCard]>,
     /// How long this life took to become ready.
     pub ready_in: Option<Duration>,
+    /// How far the start has come; `None` unless it starts or loads.
+    pub progress: Option<Progress>,
+    /// What the last life died of; `None` once the engine is ready again.
+    pub failure: Option<Diagnosis>,
+    /// What the log of this life told.
+    pub facts: Facts,
+    /// Which front-end this life has, or the next one will have.
+    pub front_end: FrontEndInUse,
+}
+
+/// What the driver is asked to do.
+#[derive(Debug)]
+struct Command {
+    event: Event,
+    /// Why, for what the status says; may be empty.
+    reason: String,
+}
+
+/// A life that an agent had begun which has died.
+#[derive(Debug)]
+pub(crate) struct Adopted {
+    /// The engine and its keeper.
+    pub(crate) survivor: Survivor,
+    /// It runs with the second command line.
+    pub(crate) fell_back: bool,
 }
 
 /// The processes of an engine, for whoever must end them at once.
 #[derive(Debug, Default)]
 struct Grip {
-    group: Option<Group>,
+    link: Option<Link>,
     /// No further process may be created.
     closed: bool,
 }
@@ -140,10 +233,13 @@ struct Grip {
 #[derive(Debug)]
 struct Shared {
     socket: PathBuf,
-    commands: mpsc::Sender<Event>,
+    commands: mpsc::Sender<Command>,
+    orders: mpsc::Sender<control::Ordered>,
+    wanted: watch::Receiver<Wanted>,
     status: watch::Receiver<Status>,
     samples: watch::Receiver<Option<Sample>>,
     traffic: Arc<Traffic>,
+    deaths: Arc<Deaths>,
     cache: Arc<CacheLog>,
     log: Log,
     grip: Arc<Mutex<Grip>>,
@@ -158,26 +254,43 @@ pub struct Engine {
 impl Engine {
     /// Begins to supervise an engine; its task ends after `stop`.
     pub fn start(spec: EngineSpec, tracker: &TaskTracker) -> Self {
+        Self::supervise(spec, None, tracker)
+    }
+
+    /// As `start`, with a life that another agent began, if there is one; the directory in `spec` is that life's then.
+    pub(crate) fn supervise(spec: EngineSpec, adopted: Option<Adopted>, tracker: &TaskTracker) -> Self {
         let (commands, waiting) = mpsc::channel(WAITING_COMMANDS);
         let traffic = Traffic::new();
         let grip = Arc::new(Mutex::new(Grip::default()));
-        let (log, log_written) = Log::open(spec.log.clone());
+        let log = Log::default();
         let socket = socket_in(&spec.directory);
         let (samples_out, samples) = watch::channel(None);
         let cache = Arc::new(CacheLog::default());
+        let deaths = Arc::new(Deaths::default());
+        let (control, orders, wanted) = Control::new(control::Terms {
+            index: spec.index,
+            may_sleep: spec.command.unlocks_sleep(),
+            drain: spec.drain_timeout,
+            startup: spec.startup_timeout,
+        });
         let (driver, status) = Driver::new(driver::Parts {
             spec,
             commands: waiting,
             samples: samples_out,
             traffic: Arc::clone(&traffic),
+            deaths: Arc::clone(&deaths),
             cache: Arc::clone(&cache),
             log: log.clone(),
-            log_written,
             grip: Arc::clone(&grip),
+            wanted: wanted.clone(),
             tasks: tracker.clone(),
+            adopted,
         });
         tracker.spawn(driver.run());
-        Self { shared: Arc::new(Shared { socket, commands, status, samples, traffic, cache, log, grip }) }
+        let shared =
+            Arc::new(Shared { socket, commands, orders, wanted, status: status.clone(), samples, traffic, deaths, cache, log, grip });
+        tracker.spawn(control.run(Arc::downgrade(&shared), status));
+        Self { shared }
     }
 
     /// The engine's status, as it changes.
@@ -205,7 +318,12 @@ impl Engine {
         &self.shared.traffic
     }
 
-    /// The last lines that the engine printed, oldest first, over all its lives; 200 at most.
+    /// What was in flight when lives of this engine ended that nobody had ended.
+    pub fn deaths(&self) -> &Arc<Deaths> {
+        &self.shared.deaths
+    }
+
+    /// The last lines that the engine printed, oldest first, over all its lives; 1,000 at most.
     pub fn log_tail(&self, count: usize) -> Vec<String> {
         self.shared.log.last(count)
     }
@@ -220,15 +338,51 @@ impl Engine {
         self.send(Event::Retire);
     }
 
+    /// As `retire`, but the engine lives on, for the next agent; not where it ends with its agent.
+    pub fn hand_over(&self) {
+        self.send(Event::HandOver);
+    }
+
     /// Drains the engine and starts it again; brings back a stopped or failed one at once.
     pub fn restart(&self) {
         self.send(Event::Restart);
     }
 
+    /// Takes the engine out of service until `release`, and says why. With `at_once` its processes are killed now; else running requests may finish first, within the drain timeout.
+    pub fn quarantine(&self, reason: String, at_once: bool) {
+        self.tell(if at_once { Event::QuarantineNow } else { Event::Quarantine }, reason);
+    }
+
+    /// Ends this life as a crash with this cause: its processes are killed, and the next life follows after the usual pause.
+    pub fn fail(&self, reason: String) {
+        self.tell(Event::Fail, reason);
+    }
+
+    /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten.
+    pub fn release(&self) {
+        self.send(Event::Release);
+    }
+
+    /// Notes that a ready engine is about to give its memory back, and why; the phase changes at once.
+    pub fn fall_asleep(&self, reason: String) {
+        self.tell(Event::FallAsleep, reason);
+    }
+
+    /// Notes that a sleeping engine has its memory again.
+    pub fn wake_up(&self) {
+        self.send(Event::WakeUp);
+    }
+
+    /// The adapters that operators had loaded and that it could not load again.
+    pub(crate) fn lost_adapters(&self) -> Vec<Adapter> {
+        let status = self.shared.status.borrow();
+        if status.phase == Phase::Ready { self.shared.wanted.borrow().lacking(&status.models).cloned().collect() } else { Vec::new() }
+    }
+
     /// Stops the engine for good, without waiting for its requests. Resolves when no process of it is left: after the stop grace and, as a rule, milliseconds more, but never while a killed process does not die. The deadline is the caller's.
     pub async fn stop(&self) {
         // A driver that is gone has stopped.
-        let _ = self.shared.commands.send(Event::Stop).await;
+        let _ = self.shared.commands.send(Command { event: Event::Stop, reason: String::new() }).await;
         self.shared.commands.closed().await;
     }
 
@@ -236,27 +390,37 @@ impl Engine {
     pub fn kill_now(&self) {
         let mut grip = self.shared.grip.lock();
         grip.closed = true;
-        if let Some(group) = grip.group {
-            group.kill();
-        }
+        grip.say(&Request::Kill);
     }
 
     fn send(&self, event: Event) {
-        if let Err(error) = self.shared.commands.try_send(event) {
+        self.tell(event, String::new());
+    }
+
+    fn tell(&self, event: Event, reason: String) {
+        if let Err(error) = self.shared.commands.try_send(Command { event, reason }) {
             tracing::warn!(?event, %error, "engine does not take the command");
         }
     }
 }
 
 impl Grip {
-    /// Creates a process unless that is over.
-    fn spawn(&mut self, spec: &EngineSpec) -> std::io::Result<Spawned> {
+    /// Creates a keeper, and through it an engine, unless that is over.
+    fn start(&mut self, order: Order) -> std::io::Result<Notices> {
         if self.closed {
             return Err(std::io::Error::other("the agent is stopping"));
         }
-        let spawned = process::spawn(&spec.command, &spec.directory)?;
-        self.group = Some(spawned.group);
-        Ok(spawned)
+        process::prepare(Path::new(&order.directory))?;
+        let (link, notices) = keeper::start(order)?;
+        self.link = Some(link);
+        Ok(notices)
+    }
+
+    /// Tells the keeper, if there is one.
+    fn say(&self, request: &Request) {
+        if let Some(link) = &self.link {
+            link.say(request);
+        }
     }
 }
 

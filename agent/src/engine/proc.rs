@@ -1,4 +1,4 @@
-//! What Linux tells about processes in `/proc`: group, session, state, start time. Used to see whether a process group is really gone and to recognise an engine whose agent died.
+//! What Linux tells about processes in `/proc`: group, session, state, start time. Used to see whether an engine's processes are really gone and to recognise an engine whose agent died.
 
 use std::fs;
 use std::io::Read;
@@ -8,6 +8,8 @@ use std::io::Read;
 pub(crate) struct Process {
     /// Its id.
     pub(crate) pid: i32,
+    /// Its parent.
+    pub(crate) parent: i32,
     /// Its process group.
     pub(crate) group: i32,
     /// Its session.
@@ -39,6 +41,7 @@ impl Process {
         let threads: u32 = fields.get(17)?.parse().ok()?;
         Some(Self {
             pid,
+            parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             session: fields.get(3)?.parse().ok()?,
             started: fields.get(19)?.parse().ok()?,
@@ -60,6 +63,45 @@ pub(crate) fn members(group: i32) -> Vec<Process> {
     let mut processes = Process::all();
     processes.retain(|process| process.group == group && !process.ended);
     processes
+}
+
+/// The living processes of a group, and all that descend from its leader.
+pub(crate) fn tree(leader: i32) -> Vec<Process> {
+    let mut processes = Process::all();
+    let family = family(leader, &processes);
+    processes.retain(|process| !process.ended && (process.group == leader || family.contains(&process.pid)));
+    processes
+}
+
+/// The living processes that this one has started, and those that they have started.
+pub(crate) fn descendants(of: i32) -> Vec<i32> {
+    let processes = Process::all();
+    let family = family(of, &processes);
+    let lives = |process: &&Process| process.pid != of && !process.ended && family.contains(&process.pid);
+    processes.iter().filter(lives).map(|process| process.pid).collect()
+}
+
+/// The ids of a process and its descendants among these.
+fn family(of: i32, processes: &[Process]) -> Vec<i32> {
+    let mut family = vec![of];
+    // A child may have a smaller id than its parent, since ids begin again: a pass for each generation.
+    loop {
+        let before = family.len();
+        for process in processes {
+            if family.contains(&process.parent) && !family.contains(&process.pid) {
+                family.push(process.pid);
+            }
+        }
+        if family.len() == before {
+            return family;
+        }
+    }
+}
+
+/// How many processes the kernel has killed for want of memory since the machine is up.
+pub(crate) fn oom_kills() -> u64 {
+    let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Names this run of the machine and this process-id namespace: ids and start times mean nothing outside of them.

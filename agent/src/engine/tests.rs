@@ -11,8 +11,8 @@ use crate::traffic::RouterKey;
 const MODELS: &str = r#"{"data":[{"id":"tiny"}]}"#;
 
 /// One supervised engine with its temporary directory.
-struct Fixture {
-    engine: Engine,
+pub(super) struct Fixture {
+    pub(super) engine: Engine,
     status: watch::Receiver<Status>,
     tracker: TaskTracker,
     directory: PathBuf,
@@ -23,10 +23,11 @@ fn start(script: &str) -> Fixture {
     start_with(script, |_| {})
 }
 
-fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> Fixture {
+pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> Fixture {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("e0");
     let mut spec = EngineSpec {
+        node: "n0".to_owned(),
         index: 0,
         command: CommandLine {
             program: "/bin/sh".into(),
@@ -42,6 +43,14 @@ fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> Fixture {
         stop_grace: Duration::from_millis(300),
         probe_interval: Duration::from_millis(50),
         cache: cache::Source::Nothing { because: "it has no cache".to_owned() },
+        keeper: crate::keeper::tests::program(parent.path()),
+        if_agent_dies: Fate::Kill,
+        binding: None,
+        ready_to_start: None,
+        fallback: None,
+        turns: Arc::new(Turns::at_once()),
+        stall_timeout: Duration::from_secs(10),
+        canary_interval: Duration::ZERO,
     };
     change(&mut spec);
     let tracker = TaskTracker::new();
@@ -50,7 +59,7 @@ fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> Fixture {
 }
 
 impl Fixture {
-    async fn until(&mut self, condition: impl Fn(&Status) -> bool) -> Status {
+    pub(super) async fn until(&mut self, condition: impl Fn(&Status) -> bool) -> Status {
         let waiting = self.status.wait_for(|status| condition(status));
         match tokio::time::timeout(Duration::from_secs(20), waiting).await {
             Ok(status) => status.unwrap().clone(),
@@ -58,7 +67,7 @@ impl Fixture {
         }
     }
 
-    async fn phase(&mut self, phase: Phase) -> Status {
+    pub(super) async fn phase(&mut self, phase: Phase) -> Status {
         self.until(|status| status.phase == phase).await
     }
 
@@ -204,6 +213,171 @@ async fn an_engine_without_handles_is_stopped() {
     assert!(process::orphans(&directory).is_empty());
 }
 
+#[tokio::test]
+async fn a_quarantined_engine_finishes_its_requests_and_only_a_release_brings_it_back() {
+    let mut fixture = start("exec sleep 600");
+    let serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    let request = fixture.engine.traffic().enter(RouterKey(1));
+    fixture.engine.quarantine("GPU 3 reports XID 79".to_owned(), false);
+    let draining = fixture.phase(Phase::Draining).await;
+    assert!(draining.reason.contains("GPU 3 reports XID 79") && draining.pid.is_some(), "{}", draining.reason);
+    drop((request, serving));
+    let out = fixture.phase(Phase::Quarantined).await;
+    assert_eq!(out.reason, "GPU 3 reports XID 79; `hostler release` brings it back");
+    fixture.until(|status| status.pid.is_none()).await;
+    fixture.engine.restart();
+    let refused = fixture.until(|status| status.reason.contains("a restart does not")).await;
+    assert_eq!(refused.phase, Phase::Quarantined);
+    assert!(fixture.processes().is_empty());
+    fixture.engine.release();
+    let _serving = fixture.serve().await;
+    assert_eq!(fixture.phase(Phase::Ready).await.restarts, 1);
+    fixture.engine.quarantine("GPU 3 is lost".to_owned(), true);
+    fixture.until(|status| status.phase == Phase::Quarantined && status.pid.is_none()).await;
+    assert!(fixture.processes().is_empty());
+    fixture.engine.stop().await;
+    assert_eq!(fixture.phase(Phase::Stopped).await.pid, None);
+}
+
+#[tokio::test]
+async fn an_engine_that_something_outside_has_failed_ends_and_starts_again_after_a_pause() {
+    let mut fixture = start(STUBBORN);
+    let serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    fixture.engine.fail("GPU 0 was reset".to_owned());
+    drop(serving);
+    let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
+    assert!(failed.reason.contains("GPU 0 was reset"), "{}", failed.reason);
+    assert_eq!(failed.phase, Phase::Failed);
+    assert!(fixture.engine.deaths().recent().is_empty(), "no request was the cause");
+    fixture.engine.release();
+    fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_sleeps_and_wakes() {
+    let mut fixture = start("exec sleep 600");
+    let _serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    fixture.engine.fall_asleep("an operator sent it to sleep".to_owned());
+    let asleep = fixture.phase(Phase::Sleeping).await;
+    assert!(asleep.reason.contains("an operator sent it to sleep") && asleep.pid.is_some());
+    fixture.engine.wake_up();
+    fixture.phase(Phase::Ready).await;
+    fixture.engine.stop().await;
+}
+
+/// A command line of a shell.
+fn shell(script: &str) -> CommandLine {
+    CommandLine { program: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()], set: Vec::new(), unset: Vec::new() }
+}
+
+#[tokio::test]
+async fn a_front_end_that_never_serves_is_replaced_at_once_and_for_good() {
+    let mut fixture = start_with("echo no such file vllm-rs >&2; exit 127", |spec| {
+        spec.command.set.push(("VLLM_USE_RUST_FRONTEND", "1".into()));
+        spec.fallback = Some(shell("exec sleep 600"));
+    });
+    // Without the pause of a second that follows a crash.
+    let begun = std::time::Instant::now();
+    let next = fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert_eq!(next.front_end, FrontEndInUse::Python);
+    let serving = fixture.serve().await;
+    assert_eq!(fixture.phase(Phase::Ready).await.failure, None);
+    fixture.engine.fail("gone".to_owned());
+    drop(serving);
+    let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
+    assert_eq!(failed.front_end, FrontEndInUse::Python);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_front_end_that_lacks_a_route_is_replaced_before_it_gets_requests() {
+    let mut fixture = start_with("exec sleep 600", |spec| {
+        spec.command.set.push(("VLLM_USE_RUST_FRONTEND", "1".into()));
+        spec.fallback = Some(shell("exec sleep 600"));
+    });
+    assert_eq!(fixture.until(|status| status.pid.is_some()).await.front_end, FrontEndInUse::Rust);
+    let lacks_metrics = Scripted::at(
+        fixture.engine.socket(),
+        Box::new(|path| match path {
+            "/health" => Some((200, String::new())),
+            "/v1/models" => Some((200, MODELS.to_owned())),
+            _ => Some((404, String::new())),
+        }),
+    );
+    let next = fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
+    drop(lacks_metrics);
+    assert_eq!(next.front_end, FrontEndInUse::Python);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_waits_for_its_turn_says_for_whom_and_stops_at_once() {
+    let gpu = || vec!["GPU-1".to_owned()];
+    let turns = Arc::new(Turns::new(vec![gpu(), gpu()], false, Duration::from_secs(600)));
+    let first = turns.turn(0).await;
+    let mut fixture = start_with("exec sleep 600", |spec| {
+        spec.index = 1;
+        spec.turns = Arc::clone(&turns);
+        // Counted from the spawn, not from the wait.
+        spec.startup_timeout = Duration::from_millis(300);
+    });
+    let waiting = fixture.until(|status| status.reason.contains("replica 0")).await;
+    assert_eq!((waiting.phase, waiting.epoch), (Phase::Starting, 0));
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(fixture.status.borrow().phase, Phase::Starting);
+    drop(first);
+    fixture.until(|status| status.pid.is_some()).await;
+    fixture.until(|status| status.phase == Phase::Failed).await;
+    fixture.engine.stop().await;
+
+    let held = turns.turn(0).await;
+    let mut fixture = start_with("exec sleep 600", |spec| {
+        spec.index = 1;
+        spec.turns = Arc::clone(&turns);
+    });
+    fixture.until(|status| status.reason.contains("replica 0")).await;
+    fixture.engine.drain();
+    assert_eq!(fixture.phase(Phase::Stopped).await.epoch, 0);
+    drop(held);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_it() {
+    let mut fixture = start(STUBBORN);
+    let before = fixture.settled().await;
+    let keeper = process::keepers_of(&fixture.directory);
+    assert_eq!(keeper.len(), 1);
+    let mut request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
+    request.sent(fixture.status.borrow().epoch, crate::deaths::Fingerprint(7));
+    rustix::process::kill_process(rustix::process::Pid::from_raw(keeper[0]).unwrap(), rustix::process::Signal::KILL).unwrap();
+    let failed = fixture.until(|status| status.reason.contains("next start")).await;
+    assert!(failed.reason.contains("keeper was lost"), "{}", failed.reason);
+    assert!(fixture.processes().iter().all(|pid| !before.contains(pid)));
+    fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
+    assert_eq!(fixture.engine.deaths().recent(), [], "no request's doing");
+    fixture.engine.stop().await;
+    assert!(fixture.processes().is_empty());
+}
+
+#[tokio::test]
+async fn a_start_tells_how_far_it_is_and_what_its_log_says() {
+    let mut fixture = start(
+        "echo 'INFO 01-31 12:00:00 [core.py:1] Initializing a V1 LLM engine (v0.32.0)'; echo 'INFO GPU KV cache size: 123,456 tokens'; exec sleep 600",
+    );
+    let loading = fixture.until(|status| status.progress.is_some() && status.facts.kv_tokens.is_some()).await;
+    assert_eq!((loading.phase, loading.facts.kv_tokens), (Phase::Loading, Some(123_456)));
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    assert_eq!((ready.progress, ready.facts.kv_tokens), (None, Some(123_456)));
+    fixture.engine.stop().await;
+}
+
 #[test]
 #[expect(clippy::disallowed_methods, reason = "there is no runtime left to sleep on")]
 fn a_runtime_that_ends_takes_the_engine_with_it() {
@@ -265,7 +439,8 @@ async fn an_engine_whose_cache_cannot_be_followed_serves_all_the_same() {
 async fn an_engine_that_is_not_ready_in_time_is_killed_and_the_reason_says_so() {
     let mut fixture = start_with(STUBBORN, |spec| spec.startup_timeout = Duration::from_millis(200));
     let failed = fixture.until(|status| status.reason.contains("next start")).await;
-    assert!(failed.reason.starts_with("the engine was not ready within 0.2 s; next start in 1 s"), "{}", failed.reason);
+    assert!(failed.reason.contains("not ready within 0.2 s") && failed.reason.contains("; next start in 1 s"), "{}", failed.reason);
+    assert_eq!(failed.failure.unwrap().kind, diagnosis::Kind::StartupTimeout);
     assert!(fixture.processes().is_empty());
     fixture.engine.stop().await;
 }

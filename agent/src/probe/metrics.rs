@@ -1,4 +1,4 @@
-//! Reads the few figures that placement needs out of an engine's Prometheus text, by exact sample names and summed over label sets. Pure; unknown names, odd values and absent ones are no error.
+//! Reads the few figures that placement and the advisor need out of an engine's Prometheus text, by exact sample names and summed over label sets. Pure; unknown names, odd values and absent ones are no error.
 
 /// The figures of one engine at one moment. What the engine does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -65,7 +65,10 @@ struct Sum {
 
 /// The path that asks for the figures alone: 0.4 ms of the engine's time instead of 5 ms for the whole page. The trailing slash is needed.
 pub(crate) fn filtered_path() -> String {
-    let names = NAMES.iter().flat_map(|(_, name, older)| [Some(*name), *older]).flatten().chain([CACHE_CONFIG]);
+    path_of(NAMES.iter().flat_map(|(_, name, older)| [Some(*name), *older]).flatten().chain([CACHE_CONFIG]))
+}
+
+fn path_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut path = "/metrics/".to_owned();
     for (position, name) in names.enumerate() {
         path.push(if position == 0 { '?' } else { '&' });
@@ -215,6 +218,11 @@ fn end_of_text(text: &str) -> Option<usize> {
         ends
     })
 }
+
+mod details;
+
+pub use details::Details;
+pub(super) use details::{detailed_path, read_details};
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use http::StatusCode;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use self::metrics::Figures;
+pub use self::metrics::{Details, Figures};
 use crate::engine::http::{Client, GetError};
 use crate::traffic::Traffic;
 
@@ -39,10 +39,10 @@ impl Sample {
 
 /// Reads one engine until dropped. `interval` is the time between two readings of a busy engine; a request that arrives at an idle one is seen at once.
 pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Duration, samples: &watch::Sender<Option<Sample>>) {
-    let mut reader = Reader::new(socket);
+    let mut reader = Reader::new(socket, metrics::filtered_path());
     let mut failing = false;
     loop {
-        let outcome = reader.read().await;
+        let outcome = reader.read().await.map(|page| metrics::read(&page));
         match (&outcome, failing) {
             (Err(error), false) => {
                 tracing::warn!(socket = %socket.display(), %error, "cannot read the engine's metrics; its load is judged by the last ones");
@@ -96,18 +96,19 @@ enum ReadError {
     Status(StatusCode),
 }
 
-/// Knows which of the two pages this engine has.
+/// Knows which of the two pages this engine has: the filtered one, or the whole.
+#[derive(Debug)]
 struct Reader {
     client: Client,
     path: String,
 }
 
 impl Reader {
-    fn new(socket: &Path) -> Self {
-        Self { client: Client::new(socket), path: metrics::filtered_path() }
+    fn new(socket: &Path, path: String) -> Self {
+        Self { client: Client::new(socket), path }
     }
 
-    async fn read(&mut self) -> Result<Figures, ReadError> {
+    async fn read(&mut self) -> Result<String, ReadError> {
         const WHOLE: &str = "/metrics";
         let mut reply = self.client.get(&self.path, READ_DEADLINE).await?;
         // vLLM's Rust front-end has the whole page only.
@@ -120,7 +121,30 @@ impl Reader {
         if reply.status != StatusCode::OK {
             return Err(ReadError::Status(reply.status));
         }
-        Ok(metrics::read(&String::from_utf8_lossy(&reply.body)))
+        Ok(String::from_utf8_lossy(&reply.body).into_owned())
+    }
+}
+
+/// Reads the details of one engine, when asked.
+#[derive(Debug)]
+pub(crate) struct DetailReader {
+    reader: Reader,
+}
+
+impl DetailReader {
+    /// For the engine at this socket.
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self { reader: Reader::new(socket, metrics::detailed_path()) }
+    }
+
+    /// The details now; `None` when the engine does not tell, which `watch` has a word about.
+    pub(crate) async fn read(&mut self) -> Option<Details> {
+        self.reader.read().await.ok().map(|page| metrics::read_details(&page))
+    }
+
+    /// To be called when another life of the engine begins: it may have the other front-end, and other pages.
+    pub(crate) fn forget(&mut self) {
+        self.reader.path = metrics::detailed_path();
     }
 }
 

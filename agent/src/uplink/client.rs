@@ -13,6 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tower::Service;
 
@@ -70,6 +71,8 @@ impl Service<Uri> for Connector {
 pub(super) struct SizedBody {
     pub(super) body: RequestBody,
     pub(super) left: u64,
+    /// Told, by being dropped, that all of the body has been taken.
+    pub(super) complete: Option<oneshot::Sender<()>>,
 }
 
 impl Body for SizedBody {
@@ -81,6 +84,9 @@ impl Body for SizedBody {
         sized.body.poll_bytes(context).map(|piece| match piece {
             Ok(Some(bytes)) => {
                 sized.left = sized.left.saturating_sub(bytes.len() as u64);
+                if sized.left == 0 {
+                    sized.complete = None;
+                }
                 Some(Ok(Frame::data(bytes)))
             }
             Ok(None) => None,

@@ -4,6 +4,7 @@ mod bulk;
 mod client;
 mod dial;
 mod lane;
+mod orders;
 mod relay;
 mod report;
 mod session;

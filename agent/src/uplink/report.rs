@@ -1,6 +1,7 @@
 //! What the routers are told about this node's engines: whole at first, then what changed. Wire types of `Attach` begin here.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_proto::agent::v1 as wire;
@@ -8,9 +9,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{EngineClient, client};
+use crate::advise::{self, Advised, Finding, Setup};
 use crate::cache::Watch;
-use crate::engine::{Engine, Phase, Status};
+use crate::deaths::{Death, Fingerprint};
+use crate::engine::{Engine, FrontEndInUse, Phase, Status};
 use crate::files::{Bundle, FilesError, Source};
+use crate::gpu::{Gpu, Reading, Readings};
 use crate::traffic::RouterKey;
 
 /// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
@@ -31,6 +35,8 @@ pub struct Replica {
     pub(super) client: EngineClient,
     /// The prompt files of its model, or why there are none; nothing before it has been ready.
     prompt_files: watch::Sender<Option<Result<Bundle, String>>>,
+    /// What could be better about it.
+    findings: watch::Sender<Vec<Finding>>,
 }
 
 /// What is known of a replica before its engine starts.
@@ -42,6 +48,8 @@ pub struct Traits {
     pub token_budget: u32,
     /// Where the prompt files of its model are.
     pub prompt_files: Source,
+    /// How it is started.
+    pub setup: Setup,
 }
 
 impl Replica {
@@ -49,7 +57,13 @@ impl Replica {
     #[must_use]
     pub fn new(index: u32, engine: Engine, traits: Traits) -> Self {
         let socket: PathBuf = engine.socket().to_owned();
-        Self { index, engine, traits, client: client(socket), prompt_files: watch::Sender::new(None) }
+        Self { index, engine, traits, client: client(socket), prompt_files: watch::Sender::new(None), findings: watch::Sender::default() }
+    }
+
+    /// What could be better about it, the gravest first.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        self.findings.borrow().clone()
     }
 
     fn bundle(&self) -> Option<Bundle> {
@@ -62,13 +76,29 @@ impl Replica {
 pub struct Board {
     replicas: Vec<Replica>,
     pulse: watch::Sender<u64>,
+    /// How the node's GPUs do; nothing on a host without.
+    readings: Option<watch::Receiver<Arc<Readings>>>,
 }
 
 impl Board {
     /// The board of these replicas, in the order of their index.
     #[must_use]
     pub fn new(replicas: Vec<Replica>) -> Self {
-        Self { replicas, pulse: watch::Sender::new(0) }
+        Self { replicas, pulse: watch::Sender::new(0), readings: None }
+    }
+
+    /// As it is, with the readings of the node's GPUs.
+    #[must_use]
+    pub fn with_readings(self, readings: Option<watch::Receiver<Arc<Readings>>>) -> Self {
+        Self { readings, ..self }
+    }
+
+    /// How the GPUs of a replica do, in their order; none where the driver has not told.
+    #[must_use]
+    pub fn gpu_readings(&self, replica: &Replica) -> Vec<Reading> {
+        let Some(readings) = &self.readings else { return Vec::new() };
+        let readings = readings.borrow();
+        replica.traits.setup.gpus.iter().filter_map(|gpu| readings.of(&gpu.uuid).cloned()).collect()
     }
 
     /// All replicas.
@@ -95,7 +125,12 @@ impl Board {
 
     /// Watches the engines until `end`.
     pub async fn watch(&self, end: CancellationToken) {
-        let watching = self.replicas.iter().map(|replica| async { tokio::join!(self.beat(replica), self.load_files(replica)) });
+        let watching = self.replicas.iter().map(|replica| async {
+            let gpus = || self.gpu_readings(replica);
+            let Replica { index, engine, traits, findings, .. } = replica;
+            let advising = advise::watch(Advised { replica: *index, engine, setup: &traits.setup, findings }, gpus);
+            tokio::join!(self.beat(replica), self.load_files(replica), advising)
+        });
         tokio::select! {
             _ = futures_util::future::join_all(watching) => end.cancelled().await,
             () = end.cancelled() => {}
@@ -106,7 +141,11 @@ impl Board {
     async fn beat(&self, replica: &Replica) {
         let (mut status, mut samples, mut traffic) =
             (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().changes());
-        let (mut cache, mut files) = (replica.engine.cache().watch(), replica.prompt_files.subscribe());
+        let (mut cache, mut files, mut findings) =
+            (replica.engine.cache().watch(), replica.prompt_files.subscribe(), replica.findings.subscribe());
+        let mut deaths = replica.engine.deaths().tidings();
+        // They change for all at once, whichever replica they are of.
+        let mut readings = self.readings.clone().filter(|_| !replica.traits.setup.gpus.is_empty());
         loop {
             // An engine that has ended for good changes no more.
             let changed = tokio::select! {
@@ -115,6 +154,9 @@ impl Board {
                 changed = traffic.changed() => changed.is_ok(),
                 changed = cache.changed() => changed.is_ok(),
                 changed = files.changed() => changed.is_ok(),
+                changed = deaths.changed() => changed,
+                changed = findings.changed() => changed.is_ok(),
+                () = read(readings.as_mut()) => true,
             };
             if !changed {
                 return;
@@ -149,6 +191,16 @@ impl Board {
     }
 }
 
+/// The next readings of GPUs, if there are any.
+async fn read(readings: Option<&mut watch::Receiver<Arc<Readings>>>) {
+    if let Some(readings) = readings
+        && readings.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
+}
+
 /// Makes one router's reports.
 #[derive(Debug)]
 pub(super) struct Reporter {
@@ -161,8 +213,11 @@ pub(super) struct Reporter {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Told {
     epoch: u64,
+    /// Deaths so far.
+    deaths: u64,
     state: Option<wire::ReplicaState>,
     load: Option<wire::Load>,
+    gpus: Option<wire::GpuReadings>,
 }
 
 impl Reporter {
@@ -186,15 +241,19 @@ impl Reporter {
     pub(super) fn report(&mut self, board: &Board) -> wire::Report {
         let mut replicas = Vec::new();
         for (replica, told) in board.replicas.iter().zip(&mut self.told) {
-            let now = now(replica, self.router);
+            let mut now = Told { gpus: gpu_readings(&board.gpu_readings(replica)), ..now(replica, self.router) };
             if now == *told {
                 continue;
             }
+            let deaths;
+            (deaths, now.deaths) = replica.engine.deaths().since(told.deaths);
             replicas.push(wire::ReplicaReport {
                 index: replica.index,
                 epoch: now.epoch,
                 state: now.state.clone().filter(|_| now.state != told.state),
                 load: now.load.filter(|_| now.load != told.load),
+                gpus: now.gpus.clone().filter(|_| now.gpus != told.gpus),
+                deaths: deaths.iter().map(death).collect(),
             });
             *told = now;
         }
@@ -202,6 +261,19 @@ impl Reporter {
         self.sequence += 1;
         wire::Report { sequence, snapshot: false, replicas }
     }
+}
+
+fn death(death: &Death) -> wire::Death {
+    wire::Death {
+        epoch: death.epoch,
+        age_ms: u64::try_from(death.at.elapsed().as_millis()).unwrap_or(u64::MAX),
+        requests: death.requests.iter().map(|name| fingerprint(*name)).collect(),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]
+fn fingerprint(Fingerprint(name): Fingerprint) -> wire::Fingerprint {
+    wire::Fingerprint { high: (name >> 64) as u64, low: name as u64 }
 }
 
 fn now(replica: &Replica, router: RouterKey) -> Told {
@@ -232,7 +304,13 @@ fn now(replica: &Replica, router: RouterKey) -> Told {
         context_tokens: all.context_tokens,
         context_tokens_yours: yours.context_tokens,
     };
-    Told { epoch: status.epoch, state: Some(state(replica, status)), load: Some(load) }
+    Told {
+        epoch: status.epoch,
+        deaths: replica.engine.deaths().version(),
+        state: Some(state(replica, status)),
+        load: Some(load),
+        gpus: None,
+    }
 }
 
 fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
@@ -243,9 +321,12 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         Phase::Draining => wire::Phase::Draining,
         Phase::Stopped => wire::Phase::Stopped,
         Phase::Failed => wire::Phase::Failed,
+        Phase::Quarantined => wire::Phase::Quarantined,
+        Phase::Sleeping => wire::Phase::Sleeping,
     };
     let watched = replica.engine.cache().watch().borrow().clone();
     let cache = cache(&watched, status.epoch);
+    let launch = launch(&replica.traits.setup, &status);
     wire::ReplicaState {
         phase: phase.into(),
         reason: status.reason,
@@ -258,7 +339,63 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         token_budget: replica.traits.token_budget,
         prompt_files: replica.prompt_files.borrow().as_ref().map(prompt_files),
         cache: Some(cache),
+        gpus: replica.traits.setup.gpus.iter().map(gpu).collect(),
+        progress: status.progress.map(|progress| wire::Progress {
+            stage: progress.stage,
+            percent: progress.percent.into(),
+            seconds_left: progress.seconds_left.unwrap_or(0),
+        }),
+        launch: Some(launch),
+        findings: replica.findings.borrow().iter().map(finding).collect(),
+        failure: status.failure.map(|failure| wire::Failure {
+            kind: failure.kind.word().to_owned(),
+            cause: failure.cause,
+            remedy: failure.remedy,
+        }),
     }
+}
+
+fn gpu(gpu: &Gpu) -> wire::Gpu {
+    let Gpu { index, uuid, name, memory_bytes, .. } = gpu.clone();
+    wire::Gpu { index, uuid, name, memory_bytes }
+}
+
+/// Nothing on CPU.
+fn gpu_readings(readings: &[Reading]) -> Option<wire::GpuReadings> {
+    let reading = |reading: &Reading| wire::GpuReading {
+        uuid: reading.uuid.clone(),
+        memory_used_bytes: reading.memory_used_bytes,
+        utilisation: reading.utilisation,
+        watts: reading.watts,
+        watts_limit: reading.watts_limit,
+        sm_mhz: reading.sm_mhz,
+        celsius: reading.celsius,
+        throttled: reading.throttled.iter().map(|&reason| reason.to_owned()).collect(),
+        ecc_corrected: reading.ecc_corrected,
+        ecc_uncorrected: reading.ecc_uncorrected,
+        last_xid: reading.last_xid,
+    };
+    (!readings.is_empty()).then(|| wire::GpuReadings { readings: readings.iter().map(reading).collect() })
+}
+
+fn launch(setup: &Setup, status: &Status) -> wire::Launch {
+    let front_end = match status.front_end {
+        FrontEndInUse::Python => "python",
+        FrontEndInUse::Rust => "rust",
+    };
+    wire::Launch {
+        profile: setup.profile.to_owned(),
+        tensor_parallel: setup.tensor_parallel,
+        front_end: front_end.to_owned(),
+        arguments: setup.arguments.clone(),
+        kv_tokens: status.facts.kv_tokens.unwrap_or(0),
+        max_model_len: status.facts.max_model_len.unwrap_or(0),
+    }
+}
+
+fn finding(finding: &Finding) -> wire::Finding {
+    let Finding { kind, evidence, advice } = finding.clone();
+    wire::Finding { kind: kind.word().to_owned(), evidence, advice }
 }
 
 /// Without the version of the blocks: the state is not sent again for each of them.

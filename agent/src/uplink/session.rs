@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
 use hostler_proto::agent::v1::attach_request::Message as ToRouter;
@@ -23,6 +26,7 @@ use super::Uplink;
 use super::bulk::Bulk;
 use super::dial::dial;
 use super::lane::Lane;
+use super::orders;
 use super::relay;
 use super::report::{REPORT_INTERVAL, Reporter};
 use crate::traffic::RouterKey;
@@ -150,6 +154,8 @@ struct Session {
     heartbeat: Duration,
     /// The end of one is the session's: a lane is only ever lost with its connection. Without a status the router closed it.
     lanes: Vec<AbortOnDropHandle<Option<Status>>>,
+    /// Orders at work, to be answered when they are done.
+    orders: FuturesUnordered<BoxFuture<'static, wire::Answer>>,
 }
 
 async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Ended> {
@@ -178,7 +184,7 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, En
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(SHORTEST_HEARTBEAT);
     let bulk = Bulk::new(uplink.board.replicas().iter().map(|replica| replica.engine.cache().clone()));
-    Ok(Session { claim, to_router, from_router, reporter, bulk, heartbeat, lanes })
+    Ok(Session { claim, to_router, from_router, reporter, bulk, heartbeat, lanes, orders: FuturesUnordered::new() })
 }
 
 async fn open_lane(
@@ -225,7 +231,7 @@ impl Session {
         let uplink = self.claim.uplink.clone();
         let mut pulse = uplink.board.pulse();
         let mut heartbeat = tokio::time::interval(self.heartbeat);
-        let mut lanes: futures_util::stream::FuturesUnordered<_> = std::mem::take(&mut self.lanes).into_iter().collect();
+        let mut lanes: FuturesUnordered<_> = std::mem::take(&mut self.lanes).into_iter().collect();
         let mut next_report = Instant::now();
         loop {
             // What happens until the next report is due leaves together.
@@ -257,7 +263,8 @@ impl Session {
                     // Nobody else sends, so the room is still there.
                     (Ok(()), Some(part)) => send(&self.to_router, part).await,
                 },
-                Some(lane) = futures_util::StreamExt::next(&mut lanes) => {
+                Some(answer) = self.orders.next() => self.done(answer).await,
+                Some(lane) = lanes.next() => {
                     return match lane {
                         Ok(None) => Ended::Left,
                         Ok(Some(status)) => status.into(),
@@ -275,6 +282,12 @@ impl Session {
         let report = self.reporter.report(&self.claim.uplink.board);
         self.bulk.after_report();
         send(&self.to_router, ToRouter::Report(report)).await
+    }
+
+    /// An order is done or has failed. What it changed is told first.
+    async fn done(&mut self, answer: wire::Answer) -> Result<(), Ended> {
+        self.report().await?;
+        send(&self.to_router, ToRouter::Answer(answer)).await
     }
 
     async fn obey(&mut self, directive: wire::Directive) -> Result<(), Ended> {
@@ -312,13 +325,22 @@ impl Session {
                     return send(&self.to_router, ToRouter::File(part)).await;
                 }
             },
+            Some(Order::Release(replicas)) => {
+                tracing::info!(replicas = ?replicas.indices, "a router orders: release");
+                answer.error = orders::release(&uplink, &replicas);
+            }
+            // These take seconds or minutes: they are answered when they are done, and the session goes on meanwhile.
+            Some(order @ (Order::Sleep(_) | Order::Wake(_) | Order::Lora(_))) => {
+                self.orders.push(Box::pin(orders::carry_out(uplink, answer.id, order)));
+                return Ok(());
+            }
             None => answer.error = format!("agent {} does not know this directive", env!("CARGO_PKG_VERSION")),
         }
         send(&self.to_router, ToRouter::Answer(answer)).await
     }
 }
 
-fn chosen<'a>(uplink: &'a Uplink, replicas: &'a wire::Replicas) -> impl Iterator<Item = &'a super::report::Replica> {
+pub(super) fn chosen<'a>(uplink: &'a Uplink, replicas: &'a wire::Replicas) -> impl Iterator<Item = &'a super::report::Replica> {
     let all = replicas.indices.is_empty();
     uplink.board.replicas().iter().filter(move |replica| all || replicas.indices.contains(&replica.index))
 }

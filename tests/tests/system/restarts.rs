@@ -78,12 +78,12 @@ async fn one_router_may_come_and_go_while_another_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_engines_of_a_killed_agent_are_ended_by_the_next_one() {
+async fn kept_engines_of_a_killed_agent_are_ended_by_a_next_one_that_keeps_none() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let agents = fleet.routers[0].agents.to_string();
     let workplace = Workplace::new();
-    let start = |name: &str| {
-        let role = ["agent", "--router", &agents, "--node", "n0", "--engine", "simulated", "--replicas", "1"];
+    let start = |name: &str, fate: &str| {
+        let role = ["agent", "--router", &agents, "--node", "n0", "--engine", "simulated", "--replicas", "1", "--if-agent-dies", fate];
         workplace.start(name, &[&role[..], &["--", "--sim-start-ms", "50"]].concat())
     };
     let known = async |life: u64| {
@@ -94,15 +94,15 @@ async fn the_engines_of_a_killed_agent_are_ended_by_the_next_one() {
         })
         .await
     };
-    let mut first = start("first");
+    let mut first = start("first", "keep");
     let orphan = known(0).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
     signal(first.pid(), Signal::KILL);
     first.ended().await;
     stream.finish().await.assert_broken_stream();
-    assert!(crate::harness::is_alive(orphan.pid), "the engine does not depend on its agent's life");
-    let _second = start("second");
+    assert!(crate::harness::is_alive(orphan.pid), "a kept engine does not depend on its agent's life");
+    let _second = start("second", "kill");
     known(orphan.epoch).await;
     let left = crate::harness::is_alive(orphan.pid);
     kill_group(orphan.pid);

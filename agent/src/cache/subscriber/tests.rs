@@ -47,6 +47,11 @@ fn key(block: u32) -> Key {
 
 impl FakeEngine {
     async fn start(framing: Framing) -> Self {
+        Self::start_with(framing, Since::Now, 0..0).await
+    }
+
+    /// An engine that has sent these messages before anybody listened.
+    async fn start_with(framing: Framing, since: Since, sent: std::ops::Range<u64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (live, replay) = (directory.path().join("kv.sock"), directory.path().join("replay.sock"));
         let mut events = PubSocket::new();
@@ -54,12 +59,12 @@ impl FakeEngine {
         let mut router = RouterSocket::new();
         router.bind(&endpoint(&replay)).await.unwrap();
         let kept = Kept::default();
+        kept.lock().extend(sent.map(|sequence| (sequence, stores(sequence))));
         let replays = tokio::spawn(answer_replays(router, kept.clone(), framing));
         let log = Arc::new(CacheLog::default());
         let (writer, (joined, joining)) = (log.begin(1), oneshot::channel());
-        let follows = tokio::spawn(async move { follow(&Source::Sockets { live, replay }, writer, 0, joined).await });
+        let follows = tokio::spawn(async move { follow(&Source::Sockets { live, replay }, writer, 0, since, joined).await });
         tokio::time::timeout(PATIENCE, joining).await.unwrap().unwrap();
-        assert!(log.watch().borrow().exact);
         Self {
             log,
             events,
@@ -177,6 +182,23 @@ async fn what_was_missed_is_asked_for_in_the_framing_of_any_release() {
 }
 
 #[tokio::test]
+async fn what_an_adopted_engine_stored_before_is_known_as_soon_as_it_is_joined() {
+    let mut engine = FakeEngine::start_with(Framing::Since026, Since::TheBeginning, 0..3).await;
+    assert!(engine.watch().exact);
+    assert_eq!(engine.blocks(), keys(0..3));
+    engine.tell(3).await;
+    assert_eq!(engine.blocks(), keys(0..4));
+    assert_eq!((engine.counters().gaps, engine.counters().resets), (0, 0));
+}
+
+#[tokio::test]
+async fn an_adopted_engine_that_has_forgotten_its_first_events_is_not_known_exactly() {
+    let engine = FakeEngine::start_with(Framing::Since026, Since::TheBeginning, 5..8).await;
+    let watch = engine.watch();
+    assert!(!watch.exact && watch.reason.contains("lost"), "{watch:?}");
+}
+
+#[tokio::test]
 async fn what_cannot_be_had_again_voids_what_was_before() {
     let mut engine = FakeEngine::start(Framing::Since026).await;
     engine.tell(0).await;
@@ -253,7 +275,7 @@ async fn an_engine_without_events_is_unknown_with_the_reason() {
     let log = Arc::new(CacheLog::default());
     let (joined, joining) = oneshot::channel();
     let source = Source::Nothing { because: "it is too old".to_owned() };
-    follow(&source, log.begin(1), 0, joined).await;
+    follow(&source, log.begin(1), 0, Since::Now, joined).await;
     assert!(joining.await.is_err(), "and nobody waits for it");
     let watch = log.watch().borrow().clone();
     assert_eq!((watch.epoch, watch.exact, watch.reason.as_str()), (1, false, "it is too old"));
@@ -266,7 +288,7 @@ async fn a_socket_that_cannot_be_reached_does_not_hold_up_the_engine() {
     let path = std::path::PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
     let source = Source::Sockets { live: path.clone(), replay: path };
     let writer = log.begin(1);
-    let _follows = AbortOnDropHandle::new(tokio::spawn(async move { follow(&source, writer, 0, joined).await }));
+    let _follows = AbortOnDropHandle::new(tokio::spawn(async move { follow(&source, writer, 0, Since::Now, joined).await }));
     assert!(tokio::time::timeout(PATIENCE, joining).await.unwrap().is_err());
     let watch = log.watch().borrow().clone();
     assert!(!watch.exact && watch.reason.starts_with("the engine's cache events cannot be had: "), "{}", watch.reason);

@@ -1,13 +1,84 @@
 //! Readiness and loss of health against an engine that answers by a script.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::super::http::tests::Scripted;
+use super::super::{Facts, FrontEndInUse};
 use super::*;
+use crate::probe::Figures;
+use crate::traffic::{InFlight, RouterKey, Wait};
 
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
 
 /// News within a generous time; the clock runs by itself, so a bug cannot hang the test.
 async fn next(news: &mut mpsc::Receiver<News>) -> Option<News> {
     tokio::time::timeout(Duration::from_secs(60), news.recv()).await.unwrap()
+}
+
+/// A subject, and what the driver, the probe and the relays have in their hands.
+pub(in super::super) struct Watched {
+    pub(in super::super) subject: Subject,
+    pub(in super::super) status: watch::Sender<Status>,
+    pub(in super::super) samples: watch::Sender<Option<Sample>>,
+    pub(in super::super) wanted: watch::Sender<Wanted>,
+}
+
+impl Watched {
+    /// A ready engine without processes, requests and orders.
+    pub(in super::super) fn at(socket: &Path) -> Self {
+        let model = ModelCard { id: "tiny".to_owned(), raw: Bytes::new() };
+        let status = watch::Sender::new(Status {
+            phase: Phase::Ready,
+            epoch: 1,
+            reason: String::new(),
+            pid: None,
+            restarts: 0,
+            version: None,
+            models: [model].into(),
+            ready_in: None,
+            progress: None,
+            failure: None,
+            facts: Facts::default(),
+            front_end: FrontEndInUse::Python,
+        });
+        let (samples, wanted) = (watch::Sender::new(None), watch::Sender::new(Wanted::default()));
+        let subject = Subject {
+            socket: socket.to_owned(),
+            traffic: Traffic::new(),
+            samples: samples.subscribe(),
+            status: status.subscribe(),
+            stall_timeout: Duration::from_secs(10),
+            canary_interval: Duration::ZERO,
+            wanted: wanted.subscribe(),
+            on_gpus: true,
+            may_sleep: false,
+        };
+        Self { subject, status, samples, wanted }
+    }
+
+    pub(in super::super) fn has_phase(&self, phase: Phase) {
+        self.status.send_modify(|status| status.phase = phase);
+    }
+
+    pub(in super::super) fn has_group(&self, pid: u32) {
+        self.status.send_modify(|status| status.pid = Some(pid));
+    }
+
+    /// The probe reads these figures.
+    pub(in super::super) fn says(&self, figures: Figures) {
+        self.samples.send_replace(Some(Sample { figures, at: Instant::now(), stale: false }));
+    }
+
+    pub(in super::super) fn enter(&self) -> InFlight {
+        self.subject.traffic.enter(RouterKey(1))
+    }
+}
+
+/// A request that the engine has all of.
+pub(in super::super) fn waits(in_flight: &InFlight) -> Wait<'_> {
+    let mut wait = in_flight.wait();
+    wait.begin();
+    wait
 }
 
 #[test]
@@ -32,13 +103,53 @@ async fn ready_means_healthy_and_naming_a_model() {
         _ => Some((200, MODELS.to_owned())),
     }));
     let (sender, mut news) = mpsc::channel(8);
-    let watching = tokio::spawn(watch(engine.socket.clone(), sender));
+    let watching = tokio::spawn(watch(Watched::at(&engine.socket).subject, sender));
     assert_eq!(next(&mut news).await, Some(News::Loading));
     let models = parse_models(MODELS.as_bytes()).unwrap();
     assert_eq!(next(&mut news).await, Some(News::Ready(models)));
     watching.abort();
     let asked = engine.asked.lock().clone();
-    assert_eq!(asked, ["/health", "/health", "/health", "/v1/models"]);
+    assert_eq!(asked, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
+}
+
+/// What is told before an engine is ready whose front-end answers for `lacking` that it has no such route.
+async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<News>, Vec<String>) {
+    let engine = Scripted::start(Box::new(move |path| match path {
+        "/health" => Some((200, String::new())),
+        "/v1/models" => Some((200, MODELS.to_owned())),
+        path if path == lacking => Some((404, String::new())),
+        "/tokenize" => Some((405, String::new())),
+        _ => Some((200, String::new())),
+    }));
+    let watched = Watched::at(&engine.socket);
+    watched.status.send_modify(|status| status.front_end = front_end);
+    let (sender, mut news) = mpsc::channel(8);
+    let watching = tokio::spawn(watch(watched.subject, sender));
+    let mut told = Vec::new();
+    while !matches!(told.last(), Some(News::Ready(_))) {
+        told.push(next(&mut news).await.unwrap());
+    }
+    watching.abort();
+    let asked = engine.asked.lock().clone();
+    (told, asked)
+}
+
+#[tokio::test]
+async fn a_rust_front_end_without_tokenize_is_told_of_before_it_is_ready() {
+    let (told, _) = told_without("/tokenize", FrontEndInUse::Rust).await;
+    assert!(matches!(&told[1], News::LacksRoute(reason) if reason.contains("no /tokenize")), "{told:?}");
+    let (told, _) = told_without("/metrics", FrontEndInUse::Rust).await;
+    assert!(matches!(&told[1], News::LacksRoute(reason) if reason.contains("no /metrics")), "{told:?}");
+    let (told, asked) = told_without("/nothing", FrontEndInUse::Rust).await;
+    assert_eq!(told.len(), 2, "a route that wants POST is there: {told:?}");
+    assert!(asked.contains(&"/tokenize".to_owned()));
+}
+
+#[tokio::test]
+async fn a_python_front_end_is_not_asked_for_tokenize() {
+    let (told, asked) = told_without("/tokenize", FrontEndInUse::Python).await;
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(!asked.contains(&"/tokenize".to_owned()));
 }
 
 #[test]
@@ -61,7 +172,7 @@ async fn an_engine_that_turns_unhealthy_is_reported_once() {
         _ => Some((200, MODELS.to_owned())),
     }));
     let (sender, mut news) = mpsc::channel(8);
-    let watching = tokio::spawn(watch(engine.socket.clone(), sender));
+    let watching = tokio::spawn(watch(Watched::at(&engine.socket).subject, sender));
     let mut all = Vec::new();
     while let Some(item) = next(&mut news).await {
         all.push(item);
@@ -71,11 +182,112 @@ async fn an_engine_that_turns_unhealthy_is_reported_once() {
     watching.await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_engine_whose_core_has_ended_is_given_up_with_its_first_bad_answer() {
+    let core = Resting::called("VLLM::EngineCore");
+    let pid = core.pid();
+    let ended = Arc::new(AtomicBool::new(false));
+    let front_end_knows = Arc::clone(&ended);
+    let engine = Scripted::start(Box::new(move |path| match path {
+        "/health" if front_end_knows.load(Ordering::Relaxed) => Some((503, String::new())),
+        "/health" => Some((200, String::new())),
+        _ => Some((200, MODELS.to_owned())),
+    }));
+    let watched = Watched::at(&engine.socket);
+    watched.has_group(pid);
+    let (sender, mut news) = mpsc::channel(8);
+    let watching = tokio::spawn(watch(watched.subject, sender));
+    assert_eq!(next(&mut news).await, Some(News::Loading));
+    assert!(matches!(next(&mut news).await, Some(News::Ready(_))));
+    // The models are read again after several good answers, so by then it is known which processes there are.
+    assert!(matches!(next(&mut news).await, Some(News::Models(_))));
+    drop(core);
+    ended.store(true, Ordering::Relaxed);
+    let before = Instant::now();
+    let expected = format!("its process VLLM::EngineCore (pid {pid}) has ended, and health checks failed: status 503");
+    assert_eq!(next(&mut news).await, Some(News::Unhealthy(expected)));
+    assert!(before.elapsed() <= HEALTH_INTERVAL * 2, "{:?}", before.elapsed());
+    watching.await.unwrap();
+}
+
 #[tokio::test]
 async fn watching_ends_when_nobody_listens() {
     let directory = tempfile::tempdir().unwrap();
     let (sender, news) = mpsc::channel(8);
     drop(news);
-    let watching = watch(directory.path().join("s"), sender);
+    let watching = watch(Watched::at(&directory.path().join("s")).subject, sender);
     tokio::time::timeout(Duration::from_secs(10), watching).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_healthy_engine_that_gives_no_token_is_reported() {
+    let engine = Scripted::start(Box::new(|path| match path {
+        "/health" => Some((200, String::new())),
+        "/v1/models" => Some((200, MODELS.to_owned())),
+        // The core hangs.
+        _ => None,
+    }));
+    let watched = Watched::at(&engine.socket);
+    let resting = Resting::start();
+    watched.has_group(resting.pid());
+    let in_flight = watched.enter();
+    let _wait = waits(&in_flight);
+    let (sender, mut news) = mpsc::channel(8);
+    let begun = Instant::now();
+    let watching = tokio::spawn(watch(watched.subject, sender));
+    assert_eq!(next(&mut news).await, Some(News::Loading));
+    assert!(matches!(next(&mut news).await, Some(News::Ready(_))));
+    let reason = loop {
+        match next(&mut news).await.unwrap() {
+            News::Unhealthy(reason) => break reason,
+            other => assert!(matches!(other, News::Models(_)), "{other:?}"),
+        }
+    };
+    assert!(reason.starts_with("no token for 10.") && reason.ends_with("a test completion got no answer within 5 s"), "{reason}");
+    assert!(begun.elapsed() < Duration::from_secs(17), "{:?}", begun.elapsed());
+    watching.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_models_are_read_again_as_soon_as_an_adapter_is_ordered() {
+    let engine = Scripted::start(Box::new(|path| match path {
+        "/health" => Some((200, String::new())),
+        _ => Some((200, MODELS.to_owned())),
+    }));
+    let Watched { subject, wanted, status: _status, samples: _samples } = Watched::at(&engine.socket);
+    let (sender, mut news) = mpsc::channel(8);
+    let watching = tokio::spawn(watch(subject, sender));
+    assert_eq!(next(&mut news).await, Some(News::Loading));
+    assert!(matches!(next(&mut news).await, Some(News::Ready(models)) if models.len() == 2));
+    let before = Instant::now();
+    wanted.send_modify(|wanted| wanted.leaving = Some("b".to_owned()));
+    assert!(matches!(next(&mut news).await, Some(News::Models(models)) if models.len() == 1 && models[0].id == "a"));
+    assert!(before.elapsed() < Duration::from_secs(1));
+    watching.abort();
+}
+
+/// A process that does nothing, in a group of its own, until dropped.
+pub(in super::super) struct Resting(std::process::Child);
+
+impl Resting {
+    pub(in super::super) fn start() -> Self {
+        Self::called("sleep")
+    }
+
+    /// With this as its title.
+    fn called(title: &str) -> Self {
+        use std::os::unix::process::CommandExt;
+        Self(std::process::Command::new("/bin/sleep").arg0(title).arg("600").process_group(0).spawn().unwrap())
+    }
+
+    pub(in super::super) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }

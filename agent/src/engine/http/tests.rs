@@ -46,7 +46,7 @@ impl Scripted {
 async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, asked: Arc<Mutex<Vec<String>>>) {
     let mut received = Vec::new();
     loop {
-        while !received.ends_with(b"\r\n\r\n") {
+        while !is_whole(&received) {
             if stream.read_buf(&mut received).await.unwrap_or(0) == 0 {
                 return;
             }
@@ -64,6 +64,14 @@ async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, asked: Ar
             return;
         }
     }
+}
+
+/// Whether a request is there with all of its body.
+fn is_whole(received: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(received).to_ascii_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |length| length.parse().unwrap());
+    body.len() >= length
 }
 
 const LONG: Duration = Duration::from_secs(20);

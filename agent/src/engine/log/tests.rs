@@ -1,6 +1,4 @@
-//! Lines cut anywhere, files that fill up, engines that print without end.
-
-use std::time::Duration;
+//! Lines cut anywhere, engines that print without end.
 
 use super::*;
 
@@ -23,6 +21,14 @@ fn lines_are_whole_however_the_bytes_were_cut() {
 }
 
 #[test]
+fn each_state_of_a_progress_bar_is_seen_and_the_last_one_is_kept() {
+    let (mut tail, seen) = tail_of(&[b"\rgraphs:  0%\rgraphs:", b" 50%\r", b"graphs: 100%\ndone\r", b"\n"]);
+    assert_eq!(seen, ["graphs:  0%", "graphs: 50%", "graphs: 100%", "done"]);
+    tail.finish();
+    assert_eq!(tail.last(10), ["graphs: 100%", "done"]);
+}
+
+#[test]
 fn a_line_without_end_takes_bounded_memory() {
     let mut tail = Tail::default();
     for _ in 0..1_000 {
@@ -33,11 +39,11 @@ fn a_line_without_end_takes_bounded_memory() {
 
 #[test]
 fn only_the_last_lines_are_kept() {
-    let text: String = (0..1_000).map(|n| format!("line {n}\n")).collect();
+    let text: String = (0..2_000).map(|n| format!("line {n}\n")).collect();
     let (tail, seen) = tail_of(&[text.as_bytes()]);
-    assert_eq!(seen.len(), 1_000);
+    assert_eq!(seen.len(), 2_000);
     assert_eq!(tail.lines.len(), TAIL_LINES);
-    assert_eq!(tail.last(1), ["line 999"]);
+    assert_eq!(tail.last(1), ["line 1999"]);
 }
 
 #[test]
@@ -47,43 +53,17 @@ fn the_signs_of_loading_are_vllms_own_words() {
 }
 
 #[test]
-fn a_full_file_is_set_aside_and_few_are_kept() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("e0.log");
-    let mut file = LogFile::new(path.clone(), 10);
-    for chunk in ["aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"] {
-        file.write(chunk.as_bytes()).unwrap();
-    }
-    let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
-    assert_eq!(read("e0.log"), "dddddddd");
-    assert_eq!(read("e0.log.1"), "cccccccc");
-    assert_eq!(read("e0.log.2"), "bbbbbbbb");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
-
-    let mut reopened = LogFile::new(path, 10);
-    reopened.write(b"e").unwrap();
-    assert_eq!(read("e0.log"), "dddddddde");
-}
-
-#[tokio::test]
-async fn output_reaches_the_tail_and_the_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("e0.log");
-    let (log, written) = Log::open(path.clone());
+fn lines_of_the_agents_own_divide_the_lives() {
+    let log = Log::default();
     log.begin("first life");
-    let (reader, mut writer) = io::pipe().unwrap();
-    writer.write_all(b"one\ntwo").unwrap();
-    drop(writer);
-    let output = pipe::Receiver::from_owned_fd(reader.into()).unwrap();
     let mut seen = Vec::new();
-    log.follow(output, |line| seen.push(line.to_owned())).await;
+    log.take(b"one\ntwo", &mut |line: &str| seen.push(line.to_owned()));
+    log.end();
     assert_eq!(seen, ["one"]);
     assert_eq!(log.last_of_life(9), ["one", "two"]);
     assert_eq!(log.last(9), ["first life", "one", "two"]);
+    log.note("a remark");
+    assert_eq!(log.last_of_life(9), ["one", "two", "a remark"]);
     log.begin("second life");
     assert_eq!(log.last_of_life(9), Vec::<String>::new());
-    log.close();
-    tokio::time::timeout(Duration::from_secs(10), written).await.unwrap().unwrap();
-    let text = fs::read_to_string(path).unwrap();
-    assert_eq!(text, "first life\none\ntwo\nsecond life\n");
 }

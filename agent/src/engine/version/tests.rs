@@ -40,7 +40,19 @@ fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
 async fn a_program_is_asked_for_its_version() {
     let (_directory, path) = program("#!/bin/sh\necho warning >&2\necho 0.32.0+cpu\n");
     assert_eq!(interpreter_of(&path), None);
-    assert_eq!(probe(&path).await.unwrap(), Version::new(0, 32));
+    assert_eq!(probe(&path).await.unwrap(), Installed { version: Version::new(0, 32), rust_front_end: None });
+}
+
+#[test]
+fn the_rust_front_end_is_found_beside_the_package_where_it_may_be_run() {
+    let (directory, path) = program("");
+    let output = format!("warning\nfolder {}\n0.32.0\n", directory.path().display());
+    assert_eq!(rust_front_end(&output), None);
+    let binary = path.with_file_name("vllm-rs");
+    std::fs::write(&binary, "").unwrap();
+    assert_eq!(rust_front_end(&output), None, "not executable");
+    std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(rust_front_end(&output), Some(binary));
 }
 
 #[tokio::test]

@@ -1,9 +1,19 @@
-//! When a prompt counts as computed. Whole requests are relayed by the system's tests.
+//! When a prompt counts as computed, what a request leaves behind of its wait, its name and its end. Whole requests are relayed by the system's tests.
 
 use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
 
+use futures_util::poll;
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Frame, FrameBatch};
+use hostler_proto::lane::WINDOW_BYTES;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
+use super::super::client::client;
+use super::super::lane::Lane;
 use super::*;
 use crate::traffic::Traffic;
 
@@ -25,4 +35,184 @@ async fn without_such_a_time_only_the_answer_tells() {
     let in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
     assert!(timeout(Duration::from_secs(3600), settled(Some(&in_flight), Duration::ZERO)).await.is_err());
     assert_eq!(traffic.changes().borrow().sum().pending_tokens, 5);
+}
+
+#[test]
+fn only_an_engine_that_was_not_told_to_stop_is_lost() {
+    for (phase, expected) in [
+        (Phase::Ready, Fault::EngineLost),
+        (Phase::Failed, Fault::EngineLost),
+        (Phase::Starting, Fault::EngineLost),
+        (Phase::Draining, Fault::EngineStopped),
+        (Phase::Stopped, Fault::EngineStopped),
+        (Phase::Quarantined, Fault::EngineStopped),
+        (Phase::Sleeping, Fault::EngineStopped),
+    ] {
+        assert_eq!(broke_off(3, phase, "connection reset").fault, expected, "{phase:?}");
+    }
+    assert_eq!(broke_off(3, Phase::Ready, "connection reset").message, "the engine of replica 3 broke off (connection reset)");
+}
+
+#[test]
+fn only_what_the_core_computes_waits_for_it() {
+    let computes = |method: &str, path: &str| computes(&RequestHead { method: method.into(), path: path.into(), ..RequestHead::default() });
+    for path in ["/v1/completions", "/v1/chat/completions?x=1", "/v1/embeddings", "/v2/rerank", "/invocations", "/v1/responses"] {
+        assert!(computes("POST", path), "{path}");
+    }
+    for path in ["/tokenize", "/detokenize?x=1", "/v1/messages/count_tokens", "/v1/responses/r1/cancel", "/v1/completions/render"] {
+        assert!(!computes("POST", path), "{path}");
+    }
+    assert!(!computes("GET", "/v1/responses/r1"));
+}
+
+const LIFE: u64 = 7;
+
+/// One request on its way to an engine that the test plays.
+struct Fixture {
+    traffic: Arc<Traffic>,
+    lane: Arc<Lane>,
+    engine: UnixStream,
+    relay: tokio::task::JoinHandle<Result<(), String>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    /// A request of four bytes of which the router has sent this much.
+    async fn start(body: &'static [u8]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (traffic, lane) = (Traffic::new(), Lane::new(Counter::default()));
+        let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), body_bytes: 4, ..RequestHead::default() };
+        let frames = vec![Frame::new(1, Kind::Request(head)), Frame::new(1, Kind::Body(body.into()))];
+        let Incoming { head, serving } = lane.receive(FrameBatch { frames }).pop().unwrap();
+        let mut in_flight = traffic.enter(RouterKey(1));
+        in_flight.sent(LIFE, Fingerprint(5));
+        let relay = tokio::spawn(async move {
+            let (client, wait) = (client(socket), Some(in_flight.wait()));
+            let (request, sent) = request(head, &serving).unwrap();
+            let exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait };
+            let outcome = exchange.run(request, sent).await;
+            serving.end(&Ok(()));
+            outcome
+        });
+        let (engine, _) = timeout(Duration::from_secs(20), listener.accept()).await.unwrap().unwrap();
+        Self { traffic, lane, engine, relay, _directory: directory }
+    }
+
+    fn router_sends(&self, body: &'static [u8]) {
+        self.lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Body(body.into()))] });
+    }
+
+    /// The engine reads until this comes.
+    async fn engine_reads(&mut self, end: &[u8]) {
+        let mut read = Vec::new();
+        while !read.ends_with(end) {
+            let more = timeout(Duration::from_secs(20), self.engine.read_buf(&mut read)).await.unwrap().unwrap();
+            assert!(more > 0, "closed after {:?}", String::from_utf8_lossy(&read));
+        }
+    }
+
+    async fn engine_writes(&mut self, bytes: &[u8]) {
+        self.engine.write_all(bytes).await.unwrap();
+    }
+
+    async fn begins(&mut self, status: &str) {
+        self.engine_writes(format!("HTTP/1.1 {status}\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes()).await;
+    }
+
+    async fn chunk(&mut self, text: &str) {
+        self.engine_writes(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).await;
+    }
+
+    async fn until(&self, condition: impl Fn(&Traffic) -> bool) {
+        let waiting = async {
+            while !condition(&self.traffic) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), waiting).await.expect("it did not come about");
+    }
+
+    async fn outcome(&mut self) -> Result<(), String> {
+        timeout(Duration::from_secs(20), &mut self.relay).await.unwrap().unwrap()
+    }
+
+    fn is_casualty(&self) -> bool {
+        !self.traffic.casualties(LIFE).is_empty()
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_the_engine_from_its_last_byte_to_its_answers_last() {
+    let mut fixture = Fixture::start(b"ab").await;
+    fixture.engine_reads(b"ab").await;
+    assert_eq!(fixture.traffic.flow().waiting(), 0, "half of its body is on the way");
+    fixture.router_sends(b"cd");
+    fixture.until(|traffic| traffic.flow().waiting() == 1).await;
+    fixture.engine_reads(b"cd").await;
+    fixture.begins("200 OK").await;
+    fixture.chunk(": keep-alive\n\n").await;
+    fixture.chunk("data: {\"a\":1}\n\n").await;
+    fixture.until(|traffic| traffic.flow().moved() > 0).await;
+    assert_eq!((fixture.traffic.flow().waiting(), fixture.is_casualty()), (1, true));
+    fixture.engine_writes(b"0\r\n\r\n").await;
+    assert_eq!(fixture.outcome().await, Ok(()));
+    assert_eq!((fixture.traffic.flow().waiting(), fixture.is_casualty()), (0, false));
+}
+
+#[tokio::test]
+async fn comments_and_refusals_are_no_sign_of_life() {
+    for (status, text) in [("200 OK", ": keep-alive\n\n"), ("400 Bad Request", "{}")] {
+        let mut fixture = Fixture::start(b"abcd").await;
+        fixture.engine_reads(b"abcd").await;
+        fixture.begins(status).await;
+        fixture.chunk(text).await;
+        fixture.engine_writes(b"0\r\n\r\n").await;
+        assert_eq!(fixture.outcome().await, Ok(()));
+        assert_eq!(fixture.traffic.flow().moved(), 0, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_client_reads_nothing_does_not_wait_for_the_engine() {
+    let mut fixture = Fixture::start(b"abcd").await;
+    fixture.engine_reads(b"abcd").await;
+    fixture.begins("200 OK").await;
+    let chunk = "x".repeat(WINDOW_BYTES / 2);
+    for _ in 0..3 {
+        fixture.chunk(&chunk).await;
+    }
+    fixture.until(|traffic| traffic.flow().waiting() == 0).await;
+    fixture.lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Credit(u32::try_from(WINDOW_BYTES).unwrap()))] });
+    fixture.until(|traffic| traffic.flow().waiting() == 1).await;
+    fixture.relay.abort();
+    fixture.until(|traffic| traffic.flow().waiting() == 0 && traffic.total() == 0).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_a_dying_engine_fails_makes_its_request_a_casualty() {
+    for (status, text) in
+        [("200 OK", "data: {\"error\":{\"code\":500}}\n\n"), ("500 Internal Server Error", "{}"), ("200 OK", "data: {\"a\":1}\n\n")]
+    {
+        let mut fixture = Fixture::start(b"abcd").await;
+        fixture.engine_reads(b"abcd").await;
+        fixture.begins(status).await;
+        fixture.chunk("data: {\"a\":1}\n\n").await;
+        fixture.chunk(text).await;
+        fixture.engine_writes(b"0\r\n\r\n").await;
+        assert_eq!(fixture.outcome().await, Ok(()));
+        assert_eq!(fixture.is_casualty(), text != "data: {\"a\":1}\n\n", "{status} {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_pass_that_is_not_held_up_costs_no_wait() {
+    let traffic = Traffic::new();
+    let in_flight = traffic.enter(RouterKey(1));
+    let mut wait = in_flight.wait();
+    wait.begin();
+    let mut passing = pin!(wait.pass(async { 3 }));
+    assert_eq!(poll!(passing.as_mut()), Poll::Ready(3));
+    assert_eq!(traffic.flow().waiting(), 1);
 }

@@ -16,11 +16,14 @@ use tonic::transport::Server;
 use super::*;
 use crate::cache::wire::{Event, Stored};
 use crate::cache::{self, Writer};
+use crate::deaths::Fingerprint;
 use crate::engine::command::CommandLine;
 use crate::engine::http::tests::Scripted;
+use crate::engine::turns::Turns;
 use crate::engine::{Engine, EngineSpec};
 use crate::files::Source;
 use crate::host::Resolved;
+use crate::keeper;
 use crate::traffic::Prompt;
 use crate::uplink::{Board, Replica, Traits};
 use crate::{AgentConfig, AgentMetrics};
@@ -60,6 +63,7 @@ struct Known {
     epoch: u64,
     state: wire::ReplicaState,
     load: wire::Load,
+    deaths: Vec<wire::Death>,
     blocks: BTreeSet<u64>,
     /// The blocks are all that the last report about them speaks of.
     whole: bool,
@@ -73,6 +77,10 @@ impl Known {
             ToRouter::Report(report) => {
                 for replica in report.replicas {
                     self.epoch = replica.epoch;
+                    if report.snapshot {
+                        self.deaths.clear();
+                    }
+                    self.deaths.extend(replica.deaths);
                     self.state = replica.state.unwrap_or(std::mem::take(&mut self.state));
                     self.load = replica.load.unwrap_or(std::mem::take(&mut self.load));
                 }
@@ -123,7 +131,11 @@ impl Fixture {
         );
         let simulated = Resolved::Simulated { program: "/opt/hostler".into() };
         let prompt_files = Source::new(&simulated, &AgentConfig::default());
-        let replica = Replica::new(0, engine.clone(), Traits { gpu: String::new(), token_budget: 512, prompt_files });
+        let replica = Replica::new(
+            0,
+            engine.clone(),
+            Traits { gpu: String::new(), token_budget: 512, prompt_files, setup: crate::advise::Setup::default() },
+        );
         let uplink = Uplink {
             board: Arc::new(Board::new(vec![replica])),
             node: "node".to_owned(),
@@ -182,6 +194,7 @@ impl Fixture {
 fn spec(directory: &tempfile::TempDir) -> EngineSpec {
     let life = directory.path().join("e0");
     EngineSpec {
+        node: "n0".to_owned(),
         index: 0,
         command: CommandLine {
             program: "/bin/sh".into(),
@@ -197,6 +210,14 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         stop_grace: Duration::from_millis(300),
         probe_interval: Duration::from_millis(50),
         cache: cache::Source::Nothing { because: "it has no cache".to_owned() },
+        keeper: keeper::tests::program(directory.path()),
+        if_agent_dies: keeper::Fate::Kill,
+        binding: None,
+        ready_to_start: None,
+        fallback: None,
+        turns: Arc::new(Turns::at_once()),
+        stall_timeout: Duration::from_secs(10),
+        canary_interval: Duration::ZERO,
     }
 }
 
@@ -244,6 +265,23 @@ async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
     fixture.until(|known| tokens(&known.load) == [99, 5, 90, 0]).await;
     drop(mine);
     fixture.until(|known| tokens(&known.load) == [9, 5, 0, 0]).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_is_told_each_death_once_and_all_of_them_again_in_a_snapshot() {
+    let mut fixture = Fixture::start().await;
+    fixture.until(is_ready).await;
+    let epochs = |known: &Known| known.deaths.iter().map(|death| death.epoch).collect::<Vec<_>>();
+    let name = Fingerprint((7 << 64) | 9);
+    fixture.engine.deaths().record(1, vec![name, Fingerprint(3)]);
+    fixture.until(|known| epochs(known) == [1]).await;
+    assert_eq!(fixture.known.deaths[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
+    fixture.engine.deaths().record(2, vec![name]);
+    fixture.until(|known| epochs(known) == [1, 2]).await;
+    fixture.known.deaths.clear();
+    fixture.order(Order::Resync(wire::Resync {})).await;
+    fixture.until(|known| epochs(known) == [1, 2]).await;
     fixture.stop().await;
 }
 

@@ -1,0 +1,27 @@
+//! Publishing: what is new or gone at once, new figures now and then.
+
+use super::*;
+
+fn finding(evidence: &str) -> Finding {
+    Finding { kind: Kind::FrontEnd, evidence: evidence.into(), advice: "--front-end rust".into() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_finding_is_told_at_once_and_its_figures_only_now_and_then() {
+    let (sender, mut findings) = watch::channel(Vec::new());
+    let mut renewed = Instant::now();
+    publish(&sender, vec![finding("0.95")], &mut renewed);
+    assert!(findings.has_changed().unwrap());
+    assert_eq!(*findings.borrow_and_update(), [finding("0.95")]);
+    for _ in 0..9 {
+        tokio::time::sleep(INTERVAL).await;
+        publish(&sender, vec![finding("0.96")], &mut renewed);
+        assert!(!findings.has_changed().unwrap());
+    }
+    tokio::time::sleep(INTERVAL).await;
+    publish(&sender, vec![finding("0.96")], &mut renewed);
+    assert_eq!(*findings.borrow_and_update(), [finding("0.96")]);
+    publish(&sender, Vec::new(), &mut renewed);
+    assert!(findings.has_changed().unwrap(), "what is gone is told at once");
+    assert!(findings.borrow_and_update().is_empty());
+}

@@ -1,0 +1,119 @@
+//! When an engine is asked for a test completion, and what its answers mean.
+
+use tokio::time::Instant;
+
+use super::super::Phase;
+use super::super::health::tests::{Resting, Watched};
+use super::super::http::tests::Scripted;
+use super::*;
+
+const S: Duration = Duration::from_secs(1);
+
+/// An engine that answers by a script, and is asked after thirty quiet seconds.
+fn watched(script: impl FnMut() -> Option<u16> + Send + 'static) -> (Watched, Scripted) {
+    let mut script = script;
+    let engine = Scripted::start(Box::new(move |_| script().map(|status| (status, String::new()))));
+    let mut watched = Watched::at(&engine.socket);
+    watched.subject.canary_interval = 30 * S;
+    (watched, engine)
+}
+
+async fn within(watched: &Watched, time: Duration) -> Option<String> {
+    timeout(time, watch(&watched.subject)).await.ok()
+}
+
+fn asked(engine: &Scripted) -> usize {
+    engine.asked.lock().len()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_engine_is_asked_again_and_again_and_none_of_it_counts_as_a_request() {
+    let (watched, engine) = watched(|| Some(200));
+    assert_eq!(within(&watched, 29 * S).await, None);
+    assert_eq!(asked(&engine), 0);
+    assert_eq!(within(&watched, 95 * S).await, None);
+    assert_eq!(asked(&engine), 3);
+    assert_eq!((watched.subject.traffic.served_total(), watched.subject.traffic.flow().moved()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_put_it_off_even_short_ones() {
+    let (watched, engine) = watched(|| Some(200));
+    let requests = async {
+        for _ in 0..5 {
+            tokio::time::sleep(20 * S).await;
+            drop(watched.enter());
+        }
+        let _running = watched.enter();
+        tokio::time::sleep(100 * S).await;
+    };
+    tokio::select! {
+        reason = watch(&watched.subject) => panic!("{reason}"),
+        () = requests => {}
+    }
+    assert_eq!(asked(&engine), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_failures_in_a_row_end_its_life() {
+    let mut answers = [Some(500), Some(200), Some(500), Some(503)].into_iter();
+    let (watched, engine) = watched(move || answers.next().unwrap());
+    let reason = within(&watched, 70 * S).await.unwrap();
+    assert_eq!(reason, "a test completion failed 2 times in a row while no request was running: status 503");
+    assert_eq!(asked(&engine), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_takes_no_completions_is_not_asked_again() {
+    let (watched, engine) = watched(|| Some(404));
+    assert_eq!(within(&watched, 600 * S).await, None);
+    assert_eq!(asked(&engine), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_does_not_serve_is_not_asked_and_one_that_never_should_be_is_not() {
+    let (mut watched, engine) = watched(|| Some(500));
+    for phase in [Phase::Draining, Phase::Sleeping] {
+        watched.has_phase(phase);
+        assert_eq!(within(&watched, 300 * S).await, None);
+    }
+    watched.has_phase(Phase::Ready);
+    watched.subject.canary_interval = Duration::ZERO;
+    assert_eq!(within(&watched, 300 * S).await, None);
+    assert_eq!(asked(&engine), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_engine_that_does_not_answer_hangs() {
+    let (watched, _engine) = watched(|| None);
+    let process = Resting::start();
+    watched.has_group(process.pid());
+    let begun = Instant::now();
+    let reason = watch(&watched.subject).await;
+    assert_eq!(reason, "a test completion failed 2 times in a row while no request was running: no answer within 30 s");
+    // 30 s of quiet, the long first deadline, a pause, and the same again: it has not been warm.
+    assert!(begun.elapsed() < 93 * S, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_engine_that_is_at_work_is_just_slow() {
+    let slow = || Outcome::Slow(10 * S);
+    let stopped = Activity::Stopped("x (pid 7)".to_owned());
+    // Outcome, whether anything else came out of the engine, activity, whether it counts.
+    let cases = [
+        (slow(), false, Activity::Idle, true),
+        (slow(), false, stopped.clone(), true),
+        (slow(), true, Activity::Idle, false),
+        (slow(), false, Activity::Computing, false),
+        (slow(), false, Activity::Unknown, false),
+        (Outcome::Fails("status 500".to_owned()), true, Activity::Computing, true),
+        (Outcome::Proves, false, Activity::Idle, false),
+    ];
+    for (outcome, moved, activity, counts) in cases {
+        let mut tally = Tally(1);
+        assert_eq!(tally.add(&outcome, moved, &activity).is_some(), counts, "{outcome:?}, {moved}, {activity:?}");
+        assert_eq!(tally.0 == 0, !counts);
+    }
+    let reason = Tally(1).add(&slow(), false, &stopped).unwrap();
+    assert!(reason.ends_with("no answer within 10 s; x (pid 7) is stopped"), "{reason}");
+}

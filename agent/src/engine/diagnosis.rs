@@ -1,0 +1,273 @@
+//! What an engine died of and what to do about it: one sentence with the engine's own key words, and one that names a flag or a command.
+//! Decided from how it ended and from what it printed; the driver asks once for each crash. What the sentences are read from is in
+//! `words`, which knows what vLLM, PyTorch and the libraries below them print.
+
+mod remedies;
+mod words;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use super::exception::{Ending, message};
+use super::health::LOST;
+
+/// The longest cause, in characters: a few lines of a terminal.
+const CAUSE_CAP: usize = 400;
+
+/// How a life ended.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ended {
+    /// The exit of the first process, where it was seen before we killed the group.
+    pub(crate) status: Option<ExitStatus>,
+    /// Our own sentence about the end: an exit, a failed check, a deadline, a spawn that failed.
+    pub(crate) cause: String,
+    /// Whether this life ever served.
+    pub(crate) was_ready: bool,
+    /// The kernel killed a process for want of memory during this life.
+    pub(crate) oom_killed: bool,
+}
+
+/// What an engine died of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The program cannot be started at all.
+    Program,
+    /// A flag that this release does not have, or one that is missing.
+    BadFlag,
+    /// A flag's value, or several that do not go together.
+    BadValue,
+    /// There is no such model, or a part of it is missing.
+    ModelMissing,
+    /// The model is not on this host and may not or cannot be fetched.
+    HubOffline,
+    /// The model hub wants a token or an accepted licence.
+    HubForbidden,
+    /// The files of the model are damaged.
+    CorruptWeights,
+    /// This vLLM does not know such models.
+    UnsupportedModel,
+    /// The cache does not hold one request of the longest context.
+    KvTooSmall,
+    /// Somebody else uses the GPU's memory.
+    GpuInUse,
+    /// The GPU has too little memory.
+    GpuMemory,
+    /// There is no GPU, or not the one that was named.
+    NoGpu,
+    /// The GPU or its driver is too old, or does not fit this build.
+    GpuUnsupported,
+    /// The GPU failed.
+    Hardware,
+    /// A kernel failed on the GPU.
+    GpuFault,
+    /// GPUs cannot talk to each other.
+    Nccl,
+    /// A port or socket is taken.
+    AddressInUse,
+    /// A file or directory may not be used.
+    Permission,
+    /// A disk is full.
+    DiskFull,
+    /// `/dev/shm` is too small.
+    SharedMemory,
+    /// Too few files may be open at once.
+    FileLimit,
+    /// There is no compiler, or not all that it needs.
+    Compiler,
+    /// vLLM's installation lacks something.
+    Installation,
+    /// The host has too little memory.
+    HostMemory,
+    /// Somebody killed a process of the engine.
+    Killed,
+    /// The processor lacks instructions that the engine uses, or the engine ended itself on purpose.
+    Crashed,
+    /// A process behind the front-end died.
+    CoreDied,
+    /// It hung.
+    Hang,
+    /// It stopped answering health checks.
+    Unhealthy,
+    /// It was not ready in time.
+    StartupTimeout,
+    /// None of these.
+    Unknown,
+}
+
+impl Kind {
+    /// One word for labels.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Program => "program",
+            Self::BadFlag => "bad-flag",
+            Self::BadValue => "bad-value",
+            Self::ModelMissing => "model-missing",
+            Self::HubOffline => "hub-offline",
+            Self::HubForbidden => "hub-forbidden",
+            Self::CorruptWeights => "corrupt-weights",
+            Self::UnsupportedModel => "unsupported-model",
+            Self::KvTooSmall => "kv-too-small",
+            Self::GpuInUse => "gpu-in-use",
+            Self::GpuMemory => "gpu-memory",
+            Self::NoGpu => "no-gpu",
+            Self::GpuUnsupported => "gpu-unsupported",
+            Self::Hardware => "hardware",
+            Self::GpuFault => "gpu-fault",
+            Self::Nccl => "nccl",
+            Self::AddressInUse => "address-in-use",
+            Self::Permission => "permission",
+            Self::DiskFull => "disk-full",
+            Self::SharedMemory => "shared-memory",
+            Self::FileLimit => "file-limit",
+            Self::Compiler => "compiler",
+            Self::Installation => "installation",
+            Self::HostMemory => "host-memory",
+            Self::Killed => "killed",
+            Self::Crashed => "crashed",
+            Self::CoreDied => "core-died",
+            Self::Hang => "hang",
+            Self::Unhealthy => "unhealthy",
+            Self::StartupTimeout => "startup-timeout",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The cause of a failure and its remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Which known failure it is.
+    pub kind: Kind,
+    /// What happened, in one sentence.
+    pub cause: String,
+    /// What to do about it, in one more.
+    pub remedy: String,
+}
+
+impl Diagnosis {
+    fn new(kind: Kind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (cause, remedy) = (shortened(&cause.into()), remedy.into());
+        Self { kind, cause, remedy }
+    }
+}
+
+/// Finds the cause in how the engine ended and the lines of its life, oldest first.
+pub(crate) fn diagnose(ended: &Ended, lines: &[String]) -> Diagnosis {
+    // What we ourselves decided is the cause, whatever the engine printed meanwhile.
+    if let Some(ours) = by_our_sentence(ended) {
+        return ours;
+    }
+    let ending = Ending::of(lines, ended.was_ready);
+    if let Some(told) = words::read(ending, ended.was_ready) {
+        return told;
+    }
+    if let Some(signal) = ended.status.and_then(|status| status.signal()) {
+        return by_signal("the engine's first process", signal, ended);
+    }
+    if let Some((process, signal)) = words::failed_process(lines) {
+        return by_signal(&format!("its process {process}"), signal, ended);
+    }
+    let dead = lines.iter().map(|line| message(line)).find_map(words::dead_process);
+    if let Some((process, Some(signal))) = dead {
+        return by_signal(&format!("its process {process}"), signal, ended);
+    }
+    let dead = dead.map(|(process, _)| process).or_else(|| lost(&ended.cause));
+    if dead.is_some()
+        || ending.messages().any(words::is_death_of_a_process)
+        || (ended.was_ready && ended.status.is_some_and(|status| status.success()))
+    {
+        return core_died(dead, ended);
+    }
+    let exception = ending.exception().filter(|_| !ended.was_ready || ending.gave_up());
+    if let Some(late) = by_a_deadline(ended, exception) {
+        return late;
+    }
+    let cause = exception.map_or_else(|| ended.cause.clone(), str::to_owned);
+    Diagnosis::new(Kind::Unknown, cause, remedies::UNKNOWN)
+}
+
+fn by_our_sentence(ended: &Ended) -> Option<Diagnosis> {
+    let cause = ended.cause.as_str();
+    if cause.starts_with("cannot start ") {
+        return Some(Diagnosis::new(Kind::Program, cause, remedies::program(cause)));
+    }
+    if cause.contains("XID") || cause.contains("Xid") {
+        return Some(Diagnosis::new(Kind::Hardware, cause, remedies::HARDWARE));
+    }
+    let hangs = cause.starts_with("no token for ") || cause.starts_with("a test completion ");
+    hangs.then(|| Diagnosis::new(Kind::Hang, cause, remedies::HANG))
+}
+
+/// A deadline of ours that passed; what the engine printed before may say why.
+fn by_a_deadline(ended: &Ended, exception: Option<&str>) -> Option<Diagnosis> {
+    let cause = match exception {
+        Some(exception) => format!("{}; it had printed: {exception}", ended.cause),
+        None => ended.cause.clone(),
+    };
+    if ended.cause.contains("was not ready within") {
+        return Some(Diagnosis::new(Kind::StartupTimeout, cause, remedies::STARTUP_TIMEOUT));
+    }
+    ended.cause.contains("health checks failed").then(|| Diagnosis::new(Kind::Unhealthy, cause, remedies::UNHEALTHY))
+}
+
+/// A process that a signal ended. `who` is told apart because only the first process's end is seen by us.
+fn by_signal(who: &str, signal: i32, ended: &Ended) -> Diagnosis {
+    const ILL: i32 = 4;
+    const BUS: i32 = 7;
+    const KILL: i32 = 9;
+    const TERM: i32 = 15;
+    let when = if ended.was_ready { "while it served" } else { "before it was ready" };
+    match signal {
+        KILL if ended.oom_killed => {
+            let cause = format!("{who} was killed {when} by the kernel's out-of-memory killer");
+            Diagnosis::new(Kind::HostMemory, cause, remedies::HOST_MEMORY)
+        }
+        KILL => Diagnosis::new(Kind::Killed, format!("{who} was killed {when} (SIGKILL), not by hostler"), remedies::KILLED),
+        TERM => Diagnosis::new(Kind::Killed, format!("{who} was told to stop {when} (SIGTERM), not by hostler"), remedies::TERMINATED),
+        ILL => {
+            Diagnosis::new(Kind::Crashed, format!("{who} ended {when} with an illegal instruction (SIGILL)"), remedies::ILLEGAL_INSTRUCTION)
+        }
+        BUS => Diagnosis::new(Kind::SharedMemory, format!("{who} ended {when} with a bus error (SIGBUS)"), remedies::SHARED_MEMORY),
+        other => Diagnosis::new(Kind::Crashed, format!("{who} ended {when} with {}", name_of(other)), remedies::CRASHED),
+    }
+}
+
+fn name_of(signal: i32) -> String {
+    match signal {
+        3 => "SIGQUIT".to_owned(),
+        6 => "an abort (SIGABRT)".to_owned(),
+        8 => "an arithmetic error (SIGFPE)".to_owned(),
+        11 => "a segmentation fault (SIGSEGV)".to_owned(),
+        other => format!("signal {other}"),
+    }
+}
+
+/// The process that we saw to have ended.
+fn lost(cause: &str) -> Option<&str> {
+    Some(cause.strip_prefix(LOST)?.split_once(" has ended")?.0)
+}
+
+/// The front-end ends with code 0 when a process behind it died, so this is a crash whatever the code.
+fn core_died(who: Option<&str>, ended: &Ended) -> Diagnosis {
+    let who = who.unwrap_or("a process behind the front-end");
+    if ended.oom_killed {
+        let cause = format!("{who} died; the kernel's out-of-memory killer ended a process at that time");
+        return Diagnosis::new(Kind::HostMemory, cause, remedies::HOST_MEMORY);
+    }
+    Diagnosis::new(Kind::CoreDied, format!("{who} died without saying why, so it was probably killed"), remedies::CORE_DIED)
+}
+
+/// Cut at a word, and on one line.
+fn shortened(cause: &str) -> String {
+    let one_line = cause.split_whitespace().collect::<Vec<_>>().join(" ");
+    match one_line.char_indices().nth(CAUSE_CAP) {
+        None => one_line,
+        Some((end, _)) => {
+            let head = &one_line[..end];
+            format!("{} …", head.rsplit_once(' ').map_or(head, |(whole, _)| whole))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! What an engine's processes do while nothing comes out of it: whether one was stopped, and whether its core computes. Read from `/proc`, twice, for the watchdog, which must tell an engine that hangs from one that is at a long step.
+
+use std::fs;
+use std::io::Read;
+use std::time::Duration;
+
+use super::proc;
+
+/// The processes in which vLLM schedules and computes begin with these names, as the kernel cuts them, at 15 bytes. With tensor parallelism the
+/// core may sleep while its workers compute.
+const CORE: [&str; 2] = ["VLLM::EngineCor", "VLLM::Worker"];
+
+/// Linux counts CPU time for user space in hundredths of a second, on every architecture that vLLM runs on (USER_HZ, proc(5)).
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// A core that uses less of a CPU than this does nothing. An idle vLLM core was seen at 0 to 1 %.
+const CORE_COMPUTES: f64 = 0.05;
+
+/// A front-end that uses more of a CPU than this may be at a request that has not reached the core yet, as with a long video. Answering probes
+/// alone costs it up to a tenth: 20 metrics pages a second of 5 ms each.
+const FRONT_END_COMPUTES: f64 = 0.5;
+
+/// What the processes of an engine were found to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Activity {
+    /// This one was stopped, by SIGSTOP as a rule, and does nothing before it is continued.
+    Stopped(String),
+    /// Its core, or what comes before it, computes.
+    Computing,
+    /// Nothing computes.
+    Idle,
+    /// There is nothing to be seen.
+    Unknown,
+}
+
+/// One process at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Effort {
+    pid: i32,
+    started: u64,
+    name: String,
+    stopped: bool,
+    /// It waits for a disk or a driver, as while it reads an adapter from a filesystem far away.
+    blocked: bool,
+    /// CPU time that it has used.
+    ticks: u64,
+}
+
+/// The processes of an engine at one moment.
+#[derive(Debug, Clone)]
+pub(super) struct Look {
+    /// The first process of the group.
+    leader: i32,
+    processes: Vec<Effort>,
+}
+
+impl Look {
+    /// Looks at the process group of an engine and at all that descends from its leader: compilers, for one, may have groups of their own. On a thread of its own: on a large host `/proc` has tens of thousands of entries.
+    pub(super) async fn at(group: Option<u32>) -> Self {
+        let leader = group.and_then(|group| i32::try_from(group).ok()).unwrap_or(0);
+        let read = move || {
+            let members = if leader == 0 { Vec::new() } else { proc::tree(leader) };
+            members.into_iter().filter_map(|process| Effort::read(process.pid, process.started)).collect()
+        };
+        let processes = tokio::task::spawn_blocking(read).await.expect("reading /proc does not panic");
+        Self { leader, processes }
+    }
+
+    /// A process in which vLLM schedules or computes that an earlier look saw and that has ended since. An engine does not live on without it.
+    pub(super) fn lost_since(&self, earlier: &Self) -> Option<String> {
+        let is_here = |lost: &Effort| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
+        let lost = earlier.processes.iter().find(|process| process.is_core() && !is_here(process))?;
+        Some(format!("{} (pid {})", lost.name, lost.pid))
+    }
+
+    /// What the processes did since an earlier look, within `elapsed` of work. Where they also rested in between, they seem to have done more than they did, never less.
+    pub(super) fn since(&self, earlier: &Self, elapsed: Duration) -> Activity {
+        if let Some(stopped) = self.processes.iter().find(|process| process.stopped) {
+            return Activity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
+        }
+        let others = |process: &&Effort| process.pid != self.leader;
+        let (has_core, has_others) = (self.processes.iter().any(Effort::is_core), self.processes.iter().any(|process| others(&process)));
+        // Without the names, the processes that the first one has started; without these, the first one.
+        let is_core = |process: &&Effort| if has_core { process.is_core() } else { !has_others || others(process) };
+        let share = |process: &Effort| process.share_since(&earlier.processes, elapsed);
+        let computes = |process: &Effort| match share(process) {
+            _ if process.blocked && is_core(&process) => true,
+            // An engine that hangs starts nothing; one that compiles a kernel starts a compiler after the other.
+            None => true,
+            Some(share) => share >= if is_core(&process) { CORE_COMPUTES } else { FRONT_END_COMPUTES },
+        };
+        match self.processes.as_slice() {
+            [] => Activity::Unknown,
+            processes if processes.iter().any(computes) => Activity::Computing,
+            _ => Activity::Idle,
+        }
+    }
+}
+
+impl Effort {
+    fn read(pid: i32, started: u64) -> Option<Self> {
+        let effort = Self::parse(pid, started, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        let mut title = Vec::new();
+        // Whoever sets its title need not set the kernel's name as well.
+        let titled = fs::File::open(format!("/proc/{pid}/cmdline")).and_then(|file| file.take(64).read_to_end(&mut title)).is_ok();
+        let title = String::from_utf8_lossy(&title);
+        let title = title.split(['\0', ' ']).next().unwrap_or_default();
+        let name = if titled && is_core(title) { title.to_owned() } else { effort.name };
+        Some(Self { name, ..effort })
+    }
+
+    /// Reads a line of `/proc/PID/stat`; the name in parentheses may contain anything.
+    fn parse(pid: i32, started: u64, line: &str) -> Option<Self> {
+        let (before, after) = (line.find('(')?, line.rfind(')')?);
+        let fields: Vec<&str> = line[after + 1..].split_whitespace().collect();
+        let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        Some(Self {
+            pid,
+            started,
+            name: line[before + 1..after].to_owned(),
+            stopped: *fields.first()? == "T",
+            blocked: *fields.first()? == "D",
+            ticks: ticks(11)? + ticks(12)?,
+        })
+    }
+
+    fn is_core(&self) -> bool {
+        is_core(&self.name)
+    }
+
+    /// The share of a CPU that it has used; none of one that was not there earlier.
+    fn share_since(&self, earlier: &[Self], elapsed: Duration) -> Option<f64> {
+        let same = |other: &&Self| (other.pid, other.started) == (self.pid, self.started);
+        let before = earlier.iter().find(same)?.ticks;
+        let used = u32::try_from(self.ticks.saturating_sub(before)).unwrap_or(u32::MAX);
+        Some(f64::from(used) / TICKS_PER_SECOND / elapsed.as_secs_f64().max(0.001))
+    }
+}
+
+fn is_core(name: &str) -> bool {
+    CORE.iter().any(|core| name.starts_with(core))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! What an engine leaves in shared memory when it is killed: segments and semaphores that Python's resource tracker would have removed, had it
+//! not been killed with the others. The keeper notes what the engine's processes have mapped while they live, and removes it once none does.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+
+/// Where POSIX shared memory is on Linux.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Beginnings of names that only a library makes up, for one group of processes: Python's segments and semaphores, NCCL's and PyTorch's
+/// segments. Other files may be somebody's model or a cache that engines share.
+const MADE_UP: [&str; 4] = ["psm_", "sem.mp-", "nccl-", "torch_"];
+
+/// How much older than the engine a file may seem: the kernel's clock for files goes in ticks.
+const CLOCK_TICK: Duration = Duration::from_millis(20);
+
+/// What one life of an engine has in shared memory, as far as it was seen.
+#[derive(Debug, Clone)]
+pub(crate) struct Leftovers {
+    directory: PathBuf,
+    since: SystemTime,
+    /// Inodes, since a semaphore is mapped under a name that is gone before it gets the one it keeps.
+    seen: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl Leftovers {
+    /// For a life that begins now.
+    pub(crate) fn new() -> Self {
+        Self::in_directory(Path::new(SHARED_MEMORY))
+    }
+
+    fn in_directory(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), since: SystemTime::now(), seen: Arc::default() }
+    }
+
+    /// Notes what these processes have mapped. On a thread of its own, of which `patience` is waited for: the kernel lets nobody read the
+    /// mappings of a process that a driver holds, for as long as it holds it.
+    pub(crate) fn look(&self, pids: Vec<i32>, patience: Duration) {
+        let (done, looked) = channel::<()>();
+        let leftovers = self.clone();
+        let thread = std::thread::Builder::new().name("leftovers".to_owned()).spawn(move || {
+            for pid in pids {
+                let found = mapped(pid, &leftovers.directory);
+                leftovers.seen.lock().extend(found);
+            }
+            drop(done);
+        });
+        if thread.is_ok() {
+            // Both ways it ends are fine: what was seen by then is removed, and nothing else.
+            let (Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) = looked.recv_timeout(patience);
+        }
+    }
+
+    /// Removes what was seen, if it is ours and was made during this life; returns how many. For when no process is left.
+    pub(crate) fn remove(&self) -> usize {
+        let seen = std::mem::take(&mut *self.seen.lock());
+        if seen.is_empty() {
+            return 0;
+        }
+        let Ok(entries) = fs::read_dir(&self.directory) else { return 0 };
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_made_up(path));
+        paths.filter(|path| self.is_ours(path, &seen) && fs::remove_file(path).is_ok()).count()
+    }
+
+    fn is_ours(&self, path: &Path, seen: &BTreeSet<u64>) -> bool {
+        let Ok(metadata) = fs::symlink_metadata(path) else { return false };
+        let changed = u64::try_from(metadata.ctime()).unwrap_or_default();
+        let nanoseconds = u32::try_from(metadata.ctime_nsec()).unwrap_or_default();
+        let changed = UNIX_EPOCH + Duration::new(changed, nanoseconds) + CLOCK_TICK;
+        metadata.is_file()
+            && seen.contains(&metadata.ino())
+            && metadata.uid() == rustix::process::geteuid().as_raw()
+            && changed >= self.since
+    }
+}
+
+fn is_made_up(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| MADE_UP.iter().any(|beginning| name.starts_with(beginning)))
+}
+
+/// The inodes of the files directly in this directory that a process has mapped.
+fn mapped(pid: i32, directory: &Path) -> BTreeSet<u64> {
+    let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else { return BTreeSet::new() };
+    BufReader::new(maps).lines().map_while(Result::ok).filter_map(|line| inode(&line, directory)).collect()
+}
+
+/// Reads `address rights offset device inode path`.
+fn inode(line: &str, directory: &Path) -> Option<u64> {
+    let mut words = line.split_ascii_whitespace();
+    let inode = words.nth(4)?.parse().ok()?;
+    let path = Path::new(words.next()?);
+    (path.parent() == Some(directory)).then_some(inode)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+use std::process::{Child, Command};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A process that has a file of this directory mapped: its own program.
+struct Mapping {
+    child: Child,
+    path: PathBuf,
+}
+
+impl Mapping {
+    fn of(directory: &Path, name: &str) -> Self {
+        let path = directory.join(name);
+        fs::copy("/bin/sleep", &path).unwrap();
+        let child = Command::new(&path).arg("600").spawn().unwrap();
+        Self { child, path }
+    }
+
+    fn look(&self, leftovers: &Leftovers) {
+        leftovers.look(vec![self.child.id().cast_signed()], PATIENCE);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn directory() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().canonicalize().unwrap();
+    (directory, path)
+}
+
+#[test]
+fn what_a_killed_process_had_mapped_is_removed() {
+    let (_directory, path) = directory();
+    let leftovers = Leftovers::in_directory(&path);
+    let mapping = Mapping::of(&path, "psm_1a2b3c4d");
+    mapping.look(&leftovers);
+    let segment = mapping.path.clone();
+    drop(mapping);
+    assert_eq!((segment.exists(), leftovers.remove(), segment.exists()), (true, 1, false));
+    assert_eq!(leftovers.remove(), 0);
+}
+
+#[test]
+fn a_file_with_a_name_that_somebody_chose_stays() {
+    let (_directory, path) = directory();
+    let leftovers = Leftovers::in_directory(&path);
+    let mapping = Mapping::of(&path, "model.safetensors");
+    mapping.look(&leftovers);
+    assert_eq!(leftovers.remove(), 0);
+    assert!(mapping.path.exists());
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the age of a file counts in ticks of the kernel's clock, which no test can set")]
+fn a_file_that_others_made_before_or_instead_stays() {
+    let (_directory, path) = directory();
+    let mapping = Mapping::of(&path, "psm_old");
+    std::thread::sleep(3 * CLOCK_TICK);
+    let later = Leftovers::in_directory(&path);
+    mapping.look(&later);
+    assert_eq!((later.remove(), mapping.path.exists()), (0, true));
+
+    let leftovers = Leftovers::in_directory(&path);
+    let mapping = Mapping::of(&path, "psm_new");
+    mapping.look(&leftovers);
+    // The engine removed it itself, and another has the name now; the old one is still mapped, so its inode is not given again.
+    fs::remove_file(&mapping.path).unwrap();
+    fs::write(&mapping.path, "another").unwrap();
+    assert_eq!((leftovers.remove(), mapping.path.exists()), (0, true));
+}
+
+#[test]
+fn a_semaphore_is_known_by_its_inode_since_its_first_name_is_gone() {
+    let (_directory, path) = directory();
+    let leftovers = Leftovers::in_directory(&path);
+    let mapping = Mapping::of(&path, "sem.Bh4yjd");
+    // As the C library makes one.
+    let kept = path.join("sem.mp-4v8eqlko");
+    fs::hard_link(&mapping.path, &kept).unwrap();
+    fs::remove_file(&mapping.path).unwrap();
+    mapping.look(&leftovers);
+    assert_eq!((leftovers.remove(), kept.exists()), (1, false));
+}
+
+#[test]
+fn lines_of_mappings_are_read_by_their_fields() {
+    let read = |line| inode(line, Path::new("/dev/shm"));
+    assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711                       /dev/shm/psm_3ee6b273"), Some(4711));
+    assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711 /dev/shm/sem.Bh4yjd (deleted)"), Some(4711));
+    assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711 /dev/shm/models/psm_1"), None);
+    assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-p 00000000 00:00 0 [heap]"), None);
+    assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-p 00000000 00:00 0"), None);
+}
+
+#[test]
+fn a_process_that_is_gone_has_nothing() {
+    let leftovers = Leftovers::new();
+    leftovers.look(vec![i32::MAX], PATIENCE);
+    assert_eq!(leftovers.remove(), 0);
+}

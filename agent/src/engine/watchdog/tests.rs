@@ -1,0 +1,204 @@
+//! What counts as a hang: the decision as a table, the time of a stall, and whole stalls of an engine whose processes rest.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::super::Phase;
+use super::super::health::tests::{Resting, Watched, waits};
+use super::super::http::tests::Scripted;
+use super::*;
+use crate::probe::Figures;
+
+const S: Duration = Duration::from_secs(1);
+
+#[test]
+fn slow_streams_raise_the_limit_within_bounds() {
+    let millis = Duration::from_millis;
+    for (p99, expected) in
+        [(None, 10 * S), (Some(millis(20)), 10 * S), (Some(millis(500)), 10 * S), (Some(2 * S), 40 * S), (Some(60 * S), LONGEST_LIMIT)]
+    {
+        assert_eq!(Limits::new(10 * S, p99, true), Limits { idle: expected, busy: 6 * expected }, "{p99:?}");
+    }
+    assert_eq!(Limits::new(300 * S, Some(60 * S), true).idle, 300 * S);
+    assert_eq!(Limits::new(10 * S, None, false), Limits { idle: 10 * S, busy: 600 * S }, "without GPUs");
+}
+
+#[test]
+fn a_stall_is_judged_by_what_the_processes_do() {
+    use Activity::{Computing, Idle, Stopped, Unknown};
+    let stopped = || Stopped("VLLM::EngineCor (pid 7)".to_owned());
+    let hung = |why: &str| Verdict::Hung(why.to_owned());
+    let (nothing, computes) = ("its processes do nothing", "its processes compute, but for too long");
+    // Lasted, whether the engine says that it has requests, whether it takes test completions, activity.
+    let cases = [
+        (9, true, true, stopped(), Verdict::Wait),
+        (9, true, true, Idle, Verdict::Wait),
+        (10, true, true, stopped(), hung("its process VLLM::EngineCor (pid 7) is stopped")),
+        (10, false, false, stopped(), hung("its process VLLM::EngineCor (pid 7) is stopped")),
+        (10, true, true, Idle, hung(nothing)),
+        (10, true, false, Idle, hung(nothing)),
+        (10, false, true, Idle, Verdict::Test),
+        (60, false, true, Idle, Verdict::Test),
+        (59, false, false, Idle, Verdict::Wait),
+        (60, false, false, Idle, hung(nothing)),
+        (59, true, true, Computing, Verdict::Wait),
+        (60, true, true, Computing, hung(computes)),
+        (59, true, true, Unknown, Verdict::Wait),
+        (60, true, true, Unknown, hung("its processes cannot be seen")),
+    ];
+    for (lasted, holds, testable, activity, expected) in cases {
+        assert_eq!(
+            judge(lasted * S, Limits::new(10 * S, None, true), holds, testable, &activity),
+            expected,
+            "{lasted} s, {holds}, {testable}, {activity:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_time_in_which_requests_wait_counts_and_only_progress_clears_it() {
+    let watched = Watched::at("s".as_ref());
+    let progress = || watched.subject.progress();
+    let start = Instant::now();
+    let at = |quarters: u32| start + TICK * quarters;
+    let mut stall = Stall::new(progress(), start);
+    assert_eq!(stall.tick(1, progress(), at(1)), TICK);
+    assert_eq!(stall.tick(2, progress(), at(2)), 2 * TICK);
+    assert_eq!(stall.tick(0, progress(), at(3)), 2 * TICK, "the clients have left");
+    assert_eq!(stall.tick(1, progress(), at(4)), 3 * TICK, "and others come");
+    // This program was stopped for an hour.
+    assert_eq!(stall.tick(1, progress(), at(4) + 3600 * S), 3 * TICK + MOST_PER_TICK);
+    watched.says(Figures { prompt_tokens: 2048, ..Figures::default() });
+    assert_eq!(stall.tick(1, progress(), at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
+}
+
+/// Runs the watchdog for that long.
+async fn within(watched: &Watched, time: Duration) -> Option<String> {
+    tokio::time::timeout(time, watch(&watched.subject)).await.ok()
+}
+
+fn busy() -> Figures {
+    Figures { running: 1, ..Figures::default() }
+}
+
+/// An engine whose process rests.
+fn resting() -> (Watched, Resting) {
+    let (watched, process) = (Watched::at("/nonexistent/socket".as_ref()), Resting::start());
+    watched.has_group(process.pid());
+    (watched, process)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_has_requests_and_does_nothing_hangs_after_ten_seconds() {
+    let (watched, _process) = resting();
+    watched.says(busy());
+    let requests = [watched.enter(), watched.enter(), watched.enter()];
+    let _waits: Vec<_> = requests.iter().map(waits).collect();
+    let begun = Instant::now();
+    let reason = watch(&watched.subject).await;
+    assert_eq!(reason, "no token for 10.0 s while 3 requests wait: its processes do nothing");
+    assert!(begun.elapsed() < 11 * S, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_process_is_named() {
+    let (watched, process) = resting();
+    kill_process(Pid::from_raw(process.pid().cast_signed()).unwrap(), Signal::STOP).unwrap();
+    let request = watched.enter();
+    let _wait = waits(&request);
+    let reason = watch(&watched.subject).await;
+    assert_eq!(reason, format!("no token for 10.0 s while 1 request waits: its process sleep (pid {}) is stopped", process.pid()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_moves_is_left_alone_however_slowly() {
+    let (watched, _process) = resting();
+    watched.says(busy());
+    let request = watched.enter();
+    let mut wait = waits(&request);
+    let tokens = async {
+        for _ in 0..10 {
+            tokio::time::sleep(9 * S).await;
+            wait.moved();
+        }
+        // Now a prefill in pieces, which shows in the counters alone.
+        for steps in 1..10 {
+            tokio::time::sleep(9 * S).await;
+            watched.says(Figures { steps, ..busy() });
+        }
+    };
+    tokio::select! {
+        reason = watch(&watched.subject) => panic!("{reason}"),
+        () = tokens => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_do_not_wait_for_the_engine_accuse_nobody() {
+    let (watched, _process) = resting();
+    watched.says(busy());
+    // Its body is still on the way.
+    let uploading = watched.enter();
+    let _uploading = uploading.wait();
+    // Its client does not take what is there.
+    let blocked = watched.enter();
+    let mut blocked = waits(&blocked);
+    tokio::select! {
+        reason = watch(&watched.subject) => panic!("{reason}"),
+        () = blocked.pass(std::future::pending()) => unreachable!("it is never taken"),
+        () = tokio::time::sleep(600 * S) => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_drains_or_sleeps_need_not_move() {
+    let (watched, _process) = resting();
+    watched.says(busy());
+    let request = watched.enter();
+    let _wait = waits(&request);
+    for phase in [Phase::Draining, Phase::Sleeping, Phase::Loading] {
+        watched.has_phase(phase);
+        assert_eq!(within(&watched, 300 * S).await, None, "{phase:?}");
+    }
+    watched.has_phase(Phase::Ready);
+    assert!(within(&watched, 11 * S).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_give_up_after_five_seconds_do_not_hide_a_hang() {
+    let (watched, _process) = resting();
+    watched.says(busy());
+    let clients = async {
+        loop {
+            let request = watched.enter();
+            let _wait = waits(&request);
+            tokio::time::sleep(5 * S).await;
+        }
+    };
+    tokio::select! {
+        reason = watch(&watched.subject) => assert!(reason.contains("its processes do nothing"), "{reason}"),
+        () = clients => unreachable!("they never end"),
+        () = tokio::time::sleep(12 * S) => panic!("not seen"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_core_has_nothing_a_test_completion_decides() {
+    for (answer, expected) in [
+        (Some(200), None),
+        (Some(500), Some("a test completion failed: status 500")),
+        (None, Some("a test completion got no answer within 5 s")),
+        // It pools: only much more time can tell.
+        (Some(404), Some("its processes do nothing")),
+    ] {
+        let engine = Scripted::start(Box::new(move |_| answer.map(|status| (status, String::new()))));
+        let (watched, process) = (Watched::at(&engine.socket), Resting::start());
+        watched.has_group(process.pid());
+        let request = watched.enter();
+        let _wait = waits(&request);
+        let limit = if answer == Some(404) { 61 * S } else { 16 * S };
+        let reason = within(&watched, limit).await;
+        assert_eq!(reason.as_deref().and_then(|reason| reason.split_once(": ")).map(|(_, why)| why), expected, "{answer:?}");
+        assert_eq!(engine.asked.lock().first().map(String::as_str), Some("/v1/completions"));
+        assert!(answer != Some(404) || within(&watched, 40 * S).await.is_none(), "it would have had less time");
+    }
+}

@@ -1,0 +1,153 @@
+//! The keeper: a small process between the agent and one engine. `guard` is that process; `link` is how the agent talks to it; `wire` is what they say. It is there because an agent that is killed can do nothing any more: its keepers then end the engines with all their processes, or keep them for the next agent, as they were told.
+//!
+//! A keeper is a child subreaper, so every process of the engine stays its descendant, however it forks. If the keeper itself is killed, the
+//! engine's first process goes with it (`exec` asks the kernel for that), and the agent ends the others. It has two threads: all waiting is on
+//! the one, files are written by the other, because a disk may hang and the engine's output must still be read.
+
+mod echo;
+mod file;
+mod guard;
+mod link;
+mod peer;
+pub(crate) mod wire;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
+use sha2::{Digest, Sha256};
+
+pub(crate) use self::link::{Link, Notices, Survivor, Unproven, start};
+use crate::config::IfAgentDies;
+use crate::engine::command::CommandLine;
+use crate::engine::version::Version;
+
+/// What becomes of an engine whose agent dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing of it survives.
+    Kill,
+    /// It lives on for the next agent.
+    Keep {
+        /// How long it waits for that one.
+        wait: Duration,
+    },
+}
+
+impl Fate {
+    /// What a setting means for a process with this environment. `auto` keeps engines only under systemd, which starts the agent again: in a batch
+    /// job or a terminal nobody would come for them. Every program that a service starts inherits its variables, so only the service's first process counts.
+    pub(crate) fn of(setting: IfAgentDies, wait: Duration, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let own_id = std::process::id().to_string();
+        let is_first = variable("SYSTEMD_EXEC_PID").is_none_or(|first| first == own_id);
+        let in_job = ["PBS_JOBID", "SLURM_JOB_ID"].iter().any(|name| variable(name).is_some());
+        match setting {
+            IfAgentDies::Kill => Self::Kill,
+            IfAgentDies::Keep => Self::Keep { wait },
+            IfAgentDies::Auto if variable("INVOCATION_ID").is_some() && is_first && !in_job => Self::Keep { wait },
+            IfAgentDies::Auto => Self::Kill,
+        }
+    }
+}
+
+/// The name under which keepers appear in lists of processes; 15 bytes are shown. It does not begin with the program's own: who kills that by name must leave the keepers to do their work.
+const NAME: &std::ffi::CStr = c"engine-keeper";
+
+/// Every keeper has this variable in its environment, with its engine's directory: a later agent finds it by that.
+pub(crate) const MARK: &str = "HOSTLER_KEEPER_OF";
+
+/// Has the allocator take memory as it is needed: else the first small piece takes 8 MiB of huge pages, as was seen, for a keeper that needs 2.
+const THRIFT: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
+
+/// Environment that may differ between two agents without making another engine: what it says depends on how much memory was free.
+const NOT_COMPARED: [&str; 1] = ["VLLM_CPU_KVCACHE_SPACE"];
+
+/// Inherited variables that make another engine begin with these.
+const COMPARED: [&[u8]; 3] = [b"VLLM_", b"CUDA_", b"NCCL_"];
+
+/// Where the keeper of an engine with this directory waits for the next agent.
+fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("keeper.sock")
+}
+
+/// Where the step before the engine says why there is none.
+fn failure_in(directory: &Path) -> PathBuf {
+    directory.join("not-started")
+}
+
+/// The subcommand `keeper` of the program, with what follows it: nothing for the keeper itself, whose agent is at its standard input; for the
+/// step that becomes the engine `exec`, its keeper's process id, the engine's directory, the program and its arguments.
+#[must_use]
+pub fn main(arguments: &[OsString]) -> ExitCode {
+    let ended = match arguments {
+        [] => keep(),
+        [exec, keeper, directory, program, arguments @ ..] if exec == "exec" => {
+            Err(become_engine(keeper, Path::new(directory), program, arguments))
+        }
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the agent starts keepers, nobody else")),
+    };
+    // There is nobody to complain to: the agent sees that the connection ends.
+    if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn keep() -> io::Result<()> {
+    let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let _ = rustix::thread::set_name(NAME);
+    set_child_subreaper(Some(getpid()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(guard::keep(agent))
+}
+
+/// Becomes the engine's first process, which the kernel kills when its keeper dies. Returns only if that fails.
+fn become_engine(keeper: &OsString, directory: &Path, program: &OsString, arguments: &[OsString]) -> io::Error {
+    let keeper = keeper.to_str().and_then(|id| Pid::from_raw(id.parse().ok()?));
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return error.into();
+    }
+    // The keeper may have died before the kernel knew; then another process is our parent by now.
+    if keeper.is_none() || getppid() != keeper {
+        return io::ErrorKind::BrokenPipe.into();
+    }
+    let error = Command::new(program).args(arguments).exec();
+    // If the disk is full too, the exit code is all that is left.
+    let _ = std::fs::write(failure_in(directory), guard::cannot_start(program, &error));
+    error
+}
+
+/// Names a command line for an engine in a given directory, run by this release of vLLM: equal where the same engine would be started again.
+pub(crate) fn fingerprint(line: &CommandLine, version: Option<Version>) -> String {
+    let mut hash = Sha256::new();
+    let mut add = |part: &[u8]| {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    };
+    add(line.program.as_os_str().as_encoded_bytes());
+    line.arguments.iter().for_each(|argument| add(argument.as_encoded_bytes()));
+    for (name, value) in line.set.iter().filter(|(name, _)| !NOT_COMPARED.contains(name)) {
+        add(name.as_bytes());
+        add(value.as_encoded_bytes());
+    }
+    // A scheduler's limit, and settings of the service, reach the engine through what it inherits.
+    let mut inherited: Vec<_> =
+        std::env::vars_os().filter(|(name, _)| COMPARED.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix))).collect();
+    inherited.sort();
+    for (name, value) in inherited {
+        add(name.as_encoded_bytes());
+        add(value.as_encoded_bytes());
+    }
+    add(version.map(|version| version.to_string()).unwrap_or_default().as_bytes());
+    let mut text = String::new();
+    for byte in hash.finalize() {
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,358 @@
+//! Keepers as they run under an agent. This test program plays the keeper's part, so that they are the real thing in processes of their own.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+/// A program that is a keeper as `hostler keeper` is, written into this directory.
+pub(crate) fn program(directory: &Path) -> PathBuf {
+    let path = directory.join("keeper");
+    let tests = std::env::current_exe().unwrap();
+    // The test harness prints a line of its own before it begins a test, which must not look like the engine's.
+    let script = format!(
+        "#!/bin/sh\nexec 3>&1 >/dev/null\nexec '{}' --ignored --exact --nocapture --test-threads 1 keeper::tests::plays_the_keeper -- \"$@\"\n",
+        tests.display()
+    );
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    path
+}
+
+#[test]
+#[ignore = "a part that other tests have this program play"]
+fn plays_the_keeper() {
+    let arguments: Vec<OsString> = std::env::args_os().skip_while(|argument| argument != "keeper").skip(1).collect();
+    let output = std::fs::File::options().write(true).open("/proc/self/fd/3").unwrap();
+    rustix::stdio::dup2_stdout(&output).unwrap();
+    drop(output);
+    let _ = main(&arguments);
+}
+
+/// Who must end however the test does.
+struct Kept {
+    /// `None` once the agent is gone.
+    connection: Option<(Link, Notices)>,
+    directory: PathBuf,
+    output: Vec<u8>,
+    _parent: tempfile::TempDir,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = crate::engine::end_orphans(&self.directory);
+    }
+}
+
+fn order(parent: &Path, script: &str) -> wire::Order {
+    let directory = parent.join("e0");
+    crate::engine::process::prepare(&directory).unwrap();
+    wire::Order {
+        keeper: program(parent).into(),
+        program: "/bin/sh".into(),
+        arguments: vec!["-c".into(), script.into()],
+        set: vec![("VLLM_RPC_BASE_PATH".into(), directory.clone().into()), ("NAME".into(), "value".into())],
+        unset: vec!["HOME".into()],
+        directory: directory.into(),
+        log: parent.join("e0.log").into(),
+        wait_seconds: None,
+        cpus: Vec::new(),
+        life: wire::Life { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: None },
+    }
+}
+
+impl Kept {
+    fn start(script: &str) -> Self {
+        Self::start_with(script, |_| {})
+    }
+
+    fn start_with(script: &str, change: impl FnOnce(&mut wire::Order)) -> Self {
+        let parent = tempfile::tempdir().unwrap();
+        let mut order = order(parent.path(), script);
+        change(&mut order);
+        let directory = PathBuf::from(&order.directory);
+        let connection = Some(start(order).unwrap());
+        Self { connection, directory, output: Vec::new(), _parent: parent }
+    }
+
+    fn say(&self, request: &wire::Request) {
+        self.connection.as_ref().unwrap().0.say(request);
+    }
+
+    async fn next(&mut self) -> Option<wire::FromKeeper> {
+        let notices = &mut self.connection.as_mut().unwrap().1;
+        tokio::time::timeout(Duration::from_secs(20), notices.next()).await.expect("the keeper says nothing").unwrap()
+    }
+
+    /// The next thing that is told besides output.
+    async fn told(&mut self) -> Option<wire::Notice> {
+        loop {
+            match self.next().await? {
+                wire::FromKeeper::Output(output) => self.output.extend_from_slice(&output),
+                wire::FromKeeper::Notice(notice) => return Some(notice),
+            }
+        }
+    }
+
+    async fn started(&mut self) -> wire::Leader {
+        assert_eq!(self.told().await, Some(wire::Notice::Hello { protocol: wire::PROTOCOL, running: None }));
+        match self.told().await {
+            Some(wire::Notice::Started(leader)) => leader,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits for a line of output.
+    async fn printed(&mut self, line: &str) {
+        while !String::from_utf8_lossy(&self.output).lines().any(|printed| printed == line) {
+            match self.next().await {
+                Some(wire::FromKeeper::Output(output)) => self.output.extend_from_slice(&output),
+                Some(_) => {}
+                None => panic!("the keeper is gone; printed was {}", String::from_utf8_lossy(&self.output)),
+            }
+        }
+    }
+
+    fn processes(&self) -> Vec<i32> {
+        crate::engine::process::orphans(&self.directory)
+    }
+
+    async fn until_nothing_is_left(&self) {
+        let waiting = async {
+            while !self.processes().is_empty() || !crate::engine::process::keepers_of(&self.directory).is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("{:?} are left", self.processes()));
+    }
+}
+
+/// Children that ignore SIGTERM, one of which left its group, its session and its parent.
+const SPREAD: &str = "trap '' TERM; sleep 600 & (setsid sleep 600 &) ; sleep 0.05; echo up; wait; wait";
+
+#[tokio::test]
+async fn output_and_exit_are_passed_on_and_written_down() {
+    let mut kept = Kept::start("echo \"home=$HOME name=$NAME\" >&2; printf last; exit 3");
+    kept.started().await;
+    let exited = kept.told().await;
+    assert_eq!(exited, Some(wire::Notice::Exited(3 << 8)));
+    kept.say(&wire::Request::Kill);
+    assert_eq!(kept.told().await, Some(wire::Notice::Empty));
+    assert_eq!(kept.told().await, None, "a keeper without an engine ends");
+    assert_eq!(String::from_utf8_lossy(&kept.output), "home= name=value\nlast");
+    let log = std::fs::read_to_string(kept.directory.with_extension("log")).unwrap();
+    assert_eq!(log, "hostler: life 7 of this engine begins\nhome= name=value\nlast");
+}
+
+#[tokio::test]
+async fn an_engine_gets_none_of_the_keepers_files_and_none_of_its_variables() {
+    let mut kept = Kept::start_with("ls -l /proc/self/fd; env; echo done", |order| order.wait_seconds = Some(600));
+    kept.started().await;
+    kept.printed("done").await;
+    let text = String::from_utf8_lossy(&kept.output).into_owned();
+    assert!(text.contains("0 -> /dev/null") && text.contains("2 -> pipe:"), "{text}");
+    for leaked in ["socket:", "eventpoll", "e0.log", MARK, THRIFT.0] {
+        assert!(!text.contains(leaked), "{leaked} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
+    let mut kept = Kept::start(SPREAD);
+    let leader = kept.started().await;
+    kept.printed("up").await;
+    assert_eq!(kept.processes().len(), 3);
+    let stray = kept.processes().into_iter().filter_map(crate::engine::proc::Process::read).any(|process| process.group != leader.pid);
+    assert!(stray, "no process has left the group");
+    kept.say(&wire::Request::Kill);
+    while kept.told().await != Some(wire::Notice::Empty) {}
+    assert_eq!(kept.processes(), Vec::<i32>::new(), "told empty with processes left");
+}
+
+#[tokio::test]
+async fn nothing_is_left_when_the_agent_is_gone() {
+    let mut kept = Kept::start(SPREAD);
+    kept.started().await;
+    kept.printed("up").await;
+    // The connection ends, as when the kernel ends the agent.
+    kept.connection = None;
+    kept.until_nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn sigterm_goes_to_the_first_process_alone() {
+    let mut kept = Kept::start("trap 'echo asked; exit 0' TERM; (trap '' TERM; exec sleep 600) & echo up; wait; wait");
+    kept.started().await;
+    kept.printed("up").await;
+    kept.say(&wire::Request::Terminate);
+    assert_eq!(kept.told().await, Some(wire::Notice::Exited(0)));
+    kept.printed("asked").await;
+    assert_eq!(kept.processes().len(), 1);
+    kept.say(&wire::Request::Kill);
+    assert_eq!(kept.told().await, Some(wire::Notice::Empty));
+}
+
+#[tokio::test]
+async fn the_whole_tree_is_bound_to_its_cpus() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
+    let mut kept = Kept::start_with("sh -c 'grep Cpus_allowed_list /proc/self/status'", |order| {
+        order.cpus = vec![u32::try_from(last).unwrap()];
+    });
+    kept.started().await;
+    kept.printed(&format!("Cpus_allowed_list:\t{last}")).await;
+}
+
+#[tokio::test]
+async fn cpus_that_cannot_be_had_are_told_and_the_engine_runs_all_the_same() {
+    let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.cpus = vec![1023]);
+    assert!(matches!(kept.told().await, Some(wire::Notice::Hello { .. })));
+    match kept.told().await {
+        Some(wire::Notice::Warning(text)) => assert!(text.contains("cannot be bound to CPUs [1023]"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(kept.told().await, Some(wire::Notice::Started(_))));
+    kept.printed("up").await;
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_exist_is_said_to_be_so() {
+    let mut kept = Kept::start_with("", |order| order.program = "/nonexistent/vllm".into());
+    kept.started().await;
+    match kept.told().await {
+        Some(wire::Notice::StartFailed(text)) => assert!(text.starts_with("cannot start /nonexistent/vllm: No such file"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_cannot_be_written_does_not_hurt_the_engine() {
+    let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.log = "/dev/full".into());
+    kept.started().await;
+    match kept.told().await {
+        Some(wire::Notice::Warning(text)) => assert!(text.contains("/dev/full") && text.contains("goes on without it"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    kept.printed("up").await;
+    assert_eq!(kept.processes().len(), 1);
+}
+
+#[tokio::test]
+async fn a_keeper_that_is_killed_takes_the_first_process_with_it() {
+    let mut kept = Kept::start("exec sleep 600");
+    let leader = kept.started().await;
+    kept.connection.as_ref().unwrap().0.end_keeper();
+    assert_eq!(kept.told().await, None);
+    while crate::engine::proc::Process::read(leader.pid).is_some_and(|process| !process.ended) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_kept_engine_is_handed_over_with_what_it_has_printed() {
+    let mut kept = Kept::start_with("echo first; echo second; exec sleep 600", |order| order.wait_seconds = Some(600));
+    let leader = kept.started().await;
+    kept.printed("second").await;
+    let life = wire::Life { node: "n0".to_owned(), index: 0, fingerprint: "g".to_owned(), epoch: 7, lives: 4, ready_in_ms: None };
+    kept.say(&wire::Request::Note(life.clone()));
+    kept.connection = None;
+    kept.output.clear();
+    let survivor = Survivor::at(&kept.directory, "n0").unwrap();
+    assert_eq!((survivor.leader, &survivor.life), (leader, &life));
+    kept.connection = Some(survivor.adopt().unwrap());
+    kept.printed("second").await;
+    assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
+    kept.say(&wire::Request::Kill);
+    assert!(matches!(kept.told().await, Some(wire::Notice::Exited(_))));
+    assert_eq!(kept.told().await, Some(wire::Notice::Empty));
+}
+
+#[tokio::test]
+async fn what_is_printed_between_a_look_and_the_adoption_comes_once() {
+    let mut kept =
+        Kept::start_with("echo first; while ! test -e go; do sleep 0.01; done; echo second; echo third > went; exec sleep 600", |order| {
+            order.wait_seconds = Some(600);
+            let at = format!("cd '{}'; {}", Path::new(&order.directory).display(), order.arguments[1].display());
+            order.arguments[1] = at.into();
+        });
+    kept.started().await;
+    kept.printed("first").await;
+    kept.connection = None;
+    kept.output.clear();
+    let survivor = Survivor::at(&kept.directory, "n0").unwrap();
+    std::fs::write(kept.directory.join("go"), "").unwrap();
+    while !kept.directory.join("went").exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    kept.connection = Some(survivor.adopt().unwrap());
+    kept.printed("second").await;
+    kept.say(&wire::Request::Kill);
+    while kept.told().await.is_some() {}
+    assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
+}
+
+#[tokio::test]
+async fn a_kept_engine_must_be_proven() {
+    let mut kept = Kept::start_with("exec sleep 600", |order| order.wait_seconds = Some(600));
+    kept.started().await;
+    let life = wire::Life { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: Some(5) };
+    kept.say(&wire::Request::Note(life));
+    kept.connection = None;
+    // It was ready, so it must listen.
+    assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::NoSocket);
+    let _listens = UnixListener::bind(kept.directory.join("engine.sock")).unwrap();
+    assert!(Survivor::at(&kept.directory, "n0").is_ok());
+    let record = kept.directory.join("engine.pid");
+    // One that is in order, and another node's.
+    assert_eq!(Survivor::at(&kept.directory, "n1").unwrap_err(), Unproven::OtherNode("n0".to_owned()));
+    std::fs::write(&record, format!("1 1 1 {}", crate::engine::proc::birthplace())).unwrap();
+    assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::OtherProcess);
+    assert_eq!(Survivor::at(&kept.directory, "n1").unwrap_err(), Unproven::OtherNode("n0".to_owned()), "nor is it ours to end");
+    std::fs::write(&record, "1 1 1 elsewhere").unwrap();
+    assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::Elsewhere);
+    assert!(matches!(Survivor::at(kept.directory.parent().unwrap(), "n0"), Err(Unproven::NoKeeper(_))));
+}
+
+#[tokio::test]
+async fn a_kept_engine_that_nobody_takes_over_ends() {
+    let mut kept = Kept::start_with(SPREAD, |order| order.wait_seconds = Some(0));
+    kept.started().await;
+    kept.printed("up").await;
+    kept.connection = None;
+    kept.until_nothing_is_left().await;
+}
+
+#[test]
+fn engines_are_kept_only_where_somebody_starts_the_agent_again() {
+    let wait = Duration::from_secs(600);
+    let own = std::process::id().to_string();
+    let of = |setting, variables: &[(&str, &str)]| {
+        Fate::of(setting, wait, |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    };
+    let keep = Fate::Keep { wait };
+    assert_eq!(of(IfAgentDies::Auto, &[]), Fate::Kill);
+    assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a")]), keep);
+    assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), ("SYSTEMD_EXEC_PID", &own)]), keep);
+    // A terminal that a service has opened.
+    assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), ("SYSTEMD_EXEC_PID", "1")]), Fate::Kill);
+    for job in ["PBS_JOBID", "SLURM_JOB_ID"] {
+        assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), (job, "1")]), Fate::Kill);
+        assert_eq!(of(IfAgentDies::Keep, &[(job, "1")]), keep);
+    }
+    assert_eq!(of(IfAgentDies::Kill, &[("INVOCATION_ID", "a")]), Fate::Kill);
+}
+
+#[test]
+fn a_fingerprint_names_what_is_run_but_not_how_much_memory_was_free() {
+    let line = |argument: &str, gib: &str| CommandLine {
+        program: "/bin/vllm".into(),
+        arguments: vec!["serve".into(), argument.into()],
+        set: vec![("VLLM_CPU_KVCACHE_SPACE", gib.into()), ("TMPDIR", "/tmp/e0/tmp".into())],
+        unset: Vec::new(),
+    };
+    let name = |argument: &str, gib: &str, minor: u32| fingerprint(&line(argument, gib), Some(Version { major: 0, minor, patch: 0 }));
+    assert_eq!(name("model", "4", 11), name("model", "5", 11));
+    assert_ne!(name("model", "4", 11), name("other", "4", 11));
+    assert_ne!(name("model", "4", 11), name("model", "4", 12), "vLLM was upgraded meanwhile");
+    assert_eq!(name("model", "4", 11).len(), 64);
+}

@@ -1,0 +1,180 @@
+//! What agent and keeper say to each other: frames of a length, a kind and a body. Words are JSON, the engine's output is as it was printed.
+
+use std::ffi::OsString;
+use std::io;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+/// Grows when an agent and a keeper of different builds would misunderstand each other; such a keeper is ended, not adopted.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// The longest frame: an order with all its arguments is some kilobytes, a piece of output 16 KiB.
+const FRAME_CAP: usize = 4 * 1024 * 1024;
+
+const WORDS: u8 = 0;
+const OUTPUT: u8 = 1;
+
+/// Everything that a keeper must know to start its engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// The program that has the subcommand `keeper`, for the step before the engine.
+    pub(crate) keeper: OsString,
+    /// What is run.
+    pub(crate) program: OsString,
+    /// Its arguments.
+    pub(crate) arguments: Vec<OsString>,
+    /// Variables that are set.
+    pub(crate) set: Vec<(OsString, OsString)>,
+    /// Variables that are not passed on unless `set` names them.
+    pub(crate) unset: Vec<OsString>,
+    /// The engine's directory, which exists.
+    pub(crate) directory: OsString,
+    /// Where its output goes.
+    pub(crate) log: OsString,
+    /// How many seconds the engine lives on without an agent; `None` means that it ends with the agent.
+    pub(crate) wait_seconds: Option<u64>,
+    /// CPUs for the whole tree; empty leaves it to the kernel.
+    pub(crate) cpus: Vec<u32>,
+    /// What the next agent must know.
+    pub(crate) life: Life,
+}
+
+/// One life of an engine, as one agent tells it to the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Life {
+    /// The node's name in the fleet.
+    pub(crate) node: String,
+    /// Which replica of the node.
+    pub(crate) index: u32,
+    /// Names what is run and how, see `fingerprint`.
+    pub(crate) fingerprint: String,
+    /// Which life this is.
+    pub(crate) epoch: u64,
+    /// Lives so far, this one included.
+    pub(crate) lives: u32,
+    /// How long it took to become ready; `None` while it is not.
+    pub(crate) ready_in_ms: Option<u64>,
+}
+
+/// The engine's first process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leader {
+    /// Its id, which is also its group's.
+    pub(crate) pid: i32,
+    /// When it started, in clock ticks since the machine did.
+    pub(crate) started: u64,
+}
+
+/// From the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Start the engine.
+    Start(Box<Order>),
+    /// This agent takes the running engine over.
+    Adopt,
+    /// What the next agent must know has changed.
+    Note(Life),
+    /// Send SIGTERM to the first process.
+    Terminate,
+    /// Kill every process, tell `Empty`, and end.
+    Kill,
+}
+
+/// From the keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Notice {
+    /// The first of all.
+    Hello {
+        /// `PROTOCOL` of the keeper.
+        protocol: u32,
+        /// The engine that runs, if one does.
+        running: Option<(Leader, Life)>,
+    },
+    /// The engine's first process exists.
+    Started(Leader),
+    /// The engine could not be started.
+    StartFailed(String),
+    /// Something is not as it was ordered, and the engine runs all the same.
+    Warning(String),
+    /// Bytes of output that this agent does not get: it read too slowly.
+    Lost(usize),
+    /// The first process has ended with this wait status.
+    Exited(i32),
+    /// These processes do not die, though killed.
+    Stuck(Vec<i32>),
+    /// No process is left; the keeper ends.
+    Empty,
+}
+
+/// One frame from a keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FromKeeper {
+    /// Words.
+    Notice(Notice),
+    /// What the engine printed.
+    Output(Bytes),
+}
+
+/// Appends words as one frame.
+pub(crate) fn put(words: &impl Serialize, out: &mut BytesMut) {
+    let body = serde_json::to_vec(words).expect("these types have no map with keys other than strings");
+    frame(WORDS, &body, out);
+}
+
+/// Appends a piece of output as one frame.
+pub(crate) fn put_output(piece: &[u8], out: &mut BytesMut) {
+    frame(OUTPUT, piece, out);
+}
+
+fn frame(kind: u8, body: &[u8], out: &mut BytesMut) {
+    let length = u32::try_from(body.len() + 1).expect("no body comes near 4 GiB");
+    out.put_u32(length);
+    out.put_u8(kind);
+    out.put_slice(body);
+}
+
+/// Takes the next whole frame, if there is one, as a request.
+pub(crate) fn request(buffer: &mut BytesMut) -> io::Result<Option<Request>> {
+    match split(buffer)? {
+        Some((WORDS, body)) => read(&body).map(Some),
+        Some(_) => Err(malformed("an agent prints nothing")),
+        None => Ok(None),
+    }
+}
+
+/// Takes the next whole frame, if there is one, as a keeper's.
+pub(crate) fn from_keeper(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
+    match split(buffer)? {
+        Some((WORDS, body)) => read(&body).map(|notice| Some(FromKeeper::Notice(notice))),
+        Some((OUTPUT, body)) => Ok(Some(FromKeeper::Output(body))),
+        Some(_) => Err(malformed("a frame of an unknown kind")),
+        None => Ok(None),
+    }
+}
+
+fn split(buffer: &mut BytesMut) -> io::Result<Option<(u8, Bytes)>> {
+    let Some(head) = buffer.first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_be_bytes(*head) as usize;
+    if length == 0 || length > FRAME_CAP {
+        return Err(malformed("a frame of an impossible length"));
+    }
+    if buffer.len() < 4 + length {
+        return Ok(None);
+    }
+    buffer.advance(4);
+    let mut frame = buffer.split_to(length).freeze();
+    let kind = frame.get_u8();
+    Ok(Some((kind, frame)))
+}
+
+fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> io::Result<T> {
+    serde_json::from_slice(body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests;

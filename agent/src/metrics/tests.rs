@@ -1,0 +1,45 @@
+use super::*;
+
+#[test]
+fn every_family_is_described_once_and_counters_are_named_so() {
+    let metrics = AgentMetrics::default();
+    let mut names: Vec<&str> = metrics.described().iter().map(|described| described.name.as_str()).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+    for described in metrics.described() {
+        assert_eq!(described.kind == "counter", described.name.ends_with("_total"), "{}", described.name);
+        assert!(described.help.ends_with('.'), "{}", described.name);
+    }
+}
+
+#[test]
+fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
+    let reading = Reading {
+        memory_used_bytes: Some(1_000),
+        utilisation: Some(87),
+        watts: Some(612.5),
+        throttled: vec!["temperature", "power limit"],
+        last_xid: 13,
+        ..Reading::default()
+    };
+    let gpu = Gpu { index: 3, memory_bytes: 4_000, ..Gpu::default() };
+    let labels = "replica=\"0\",gpu=\"3\",uuid=\"GPU-1\"".to_owned();
+    let mut page = String::new();
+    write_gpus(&mut page, &[Watched { labels, gpu, reading }]);
+    let samples: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+    insta::assert_snapshot!(samples.join("\n"), @r#"
+    hostler_agent_gpu_memory_bytes{replica="0",gpu="3",uuid="GPU-1"} 4000
+    hostler_agent_gpu_memory_used_bytes{replica="0",gpu="3",uuid="GPU-1"} 1000
+    hostler_agent_gpu_utilisation{replica="0",gpu="3",uuid="GPU-1"} 0.87
+    hostler_agent_gpu_watts{replica="0",gpu="3",uuid="GPU-1"} 612.5
+    hostler_agent_gpu_remap_pending{replica="0",gpu="3",uuid="GPU-1"} 0
+    hostler_agent_gpu_remap_failed{replica="0",gpu="3",uuid="GPU-1"} 0
+    hostler_agent_gpu_last_xid{replica="0",gpu="3",uuid="GPU-1"} 13
+    hostler_agent_gpu_throttled{replica="0",gpu="3",uuid="GPU-1",reason="temperature"} 1
+    hostler_agent_gpu_throttled{replica="0",gpu="3",uuid="GPU-1",reason="power limit"} 1
+    "#);
+    let families = page.lines().filter(|line| line.starts_with("# TYPE ")).count();
+    assert_eq!(families, GPU_FIGURES.len() + 1, "a family is there even while nothing is told");
+}

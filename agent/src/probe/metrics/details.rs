@@ -1,0 +1,110 @@
+//! The figures that only the advisor wants, once a second from a busy engine: how long requests are and wait, and what the queue waits for.
+
+use super::{Sample, Sum, path_of, whole};
+
+/// What one engine tells beyond its load. What it does not say stays at zero or `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Details {
+    /// Of the waiting requests, those that could not run even if there were room: their grammar is being compiled, or their adapter or their
+    /// blocks are not there yet. Told since vLLM 0.20.
+    pub deferred: u32,
+    /// Requests that have ended since the engine started.
+    pub requests: u64,
+    /// No prompt since the engine started was longer, in tokens. `None` when one is beyond the scale.
+    pub longest_prompt: Option<u64>,
+    /// Nor any answer.
+    pub longest_answer: Option<u64>,
+    /// Seconds that requests have waited in the engine's queue since it started.
+    pub queue_seconds: f64,
+    /// How many had begun to run by then.
+    pub queued: u64,
+    /// Seconds between two tokens of one answer, summed since the engine started.
+    pub gap_seconds: f64,
+    /// How many such gaps there were.
+    pub gaps: u64,
+}
+
+const DEFERRED: &str = "vllm:num_requests_waiting_by_reason";
+const PROMPTS: &str = "vllm:request_prompt_tokens_bucket";
+const PROMPTS_COUNT: &str = "vllm:request_prompt_tokens_count";
+const ANSWERS: &str = "vllm:request_generation_tokens_bucket";
+const QUEUE_SUM: &str = "vllm:request_queue_time_seconds_sum";
+const QUEUE_COUNT: &str = "vllm:request_queue_time_seconds_count";
+
+/// The second of each is what old releases say; the first counts where both are.
+const GAP_SUM: [&str; 2] = ["vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"];
+const GAP_COUNT: [&str; 2] = ["vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"];
+
+/// The path that asks for the details alone; see `filtered_path`.
+pub(crate) fn detailed_path() -> String {
+    path_of([DEFERRED, PROMPTS, PROMPTS_COUNT, ANSWERS, QUEUE_SUM, QUEUE_COUNT].into_iter().chain(GAP_SUM).chain(GAP_COUNT))
+}
+
+/// Reads a page. Lines that are not samples are skipped.
+pub(crate) fn read_details(page: &str) -> Details {
+    let [mut deferred, mut requests, mut queue_sum, mut queued] = [Sum::default(); 4];
+    let (mut gap_sums, mut gap_counts) = ([Sum::default(); 2], [Sum::default(); 2]);
+    let (mut prompts, mut answers) = (Histogram::default(), Histogram::default());
+    for sample in page.lines().filter_map(Sample::parse) {
+        match sample.name {
+            DEFERRED if sample.label("reason") == Some("deferred") => deferred.add(sample.value),
+            PROMPTS => prompts.add(&sample),
+            PROMPTS_COUNT => requests.add(sample.value),
+            ANSWERS => answers.add(&sample),
+            QUEUE_SUM => queue_sum.add(sample.value),
+            QUEUE_COUNT => queued.add(sample.value),
+            name => {
+                for (known, sum) in GAP_SUM.iter().zip(&mut gap_sums).chain(GAP_COUNT.iter().zip(&mut gap_counts)) {
+                    if *known == name {
+                        sum.add(sample.value);
+                    }
+                }
+            }
+        }
+    }
+    let newest = |[new, old]: [Sum; 2]| if new.samples > 0 { new } else { old };
+    Details {
+        deferred: deferred.small(),
+        requests: requests.count(),
+        longest_prompt: prompts.longest(),
+        longest_answer: answers.longest(),
+        queue_seconds: queue_sum.value.max(0.0),
+        queued: queued.count(),
+        gap_seconds: newest(gap_sums).value.max(0.0),
+        gaps: newest(gap_counts).count(),
+    }
+}
+
+/// The buckets of a histogram: how many were at most so long, over all label sets.
+#[derive(Debug, Default)]
+struct Histogram {
+    buckets: Vec<(f64, f64)>,
+}
+
+impl Histogram {
+    fn add(&mut self, sample: &Sample<'_>) {
+        // Rust reads `+Inf` too.
+        let Some(bound) = sample.label("le").and_then(|bound| bound.parse::<f64>().ok()).filter(|bound| !bound.is_nan()) else { return };
+        if !sample.value.is_finite() {
+            return;
+        }
+        match self.buckets.iter_mut().find(|(known, _)| known.total_cmp(&bound).is_eq()) {
+            Some((_, count)) => *count += sample.value,
+            None => self.buckets.push((bound, sample.value)),
+        }
+    }
+
+    /// The least bound that nothing exceeds: 0 where nothing was counted, `None` where only infinity is.
+    fn longest(mut self) -> Option<u64> {
+        self.buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let (_, all) = *self.buckets.last()?;
+        if all <= 0.0 {
+            return Some(0);
+        }
+        let (bound, _) = self.buckets.iter().find(|(_, count)| *count >= all)?;
+        bound.is_finite().then(|| whole(*bound))
+    }
+}
+
+#[cfg(test)]
+mod tests;

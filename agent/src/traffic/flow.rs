@@ -1,0 +1,104 @@
+//! Whether answers flow: how many requests wait on the engine right now, when one of them last got something, and how long streams pause. Relays write it once an event, without a lock; the watchdog reads it.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use futures_util::poll;
+use tokio::time::Instant;
+
+use super::gaps::Gaps;
+
+/// The answers of one replica's engine, over all its lives.
+#[derive(Debug)]
+pub struct Flow {
+    origin: Instant,
+    waiting: AtomicU32,
+    /// Microseconds since `origin`.
+    moved: AtomicU64,
+    gaps: Gaps,
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        Self { origin: Instant::now(), waiting: AtomicU32::new(0), moved: AtomicU64::new(0), gaps: Gaps::default() }
+    }
+}
+
+impl Flow {
+    /// Requests that wait for the engine: not those whose body is still on its way to it, nor those whose client does not take what is there.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes when an answer has moved on.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// The pauses of streams.
+    pub fn gaps(&self) -> &Gaps {
+        &self.gaps
+    }
+}
+
+/// One request's wait for its engine; dropping it, for whatever reason, ends the wait.
+#[derive(Debug)]
+pub struct Wait<'a> {
+    flow: &'a Flow,
+    waits: bool,
+    /// When its last event came, unless it was held up since.
+    last: Option<Instant>,
+}
+
+impl<'a> Wait<'a> {
+    /// A request that does not wait yet.
+    pub(super) fn new(flow: &'a Flow) -> Self {
+        Self { flow, waits: false, last: None }
+    }
+
+    /// The engine has all that it needs.
+    pub fn begin(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.flow.waiting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.waits, false) {
+            self.flow.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The engine gave something.
+    pub fn moved(&mut self) {
+        let now = Instant::now();
+        let micros = now.saturating_duration_since(self.flow.origin).as_micros();
+        self.flow.moved.store(u64::try_from(micros).unwrap_or(u64::MAX), Ordering::Relaxed);
+        if let Some(last) = self.last.replace(now) {
+            self.flow.gaps.record(now.saturating_duration_since(last));
+        }
+    }
+
+    /// Passes something on. While the other side does not take it, the request does not wait for the engine, and the pause is not the engine's.
+    pub async fn pass<F: Future>(&mut self, passing: F) -> F::Output {
+        let mut passing = pin!(passing);
+        if let std::task::Poll::Ready(output) = poll!(passing.as_mut()) {
+            return output;
+        }
+        self.end();
+        self.last = None;
+        let output = passing.await;
+        self.begin();
+        output
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests;

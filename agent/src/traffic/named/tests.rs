@@ -1,0 +1,64 @@
+//! Who counts as having been there when an engine died.
+
+use super::*;
+use crate::traffic::{InFlight, Prompt, RouterKey, Traffic};
+
+const LIFE: u64 = 7;
+
+fn sent(traffic: &std::sync::Arc<Traffic>, name: u128, life: u64) -> InFlight {
+    let mut in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
+    in_flight.sent(life, Fingerprint(name));
+    in_flight
+}
+
+fn names(traffic: &Traffic, life: u64) -> Vec<u128> {
+    traffic.casualties(life).into_iter().map(|Fingerprint(name)| name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_in_flight_and_those_that_broke_off_just_now_each_once() {
+    let traffic = Traffic::new();
+    let unnamed = traffic.enter(RouterKey(1));
+    let (_running, _equal) = (sent(&traffic, 2, LIFE), sent(&traffic, 2, LIFE));
+    let (broken, complete) = (sent(&traffic, 1, LIFE), sent(&traffic, 3, LIFE));
+    for answered in [&broken, &complete] {
+        answered.computed();
+    }
+    broken.broke();
+    drop((broken, complete, unnamed));
+    assert_eq!(names(&traffic, LIFE), [1, 2]);
+    tokio::time::advance(AFTERMATH + Duration::from_millis(1)).await;
+    assert_eq!(names(&traffic, LIFE), [2], "that was too long ago");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gave_up_on_a_hung_engine_takes_its_request_along() {
+    let traffic = Traffic::new();
+    let (unanswered, abandoned) = (sent(&traffic, 1, LIFE), sent(&traffic, 2, LIFE));
+    abandoned.computed();
+    drop((unanswered, abandoned));
+    assert_eq!(names(&traffic, LIFE), [1], "the other one had its first token");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_the_life_before_is_no_casualty_of_the_next() {
+    let traffic = Traffic::new();
+    let late = sent(&traffic, 1, LIFE);
+    assert_eq!(names(&traffic, LIFE), [1]);
+    // Its relay sees the end of the connection after the driver has seen the exit.
+    let _next = sent(&traffic, 2, LIFE + 1);
+    assert_eq!(names(&traffic, LIFE + 1), [2]);
+    late.broke();
+    drop(late);
+    assert_eq!(names(&traffic, LIFE + 1), [2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_broke_off_is_bounded_and_nothing_open_is_forgotten() {
+    let traffic = Traffic::new();
+    let running: Vec<InFlight> = (0..5000).map(|name| sent(&traffic, name, LIFE)).collect();
+    assert_eq!(names(&traffic, LIFE).len(), 5000);
+    drop(running);
+    assert_eq!(names(&traffic, LIFE).len(), MOST_BROKEN);
+    assert!(traffic.named.0.lock().open.is_empty());
+}

@@ -1,0 +1,92 @@
+//! Orders of operators to engines, as a session got them: given to each of the replicas at once, and one answer made of what became of them.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::directive;
+
+use super::Uplink;
+use super::report::Replica;
+use super::session::chosen;
+use crate::engine::Phase;
+use crate::engine::control::{Adapter, Order, word};
+
+/// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
+/// the session that waits here ends.
+pub(super) async fn carry_out(uplink: Arc<Uplink>, id: u64, order: directive::Order) -> wire::Answer {
+    let Some((order, replicas)) = read(order) else {
+        return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
+    };
+    tracing::info!(replicas = ?replicas.indices, ?order, "a router orders");
+    let carrying = chosen(&uplink, &replicas).map(|replica| {
+        let (name, order) = (name(&uplink, replica), order.clone());
+        async move { (name, replica.engine.order(order).await.map_err(|error| error.to_string())) }
+    });
+    let error = sentence(&join_all(carrying).await);
+    wire::Answer { id, error, log_lines: Vec::new() }
+}
+
+/// Lets those start again that do not run; says why none was.
+pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
+    let phase = |replica: &Replica| replica.engine.status().borrow().phase;
+    let (down, up): (Vec<_>, Vec<_>) = chosen(uplink, replicas).partition(|replica| waits_for_release(phase(replica)));
+    down.iter().for_each(|replica| replica.engine.release());
+    if !down.is_empty() {
+        return String::new();
+    }
+    let up: Vec<String> = up.iter().map(|replica| format!("{} is {}", name(uplink, replica), word(phase(replica)))).collect();
+    format!("there is nothing to release: {}", up.join(", "))
+}
+
+fn waits_for_release(phase: Phase) -> bool {
+    matches!(phase, Phase::Quarantined | Phase::Failed | Phase::Stopped)
+}
+
+fn read(order: directive::Order) -> Option<(Order, wire::Replicas)> {
+    let (order, replicas) = match order {
+        directive::Order::Sleep(order) => (Order::Sleep { level: u8::try_from(order.level).unwrap_or(u8::MAX) }, order.replicas),
+        directive::Order::Wake(replicas) => (Order::Wake, Some(replicas)),
+        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) if path.is_empty() => (Order::Unload(name), replicas),
+        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) => (Order::Load(Adapter { name, path }), replicas),
+        _ => return None,
+    };
+    Some((order, replicas.unwrap_or_default()))
+}
+
+fn name(uplink: &Uplink, replica: &Replica) -> String {
+    format!("{}/{}", uplink.node, replica.index)
+}
+
+/// What went wrong where, and where it did not; empty when nothing did.
+fn sentence(outcomes: &[(String, Result<(), String>)]) -> String {
+    let failed: Vec<String> = outcomes.iter().filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?))).collect();
+    let done: Vec<&str> = outcomes.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(name, _)| name.as_str()).collect();
+    match (&failed[..], &done[..]) {
+        ([], _) => String::new(),
+        (_, []) => failed.join("; "),
+        _ => format!("{}; done on {}", failed.join("; "), done.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_names_each_replica_that_failed_and_those_that_did_not() {
+        let done = |name: &str| (name.to_owned(), Ok(()));
+        let failed = |name: &str| (name.to_owned(), Err("it is full".to_owned()));
+        assert_eq!(sentence(&[done("n/0"), done("n/1")]), "");
+        assert_eq!(sentence(&[failed("n/0"), failed("n/1")]), "n/0: it is full; n/1: it is full");
+        assert_eq!(sentence(&[done("n/0"), failed("n/1")]), "n/1: it is full; done on n/0");
+    }
+
+    #[test]
+    fn only_what_is_down_can_be_released() {
+        let down = [Phase::Quarantined, Phase::Failed, Phase::Stopped];
+        let up = [Phase::Starting, Phase::Loading, Phase::Ready, Phase::Draining, Phase::Sleeping];
+        assert!(down.into_iter().all(waits_for_release));
+        assert!(!up.into_iter().any(waits_for_release));
+    }
+}

@@ -1,0 +1,266 @@
+//! What becomes of engines when their agent, or the keeper between the two, is killed: nothing is left of them, or they go on under the next agent, as it was set.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use hostler_proto::agent::v1::Phase;
+use hostler_router::RouterConfig;
+use rustix::process::Signal;
+
+use crate::harness::{Admin, CHAT, Program, RunningRouter, Seen, Workplace, chat, chat_stream, is_alive, signal, until};
+
+/// A router in this process, and a place for agents that are processes of their own.
+struct Scene {
+    place: Workplace,
+    router: RunningRouter,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let local = || "127.0.0.1:0".to_owned();
+        let config = RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), ..RouterConfig::default() };
+        let place = Workplace::new();
+        let config = RouterConfig { cache_dir: PathBuf::from(place.file("cache", "")).with_file_name("caches"), ..config };
+        Self { place, router: RunningRouter::start(config).await }
+    }
+
+    /// Starts an agent with simulated engines.
+    fn agent(&self, name: &str, replicas: &str, flags: &[&str]) -> Program {
+        let router = self.router.agents.to_string();
+        let mut arguments = vec!["agent", "--router", &router, "--node", "n0", "--engine", "simulated", "--replicas", replicas];
+        arguments.extend(flags);
+        arguments.extend(["--", "--sim-start-ms", "50", "--sim-step-ms", "10", "--enable-sleep-mode", "--enable-lora"]);
+        self.place.start(name, &arguments)
+    }
+
+    fn admin(&self) -> Admin {
+        self.router.admin()
+    }
+
+    async fn ready(&self, count: usize) -> Vec<Seen> {
+        self.until_replicas("all replicas ready", |replicas| replicas.len() == count && replicas.iter().all(Seen::is_ready)).await
+    }
+
+    async fn until_replicas(&self, what: &str, are: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
+        until(what, async || {
+            let replicas = self.admin().replicas().await.map_err(|status| status.to_string())?;
+            if are(&replicas) { Ok(replicas) } else { Err(format!("{replicas:#?}")) }
+        })
+        .await
+    }
+
+    /// The directory of the only engine of the only agent.
+    fn engine(&self) -> PathBuf {
+        let records: Vec<_> = self.place.left().into_iter().filter(|path| path.ends_with("engine.pid")).collect();
+        assert_eq!(records.len(), 1, "{records:?}");
+        records[0].parent().unwrap().to_owned()
+    }
+
+    /// The processes that keep an engine.
+    fn keepers(&self) -> Vec<u32> {
+        let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        self.place.processes().into_iter().filter(|pid| name(pid).trim() == "engine-keeper").collect()
+    }
+
+    async fn until_no_process_is_left(&self) {
+        until("nothing left of agent, keepers and engines", async || {
+            let left = self.place.processes();
+            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_survives_an_agent_that_is_killed_with_streams_open() {
+    let scene = Scene::new().await;
+    let agent = scene.agent("agent", "2", &["--if-agent-dies", "kill"]);
+    let engines: Vec<u32> = scene.ready(2).await.iter().map(|replica| replica.pid).collect();
+    assert_eq!(scene.keepers().len(), 2);
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        let mut stream = scene.router.edge().open(CHAT, &chat_stream(5_000)).await;
+        stream.events(2).await;
+        streams.push(stream);
+    }
+    agent.signal(Signal::KILL);
+    let killed = Instant::now();
+    scene.until_no_process_is_left().await;
+    let took = killed.elapsed();
+    println!("no process left after {took:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(!engines.iter().any(|pid| is_alive(*pid)));
+    for stream in streams {
+        stream.finish().await.assert_broken_stream();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_agent_goes_on_with_kept_engines_within_three_seconds() {
+    let scene = Scene::new().await;
+    let keep = ["--if-agent-dies", "keep"];
+    let mut agent = scene.agent("agent", "2", &keep);
+    let before = scene.ready(2).await;
+    for _ in 0..4 {
+        assert_eq!(scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
+    }
+    let known = scene.until_replicas("the caches known", |replicas| replicas.iter().any(|replica| replica.cache.blocks > 0)).await;
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        let mut stream = scene.router.edge().open(CHAT, &chat_stream(5_000)).await;
+        stream.events(2).await;
+        streams.push(stream);
+    }
+    agent.signal(Signal::KILL);
+    agent.ended().await;
+    for stream in streams {
+        stream.finish().await.assert_broken_stream();
+    }
+    scene.until_replicas("the agent's end noticed", |replicas| !replicas.iter().any(Seen::is_ready)).await;
+    assert!(before.iter().all(|replica| is_alive(replica.pid)), "kept engines live on");
+
+    let begun = Instant::now();
+    let mut next = scene.agent("next", "2", &keep);
+    let after = scene.ready(2).await;
+    assert_eq!(scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
+    let took = begun.elapsed();
+    println!("serves again after {took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!((before.pid, before.epoch, before.restarts, &before.socket), (after.pid, after.epoch, after.restarts, &after.socket));
+    }
+    // What the engines had cached before is known again, from their own account.
+    scene
+        .until_replicas("the caches known again", |replicas| {
+            replicas.iter().zip(&known).all(|(now, known)| now.cache.exact && now.cache.blocks >= known.cache.blocks)
+        })
+        .await;
+
+    // And they end with their new agent as if it had started them.
+    next.signal(Signal::TERM);
+    assert!(next.ended().await.success(), "{}", next.stderr());
+    scene.until_no_process_is_left().await;
+    assert_eq!(scene.place.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kept_engine_sleeps_on_under_the_next_agent_which_knows_its_adapters() {
+    let scene = Scene::new().await;
+    let keep = ["--if-agent-dies", "keep"];
+    let mut agent = scene.agent("agent", "1", &keep);
+    let before = scene.ready(1).await.remove(0);
+    scene.admin().lora("n0/0", "poet", "/tmp").await.unwrap();
+    scene.admin().sleep("n0/0", 1).await.unwrap();
+    agent.signal(Signal::KILL);
+    agent.ended().await;
+    scene.until_replicas("the agent's end noticed", |replicas| replicas.iter().all(|replica| replica.suspect)).await;
+
+    let _next = scene.agent("next", "1", &keep);
+    let asleep =
+        scene.until_replicas("heard of again", |replicas| replicas[0].phase == Phase::Sleeping && !replicas[0].suspect).await.remove(0);
+    assert_eq!((asleep.pid, asleep.epoch), (before.pid, before.epoch));
+    assert!(asleep.reason.contains("since before this agent began"), "{}", asleep.reason);
+    assert_eq!(scene.admin().wake("n0/0").await.unwrap(), ["n0/0"]);
+    let awake = scene.ready(1).await.remove(0);
+    assert_eq!((awake.epoch, &awake.models[..]), (before.epoch, &["simulated".to_owned(), "poet".to_owned()][..]));
+    signal(awake.pid, Signal::KILL);
+    let again = scene.until_replicas("another life", |replicas| replicas[0].is_ready() && replicas[0].epoch > awake.epoch).await.remove(0);
+    assert_eq!(again.models, ["simulated", "poet"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_hung_up_finishes_its_answers_and_leaves_its_engines_to_the_next_one() {
+    let scene = Scene::new().await;
+    let keep = ["--if-agent-dies", "keep"];
+    let mut agent = scene.agent("agent", "2", &keep);
+    let before = scene.ready(2).await;
+    let mut stream = scene.router.edge().open(CHAT, &chat_stream(100)).await;
+    stream.events(2).await;
+    agent.signal(Signal::HUP);
+    stream.finish().await.assert_whole_stream();
+    assert!(agent.ended().await.success(), "{}", agent.stderr());
+    assert!(before.iter().all(|replica| is_alive(replica.pid)), "they live on");
+
+    let mut next = scene.agent("next", "2", &keep);
+    let same = |replicas: &[Seen]| {
+        replicas.iter().zip(&before).all(|(now, before)| now.is_ready() && (now.pid, now.epoch) == (before.pid, before.epoch))
+    };
+    scene.until_replicas("the same engines", |replicas| replicas.len() == 2 && same(replicas)).await;
+    next.signal(Signal::TERM);
+    assert!(next.ended().await.success(), "{}", next.stderr());
+    scene.until_no_process_is_left().await;
+
+    // Where engines end with their agent, a closed terminal is a reason to stop.
+    let mut agent = scene.agent("third", "1", &["--if-agent-dies", "kill"]);
+    scene.until_replicas("it serves", |replicas| replicas.iter().any(Seen::is_ready)).await;
+    agent.signal(Signal::HUP);
+    assert!(agent.ended().await.success(), "{}", agent.stderr());
+    scene.until_no_process_is_left().await;
+    assert_eq!(scene.place.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_not_provably_the_agents_own_is_killed_and_another_one_started() {
+    for (flags, forge) in [(&[][..], true), (&["--model", "another"][..], false)] {
+        let scene = Scene::new().await;
+        let keep = ["--if-agent-dies", "keep"];
+        let mut agent = scene.agent("agent", "1", &keep);
+        let before = scene.ready(1).await.remove(0);
+        agent.signal(Signal::KILL);
+        agent.ended().await;
+        if forge {
+            let record = scene.engine().join("engine.pid");
+            let text = fs::read_to_string(&record).unwrap();
+            let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            words[1] = (words[1].parse::<u64>().unwrap() - 1).to_string();
+            fs::write(&record, words.join(" ")).unwrap();
+        }
+        let _next = scene.agent("next", "1", &[&keep[..], flags].concat());
+        let after =
+            scene.until_replicas("another life", |replicas| replicas.iter().any(|now| now.is_ready() && now.epoch > before.epoch)).await;
+        assert!(!is_alive(before.pid), "the old engine lives beside the new one");
+        assert_ne!(after[0].pid, before.pid);
+        assert_eq!(scene.place.processes().len(), 3, "an agent, a keeper and an engine");
+        assert_eq!(
+            scene
+                .router
+                .edge()
+                .post(CHAT, &{
+                    let mut body = chat(2);
+                    body["model"] = after[0].models[0].clone().into();
+                    body
+                })
+                .await
+                .status,
+            200
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kept_engines_end_by_themselves_when_no_agent_comes() {
+    let scene = Scene::new().await;
+    let agent = scene.agent("agent", "1", &["--if-agent-dies", "keep", "--keep-for", "1s"]);
+    let engine = scene.ready(1).await.remove(0).pid;
+    agent.signal(Signal::KILL);
+    let killed = Instant::now();
+    scene.until_no_process_is_left().await;
+    assert!(!is_alive(engine) && killed.elapsed() > Duration::from_millis(900), "{:?}", killed.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_that_is_killed_takes_its_engine_with_it_and_another_one_starts() {
+    for fate in ["kill", "keep"] {
+        let scene = Scene::new().await;
+        let _agent = scene.agent("agent", "1", &["--if-agent-dies", fate]);
+        let before = scene.ready(1).await.remove(0);
+        let keepers = scene.keepers();
+        assert_eq!(keepers.len(), 1);
+        signal(keepers[0], Signal::KILL);
+        scene.until_replicas("the next life", |replicas| replicas[0].is_ready() && replicas[0].epoch > before.epoch).await;
+        assert!(!is_alive(before.pid) && !is_alive(keepers[0]));
+        assert_eq!(scene.admin().replica("n0/0").await.restarts, 1);
+        assert_eq!(scene.place.processes().len(), 3, "an agent, a keeper and an engine");
+    }
+}
