@@ -46,7 +46,7 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub client_stall_timeout: Duration,
-    /// Most requests that may wait in the router while no replica has room; further ones are refused with 429. Lower it where clients
+    /// Most requests that may wait in the router for a replica that has no room yet; further ones are refused with 429. Lower it where clients
     /// would rather be refused at once than wait.
     pub max_held: usize,
     /// A request whose first token is predicted to come later than this is refused with 429 instead of being held. Raise it for batch
@@ -59,6 +59,11 @@ pub struct RouterConfig {
     /// Where models' tokenizers are kept between two lives of the router; empty means `$XDG_CACHE_HOME/hostler/router`, or
     /// `~/.cache/hostler/router`. They come from the agents.
     pub cache_dir: PathBuf,
+    /// A request that was in flight when two engines died is refused for this long after the first of the two deaths; 0 turns that off.
+    /// Agents remember deaths for ten minutes: a router that starts anew knows none that are older.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub poison_for: Duration,
     /// How long an agent may be silent before its replicas become suspect and are used last; at least 500 ms.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -88,6 +93,7 @@ impl Default for RouterConfig {
             longest_wait: Duration::from_secs(5 * 60),
             tokenizer_threads: 0,
             cache_dir: PathBuf::new(),
+            poison_for: Duration::from_secs(10 * 60),
             lease: Duration::from_secs(3),
             drain_timeout: Duration::from_secs(30),
         }

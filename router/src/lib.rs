@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
 pub use config::RouterConfig;
-use dispatch::{Dispatch, RetryBudget};
+use dispatch::{Dispatch, Poison, Retries};
 use edge::Edge;
 use fleet::{Caches, Fleet, Sessions};
 use hostler_placement::affinity::Index;
@@ -99,8 +99,10 @@ impl Router {
         let index = Arc::new(Index::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
         let readers = tokio::spawn(keep_readers(prompts.clone(), fleet.clone(), end.clone()));
+        let poison = Poison::new(self.config.poison_for);
         let sessions = Sessions {
             fleet: fleet.clone(),
+            poison: poison.clone(),
             caches: Caches::start(index.clone(), fleet.clone(), end.clone()),
             prompts: prompts.clone(),
             tickets: Arc::default(),
@@ -119,6 +121,7 @@ impl Router {
         let hold = Hold::start(placer.clone(), self.config.max_held, self.config.longest_wait, end.clone());
         let overview = Overview {
             fleet: fleet.clone(),
+            poison: poison.clone(),
             admission: admission.clone(),
             placer: placer.clone(),
             hold: hold.clone(),
@@ -135,7 +138,8 @@ impl Router {
             fleet,
             placer,
             hold,
-            budget: RetryBudget::default(),
+            retries: Retries::default(),
+            poison,
             metrics,
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
@@ -158,6 +162,7 @@ impl Router {
 #[derive(Debug)]
 struct Overview {
     fleet: Fleet,
+    poison: Arc<Poison>,
     admission: Admission,
     placer: Arc<Placer>,
     hold: Hold,
@@ -178,6 +183,7 @@ impl Pages for Overview {
             view: &self.fleet.view(),
             in_flight: self.admission.in_flight(),
             held: self.hold.waiting(),
+            suspects: self.poison.suspects(),
             index: (self.placer.index.len(), self.placer.index.bytes()),
             prompts: self.placer.prompts.figures(),
         })

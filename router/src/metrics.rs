@@ -45,6 +45,8 @@ pub enum Refused {
     Full,
     /// No replica could take it, or each attempt was lost.
     Fleet,
+    /// It kills engines.
+    Poison,
 }
 
 impl Refused {
@@ -53,6 +55,7 @@ impl Refused {
             Self::Request => "request",
             Self::Full => "full",
             Self::Fleet => "fleet",
+            Self::Poison => "poison",
         }
     }
 }

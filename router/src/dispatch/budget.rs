@@ -5,31 +5,61 @@ use std::sync::atomic::{AtomicI64, Ordering};
 /// A retry costs this much; requests deposit a fifth of it.
 const RETRY: i64 = 5;
 
-/// Retries that a quiet router may make at once: an engine with this many requests may die without a client noticing.
-const RESERVE: i64 = 256;
+/// Retries that a quiet router may make at once after engines have refused.
+const REFUSED_RESERVE: i64 = 256;
 
-/// A balance of retries: each request adds a fifth of one, each retry takes one, and at most a reserve is kept.
+/// And after attempts were lost: an engine, or a node of eight, may die with this many requests without a client noticing. It may be more
+/// than for refusals since a lost attempt leaves no work behind that the next would be added to.
+const LOST_RESERVE: i64 = 8 * 1024;
+
+/// What is retried, each out of a balance of its own: engines that die must not use up what is there for full ones, nor the other way round.
 #[derive(Debug)]
-pub struct RetryBudget(AtomicI64);
+pub struct Retries {
+    /// Attempts that an engine answered with 500 or 503.
+    pub refused: RetryBudget,
+    /// Attempts whose engine or node was lost, or not ready.
+    pub lost: RetryBudget,
+}
 
-impl Default for RetryBudget {
+impl Default for Retries {
     fn default() -> Self {
-        Self(AtomicI64::new(RESERVE * RETRY))
+        Self { refused: RetryBudget::new(REFUSED_RESERVE), lost: RetryBudget::new(LOST_RESERVE) }
     }
 }
 
+impl Retries {
+    /// A request has been taken.
+    pub fn deposit(&self) {
+        self.refused.deposit();
+        self.lost.deposit();
+    }
+}
+
+/// A balance of retries: each request adds a fifth of one, each retry takes one, and at most a reserve is kept.
+#[derive(Debug)]
+pub struct RetryBudget {
+    balance: AtomicI64,
+    reserve: i64,
+}
+
 impl RetryBudget {
+    /// A full one.
+    #[must_use]
+    pub fn new(reserve: i64) -> Self {
+        Self { balance: AtomicI64::new(reserve * RETRY), reserve }
+    }
+
     /// A request has been taken.
     pub fn deposit(&self) {
         // Racing deposits may lose one; that errs on the side of fewer retries.
-        let balance = self.0.load(Ordering::Relaxed);
-        if balance < RESERVE * RETRY {
-            self.0.fetch_add(1, Ordering::Relaxed);
+        if self.balance.load(Ordering::Relaxed) < self.reserve * RETRY {
+            self.balance.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Whether one more retry may be made; if so it is counted.
     pub fn withdraw(&self) -> bool {
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |balance| (balance >= RETRY).then_some(balance - RETRY)).is_ok()
+        let less = |balance| (balance >= RETRY).then_some(balance - RETRY);
+        self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 }

@@ -1,7 +1,9 @@
 //! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
+mod bind;
 mod budget;
+mod poison;
 mod refusal;
 mod relay;
 mod scanner;
@@ -11,24 +13,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_placement::hold::Waiting;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
 use tokio::time::{Instant, sleep, timeout_at};
 
-pub use budget::RetryBudget;
+pub use budget::{Retries, RetryBudget};
+pub use poison::{Fingerprint, Poison, Sentence, Watched};
 pub use refusal::Refusal;
 pub use relay::{Held, Relay};
+use scanner::tells_of_death;
 pub use scanner::{Dialect, Scanner, Usage};
 
 use crate::admission::Permit;
 use crate::carry::Exchange;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
-use crate::placement::{Asked, Chosen, Hold, Placed, Placer, Prompt, Record, Turn};
-
-/// Attempts for one request, the first included.
-const ATTEMPTS: usize = 3;
+use crate::placement::{Asked, Hold, Placed, Placer, Prompt, Record};
+use bind::Bound;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
 const MOST_SETTLE_SECONDS: f64 = 600.0;
@@ -45,8 +46,10 @@ pub struct Dispatch {
     pub placer: Arc<Placer>,
     /// Where requests wait while their replica has no room.
     pub hold: Hold,
-    /// Keeps retries from multiplying the load of a failing fleet.
-    pub budget: RetryBudget,
+    /// Keep retries from multiplying the load of a failing fleet.
+    pub retries: Retries,
+    /// Knows the requests that kill engines.
+    pub poison: Arc<Poison>,
     /// Where outcomes are counted.
     pub metrics: Arc<RouterMetrics>,
     /// How long the first byte of an answer may take.
@@ -127,7 +130,7 @@ impl Begun {
         // Quotes within JSON strings are escaped, so this is never a part of generated text.
         if memchr::memmem::find(&body, b"\"finish_reason\":\"abort\"").is_some() {
             let message = "the engine was stopped before the answer was complete".into();
-            return Err(Broken { fault: wire::Fault::EngineLost, message });
+            return Err(Broken { fault: wire::Fault::EngineStopped, message });
         }
         self.usage = Usage::find(&body);
         self.first = (!body.is_empty()).then_some(body);
@@ -152,29 +155,34 @@ enum Attempt {
 }
 
 impl Dispatch {
-    /// Sends the request where it will be answered soonest. An attempt that is lost, or answered with 500 or 503, before a byte
-    /// has reached the client is made again elsewhere, at most twice and within the retry budget.
+    /// Sends the request where it will be answered soonest. An attempt that is lost before a byte has reached the client is made
+    /// again elsewhere, at most twice, and one answered with 500 or 503 once, within the retry budgets. One that kills engines is refused.
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
     pub async fn send(&self, mut outgoing: Outgoing, permit: Permit) -> Result<Answer, Refusal> {
-        self.budget.deposit();
+        self.retries.deposit();
+        let fingerprint = poison::fingerprint(&outgoing.head.path, &outgoing.body);
+        outgoing.head.fingerprint = fingerprint.map(poison::to_wire);
+        let mut watched = self.poison.watch(fingerprint);
+        // Before its prompt is read: that may be the dearer part.
+        watched.leave()?;
         let deadline = outgoing.begun + self.answer_timeout;
         self.settled(outgoing.asked.model.as_deref()).await;
         let prompt = Arc::new(self.placer.read(std::mem::take(&mut outgoing.asked)).await);
         let mut tried: Vec<Arc<str>> = Vec::new();
         let mut refused: Option<Box<Begun>> = None;
         let mut lost = None;
+        let mut retries = &self.retries.lost;
         loop {
-            let bound = if tried.is_empty() {
-                let bound = timeout_at(deadline, self.bind(&prompt, &outgoing)).await;
-                bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
-            } else {
-                self.bind_again(&prompt, &tried)
-            };
-            let Some(bound) = bound else {
+            let bound = timeout_at(deadline, self.bind(&prompt, &outgoing, &tried, &mut watched)).await;
+            let bound = bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??;
+            // Only a retry costs something.
+            let Some(bound) = bound.filter(|_| tried.is_empty() || retries.withdraw()) else {
+                // From the place that it will not take.
+                watched.rise();
                 return match (refused, lost) {
-                    (Some(begun), _) => Ok(self.answer(*begun, &outgoing, permit)),
+                    (Some(begun), _) => Ok(self.answer(*begun, &outgoing, watched, permit)),
                     (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
                     (None, None) => Err(Refusal::of(&self.fleet.view(), prompt.model())),
                 };
@@ -185,23 +193,33 @@ impl Dispatch {
             let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
             let sent = self.sent(&prompt, &outgoing, bound, tried.len());
+            watched.sent(Instant::now());
             let attempt = timeout_at(deadline, self.attempt(sent, &outgoing, &prompt)).await;
-            match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
-                // An engine that is full or dying says 503; one that died under the request may say 500, as it also does for a request it cannot digest.
-                Attempt::Begun(mut begun) if begun.is_refusal() && refused.is_none() => {
-                    begun.in_flight = None;
-                    if begun.head.status == 503 {
-                        self.fleet.view().avoid(&replica, Instant::now());
-                    }
-                    refused = Some(begun);
-                }
-                Attempt::Begun(begun) => return Ok(self.answer(*begun, &outgoing, permit)),
+            let mut begun = match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
+                Attempt::Begun(begun) => begun,
                 Attempt::Lost(broken) => {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
-                    lost = Some(broken);
+                    // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
+                    if broken.fault == wire::Fault::EngineLost {
+                        watched.lost(&replica);
+                    }
+                    watched.rise();
+                    (lost, retries) = (Some(broken), &self.retries.lost);
+                    continue;
                 }
+            };
+            // An engine that is full or dying says 503; to a request that it cannot digest it says 500, as others will.
+            let (refuses, is_full) = (begun.is_refusal(), begun.head.status == 503);
+            if !refuses || refused.is_some() {
+                return Ok(self.answer(*begun, &outgoing, watched, permit));
             }
+            begun.in_flight = None;
+            watched.rise();
+            if is_full {
+                self.fleet.view().avoid(&replica, Instant::now());
+            }
+            (refused, retries) = (Some(begun), &self.retries.refused);
         }
     }
 
@@ -214,31 +232,6 @@ impl Dispatch {
         while settling() {
             sleep(SETTLE_PAUSE).await;
         }
-    }
-
-    /// A replica for the request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
-    async fn bind(&self, prompt: &Arc<Prompt>, outgoing: &Outgoing) -> Result<Option<Bound>, Refusal> {
-        let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
-        if chosen.has_room() && !self.hold.is_held(prompt.model()) {
-            return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
-        }
-        let since = Instant::now();
-        let waiting = Waiting {
-            priority: outgoing.priority,
-            tenant: outgoing.tenant,
-            uncached: chosen.uncached(),
-            since: self.fleet.view().seconds(since),
-        };
-        let (chosen, turn) = self.hold.turn(prompt, waiting, &chosen).await?;
-        let held = since.elapsed();
-        self.metrics.held(held);
-        Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))
-    }
-
-    /// Another replica for a request that came back from those it has `tried`.
-    fn bind_again(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Bound> {
-        let chosen = if tried.len() < ATTEMPTS { self.placer.choose(prompt, tried, Instant::now()) } else { None }?;
-        self.budget.withdraw().then_some(Bound { chosen, held: Duration::ZERO, turn: None })
     }
 
     /// Counts the request where it goes, and remembers why.
@@ -294,6 +287,9 @@ impl Dispatch {
         }
         begun.in_flight = Some(in_flight);
         match begun.completed().await {
+            Ok(begun) if begun.is_refusal() && begun.first.as_deref().is_some_and(tells_of_death) => {
+                Attempt::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
+            }
             Ok(begun) => Attempt::Begun(Box::new(begun)),
             Err(broken) => Attempt::Lost(broken),
         }
@@ -325,7 +321,8 @@ impl Dispatch {
         }
     }
 
-    fn answer(&self, begun: Begun, outgoing: &Outgoing, permit: Permit) -> Answer {
+    fn answer(&self, begun: Begun, outgoing: &Outgoing, mut watched: Watched, permit: Permit) -> Answer {
+        watched.answered();
         let streams = begun.streams();
         let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, waits } = begun;
         self.metrics.first_byte(outgoing.begun);
@@ -333,6 +330,8 @@ impl Dispatch {
             in_flight,
             permit,
             replica,
+            watched,
+            survives: head.status < 500,
             placed,
             usage,
             waits,
@@ -342,15 +341,6 @@ impl Dispatch {
         };
         Answer { head, body: Relay::new(exchange, first, streams.then_some(outgoing.dialect), held), reason }
     }
-}
-
-/// A replica that a request may be sent to now.
-struct Bound {
-    chosen: Chosen,
-    /// How long the request was held before.
-    held: Duration,
-    /// Dropped when the request has been counted.
-    turn: Option<Turn>,
 }
 
 /// A request that is counted where it goes.

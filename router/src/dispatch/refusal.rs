@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::poison::{Crowded, Sentence};
 use crate::fleet::{FleetView, Phase, Replica};
 use crate::placement::Overload;
 
@@ -35,6 +36,9 @@ pub enum Refusal {
     /// The first byte did not come in time.
     #[error("no engine began to answer within {}", humanize(*.0))]
     TooSlow(Duration),
+    /// Engines have died with it.
+    #[error("{0}")]
+    Poisonous(Sentence),
     /// The fleet has more to do than it can in time.
     #[error("{message}")]
     Overloaded {
@@ -43,6 +47,21 @@ pub enum Refusal {
         /// Seconds after which it may try again.
         retry_after: u64,
     },
+}
+
+impl From<Sentence> for Refusal {
+    fn from(sentence: Sentence) -> Self {
+        Refusal::Poisonous(sentence)
+    }
+}
+
+impl From<Crowded> for Refusal {
+    fn from(_: Crowded) -> Self {
+        Refusal::Overloaded {
+            message: "this request was in flight when an engine died, and too many of those wait to be tried again one by one".into(),
+            retry_after: FULL_RETRY_SECONDS,
+        }
+    }
 }
 
 fn humanize(duration: Duration) -> String {

@@ -15,7 +15,8 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::scanner::{Passed, Scanner, Usage};
+use super::poison::Watched;
+use super::scanner::{Passed, Scanner, Usage, tells_of_death};
 use crate::admission::Permit;
 use crate::carry::Exchange;
 use crate::fleet::{InFlight, Replica};
@@ -31,6 +32,10 @@ pub struct Held {
     pub permit: Permit,
     /// Where it runs; for the log.
     pub replica: Replica,
+    /// Learns whether its engine dies with it.
+    pub watched: Watched,
+    /// Whether its end shows that it harms no engine: not where the engine had failed.
+    pub survives: bool,
     /// Learns from how it ends.
     pub placed: Placed,
     /// Only comments have come so far, which keep the connection alive while the request waits in its engine.
@@ -89,6 +94,9 @@ impl Relay {
         }
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
             self.progress = Instant::now();
+            if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
+                self.held.watched.lost(&self.held.replica);
+            }
             return Poll::Ready(piece);
         }
         // One timer an answer, looked at again only when it fires: an event costs a reading of the clock.
@@ -127,6 +135,9 @@ impl Relay {
         match scanner.pass(bytes) {
             Passed::On(bytes) => bytes,
             Passed::Failed(bytes) => {
+                if tells_of_death(&bytes) {
+                    self.held.watched.lost(&self.held.replica);
+                }
                 self.break_off("the engine reported an error".into());
                 self.state = flushing("the engine reported an error".into());
                 bytes
@@ -160,6 +171,9 @@ impl Relay {
 
     fn complete(&mut self) {
         self.state = State::Ended;
+        if self.held.survives {
+            self.held.watched.survived();
+        }
         if let Some(scanner) = &self.scanner {
             self.held.metrics.streamed(scanner);
             self.held.placed.ended(scanner.usage(), scanner.events());

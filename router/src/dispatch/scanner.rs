@@ -81,6 +81,14 @@ impl Usage {
     }
 }
 
+/// Whether an error says that the engine's core is dead, as vLLM's Python front-end does until it exits 2 to 5 s later (the Rust one breaks off).
+/// Any other internal error is the request's own. Quotes within JSON strings are escaped, so nobody can have it repeated in another error.
+#[must_use]
+pub(super) fn tells_of_death(error: &[u8]) -> bool {
+    let is_told = |words: &[u8]| memchr::memmem::find(error, words).is_some();
+    is_told(b"\"message\":\"EngineCore encountered an issue") || is_told(b"\"message\": \"EngineCore encountered an issue")
+}
+
 /// What to do with the bytes just read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Passed {

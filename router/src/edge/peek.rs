@@ -22,6 +22,8 @@ pub(super) struct Peek<'a> {
     pub(super) user: Option<String>,
     /// Keeps the cached blocks of those who share it apart from others'.
     pub(super) salt: Option<String>,
+    /// Whether the answer has to follow a schema or a grammar.
+    pub(super) guided: bool,
     /// What makes the prompt, in the order in which it stands in the body.
     pub(super) text: Vec<&'a str>,
 }
@@ -67,6 +69,13 @@ impl<'de> Visitor<'de> for Fields {
                 "priority" => peek.priority = value(&mut map)?,
                 "cache_salt" => peek.salt = value(&mut map)?,
                 "user" => peek.user = value(&mut map)?,
+                "response_format" => peek.guided |= value::<Format, _>(&mut map)?.is_some_and(|format| format.guides()),
+                "text" => peek.guided |= value::<Text, _>(&mut map)?.is_some_and(|text| text.format.guides()),
+                // One tool has to be called: the engine makes a schema of the tools.
+                "tool_choice" => peek.guided |= requires_tool(map.next_value::<&RawValue>()?.get()),
+                "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
+                    peek.guided |= map.next_value::<&RawValue>()?.get() != "null";
+                }
                 "system" | "instructions" | "messages" | "prompt" | "input" => peek.text.push(map.next_value::<&RawValue>()?.get()),
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -80,6 +89,45 @@ impl<'de> Visitor<'de> for Fields {
 /// A field's value, if it has the expected type.
 fn value<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: &mut A) -> Result<Option<T>, A::Error> {
     Ok(serde_json::from_str(map.next_value::<&RawValue>()?.get()).ok())
+}
+
+/// What an answer has to be.
+#[derive(Deserialize)]
+struct Format {
+    r#type: String,
+}
+
+impl Format {
+    fn guides(&self) -> bool {
+        self.r#type != "text"
+    }
+}
+
+/// The same in the Responses API.
+#[derive(Deserialize)]
+struct Text {
+    format: Format,
+}
+
+/// A choice of tools that leaves none, as a word.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Required {
+    Required,
+}
+
+/// Or as the tool itself; in the Messages API any tool may be it.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Named {
+    Function,
+    Tool,
+    Any,
+}
+
+/// Whether a choice of tools leaves none.
+fn requires_tool(choice: &str) -> bool {
+    serde_json::from_str::<Required>(choice).is_ok() || serde_json::from_str::<Named>(choice).is_ok()
 }
 
 /// A name, borrowed from the body unless it has escapes.

@@ -76,6 +76,12 @@ pub(super) fn no_route() -> Response<EdgeBody> {
     json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
 }
 
+/// A route that would change one replica behind the back of all routers.
+pub(super) fn for_operators() -> Response<EdgeBody> {
+    let message = "adapters are loaded and unloaded by operators: `hostler lora load NAME PATH` and `hostler lora unload NAME`";
+    last(error(StatusCode::FORBIDDEN, "ForbiddenError", message))
+}
+
 /// Why no engine has answered.
 pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
     match refusal {
@@ -92,6 +98,8 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*retry_after));
             response
         }
+        // OpenAI's SDKs send neither this nor another 4xx again, but for 408, 409 and 429.
+        Refusal::Poisonous(_) => error(StatusCode::UNPROCESSABLE_ENTITY, "request_kills_engines", &refusal.to_string()),
         Refusal::TooSlow(_) => error(StatusCode::GATEWAY_TIMEOUT, "TimeoutError", &refusal.to_string()),
     }
 }

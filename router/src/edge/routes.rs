@@ -49,6 +49,7 @@ impl Edge {
                 self.model(&percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
             }
             (&Method::GET, "/health") => self.health(),
+            _ if is_operators(path) => reply::for_operators(),
             _ if path.starts_with("/v1/") || path.starts_with("/v2/") || PASSED.contains(&path) => self.pass(request).await,
             _ => reply::no_route(),
         }
@@ -128,6 +129,7 @@ impl Edge {
                 path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
                 headers: headers::outgoing(&head.headers),
                 body_bytes: body.len() as u64,
+                guided: peek.guided,
                 ..RequestHead::default()
             },
             body,
@@ -148,6 +150,7 @@ impl Edge {
                 let reason = match refusal {
                     Refusal::UnknownModel { .. } => Refused::Request,
                     Refusal::Overloaded { .. } => Refused::Full,
+                    Refusal::Poisonous(_) => Refused::Poison,
                     _ => Refused::Fleet,
                 };
                 self.dispatch.metrics.refused(reason);
@@ -181,6 +184,11 @@ impl Edge {
             }
         }
     }
+}
+
+/// Routes of engines below `/v1/` that change what a replica serves. Engines undo percent encoding before they look.
+fn is_operators(path: &str) -> bool {
+    matches!(&*percent_decode_str(path).decode_utf8_lossy(), "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
 }
 
 /// Routes that ask the engine for nothing that its accelerator computes.

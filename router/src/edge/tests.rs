@@ -30,6 +30,31 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
 }
 
 #[test]
+fn an_answer_that_has_to_follow_a_schema_is_known_in_every_dialect() {
+    for guided in [
+        r#"{"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{}}}}"#,
+        r#"{"response_format":{"type":"json_object"}}"#,
+        r#"{"text":{"format":{"type":"json_schema","schema":{}}}}"#,
+        r#"{"structured_outputs":{"regex":"a+"}}"#,
+        r#"{"guided_choice":["a","b"]}"#,
+        r#"{"tool_choice":"required"}"#,
+        r#"{"tool_choice":{"type":"function","function":{"name":"f"}}}"#,
+        r#"{"tool_choice":{"type":"any"}}"#,
+    ] {
+        assert!(peek(guided.as_bytes()).unwrap().guided, "{guided}");
+    }
+    for free in [
+        r#"{"response_format":{"type":"text"}}"#,
+        r#"{"response_format":null,"guided_json":null,"text":"t"}"#,
+        r#"{"tool_choice":"auto"}"#,
+        r#"{"tool_choice":{"type":"auto"}}"#,
+        r#"{"prompt":"{\"response_format\":{\"type\":\"json_object\"}}"}"#,
+    ] {
+        assert!(!peek(free.as_bytes()).unwrap().guided, "{free}");
+    }
+}
+
+#[test]
 fn malformed_json_is_refused_with_its_position() {
     let error = peek(b"{\"model\":\"m\",\n \"x\": }").unwrap_err().to_string();
     assert_eq!(error, "the body is not valid JSON: expected value at line 2 column 7");

@@ -157,3 +157,13 @@ fn a_usage_tells_how_much_was_cached_where_the_engine_says_so() {
     assert_eq!(Usage::find(without), Some(Usage { prompt: 40, completion: 3, cached: None }));
     assert_eq!(Usage::find(br#"{"choices":[{"text":"\"usage\":{"}],"usage":null}"#), None);
 }
+
+#[test]
+fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error() {
+    let dead = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+    assert!(tells_of_death(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
+    assert!(tells_of_death(format!("{{\"error\":{{\"message\":\"{dead}\"}}}}").as_bytes()));
+    let said = serde_json::json!({"error": {"message": format!("template error at {{\"message\":\"{dead}\"}}")}});
+    assert!(!tells_of_death(said.to_string().as_bytes()));
+    assert!(!tells_of_death(br#"{"error":{"message":"maximum recursion depth exceeded","code":500}}"#));
+}

@@ -1,0 +1,105 @@
+//! Which replica an attempt goes to, and when: at once, when it has room and it is the request's turn, or alone among suspects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_placement::hold::Waiting;
+use tokio::time::Instant;
+
+use super::poison::{Barred, Leave, Watched};
+use super::{Dispatch, Outgoing, Refusal};
+use crate::fleet::Replica;
+use crate::placement::{Chosen, Prompt, Turn};
+
+/// Attempts for one request, the first included.
+const ATTEMPTS: usize = 3;
+
+/// A replica that a request may be sent to now.
+pub(super) struct Bound {
+    pub(super) chosen: Chosen,
+    /// How long the request was held before.
+    pub(super) held: Duration,
+    /// Dropped when the request has been counted.
+    pub(super) turn: Option<Turn>,
+}
+
+impl Dispatch {
+    /// A replica for the next attempt of a request that came back from those it has `tried`; `None` when there is none, or none may be tried.
+    ///
+    /// # Errors
+    /// When it may not wait, or is refused.
+    pub(super) async fn bind(
+        &self,
+        prompt: &Arc<Prompt>,
+        outgoing: &Outgoing,
+        tried: &[Arc<str>],
+        watched: &mut Watched,
+    ) -> Result<Option<Bound>, Refusal> {
+        if tried.len() >= ATTEMPTS {
+            return Ok(None);
+        }
+        let since = Instant::now();
+        let mut place = None;
+        loop {
+            let barred = match watched.leave()? {
+                Leave::Free => {
+                    let bound = if tried.is_empty() { self.bind_first(prompt, outgoing).await? } else { self.bind_again(prompt, tried) };
+                    // It may have become a suspect while it waited for room.
+                    if bound.is_none() || matches!(watched.leave()?, Leave::Free) {
+                        return Ok(bound);
+                    }
+                    continue;
+                }
+                Leave::Alone(barred) => Some(barred),
+                Leave::Later => None,
+            };
+            let eligible = self.fleet.view().eligible(prompt.model(), tried).count();
+            if eligible == 0 {
+                return Ok(None);
+            }
+            if let Some(barred) = barred
+                && let Some(chosen) = self.choose_beside(prompt, tried, &barred)
+                && watched.sit(&chosen.replica, eligible)
+            {
+                return Ok(Some(Bound { chosen, held: since.elapsed(), turn: None }));
+            }
+            match &place {
+                None => place = Some(watched.queue()?),
+                Some(waiting) => waiting.moment().await,
+            }
+        }
+    }
+
+    /// A replica for a request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
+    async fn bind_first(&self, prompt: &Arc<Prompt>, outgoing: &Outgoing) -> Result<Option<Bound>, Refusal> {
+        let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
+        if chosen.has_room() && !self.hold.is_held(prompt.model()) {
+            return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
+        }
+        let since = Instant::now();
+        let waiting = Waiting {
+            priority: outgoing.priority,
+            tenant: outgoing.tenant,
+            uncached: chosen.uncached(),
+            since: self.fleet.view().seconds(since),
+        };
+        let (chosen, turn) = self.hold.turn(prompt, waiting, &chosen).await?;
+        let held = since.elapsed();
+        self.metrics.held(held);
+        Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))
+    }
+
+    /// A replica that was not `tried` and is not barred.
+    fn choose_beside(&self, prompt: &Prompt, tried: &[Arc<str>], barred: &[Barred]) -> Option<Chosen> {
+        let view = self.fleet.view();
+        let is_barred = |replica: &&Replica| barred.iter().any(|barred| barred.is(replica));
+        let barred = view.replicas.iter().filter(is_barred).map(|replica| replica.id.clone());
+        let elsewhere: Vec<Arc<str>> = tried.iter().cloned().chain(barred).collect();
+        self.placer.choose(prompt, &elsewhere, Instant::now())
+    }
+
+    fn bind_again(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Bound> {
+        let chosen = self.placer.choose(prompt, tried, Instant::now())?;
+        Some(Bound { chosen, held: Duration::ZERO, turn: None })
+    }
+}

@@ -1,0 +1,227 @@
+//! Requests that kill engines, or make them err: they cost a fleet two engines and nobody else an answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, until};
+
+/// What kills the engines of these tests.
+const DEADLY: &str = "say-the-word-that-kills";
+
+/// What they answer with 500.
+const INDIGESTIBLE: &str = "left-recursive-grammar";
+
+/// A chat of its own content.
+fn asked(content: &str, tokens: usize, stream: bool) -> Value {
+    json!({"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "stream": stream})
+}
+
+/// Engines that die so many milliseconds after a deadly request has come.
+fn setup(agents: usize, milliseconds: u64) -> Setup {
+    Setup::agents(agents).engine(&format!("--sim-die-on {DEADLY} --sim-die-on-ms {milliseconds} --sim-err-on {INDIGESTIBLE}"))
+}
+
+/// Lives of the engines, and how often they were started again.
+async fn lives(fleet: &Fleet) -> (Vec<u64>, u32) {
+    let replicas = fleet.admin().replicas().await.unwrap();
+    (replicas.iter().map(|replica| replica.epoch).collect(), replicas.iter().map(|replica| replica.restarts).sum())
+}
+
+/// Waits until this many engines have died since the beginning, and all serve again.
+async fn until_died(fleet: &Fleet, deaths: u32) {
+    until(&format!("{deaths} deaths"), async || {
+        let (_, restarts) = lives(fleet).await;
+        if restarts >= deaths { Ok(()) } else { Err(format!("{restarts} restarts")) }
+    })
+    .await;
+    fleet.until_ready().await;
+    assert_eq!(lives(fleet).await.1, deaths);
+}
+
+/// Clients that ask one thing after another, each time something new, until told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    clients: JoinSet<Vec<Answer>>,
+}
+
+impl Load {
+    fn start(fleet: &Fleet, clients: usize) -> Self {
+        let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let mut running = JoinSet::new();
+        for client in 0..clients {
+            let (edge, stop, answered) = (fleet.edge(), stop.clone(), answered.clone());
+            running.spawn(async move {
+                let mut answers = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    // Not begun before it is whole, so that none of them is ever broken off.
+                    let question = asked(&format!("question {} of client {client}", answers.len()), 10, false);
+                    answers.push(edge.post(CHAT, &question).await);
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+                answers
+            });
+        }
+        Self { stop, answered, clients: running }
+    }
+
+    /// Ends it when at least so many were answered, all of them well.
+    async fn end_after(self, least: usize) {
+        until("enough answers", async || {
+            let answered = self.answered.load(Ordering::Relaxed);
+            if answered >= least { Ok(()) } else { Err(format!("{answered} answers")) }
+        })
+        .await;
+        self.stop.store(true, Ordering::Relaxed);
+        let answers: Vec<Answer> = self.clients.join_all().await.into_iter().flatten().collect();
+        for answer in &answers {
+            assert_eq!((answer.status.as_u16(), &answer.ended), (200, &Ok(())), "{}", answer.text());
+        }
+    }
+}
+
+fn assert_refused(answer: &Answer) {
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (422, None), "{}", answer.text());
+    assert_eq!(answer.json()["error"]["type"], "request_kills_engines");
+    assert!(answer.message().contains("it was in flight when 2 engines died (n"), "{}", answer.text());
+    assert!(!answer.text().contains(DEADLY));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_kills_engines_kills_two_of_eight_and_nobody_else_notices() {
+    let fleet = Fleet::start(setup(8, 30)).await;
+    let edge = fleet.edge();
+    let load = Load::start(&fleet, 24);
+    let killer = asked(DEADLY, 50, false);
+    assert_refused(&edge.post(CHAT, &killer).await);
+    until_died(&fleet, 2).await;
+
+    let (before, _) = lives(&fleet).await;
+    for _ in 0..10 {
+        assert_refused(&edge.post(CHAT, &killer).await);
+    }
+    assert_eq!(lives(&fleet).await.0, before, "nobody dies of a request that is refused");
+
+    let other = asked(&format!("{DEADLY}, in other words"), 50, false);
+    assert_refused(&edge.post(CHAT, &other).await);
+    until_died(&fleet, 4).await;
+    assert_refused(&edge.post(CHAT, &other).await);
+
+    load.end_after(100).await;
+    assert_eq!(lives(&fleet).await.1, 4);
+    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 2.0, "those that died with them have been cleared");
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer() {
+    let fleet = Fleet::start(setup(3, 30)).await;
+    let engines = ["n0/0", "n1/0", "n2/0"];
+    for engine in engines {
+        fleet.fault(engine, "hang").await;
+    }
+    let mut requests = JoinSet::new();
+    for number in 0..60 {
+        let edge = fleet.edge();
+        requests.spawn(async move { edge.post(CHAT, &asked(&format!("innocent {number}"), 5, number % 2 == 0)).await });
+    }
+    // The rest are held for want of room.
+    let fullest = until("all requests taken", async || {
+        let replicas = fleet.admin().replicas().await.unwrap();
+        let taken: u32 = replicas.iter().map(|replica| replica.in_flight).sum();
+        let held = fleet.routers[0].metric("hostler_held_requests").await;
+        let fullest = replicas.into_iter().max_by_key(|replica| replica.in_flight).filter(|replica| replica.in_flight >= 3);
+        fullest.filter(|_| f64::from(taken) + held == 60.0).ok_or_else(|| format!("{taken} taken, {held} held"))
+    })
+    .await
+    .id;
+    for engine in engines.into_iter().filter(|engine| *engine != fullest) {
+        fleet.fault(engine, "ok").await;
+    }
+    fleet.kill(&fullest).await;
+    while let Some(answer) = requests.join_next().await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), &answer.ended), (200, &Ok(())), "{}", answer.text());
+    }
+    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_killed_its_engine_after_it_had_begun_is_refused_after_the_second_time() {
+    let fleet = Fleet::start(setup(4, 200)).await;
+    let killer = asked(DEADLY, 500, true);
+    for death in 1..=2 {
+        fleet.edge().post(CHAT, &killer).await.assert_broken_stream();
+        until("the engine's death", async || {
+            let (_, restarts) = lives(&fleet).await;
+            if restarts >= death { Ok(()) } else { Err(format!("{restarts} restarts")) }
+        })
+        .await;
+    }
+    assert_refused(&fleet.edge().post(CHAT, &killer).await);
+    until_died(&fleet, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_both() {
+    let fleet = Fleet::start(setup(4, 200).routers(2)).await;
+    // Streams that have begun are not tried again: each costs one engine.
+    let killer = asked(DEADLY, 500, true);
+    for (death, router) in (1..).zip(&fleet.routers) {
+        router.edge().post(CHAT, &killer).await.assert_broken_stream();
+        for router in &fleet.routers {
+            until("the death's report", async || {
+                let restarts: u32 = router.admin().replicas().await.unwrap().iter().map(|replica| replica.restarts).sum();
+                let suspects = router.metric("hostler_suspect_requests").await;
+                if (restarts, suspects) == (death, 1.0) { Ok(()) } else { Err(format!("{restarts} restarts, {suspects} suspects")) }
+            })
+            .await;
+        }
+    }
+    for router in &fleet.routers {
+        assert_refused(&router.edge().post(CHAT, &killer).await);
+    }
+    until_died(&fleet, 2).await;
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_no_engine_can_digest_gets_their_error_and_none_is_marked_or_restarted() {
+    let fleet = Fleet::start(setup(8, 30)).await;
+    let load = Load::start(&fleet, 4);
+    for number in 0..6 {
+        let answer = fleet.edge().post(CHAT, &asked(&format!("{INDIGESTIBLE} {number}"), 5, false)).await;
+        assert_eq!(answer.status, 500, "{}", answer.text());
+        assert!(answer.message().contains("recursion"), "{}", answer.text());
+        let replicas = fleet.admin().replicas().await.unwrap();
+        assert!(replicas.iter().all(|replica| replica.is_ready() && replica.restarts == 0), "{replicas:#?}");
+    }
+    load.end_after(10).await;
+    assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 6.0, "each is tried twice");
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_no_engine_can_digest_gets_its_error_at_once_however_often_it_is_repeated() {
+    let fleet = Fleet::start(setup(4, 30)).await;
+    let begun = Instant::now();
+    let mut clients = JoinSet::new();
+    for _ in 0..4 {
+        let edge = fleet.edge();
+        clients.spawn(async move {
+            for _ in 0..5 {
+                let answer = edge.post(CHAT, &asked(INDIGESTIBLE, 5, false)).await;
+                assert_eq!(answer.status, 500, "{}", answer.text());
+            }
+        });
+    }
+    clients.join_all().await;
+    // As long as an engine might take to exit, if each of them were waited for.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 0.0);
+    fleet.until_idle().await;
+}
