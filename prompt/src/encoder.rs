@@ -9,7 +9,7 @@ use crate::messages::{self, Conversation, MARK, Media, Rules, invalid};
 use crate::request::{Chat, Prompt, Side, Truncation};
 use crate::template::{Shape, Template};
 use crate::tokens::{Stats, Tokens};
-use crate::{Files, FilesError, Request};
+use crate::{Dialect, Files, FilesError, Request};
 
 /// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one core.
 pub const MOST_TEXT: usize = 8 << 20;
@@ -88,14 +88,19 @@ impl Encoder {
         })
     }
 
-    /// The tokens that an engine will see for this request.
+    /// The tokens that an engine with the Python front-end will see for this request.
     pub fn encode(&self, request: &Request) -> Result<Encoded, EncodeError> {
+        self.encode_in(Dialect::Python, request)
+    }
+
+    /// The tokens that an engine with this dialect will see for this request.
+    pub fn encode_in(&self, dialect: Dialect, request: &Request) -> Result<Encoded, EncodeError> {
         if let Some(reason) = request.unsupported {
             return Err(EncodeError::Unsupported(reason));
         }
         let (tokens, whole, special_tokens, more) = match &request.prompt {
             Prompt::Chat(chat) => {
-                let (text, whole) = self.render(chat)?;
+                let (text, whole) = self.render(dialect, chat)?;
                 (self.text(&text, chat.special_tokens)?, whole, chat.special_tokens, 0)
             }
             Prompt::Text { text, special_tokens, more_bytes } => {
@@ -125,17 +130,18 @@ impl Encoder {
     }
 
     /// The text of a conversation, up to its first media, and whether that is all of it.
-    fn render(&self, chat: &Chat) -> Result<(String, bool), EncodeError> {
+    fn render(&self, dialect: Dialect, chat: &Chat) -> Result<(String, bool), EncodeError> {
         if self.harmony {
             return Err(EncodeError::Unsupported("messages in the harmony format"));
         }
-        let tools = chat.tools.as_deref().map(messages::described).transpose()?;
+        let given = chat.tools.as_deref().filter(|tools| dialect == Dialect::Python || !(chat.no_tools || tools.is_empty()));
+        let tools = given.map(messages::described).transpose()?;
         let template = match &tools {
             Some(_) => self.tool_template.as_ref().or(self.template.as_ref()),
             None => self.template.as_ref(),
         };
         let template = template.ok_or(EncodeError::NotChat)?;
-        if chat.completes && chat.tools.as_ref().is_some_and(Vec::is_empty) {
+        if dialect == Dialect::Python && chat.completes && chat.tools.as_ref().is_some_and(Vec::is_empty) {
             return Err(invalid("tools cannot be an empty list"));
         }
         if chat.continue_final_message && chat.add_generation_prompt {
@@ -150,10 +156,10 @@ impl Encoder {
         variables.insert("documents".to_owned(), chat.documents.clone().unwrap_or_default());
         variables.insert("add_generation_prompt".to_owned(), Value::Bool(chat.add_generation_prompt));
 
-        let rules = Rules { shape: template.shape(), media: Media::Marked, renames_reasoning: chat.completes };
+        let rules = Rules { shape: template.shape(), media: Media::Marked, dialect, renames_reasoning: chat.completes };
         let conversation = messages::conversation(&chat.messages, rules)?;
         let has_media = conversation.has_media;
-        let marked = rendered(template, chat, conversation, &mut variables)?;
+        let marked = rendered(template, (dialect, chat), conversation, &mut variables)?;
         if !has_media {
             return Ok((marked, true));
         }
@@ -161,7 +167,7 @@ impl Encoder {
         if rules.shape == Shape::Parts {
             // A template may write a word for an image long before the text beside it: only what does not depend on the media is certain.
             let kept = messages::conversation(&chat.messages, Rules { media: Media::Kept, ..rules })?;
-            let kept = rendered(template, chat, kept, &mut variables)?;
+            let kept = rendered(template, (dialect, chat), kept, &mut variables)?;
             certain = certain.min(common_prefix(&marked, &kept));
         }
         Ok((marked[..certain].to_owned(), false))
@@ -197,12 +203,12 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 fn rendered(
     template: &Template,
-    chat: &Chat,
+    (dialect, chat): (Dialect, &Chat),
     conversation: Conversation,
     variables: &mut Map<String, Value>,
 ) -> Result<String, EncodeError> {
     let mut messages = conversation.messages;
-    if !template.mentions("\"developer\"") && !template.mentions("'developer'") {
+    if dialect == Dialect::Python && !template.mentions("\"developer\"") && !template.mentions("'developer'") {
         messages = messages::without_developers(messages);
     }
     let mut continued = String::new();

@@ -2,23 +2,28 @@
 //! pool of CPU threads; nothing here waits, and nothing here reads a file or the network.
 //!
 //! What must be equal to the engine's own work is the chat template (`template`), what the engine does to messages before the template
-//! sees them (`messages`) and the tokenizer (`tokens`). Engines differ in details between releases; therefore an encoder is believed
-//! once [`proof`] has compared it with an engine that has the same files.
+//! sees them (`messages`) and the tokenizer (`tokens`). Engines differ in details between releases, and more between their two front-ends
+//! ([`Dialect`]); therefore an encoder is believed once [`proof`] has compared it with an engine that has the same files and front-end, and of
+//! the [`Forms`] of prompts that they agreed about.
 //!
 //! Left to the engine, as errors: templates that a request brings, templates with `%` between texts, chats of models in the harmony format,
 //! truncation to a length that only the engine knows.
 
 pub mod proof;
 
+mod dialect;
 mod encoder;
 mod files;
+mod forms;
 mod messages;
 mod request;
 mod template;
 mod tokens;
 
+pub use dialect::Dialect;
 pub use encoder::{EncodeError, Encoded, Encoder, MOST_TEXT};
 pub use files::{Files, FilesError};
+pub use forms::{Form, Forms};
 pub use request::Request;
 pub use tokens::Stats;
 

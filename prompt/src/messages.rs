@@ -1,5 +1,5 @@
 //! What an engine makes of a conversation before the chat template sees it: only the fields that it knows, content in the shape that the
-//! template expects, arguments of tool calls as objects. The rules are those of vLLM 0.32.
+//! template expects, arguments of tool calls as objects. The rules are those of both front-ends of vLLM 0.32.
 
 mod content;
 mod roles;
@@ -11,8 +11,8 @@ pub(crate) use content::{MARK, Media};
 pub(crate) use roles::without_developers;
 pub(crate) use tools::described;
 
-use crate::EncodeError;
 use crate::template::Shape;
+use crate::{Dialect, EncodeError};
 
 /// Why no engine takes a conversation.
 pub(crate) fn invalid(reason: impl Into<String>) -> EncodeError {
@@ -24,6 +24,7 @@ pub(crate) fn invalid(reason: impl Into<String>) -> EncodeError {
 pub(crate) struct Rules {
     pub(crate) shape: Shape,
     pub(crate) media: Media,
+    pub(crate) dialect: Dialect,
     /// Whether `reasoning_content` counts as `reasoning`.
     pub(crate) renames_reasoning: bool,
 }
@@ -56,31 +57,43 @@ fn prepare(message: &Map<String, Value>, rules: Rules) -> Result<(Map<String, Va
     let (mut content, has_media) = content::prepare(role, message.get("content"), rules)?;
     let mut prepared = Map::new();
     prepared.insert("role".to_owned(), Value::from(role));
-    if role == "tool" {
+    if role == "tool" && rules.dialect == Dialect::Python {
         content = content::flattened(content);
     }
     prepared.insert("content".to_owned(), content);
     if role == "assistant" {
-        if let Some(calls) = tools::calls(message.get("tool_calls"))? {
-            prepared.insert("tool_calls".to_owned(), calls);
-        }
+        let calls = tools::calls(message.get("tool_calls"), rules.dialect)?;
+        let (before, after) = match rules.dialect {
+            Dialect::Python => (calls, None),
+            Dialect::Rust => (None, calls),
+        };
+        prepared.extend(before.map(|calls| ("tool_calls".to_owned(), calls)));
         let renamed = message.get("reasoning_content").filter(|_| rules.renames_reasoning);
         let reasoning = message.get("reasoning").filter(|reasoning| !reasoning.is_null()).or(renamed);
         if let Some(reasoning) = reasoning.filter(|reasoning| !reasoning.is_null()) {
             prepared.insert("reasoning".to_owned(), reasoning.clone());
             prepared.insert("reasoning_content".to_owned(), reasoning.clone());
         }
+        prepared.extend(after.map(|calls| ("tool_calls".to_owned(), calls)));
     }
     if let Some(id) = message.get("tool_call_id").filter(|_| role == "tool") {
         prepared.insert("tool_call_id".to_owned(), id.clone());
     }
-    for name in ["name", "task"] {
-        if let Some(value @ Value::String(_)) = message.get(name) {
-            prepared.insert(name.to_owned(), value.clone());
+    match rules.dialect {
+        Dialect::Python => {
+            for name in ["name", "task"] {
+                if let Some(value @ Value::String(_)) = message.get(name) {
+                    prepared.insert(name.to_owned(), value.clone());
+                }
+            }
+            if role == "developer" {
+                prepared.insert("tools".to_owned(), message.get("tools").cloned().unwrap_or_default());
+            }
         }
-    }
-    if role == "developer" {
-        prepared.insert("tools".to_owned(), message.get("tools").cloned().unwrap_or_default());
+        Dialect::Rust if role == "developer" && message.get("tools").is_some_and(|tools| !tools.is_null()) => {
+            return Err(EncodeError::Unsupported("tools of a developer's message"));
+        }
+        Dialect::Rust => {}
     }
     Ok((prepared, has_media))
 }

@@ -1,12 +1,13 @@
 //! Whether an encoder and an engine agree about tokens. The router sends [`samples`] to `POST /tokenize` of an engine that has become ready
-//! and believes the encoder for this engine if all answers agree; what releases of engines do differently is found here, not by versions.
+//! and believes the encoder for engines of its kind, as far as [`Coverage`] says: for the [`Forms`] of prompts about which the answers
+//! agree. What releases of engines do differently is found here, not by versions.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Encoder, Request};
+use crate::{Dialect, Encoder, Form, Forms, Request};
 
 /// Where an encoder and an engine differ.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,10 +25,85 @@ enum What {
     NoAnswer { status: u16 },
     /// Only the encoder refused.
     OnlyEngineEncodes { reason: String },
-    /// Only the engine refused.
-    OnlyEngineRefuses { status: u16 },
     /// The first token that differs; `None` where one has ended.
     Token { position: usize, encoder: Option<u32>, engine: Option<u32> },
+}
+
+impl Difference {
+    /// Whether the engine did not say what it makes of the sample. It may be busy, or have no such route: another answer may come later.
+    #[must_use]
+    pub fn is_silence(&self) -> bool {
+        matches!(self.what, What::NoAnswer { .. })
+    }
+}
+
+/// What is the same on both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Agreement {
+    /// The tokens.
+    Tokens,
+    /// Neither takes the sample.
+    Refusal,
+    /// Nothing: the engine does not take the sample, so there will be no such prompts. The Rust front-end refuses a message without text.
+    Nothing,
+}
+
+/// What the samples have shown so far.
+#[derive(Debug, Default)]
+pub struct Coverage {
+    compared: usize,
+    agreed: Forms,
+    differed: Forms,
+    /// The first of them.
+    difference: Option<Difference>,
+}
+
+/// What is proved of an encoder.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Proved {
+    /// Prompts that have no other forms than these are encoded as the engine encodes them.
+    pub forms: Forms,
+    /// How many samples had the same tokens on both sides.
+    pub samples: usize,
+    /// Why these are not all forms, and what was seen.
+    pub doubt: Option<String>,
+}
+
+impl Coverage {
+    /// A sample was compared. What came of it is put down to the last of its forms: the others have samples of their own.
+    pub fn note(&mut self, sample: &Value, compared: Result<Agreement, Difference>) {
+        let request = Request::parse("/tokenize", sample.to_string().as_bytes());
+        let Some(form) = request.and_then(|request| request.forms().iter().next_back()) else { return };
+        match compared {
+            Ok(Agreement::Nothing) => {}
+            Ok(agreement) => {
+                self.compared += usize::from(agreement == Agreement::Tokens);
+                self.agreed = self.agreed.with(form);
+            }
+            Err(difference) => {
+                self.differed = self.differed.with(form);
+                self.difference.get_or_insert(difference);
+            }
+        }
+    }
+
+    /// The forms of which some sample was agreed about, and none was not.
+    ///
+    /// # Errors
+    /// When neither plain texts nor plain chats are among them, and why.
+    pub fn proof(self) -> Result<Proved, String> {
+        let forms = self.agreed.without(self.differed);
+        let refused = |form: Form| format!("the engine refuses all samples of {}, which the router encodes", form.name());
+        let doubt = match self.difference {
+            Some(difference) => Some(difference.to_string()),
+            None => Forms::ALL.without(forms).iter().next().map(refused),
+        };
+        match doubt {
+            Some(doubt) if !forms.has(Form::Texts) && !forms.has(Form::Chats) => Err(doubt),
+            doubt if self.compared > 0 => Ok(Proved { forms, samples: self.compared, doubt }),
+            _ => Err("neither the engine nor the router takes any of the samples".to_owned()),
+        }
+    }
 }
 
 impl fmt::Display for What {
@@ -37,7 +113,6 @@ impl fmt::Display for What {
             Self::NoRequest => f.write_str("not a request for tokens"),
             Self::NoAnswer { status } => write!(f, "the engine's answer {status} has no tokens"),
             Self::OnlyEngineEncodes { reason } => write!(f, "the engine has tokens where the router has none ({reason})"),
-            Self::OnlyEngineRefuses { status } => write!(f, "the engine refuses ({status}) what the router encodes"),
             Self::Token { position, encoder, engine } => {
                 write!(f, "token {position} is {} for the router, {} for the engine", or_end(encoder), or_end(engine))
             }
@@ -45,7 +120,7 @@ impl fmt::Display for What {
     }
 }
 
-/// Bodies of `POST /tokenize`, without `model`. A template that refuses one of them is no difference if the engine refuses too.
+/// Bodies of `POST /tokenize`, without `model`.
 #[must_use]
 pub fn samples() -> Vec<Value> {
     let code = "def area(r):\n    if r < 0:\n\t\traise ValueError('r')\n\n    return 3.14159 * r ** 2   # πr²\n";
@@ -79,6 +154,12 @@ pub fn samples() -> Vec<Value> {
         json!({ "messages": [user("Count"), { "role": "assistant", "content": "One, two," }], "add_generation_prompt": false, "continue_final_message": true }),
         json!({ "messages": [user("")] }),
         json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "First part" }, { "type": "text", "text": "second part" }] }] }),
+        json!({ "messages": [
+            { "role": "system", "content": [{ "type": "text", "text": "You are" }, { "type": "text", "text": "terse." }] },
+            { "role": "user", "content": [{ "type": "text", "text": "One" }] },
+            { "role": "assistant", "content": [{ "type": "text", "text": "Two" }, { "type": "text", "text": "three" }] },
+            user("Four"),
+        ] }),
         json!({ "messages": [user("Weather in Zürich?")], "tools": [weather] }),
         json!({ "messages": [
             user("Weather in Zürich?"),
@@ -88,33 +169,35 @@ pub fn samples() -> Vec<Value> {
     ]
 }
 
-/// Whether the encoder agrees with what an engine answered to this body of `POST /tokenize`.
-pub fn compare(encoder: &Encoder, body: &[u8], engine_status: u16, engine_answer: &[u8]) -> Result<(), Difference> {
+/// In what the encoder agrees with what an engine of this dialect answered to this body of `POST /tokenize`: status and body.
+pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &[u8])) -> Result<Agreement, Difference> {
     #[derive(Deserialize)]
     struct Answer {
         tokens: Vec<u32>,
     }
     let differ = |what| Err(Difference { sample: shortened(body), what });
     let Some(request) = Request::parse("/tokenize", body) else { return differ(What::NoRequest) };
-    let encoded = encoder.encode(&request);
-    let engine = match engine_status {
-        200 => match serde_json::from_slice::<Answer>(engine_answer) {
+    let encoded = encoder.encode_in(dialect, &request);
+    let engine = match answer {
+        (200, body) => match serde_json::from_slice::<Answer>(body) {
             Ok(answer) => Some(answer.tokens),
-            Err(_) => return differ(What::NoAnswer { status: engine_status }),
+            Err(_) => return differ(What::NoAnswer { status: 200 }),
         },
-        400 | 422 => None,
-        status => return differ(What::NoAnswer { status }),
+        (400 | 422, _) => None,
+        // So the Rust front-end answers when the chat template refuses.
+        (500, _) if encoded.is_err() => None,
+        (status, _) => return differ(What::NoAnswer { status }),
     };
     match (encoded, engine) {
-        (Err(_), None) => Ok(()),
+        (Err(_), None) => Ok(Agreement::Refusal),
         (Err(error), Some(_)) => differ(What::OnlyEngineEncodes { reason: error.to_string() }),
-        (Ok(_), None) => differ(What::OnlyEngineRefuses { status: engine_status }),
+        (Ok(_), None) => Ok(Agreement::Nothing),
         (Ok(encoded), Some(engine)) => {
             // Of a prompt with media only what comes before them is known, and its last token may be joined with what follows.
             let known = if encoded.whole { encoded.tokens.len().max(engine.len()) } else { encoded.tokens.len().saturating_sub(1) };
             let position = (0..known).find(|position| encoded.tokens.get(*position) != engine.get(*position));
             match position {
-                None => Ok(()),
+                None => Ok(Agreement::Tokens),
                 Some(position) => {
                     differ(What::Token { position, encoder: encoded.tokens.get(position).copied(), engine: engine.get(position).copied() })
                 }

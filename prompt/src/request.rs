@@ -44,6 +44,8 @@ pub(crate) struct Chat {
     /// Whether it came by the chat route, which renames `reasoning_content` of messages to `reasoning` and refuses an empty list of tools;
     /// `/tokenize` does neither.
     pub(crate) completes: bool,
+    /// Whether no tool may be called: the Rust front-end leaves tools out then.
+    pub(crate) no_tools: bool,
 }
 
 /// How many tokens of a prompt an engine keeps.
@@ -89,6 +91,7 @@ struct Body {
     prompt: Option<Value>,
     prompt_embeds: Option<Value>,
     tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
@@ -139,6 +142,7 @@ impl Body {
             variables,
             special_tokens: self.add_special_tokens.unwrap_or(false),
             completes,
+            no_tools: completes && self.tool_choice.as_ref().and_then(Value::as_str) == Some("none"),
         };
         let truncation = if completes { self.truncation() } else { Ok(None) };
         Some(self.request(Prompt::Chat(Box::new(chat)), truncation, unsupported))

@@ -6,12 +6,12 @@ use std::time::UNIX_EPOCH;
 
 use hostler_placement::cost;
 use hostler_proto::agent::v1::directive::Order;
-use hostler_proto::agent::v1::{LogRequest, Replicas};
+use hostler_proto::agent::v1::{LogRequest, LoraOrder, Replicas, SleepOrder};
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExplainRequest, ExplainResponse, ListRequest, ListResponse, LogsRequest, LogsResponse, Node, Rates, Replica, Scored,
-    TargetRequest, TargetResponse, Terms, fleet_server,
+    Cache, Decision, ExplainRequest, ExplainResponse, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest, Node, Rates,
+    Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
 };
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView};
 use crate::placement::{Placer, Record};
@@ -53,6 +53,38 @@ impl fleet_server::Fleet for Operators {
         self.order(&request.into_inner().target, Order::Restart).await
     }
 
+    async fn release(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
+        self.order(&request.into_inner().target, Order::Release).await
+    }
+
+    async fn sleep(&self, request: Request<SleepRequest>) -> Result<Response<TargetResponse>, Status> {
+        let SleepRequest { target, level } = request.into_inner();
+        self.order(&target, |replicas| Order::Sleep(SleepOrder { replicas: Some(replicas), level: level.max(1) })).await
+    }
+
+    async fn wake(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
+        self.order(&request.into_inner().target, Order::Wake).await
+    }
+
+    async fn lora(&self, request: Request<LoraRequest>) -> Result<Response<TargetResponse>, Status> {
+        let LoraRequest { target, name, path } = request.into_inner();
+        if name.is_empty() {
+            return Err(Status::invalid_argument("an adapter has a name: the one that requests use as their model"));
+        }
+        if path.is_empty() {
+            let view = self.fleet.view();
+            let known: Vec<&str> = view.models().into_iter().filter(|model| model.is_adapter).map(|model| model.id.as_str()).collect();
+            // One that no engine could load again is still to be had, as a finding says.
+            let lost = view.replicas.iter().flat_map(|replica| &replica.state.wire.findings);
+            let is_lost = lost.filter(|finding| finding.kind == "adapter").any(|finding| finding.evidence.contains(&name));
+            if !is_lost && !known.contains(&name.as_str()) {
+                let known = if known.is_empty() { "there are none".to_owned() } else { known.join(", ") };
+                return Err(Status::not_found(format!("no replica has an adapter called {name:?}; adapters: {known}")));
+            }
+        }
+        self.order(&target, |replicas| Order::Lora(LoraOrder { replicas: Some(replicas), name: name.clone(), path: path.clone() })).await
+    }
+
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<LogsResponse>, Status> {
         let LogsRequest { replica, lines } = request.into_inner();
         let view = self.fleet.view().clone();
@@ -81,11 +113,49 @@ impl fleet_server::Fleet for Operators {
 }
 
 impl Operators {
-    async fn order(&self, name: &str, order: fn(Replicas) -> Order) -> Result<Response<TargetResponse>, Status> {
+    /// Gives an order to the node of a target, or without a name to all nodes at once.
+    async fn order(&self, name: &str, order: impl Fn(Replicas) -> Order) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();
-        let (directives, indices, replicas) = target(&view, name)?;
-        directives.order(order(Replicas { indices })).await?;
-        Ok(Response::new(TargetResponse { replicas }))
+        if !name.is_empty() {
+            let (directives, indices, replicas) = target(&view, name)?;
+            directives.order(order(Replicas { indices })).await?;
+            return Ok(Response::new(TargetResponse { replicas }));
+        }
+        let named = view.nodes.iter().filter(|node| view.replicas.iter().any(|replica| replica.node == node.name));
+        let targets = named.map(|node| Ok((node.name.clone(), target(&view, &node.name)?))).collect::<Result<Vec<_>, Status>>()?;
+        if targets.is_empty() {
+            return Err(Status::not_found("there are no replicas yet"));
+        }
+        let ordered = targets.into_iter().map(|(node, (directives, indices, replicas))| {
+            let order = order(Replicas { indices });
+            async move { NodeAnswer { node, answer: directives.order(order).await.map(drop), replicas } }
+        });
+        together(futures_util::future::join_all(ordered).await).map(|replicas| Response::new(TargetResponse { replicas }))
+    }
+}
+
+/// What became of an order at one node.
+struct NodeAnswer {
+    node: Arc<str>,
+    answer: Result<(), Status>,
+    replicas: Vec<String>,
+}
+
+/// One answer of those of all nodes: the replicas concerned, or what went wrong where.
+fn together(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for NodeAnswer { node, answer, mut replicas } in answers {
+        match answer {
+            Ok(()) => done.append(&mut replicas),
+            // These words name the replicas.
+            Err(status) if status.code() == Code::FailedPrecondition => failed.push(status.message().to_owned()),
+            Err(status) => failed.push(format!("node {node}: {}", status.message())),
+        }
+    }
+    match (&failed[..], &done[..]) {
+        ([], _) => Ok(done),
+        (_, []) => Err(Status::failed_precondition(failed.join("; "))),
+        _ => Err(Status::failed_precondition(format!("{}; done on {}", failed.join("; "), done.join(", ")))),
     }
 }
 
@@ -112,27 +182,24 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
         load: Some(replica.load.wire),
         cache: Some(cache(replica, placer)),
         rates: Some(rates(&replica.own.learned().rates)),
+        gpus: replica.gpus.to_vec(),
     }
 }
 
 fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
-    let standing = replica.state.files.map_or(Standing::Missing, |hash| placer.prompts.standing(&hash));
+    let standing = replica.state.reader().map_or(Standing::Missing, |reader| placer.prompts.standing(&reader));
     let figures = &replica.cache.figures;
     let (watch, files) = (replica.state.wire.cache.as_ref(), replica.state.wire.prompt_files.as_ref());
     let watch_reason = watch.map(|watch| watch.reason.clone()).filter(|reason| !reason.is_empty());
     let files_reason = files.map(|files| files.error.clone()).filter(|error| !error.is_empty());
-    let standing_reason = match &standing {
-        Standing::Different(reason) | Standing::Unusable(reason) => Some(reason.clone()),
-        _ => None,
-    };
     Cache {
-        exact: replica.cache.seat.is_some() && watch.is_some_and(|watch| watch.exact) && standing == Standing::Proved,
+        exact: replica.cache.seat.is_some() && watch.is_some_and(|watch| watch.exact) && standing.is_proved(),
         blocks: figures.blocks.load(Ordering::Relaxed),
         matches: figures.matches.load(Ordering::Relaxed),
         resyncs: figures.resyncs.load(Ordering::Relaxed),
         distrusted: figures.distrusted.load(Ordering::Relaxed),
         tokenizer: standing.word().to_owned(),
-        reason: watch_reason.or(files_reason).or(standing_reason).unwrap_or_default(),
+        reason: watch_reason.or(files_reason).unwrap_or_else(|| standing.reason()),
     }
 }
 

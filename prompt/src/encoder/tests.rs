@@ -126,6 +126,29 @@ fn developers_keep_their_role_where_the_template_knows_it() {
 }
 
 #[test]
+fn the_rust_front_end_keeps_developers_and_leaves_out_tools_that_may_not_be_called() {
+    let encoder = fixture::encoder("{% for m in messages %}{{ m.role }}{% endfor %}{% if tools %}{{ tools[0].function.name }}{% endif %}");
+    let rust = |body: &Value| encoder.encode_in(Dialect::Rust, &request("/v1/chat/completions", body)).unwrap().tokens;
+    assert_eq!(rust(&json!({ "messages": [{ "role": "developer", "content": "a" }] })), of(&encoder, "developer"));
+    let tools = json!([{ "type": "function", "function": { "name": "hello" } }]);
+    let with_choice = |choice: &str| json!({ "messages": [user("a")], "tools": tools, "tool_choice": choice });
+    assert_eq!(rust(&with_choice("auto")), of(&encoder, "userhello"));
+    assert_eq!(rust(&with_choice("none")), of(&encoder, "user"));
+    assert_eq!(chat(&encoder, &with_choice("none")).unwrap().tokens, of(&encoder, "userhello"));
+    assert_eq!(rust(&json!({ "messages": [user("a")], "tools": [] })), of(&encoder, "user"));
+}
+
+#[test]
+fn the_rust_front_end_writes_the_words_for_media_where_they_stand() {
+    let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,AAAA" } });
+    let body = json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "two" }, image, { "type": "text", "text": "three" }] }] });
+    let encoder = fixture::encoder(CHATML);
+    let encoded = encoder.encode_in(Dialect::Rust, &request("/v1/chat/completions", &body)).unwrap();
+    assert!(!encoded.whole);
+    assert_eq!(encoded.tokens, of(&encoder, "<|im_start|>user\ntwo"));
+}
+
+#[test]
 fn what_cannot_be_encoded_says_why() {
     let bare = Encoder::new(&Files { template: None, ..fixture::files(&fixture::byte_level(), "") }, 1 << 20).unwrap();
     assert_eq!(chat(&bare, &json!({ "messages": [user("a")] })), Err(EncodeError::NotChat));

@@ -1,11 +1,11 @@
 //! The content of a message, in the shape that the template expects. The tokens of images, sounds and videos are never guessed: a mark goes
 //! where they would begin, and the prompt is cut there.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Rules, invalid};
-use crate::EncodeError;
 use crate::template::Shape;
+use crate::{Dialect, EncodeError};
 
 /// Stands before the first token that media can have. Private characters, so that no template changes them; a user who writes them beside an
 /// image loses affinity, nothing else.
@@ -74,13 +74,15 @@ pub(super) fn prepare(role: &str, content: Option<&Value>, rules: Rules) -> Resu
         Some(Value::Array(parts)) => parts.iter().map(part).collect::<Result<_, _>>()?,
         Some(_) => return Err(invalid("the content of a message is a text or a list of parts")),
     };
-    if role == "system" {
+    if role == "system" && rules.dialect == Dialect::Python {
         parts = parts.into_iter().map(without_billing).collect();
     }
     let has_media = parts.iter().any(|part| matches!(part, Part::Media { .. }));
-    let content = match rules.shape {
-        Shape::Text => Value::from(joined(parts, has_media)),
-        Shape::Parts => Value::Array(parts.into_iter().filter_map(|part| structured(part, rules.media)).collect()),
+    let content = match (rules.shape, rules.dialect) {
+        (Shape::Text, Dialect::Python) => Value::from(joined(parts, has_media)),
+        (Shape::Text, Dialect::Rust) => Value::from(strung(parts)),
+        (Shape::Parts, Dialect::Rust) if role == "assistant" => json!([{ "type": "text", "text": strung(parts) }]),
+        (Shape::Parts, _) => Value::Array(parts.into_iter().filter_map(|part| structured(part, rules)).collect()),
     };
     Ok((content, has_media))
 }
@@ -109,11 +111,21 @@ fn joined(parts: Vec<Part>, has_media: bool) -> String {
     if has_media { format!("{MARK}{text}") } else { text }
 }
 
-fn structured(part: Part, media: Media) -> Option<Value> {
+/// The Rust front-end puts nothing between texts, and the words for media where they stand.
+fn strung(parts: Vec<Part>) -> String {
+    let texts = parts.into_iter().map(|part| match part {
+        Part::Text { text, .. } | Part::ToolReference(text) => text,
+        Part::Media { .. } => MARK.to_owned(),
+        Part::Nothing => String::new(),
+    });
+    texts.collect()
+}
+
+fn structured(part: Part, rules: Rules) -> Option<Value> {
     let (kind, text, others) = match part {
         Part::Text { text, others } => ("text", Some(("text", text)), others),
         Part::ToolReference(name) => ("tool_reference", Some(("name", name)), Map::new()),
-        Part::Media { .. } if media == Media::Marked => ("text", Some(("text", MARK.to_owned())), Map::new()),
+        Part::Media { .. } if rules.media == Media::Marked => ("text", Some(("text", MARK.to_owned())), Map::new()),
         Part::Media { kind, others } => (kind, None, others),
         Part::Nothing => return None,
     };
@@ -122,7 +134,9 @@ fn structured(part: Part, media: Media) -> Option<Value> {
     if let Some((name, text)) = text {
         object.insert(name.to_owned(), Value::from(text));
     }
-    object.extend(others);
+    if rules.dialect == Dialect::Python {
+        object.extend(others);
+    }
     Some(Value::Object(object))
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-const TEXT: Rules = Rules { shape: Shape::Text, media: Media::Marked, renames_reasoning: true };
+const TEXT: Rules = Rules { shape: Shape::Text, media: Media::Marked, dialect: Dialect::Python, renames_reasoning: true };
 const PARTS: Rules = Rules { shape: Shape::Parts, ..TEXT };
 
 fn seen(messages: Value, rules: Rules) -> Value {
@@ -144,4 +144,43 @@ fn conversations_that_no_engine_takes_are_refused() {
     assert!(refused(json!([{ "role": "user", "content": 1 }])).contains("content"));
     assert!(refused(json!([{ "role": "user", "content": [{ "type": "hologram" }] }])).contains("hologram"));
     assert!(refused(json!([{ "role": "user", "content": [{ "text": "a" }] }])).contains("type"));
+}
+
+const RUST_TEXT: Rules = Rules { dialect: Dialect::Rust, ..TEXT };
+const RUST_PARTS: Rules = Rules { dialect: Dialect::Rust, ..PARTS };
+
+#[test]
+fn the_rust_front_end_joins_texts_without_a_line_end() {
+    let text = |text: &str| json!({ "type": "text", "text": text, "cache_control": 1 });
+    let messages =
+        json!([{ "role": "user", "content": [text("a"), text("b")] }, { "role": "assistant", "content": [text("c"), text("d")] }]);
+    assert_eq!(seen(messages.clone(), RUST_TEXT), json!([{ "role": "user", "content": "ab" }, { "role": "assistant", "content": "cd" }]));
+    // An assistant has one part always; others keep theirs, with the text alone.
+    let plain = |text: &str| json!({ "type": "text", "text": text });
+    assert_eq!(
+        seen(messages, RUST_PARTS),
+        json!([{ "role": "user", "content": [plain("a"), plain("b")] }, { "role": "assistant", "content": [plain("cd")] }])
+    );
+    let result = json!([{ "role": "tool", "tool_call_id": "c", "content": [plain("a"), plain("b")] }]);
+    assert_eq!(seen(result.clone(), RUST_TEXT)[0]["content"], json!("ab"));
+    assert_eq!(seen(result, RUST_PARTS)[0]["content"], json!([plain("a"), plain("b")]));
+}
+
+#[test]
+fn the_rust_front_end_writes_calls_in_its_own_order_and_refuses_arguments_that_are_not_json() {
+    let call = |arguments: &str| json!([{ "role": "assistant", "reasoning": "r", "tool_calls": [{ "function": { "arguments": arguments, "name": "f" }, "index": 0, "id": "c", "type": "function" }] }]);
+    let written = |arguments: &str| seen(call(arguments), RUST_PARTS)[0].to_string();
+    assert_eq!(
+        written("{\"b\": 1, \"a\": 2}"),
+        r#"{"role":"assistant","content":[{"type":"text","text":""}],"reasoning":"r","reasoning_content":"r","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":{"b":1,"a":2}}}]}"#
+    );
+    assert!(written("[1]").contains(r#""arguments":[1]"#));
+    assert!(conversation(call("not json").as_array().unwrap(), RUST_TEXT).is_err());
+}
+
+#[test]
+fn the_rust_front_end_passes_on_roles_and_contents_and_nothing_else() {
+    let system = "x-anthropic-billing-header: 1\nbe brief";
+    let messages = json!([{ "role": "system", "content": system }, { "role": "user", "content": "a", "name": "n" }]);
+    assert_eq!(seen(messages, RUST_TEXT), json!([{ "role": "system", "content": system }, { "role": "user", "content": "a" }]));
 }

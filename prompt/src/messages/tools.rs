@@ -1,10 +1,10 @@
 //! Tools of a request and calls of tools in its messages, with the fields and the order that engines give them: templates write them out as
 //! JSON, so both are tokens.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::invalid;
-use crate::EncodeError;
+use crate::{Dialect, EncodeError};
 
 /// The tools of a request. A field that is missing but known is null.
 pub(crate) fn described(tools: &[Value]) -> Result<Vec<Value>, EncodeError> {
@@ -39,25 +39,29 @@ fn tool(tool: &Value) -> Result<Value, EncodeError> {
 }
 
 /// The tool calls of an assistant's message; `None` when there are none.
-pub(super) fn calls(calls: Option<&Value>) -> Result<Option<Value>, EncodeError> {
+pub(super) fn calls(calls: Option<&Value>, dialect: Dialect) -> Result<Option<Value>, EncodeError> {
     match calls {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(calls)) if calls.is_empty() => Ok(None),
-        Some(Value::Array(calls)) => Ok(Some(Value::Array(calls.iter().map(call).collect::<Result<_, _>>()?))),
+        Some(Value::Array(calls)) => Ok(Some(Value::Array(calls.iter().map(|given| call(given, dialect)).collect::<Result<_, _>>()?))),
         Some(_) => Err(invalid("tool_calls is a list")),
     }
 }
 
-fn call(call: &Value) -> Result<Value, EncodeError> {
+fn call(call: &Value, dialect: Dialect) -> Result<Value, EncodeError> {
     let fields = call.as_object().ok_or_else(|| invalid("a tool call is an object"))?;
     let function = fields.get("function").and_then(Value::as_object).ok_or_else(|| invalid("a tool call has a function"))?;
     if fields.get("type").is_none_or(|kind| kind != "function") {
         return Err(invalid("a tool call is of type \"function\""));
     }
     let text = |fields: &Map<String, Value>, name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
-    let (Some(_), Some(_), Some(arguments)) = (text(fields, "id"), text(function, "name"), text(function, "arguments")) else {
+    let (Some(id), Some(name), Some(arguments)) = (text(fields, "id"), text(function, "name"), text(function, "arguments")) else {
         return Err(invalid("a tool call has an id, the name of a function and its arguments, each as text"));
     };
+    if dialect == Dialect::Rust {
+        let arguments: Value = serde_json::from_str(&arguments).map_err(|_| invalid("the arguments of a tool call are JSON"))?;
+        return Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }));
+    }
     let mut function = ordered(function, &["arguments", "name"]);
     function.insert("arguments".to_owned(), object(&arguments));
     let mut whole = ordered(fields, &["id", "function", "type"]);

@@ -23,6 +23,7 @@ use super::caches::{CacheUpdate, Caches};
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::carry::{Lanes, Tickets};
+use crate::dispatch::Poison;
 use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
@@ -30,6 +31,10 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take longer; the answer says that it has begun.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long an agent may take to answer an order that it answers when it is done: engines finish their requests (the agent's drain timeout), move
+/// their memory, read weights or adapters. Every step has a deadline at the agent; this one is for an agent that is stuck.
+const DONE_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// A cache that was asked for and does not come is asked for again after this: a large one takes a second or two.
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
@@ -42,6 +47,8 @@ const QUEUE: usize = 64;
 pub struct Sessions {
     /// Where updates go.
     pub fleet: Fleet,
+    /// Where the deaths of engines go.
+    pub poison: Arc<Poison>,
     /// Where reports of cached blocks go.
     pub caches: Caches,
     /// Where the files of models go.
@@ -88,6 +95,7 @@ pub(crate) async fn attach(sessions: Arc<Sessions>, mut requests: Streaming<wire
         let node = hello.node.clone();
         let session = Session {
             sessions: sessions.clone(),
+            node: node.clone(),
             attachment,
             directives: directives.clone(),
             lanes,
@@ -130,6 +138,7 @@ async fn next(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent
 #[derive(Debug)]
 struct Session {
     sessions: Arc<Sessions>,
+    node: String,
     attachment: u64,
     directives: Directives,
     lanes: Arc<Lanes>,
@@ -188,6 +197,11 @@ impl Session {
         }
         self.next += 1;
         report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer(files));
+        // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
+        for replica in report.replicas.iter().filter(|replica| !replica.deaths.is_empty()) {
+            let id = format!("{}/{}", self.node, replica.index);
+            replica.deaths.iter().for_each(|death| self.sessions.poison.reported(&id, death));
+        }
         let replicas = report.replicas.into_iter().map(change).collect();
         self.sessions.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
     }
@@ -231,7 +245,8 @@ fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
 }
 
 fn change(report: wire::ReplicaReport) -> Change {
-    Change { index: report.index, epoch: report.epoch, state: report.state.map(state), load: report.load.map(load) }
+    let gpus = report.gpus.map(|gpus| gpus.readings.into());
+    Change { index: report.index, epoch: report.epoch, state: report.state.map(state), load: report.load.map(load), gpus }
 }
 
 fn state(wire: wire::ReplicaState) -> State {
@@ -242,6 +257,8 @@ fn state(wire: wire::ReplicaState) -> State {
         wire::Phase::Draining => Phase::Draining,
         wire::Phase::Stopped => Phase::Stopped,
         wire::Phase::Failed => Phase::Failed,
+        wire::Phase::Quarantined => Phase::Quarantined,
+        wire::Phase::Sleeping => Phase::Sleeping,
     };
     let models = wire.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect();
     let files = wire.prompt_files.as_ref().and_then(files_hash);
@@ -282,12 +299,13 @@ impl Directives {
         let (answered, answer) = oneshot::channel();
         let waiting = Waiting { id: fastrand::u64(1..), directives: self };
         self.waiting.lock().insert(waiting.id, answered);
+        let deadline = deadline(&order);
         self.send(ToAgent::Directive(wire::Directive { id: waiting.id, order: Some(order) })).await?;
-        match timeout(ANSWER_DEADLINE, answer).await {
+        match timeout(deadline, answer).await {
             Ok(Ok(answer)) if answer.error.is_empty() => Ok(answer),
             Ok(Ok(answer)) => Err(Status::failed_precondition(answer.error)),
             Ok(Err(_)) => Err(Status::unavailable("the agent left before it answered")),
-            Err(_) => Err(Status::deadline_exceeded("the agent did not answer within 5 s")),
+            Err(_) => Err(Status::deadline_exceeded(format!("the agent did not answer within {} s", deadline.as_secs()))),
         }
     }
 
@@ -310,6 +328,14 @@ impl Directives {
             // Whoever asked may have given up.
             let _ = waiting.send(answer);
         }
+    }
+}
+
+/// How long the answer to an order may take.
+fn deadline(order: &Order) -> Duration {
+    match order {
+        Order::Sleep(_) | Order::Wake(_) | Order::Lora(_) => DONE_DEADLINE,
+        _ => ANSWER_DEADLINE,
     }
 }
 

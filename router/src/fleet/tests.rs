@@ -17,7 +17,7 @@ pub(crate) fn state(phase: Phase, model: &str) -> State {
 }
 
 pub(crate) fn ready(index: u32) -> Change {
-    Change { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None }
+    Change { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None, gpus: None }
 }
 
 /// An attachment of node `n` as a session would make it, with one lane.
@@ -166,11 +166,22 @@ fn an_adapter_is_known_by_its_parent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn readings_of_gpus_stay_until_others_come() {
+    let fleet = fleet();
+    let reading = |watts| wire::GpuReading { watts: Some(watts), ..wire::GpuReading::default() };
+    attach(&fleet, 1, vec![Change { gpus: Some([reading(70.0)].into()), ..ready(0) }]).await;
+    report(&fleet, 1, false, vec![Change { state: None, ..ready(0) }]).await;
+    assert_eq!(*fleet.view().replicas[0].gpus, [reading(70.0)]);
+    report(&fleet, 1, false, vec![Change { state: None, gpus: Some([reading(400.0)].into()), ..ready(0) }]).await;
+    assert_eq!(*fleet.view().replicas[0].gpus, [reading(400.0)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_delta_changes_what_it_names_and_nothing_else() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0), ready(1)]).await;
     let load = Load { others: 3, engine: 2, wire: wire::Load::default() };
-    report(&fleet, 1, false, vec![Change { index: 1, epoch: 1, state: None, load: Some(load) }]).await;
+    report(&fleet, 1, false, vec![Change { index: 1, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
     let view = fleet.view();
     assert_eq!((view.replicas[0].load.others, view.replicas[1].load.others), (0, 3));
     assert!(view.replicas.iter().all(Replica::is_ready));

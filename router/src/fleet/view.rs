@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_prompt::Dialect;
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
@@ -12,7 +13,7 @@ use super::caches::Cache;
 use super::own::Own;
 use super::session::Directives;
 use crate::carry::Lanes;
-use crate::prompt::FilesHash;
+use crate::prompt::{FilesHash, Reader};
 
 /// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
 const AVOID_AFTER_LOSS: Duration = Duration::from_secs(1);
@@ -35,6 +36,10 @@ pub enum Phase {
     Stopped,
     /// It died or never came up; the agent waits before the next attempt.
     Failed,
+    /// Kept out of service until an operator releases it.
+    Quarantined,
+    /// It has given its memory back until it is woken.
+    Sleeping,
 }
 
 /// A model that an engine serves.
@@ -75,6 +80,13 @@ pub struct State {
 }
 
 impl State {
+    /// What turns a request into the tokens that it sees, if its files are known.
+    #[must_use]
+    pub fn reader(&self) -> Option<Reader> {
+        let front_end = self.wire.launch.as_ref().map_or("", |launch| launch.front_end.as_str());
+        self.files.map(|files| Reader { files, dialect: Dialect::of_front_end(front_end) })
+    }
+
     /// The phase's word, for people and scripts.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -108,6 +120,8 @@ pub struct Replica {
     pub state: Arc<State>,
     /// What often changes.
     pub load: Load,
+    /// How its GPUs do, as the agent sent it.
+    pub gpus: Arc<[wire::GpuReading]>,
     /// Its agent's lease has lapsed.
     pub suspect: bool,
     /// When its agent last reported.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
+use hostler_proto::agent::v1::GpuReading;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -80,6 +81,8 @@ pub struct Change {
     pub state: Option<State>,
     /// Absent when unchanged.
     pub load: Option<Load>,
+    /// How its GPUs do; absent when unchanged.
+    pub gpus: Option<Arc<[GpuReading]>>,
 }
 
 /// The readers' and sessions' handle on the fleet. Cheap to clone.
@@ -267,6 +270,7 @@ impl Attached {
                         replica.state = Arc::new(state);
                     }
                     replica.load = change.load.unwrap_or_else(|| std::mem::take(&mut replica.load));
+                    replica.gpus = change.gpus.unwrap_or_else(|| replica.gpus.clone());
                 }
                 None => self.insert(change),
             }
@@ -286,6 +290,7 @@ impl Attached {
             epoch: change.epoch,
             state: Arc::new(state),
             load: change.load.unwrap_or_default(),
+            gpus: change.gpus.unwrap_or_default(),
             suspect: false,
             heard: self.heard,
             own: Arc::<Own>::default(),

@@ -18,6 +18,8 @@ pub(crate) struct Now<'a> {
     pub(crate) in_flight: usize,
     /// Requests that wait for a replica.
     pub(crate) held: usize,
+    /// Requests that were in flight when an engine died, and have not been answered since.
+    pub(crate) suspects: usize,
     /// Different blocks that the affinity index holds, and its memory.
     pub(crate) index: (usize, usize),
     /// The encoders of prompts.
@@ -64,6 +66,12 @@ fn models(now: &Now<'_>, standing: &str) -> f64 {
 const OWN_FIGURES: &[OwnFigure] = &[
     own_figure("hostler_in_flight", "gauge", "Requests in flight in this router.", |now| now.in_flight as f64),
     own_figure("hostler_held_requests", "gauge", "Requests that wait for a replica with room.", |now| now.held as f64),
+    own_figure(
+        "hostler_suspect_requests",
+        "gauge",
+        "Requests that were in flight when an engine died, and were not answered since.",
+        |now| now.suspects as f64,
+    ),
     own_figure("hostler_index_blocks", "gauge", "Different blocks that the affinity index holds.", |now| now.index.0 as f64),
     own_figure("hostler_index_bytes", "gauge", "Memory of the affinity index.", |now| now.index.1 as f64),
     own_figure("hostler_models_proved", "gauge", "Models whose tokenizer agrees with their engine.", |now| models(now, "proved")),
@@ -107,6 +115,10 @@ fn engine(replica: &Replica, figure: fn(&EngineLoad) -> u64) -> f64 {
     replica.load.wire.engine.as_ref().map_or(0.0, |load| figure(load) as f64)
 }
 
+fn is_in(replica: &Replica, phase: Phase) -> f64 {
+    f64::from(u8::from(replica.state.phase == phase))
+}
+
 const fn figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Replica) -> f64) -> Figure {
     Figure { name, kind, help, value }
 }
@@ -115,7 +127,14 @@ const fn figure(name: &'static str, kind: &'static str, help: &'static str, valu
 const FIGURES: &[Figure] = &[
     figure("hostler_replica_ready", "gauge", "1 when the replica can be sent requests.", |replica| f64::from(u8::from(replica.is_ready()))),
     figure("hostler_replica_failed", "gauge", "1 while the agent waits before it starts a failed engine again.", |replica| {
-        f64::from(u8::from(replica.state.phase == Phase::Failed))
+        is_in(replica, Phase::Failed)
+    }),
+    figure("hostler_replica_quarantined", "gauge", "1 while it stays out of service until an operator releases it.", |replica| {
+        is_in(replica, Phase::Quarantined)
+    }),
+    figure("hostler_replica_sleeping", "gauge", "1 while its engine has given its memory back.", |replica| is_in(replica, Phase::Sleeping)),
+    figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
+        replica.state.wire.findings.len() as f64
     }),
     figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
     figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {

@@ -154,6 +154,10 @@ impl Placer {
         let view = self.fleet.view();
         let seconds = view.seconds(now);
         let eligible: Vec<(usize, &Replica)> = view.eligible(prompt.model(), tried).collect();
+        // A prompt arrives once, counted by the blocks of those that it may go to.
+        if eligible.is_empty() {
+            return None;
+        }
         let known: Vec<Known> = eligible.iter().map(|(_, replica)| self.known(prompt, replica)).collect();
         let matched = self.matched(prompt, &known);
         let learned: Vec<Learned> = eligible.iter().map(|(_, replica)| replica.own.learned()).collect();
@@ -217,7 +221,7 @@ impl Placer {
     fn known(&self, prompt: &Prompt, replica: &Replica) -> Known {
         let watch = replica.state.wire.cache.as_ref().filter(|watch| watch.exact);
         if let (Some(watch), Some(seat)) = (watch, replica.cache.seat)
-            && prompt.is_exact_for(replica.state.files)
+            && prompt.is_exact_for(replica.state.reader())
         {
             let holes = if watch.has_holes { Holes::Possible } else { Holes::None };
             if let Some(block_tokens) = block_tokens(replica) {

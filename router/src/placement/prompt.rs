@@ -5,13 +5,14 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use bytes::Bytes;
 use hostler_placement::affinity::Arrivals;
 use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, text_keys, token_keys};
+use hostler_prompt::Encoded;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
-use crate::prompt::{FilesHash, Standing, Unread};
+use crate::prompt::{Reader, Unread};
 
 /// Bytes of text that a token stands for, where tokens are not counted.
 const TOKEN_BYTES: usize = 4;
@@ -83,7 +84,9 @@ pub struct Prompt {
 
 #[derive(Debug)]
 struct Exact {
-    files: FilesHash,
+    reader: Reader,
+    /// Another one that has the same tokens of it.
+    also: Option<Reader>,
     tokens: Vec<u32>,
     /// Its tokens and those of the further prompts of a batch.
     all: u32,
@@ -131,10 +134,10 @@ impl Prompt {
         self.exact.as_ref().map_or_else(estimate, |exact| exact.all)
     }
 
-    /// Whether its tokens are those that a replica with these files sees.
+    /// Whether its tokens are those that a replica with this reader sees.
     #[must_use]
-    pub fn is_exact_for(&self, files: Option<FilesHash>) -> bool {
-        self.exact.as_ref().is_some_and(|exact| Some(exact.files) == files)
+    pub fn is_exact_for(&self, reader: Option<Reader>) -> bool {
+        self.exact.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.also == reader))
     }
 
     /// Keys of its whole blocks of `size` tokens; none where its tokens are not known.
@@ -193,13 +196,23 @@ fn cut_at_medium(text: &mut Vec<Bytes>) {
 impl Placer {
     /// Reads a request's prompt, into tokens where that can change the choice.
     pub async fn read(&self, asked: Asked) -> Prompt {
-        let Some((files, lora)) = self.wanted(&asked) else { return Prompt::text(asked, "") };
-        match self.prompts.encode(&files, &asked.path, asked.body.clone()).await {
+        let Some((mut reader, lora)) = self.wanted(&asked) else { return Prompt::text(asked, "") };
+        let mut encoded = self.prompts.encode(&reader, &asked.path, asked.body.clone()).await;
+        // An engine of the other dialect may be one that agrees about this form.
+        if let Err(Unread::FormNotProved(_)) = encoded
+            && let Some(other) = self.other(reader, &asked)
+            && let Ok(by_other) = self.prompts.encode(&other, &asked.path, asked.body.clone()).await
+        {
+            (reader, encoded) = (other, Ok(by_other));
+        }
+        match encoded {
             Ok(encoded) => {
                 // What comes after the first image or sound is not counted: nobody here knows how many tokens it is.
                 let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX);
+                let also = self.also(reader, &asked, &encoded).await;
                 let exact = Exact {
-                    files,
+                    reader,
+                    also,
                     all: known.saturating_add(encoded.more_tokens),
                     tokens: encoded.tokens,
                     chain: Chain::new(&lora, &asked.salt),
@@ -209,6 +222,7 @@ impl Placer {
             }
             Err(Unread::NotUnderstood) => Prompt::text(asked, "not understood"),
             Err(Unread::NotProved) => Prompt::text(asked, "tokenizer not ready"),
+            Err(Unread::FormNotProved(form)) => Prompt::text(asked, form.unproved()),
             Err(Unread::Busy) => Prompt::text(asked, "tokenizer busy"),
             Err(Unread::Failed(reason)) => {
                 tracing::debug!(reason, "a prompt is placed by its text");
@@ -217,25 +231,40 @@ impl Placer {
         }
     }
 
-    /// The files and the LoRA adapter to read a prompt with; `None` when its tokens cannot change the choice.
-    fn wanted(&self, asked: &Asked) -> Option<(FilesHash, String)> {
+    /// Where a model is served by engines of both dialects: the other one, if it has the same tokens. It has unless there are tools, or
+    /// messages of several parts. What was encoded a moment ago is remembered, so this costs little.
+    async fn also(&self, reader: Reader, asked: &Asked, encoded: &Encoded) -> Option<Reader> {
+        let other = self.other(reader, asked)?;
+        let same = self.prompts.encode(&other, &asked.path, asked.body.clone()).await.is_ok_and(|other| other == *encoded);
+        same.then_some(other)
+    }
+
+    /// The same files with the other dialect, where a replica that the request may go to has them.
+    fn other(&self, reader: Reader, asked: &Asked) -> Option<Reader> {
+        let view = self.fleet.view();
+        let mut readers = view.eligible(asked.model.as_deref(), &[]).filter_map(|(_, replica)| replica.state.reader());
+        readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
+    }
+
+    /// The reader and the LoRA adapter to read a prompt with; `None` when its tokens cannot change the choice.
+    fn wanted(&self, asked: &Asked) -> Option<(Reader, String)> {
         if !READ.contains(&asked.path.as_str()) {
             return None;
         }
         let view = self.fleet.view();
         let mut eligible = view.eligible(asked.model.as_deref(), &[]).map(|(_, replica)| replica);
         let (first, second) = (eligible.next()?, eligible.next()?);
-        let mut unproved: Option<FilesHash> = None;
+        let mut unproved: Option<Reader> = None;
         for replica in [first, second].into_iter().chain(eligible).filter(|replica| replica.cache.seat.is_some()) {
             let block_bytes = block_tokens(replica).map_or(0, |tokens| tokens as usize) * TOKEN_BYTES;
             if bytes(&asked.text) < SHORTEST_BLOCKS * block_bytes {
                 continue;
             }
-            let Some(files) = replica.state.files.filter(|files| unproved != Some(*files)) else { continue };
-            if self.prompts.standing(&files) == Standing::Proved {
-                return Some((files, adapter(&view, asked.model.as_deref())));
+            let Some(reader) = replica.state.reader().filter(|reader| unproved != Some(*reader)) else { continue };
+            if self.prompts.standing(&reader).is_proved() {
+                return Some((reader, adapter(&view, asked.model.as_deref())));
             }
-            unproved = unproved.or(Some(files));
+            unproved = unproved.or(Some(reader));
         }
         // To be told that none is ready.
         Some((unproved?, String::new()))

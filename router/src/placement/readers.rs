@@ -40,8 +40,9 @@ fn look(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
     let view = fleet.view().clone();
     let mut seen = FxHashSet::default();
     for replica in view.replicas.iter().filter(|replica| replica.is_ready()) {
-        let Some(hash) = replica.state.files.filter(|hash| seen.insert(*hash)) else { continue };
-        match prompts.standing(&hash) {
+        let Some(reader) = replica.state.reader().filter(|reader| seen.insert(*reader)) else { continue };
+        let hash = reader.files;
+        match prompts.standing(&reader) {
             Standing::Missing => {
                 let Some(node) = view.nodes.iter().find(|node| node.name == replica.node) else { continue };
                 let bytes = replica.state.wire.prompt_files.as_ref().map_or(0, |files| files.bytes);
@@ -49,11 +50,11 @@ fn look(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
                     node.directives.tell(Order::FetchFiles(FetchFiles { hash: hash.to_vec().into() }));
                 });
             }
-            // One that is being proved already is left alone, so at most one proof a model does anything.
+            // One that is being proved already is left alone, so at most one proof a model and front-end does anything.
             Standing::Unproved if proofs.len() < PROOFS => {
                 let Some(model) = base_model(replica).map(str::to_owned) else { continue };
                 let (prompts, lanes, index) = (prompts.clone(), replica.lanes.clone(), replica.index);
-                proofs.spawn(async move { prompts.prove(hash, &lanes, index, &model).await });
+                proofs.spawn(async move { prompts.prove(reader, &lanes, index, &model).await });
             }
             _ => {}
         }

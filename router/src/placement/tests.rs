@@ -44,6 +44,13 @@ impl Fixture {
         Self { fleet, index, placer, _lane: lane }
     }
 
+    /// Another replica, whose engine has the Rust front-end.
+    pub(super) async fn add_with_rust(&self, index: u32) {
+        let Change { state: Some(mut state), .. } = replica(index) else { panic!("it has a state") };
+        state.wire.launch = Some(wire::Launch { front_end: "rust".into(), ..wire::Launch::default() });
+        report(&self.fleet, 1, false, vec![Change { state: Some(state), ..ready(index) }]).await;
+    }
+
     pub(super) fn choose(&self, prompt: &Prompt) -> Chosen {
         self.placer.choose(prompt, &[], Instant::now()).unwrap()
     }
@@ -74,6 +81,18 @@ async fn a_prompt_goes_where_the_most_of_it_is_cached() {
     let chosen = fixture.choose(&prompt);
     assert_eq!((&*chosen.replica.id, chosen.level, chosen.uncached()), ("n/2", Level::Exact, 800));
     assert_eq!(fixture.matched(&prompt), [320, 0, 3200]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_could_go_nowhere_has_not_arrived() {
+    let (fixture, _) = Fixture::known(1).await;
+    let prompt = exact(4000, FILES);
+    assert!(fixture.placer.choose(&prompt, &["n/0".into()], Instant::now()).is_none());
+    fixture.choose(&prompt);
+    let again = exact(4000, FILES);
+    fixture.choose(&again);
+    let never = |_: &[_], _| panic!("a prompt arrives once");
+    assert_eq!((prompt.arrivals(never).at(0), again.arrivals(never).at(0)), (0.0, 1.0), "both by their tokens");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,9 @@
 //! The models' tokenizers and templates as agents deliver them, and the encoding of prompts on a bounded pool of threads.
 //!
-//! An encoder is used only after it has agreed with an engine about a few samples: see `prove`. What is made of the tokens is decided
-//! elsewhere; which replica has which files is known to the fleet. Called by sessions (`offered`, `part`), by whoever keeps the
-//! encoders proved, and for each request by the edge (`encode`).
+//! An encoder is used only after it has agreed with an engine about a few samples, and for the forms of prompts about which it has: see
+//! `prove`. What was proved with one front-end is not believed of the other, which encodes some prompts in another way. What is made of
+//! the tokens is decided elsewhere; which replica has which files is known to the fleet. Called by sessions (`offered`, `part`), by whoever
+//! keeps the encoders proved, and for each request by the edge (`encode`).
 
 mod disk;
 mod files;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_prompt::{Encoded, Encoder, Request};
+use hostler_prompt::{Dialect, Encoded, Encoder, Form, Forms, Request};
 use hostler_proto::agent::v1 as wire;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -31,6 +32,15 @@ use table::{Life, Next, Table};
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub type FilesHash = [u8; 32];
+
+/// What turns a request into the tokens that a replica sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Reader {
+    /// The files of its model.
+    pub files: FilesHash,
+    /// The rules of its engine's front-end.
+    pub dialect: Dialect,
+}
 
 /// What the segments that one encoder remembers may take: about 16 million tokens, which is the text of some hundred long chats.
 const SEGMENTS_BYTES: usize = 64 * 1024 * 1024;
@@ -67,6 +77,8 @@ pub enum Standing {
     Unproved,
     /// Their encoder agrees with an engine: requests may be encoded.
     Proved,
+    /// It agrees about these forms of prompts only: requests that have no others may be encoded.
+    Partly(Forms),
     /// Their encoder and an engine differ, and where.
     Different(String),
     /// No encoder can be made of them, and why.
@@ -81,9 +93,25 @@ impl Standing {
             Self::Missing => "missing",
             Self::Loading => "loading",
             Self::Unproved => "unproved",
-            Self::Proved => "proved",
+            Self::Proved | Self::Partly(_) => "proved",
             Self::Different(_) => "different",
             Self::Unusable(_) => "unusable",
+        }
+    }
+
+    /// Whether requests may be encoded, of some form at least.
+    #[must_use]
+    pub fn is_proved(&self) -> bool {
+        matches!(self, Self::Proved | Self::Partly(_))
+    }
+
+    /// Which requests are placed by text, or why all are; empty when nothing stands in the way, or only for a moment.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Partly(forms) => forms.remark(),
+            Self::Different(reason) | Self::Unusable(reason) => reason.clone(),
+            Self::Missing | Self::Loading | Self::Unproved | Self::Proved => String::new(),
         }
     }
 }
@@ -94,6 +122,9 @@ pub enum Unread {
     /// There is no encoder that agrees with the engine.
     #[error("no encoder of this model has been proved against its engine")]
     NotProved,
+    /// There is, but not for prompts of this form.
+    #[error("{}", .0.unproved())]
+    FormNotProved(Form),
     /// Its route or form is not one whose prompt is read here.
     #[error("the prompt of this kind of request is not read")]
     NotUnderstood,
@@ -168,33 +199,39 @@ impl Prompts {
         }
     }
 
-    /// What is known of these files.
+    /// What is known of these files, with this dialect.
     #[must_use]
-    pub fn standing(&self, hash: &FilesHash) -> Standing {
-        self.0.table.lock().standing(hash, Instant::now())
+    pub fn standing(&self, reader: &Reader) -> Standing {
+        self.0.table.lock().standing(reader, Instant::now())
     }
 
-    /// Compares an encoder that stands ready with an engine, `replica` behind `lanes`, which serves its `model`. Does nothing when the
-    /// encoder is not ready, has been compared, or is being compared. An engine that cannot be asked leaves it unproved: call it again,
-    /// with any replica; within a second of such a failure nothing is done.
-    pub async fn prove(&self, hash: FilesHash, lanes: &Lanes, replica: u32, model: &str) {
-        let Some((life, encoder)) = self.0.table.lock().begin_proof(&hash, Instant::now()) else { return };
-        let proving = Proving { prompts: self, hash, life };
-        let asked = proof::Asked { lanes, replica, model };
+    /// Compares an encoder that stands ready with an engine, `replica` behind `lanes`, which serves its `model` by a front-end of this
+    /// dialect. Does nothing when the encoder is not ready, has been compared with such a one, or is being compared. An engine that cannot
+    /// be asked leaves it unproved: call it again, with any replica of that front-end; within a second of such a failure nothing is done.
+    pub async fn prove(&self, reader: Reader, lanes: &Lanes, replica: u32, model: &str) {
+        let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
+        let proving = Proving { prompts: self, reader, life };
+        let asked = proof::Asked { lanes, replica, model, dialect: reader.dialect };
+        let (files, front_end) = (Short(&reader.files), reader.dialect);
         match proof::run(&self.0.pool, &encoder, &asked).await {
-            Ok(samples) => {
-                tracing::info!(files = %Short(&hash), model, samples, "prompts are encoded as the engine encodes them");
-                proving.set(Ok(()));
+            Ok(proved) => {
+                let (forms, samples) = (proved.forms, proved.samples);
+                match proved.doubt {
+                    None => tracing::info!(%files, ?front_end, model, samples, "prompts are encoded as the engine encodes them"),
+                    Some(why) => {
+                        let remark = forms.remark();
+                        tracing::warn!(%files, ?front_end, model, samples, why, "the engine encodes some prompts in another way: {remark}");
+                    }
+                }
+                proving.set(Ok(forms));
             }
             Err(proof::Failure::Different(why)) => {
-                let files = Short(&hash);
-                tracing::warn!(%files, model, why, "the engine encodes prompts in another way: requests for it are placed by text");
+                tracing::warn!(%files, ?front_end, model, why, "the engine encodes prompts in another way: requests for it are placed by text");
                 proving.set(Err(why));
             }
             Err(proof::Failure::NoAnswer(why)) => {
-                let files = Short(&hash);
                 // Engines come and go; it is worth a warning only once.
-                if self.0.table.lock().silence(&hash, life, Instant::now()) {
+                if self.0.table.lock().silence(&reader, life, Instant::now()) {
                     tracing::warn!(%files, model, why, "cannot compare with the engine: until then requests for it are placed by text");
                 } else {
                     tracing::debug!(%files, model, why, "cannot compare with the engine");
@@ -207,12 +244,15 @@ impl Prompts {
     ///
     /// # Errors
     /// When there are none, or not soon enough; the request may be placed without them.
-    pub async fn encode(&self, hash: &FilesHash, path: &str, body: Bytes) -> Result<Encoded, Unread> {
-        let encoder = self.0.table.lock().proved(hash, Instant::now()).ok_or(Unread::NotProved)?;
-        let path = path.to_owned();
+    pub async fn encode(&self, reader: &Reader, path: &str, body: Bytes) -> Result<Encoded, Unread> {
+        let (encoder, proved) = self.0.table.lock().proved(reader, Instant::now()).ok_or(Unread::NotProved)?;
+        let (path, dialect) = (path.to_owned(), reader.dialect);
         let encoding = self.0.pool.run(move || {
             let request = Request::parse(&path, &body).ok_or(Unread::NotUnderstood)?;
-            encoder.encode(&request).map_err(|error| Unread::Failed(error.to_string()))
+            if let Some(form) = request.forms().without(proved).iter().next() {
+                return Err(Unread::FormNotProved(form));
+            }
+            encoder.encode_in(dialect, &request).map_err(|error| Unread::Failed(error.to_string()))
         });
         let encoded = match tokio::time::timeout(ENCODE_DEADLINE, encoding).await {
             Ok(Ok(encoded)) => encoded,
@@ -221,7 +261,7 @@ impl Prompts {
         };
         let counter = match &encoded {
             Ok(_) => &self.0.encodes,
-            Err(Unread::NotUnderstood) => return encoded,
+            Err(Unread::NotUnderstood | Unread::FormNotProved(_)) => return encoded,
             Err(Unread::Busy) => &self.0.busy,
             Err(_) => &self.0.failed,
         };
@@ -302,21 +342,21 @@ impl Inner {
 /// A comparison under way. When it is dropped, another one may begin.
 struct Proving<'a> {
     prompts: &'a Prompts,
-    hash: FilesHash,
+    reader: Reader,
     life: Life,
 }
 
 impl Proving<'_> {
-    fn set(&self, outcome: Result<(), String>) {
-        self.prompts.0.table.lock().set_proof(&self.hash, self.life, outcome);
+    fn set(&self, outcome: Result<Forms, String>) {
+        self.prompts.0.table.lock().set_proof(&self.reader, self.life, outcome);
     }
 }
 
 impl Drop for Proving<'_> {
     fn drop(&mut self) {
-        self.prompts.0.table.lock().end_proof(&self.hash, self.life);
+        self.prompts.0.table.lock().end_proof(&self.reader, self.life);
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,12 +1,13 @@
-//! Asks an engine for the tokens of the samples, through the lanes that requests take, and compares them with our own.
+//! Asks an engine for the tokens of the samples, through the lanes that requests take, and compares them with our own. A sample that the
+//! engine itself refuses proves nothing and is passed over; one about which they differ speaks for prompts of its form alone.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_prompt::Encoder;
-use hostler_prompt::proof::{compare, samples};
+use hostler_prompt::proof::{Coverage, Proved, compare, samples};
+use hostler_prompt::{Dialect, Encoder};
 use hostler_proto::agent::v1::{Header, RequestHead};
 use hostler_proto::lane::Broken;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -29,22 +30,24 @@ pub(super) struct Asked<'a> {
     pub(super) replica: u32,
     /// As the engine names it.
     pub(super) model: &'a str,
+    /// Of its front-end.
+    pub(super) dialect: Dialect,
 }
 
 /// Why an encoder is not proved.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The engine has other tokens, and for which sample.
+    /// The engine has other tokens even for plain texts and chats, or refuses them, and for which sample.
     Different(String),
     /// The engine could not be asked, and why.
     NoAnswer(String),
 }
 
-/// Compares all samples; gives back how many there are.
-pub(super) async fn run(pool: &Pool, encoder: &Arc<Encoder>, asked: &Asked<'_>) -> Result<usize, Failure> {
-    let samples = samples();
-    let count = samples.len();
-    for mut sample in samples {
+/// Compares all samples; gives back what that proves.
+pub(super) async fn run(pool: &Pool, encoder: &Arc<Encoder>, asked: &Asked<'_>) -> Result<Proved, Failure> {
+    let dialect = asked.dialect;
+    let mut coverage = Coverage::default();
+    for mut sample in samples() {
         if let Value::Object(fields) = &mut sample {
             fields.insert("model".into(), asked.model.into());
         }
@@ -53,19 +56,15 @@ pub(super) async fn run(pool: &Pool, encoder: &Arc<Encoder>, asked: &Asked<'_>) 
             .await
             .map_err(|_| Failure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
             .map_err(|broken| Failure::NoAnswer(broken.message))?;
-        // With 400 or 422 an engine refuses the sample itself, as its template may; all else says nothing about tokens.
-        if !matches!(status, 200 | 400 | 422) {
-            return Err(Failure::NoAnswer(format!("the engine answered {status} to /tokenize")));
-        }
         let encoder = encoder.clone();
-        let compared = pool.run(move || compare(&encoder, &body, status, &answer)).await;
+        let compared = pool.run(move || compare(&encoder, dialect, &body, (status, &answer))).await;
         match compared {
-            Ok(Ok(())) => {}
-            Ok(Err(difference)) => return Err(Failure::Different(difference.to_string())),
+            Ok(Err(silence)) if silence.is_silence() => return Err(Failure::NoAnswer(silence.to_string())),
+            Ok(compared) => coverage.note(&sample, compared),
             Err(refused) => return Err(Failure::NoAnswer(format!("a sample could not be encoded here: {refused}"))),
         }
     }
-    Ok(count)
+    coverage.proof().map_err(Failure::Different)
 }
 
 impl Asked<'_> {

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_prompt::{Encoder, Stats};
+use hostler_prompt::{Dialect, Encoder, Forms, Stats};
 use hostler_proto::agent::v1::FilePart;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use super::files::{BUNDLE_BYTES, Short};
 use super::transfer::Transfer;
-use super::{FilesHash, Made, Standing};
+use super::{FilesHash, Made, Reader, Standing};
 
 /// The most models whose files are kept. An encoder of a large vocabulary takes about 100 MiB.
 pub(super) const MODELS: usize = 64;
@@ -67,8 +67,31 @@ enum Stage {
     Coming(Transfer),
     /// They are read, checked, and made into an encoder.
     Building,
-    Ready(Arc<Encoder>, Proof),
+    Ready(Arc<Encoder>, Proofs),
     Unusable(String),
+}
+
+/// What comparisons with engines of each dialect have shown.
+#[derive(Debug, Default)]
+struct Proofs {
+    python: Proof,
+    rust: Proof,
+}
+
+impl Proofs {
+    fn of(&self, dialect: Dialect) -> &Proof {
+        match dialect {
+            Dialect::Python => &self.python,
+            Dialect::Rust => &self.rust,
+        }
+    }
+
+    fn of_mut(&mut self, dialect: Dialect) -> &mut Proof {
+        match dialect {
+            Dialect::Python => &mut self.python,
+            Dialect::Rust => &mut self.rust,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -79,8 +102,15 @@ enum Proof {
         /// An engine could not be asked, and somebody was told. The next one is not asked before that time.
         silent_until: Option<Instant>,
     },
-    Proved,
+    /// For prompts of these forms.
+    Proved(Forms),
     Different(String),
+}
+
+impl Default for Proof {
+    fn default() -> Self {
+        Self::Unproved { running: false, silent_until: None }
+    }
 }
 
 impl Table {
@@ -141,34 +171,36 @@ impl Table {
     pub(super) fn made(&mut self, hash: &FilesHash, life: Life, made: Made, now: Instant) {
         let Some(entry) = self.entry(hash, life) else { return };
         entry.stage = match made {
-            Made::Encoder(encoder) => Stage::Ready(encoder, Proof::Unproved { running: false, silent_until: None }),
+            Made::Encoder(encoder) => Stage::Ready(encoder, Proofs::default()),
             Made::NotOnDisk => Stage::Missing(now),
             Made::Corrupted => Stage::Missing(now + PAUSE_AFTER_BREAK),
             Made::Unusable(why) => Stage::Unusable(why),
         };
     }
 
-    pub(super) fn standing(&self, hash: &FilesHash, now: Instant) -> Standing {
-        self.entries.get(hash).map_or(Standing::Missing, |entry| entry.standing(now))
+    pub(super) fn standing(&self, reader: &Reader, now: Instant) -> Standing {
+        self.entries.get(&reader.files).map_or(Standing::Missing, |entry| entry.standing(reader.dialect, now))
     }
 
-    /// The encoder, when requests may be encoded with it.
-    pub(super) fn proved(&mut self, hash: &FilesHash, now: Instant) -> Option<Arc<Encoder>> {
-        let entry = self.entries.get_mut(hash)?;
+    /// The encoder, when requests may be encoded with it, and of which forms.
+    pub(super) fn proved(&mut self, reader: &Reader, now: Instant) -> Option<(Arc<Encoder>, Forms)> {
+        let entry = self.entries.get_mut(&reader.files)?;
         entry.wanted = now;
         match &entry.stage {
-            Stage::Ready(encoder, Proof::Proved) => Some(encoder.clone()),
+            Stage::Ready(encoder, proofs) => match proofs.of(reader.dialect) {
+                Proof::Proved(forms) => Some((encoder.clone(), *forms)),
+                Proof::Unproved { .. } | Proof::Different(_) => None,
+            },
             _ => None,
         }
     }
 
     /// The encoder, when it is to be compared with an engine and nobody else does. `end_proof` must follow.
-    pub(super) fn begin_proof(&mut self, hash: &FilesHash, now: Instant) -> Option<(Life, Arc<Encoder>)> {
-        let entry = self.entries.get_mut(hash)?;
-        match &mut entry.stage {
-            Stage::Ready(encoder, Proof::Unproved { running, silent_until })
-                if !*running && silent_until.is_none_or(|until| now >= until) =>
-            {
+    pub(super) fn begin_proof(&mut self, reader: &Reader, now: Instant) -> Option<(Life, Arc<Encoder>)> {
+        let entry = self.entries.get_mut(&reader.files)?;
+        let Stage::Ready(encoder, proofs) = &mut entry.stage else { return None };
+        match proofs.of_mut(reader.dialect) {
+            Proof::Unproved { running, silent_until } if !*running && silent_until.is_none_or(|until| now >= until) => {
                 *running = true;
                 Some((entry.life, encoder.clone()))
             }
@@ -177,25 +209,23 @@ impl Table {
     }
 
     /// The comparison has an outcome.
-    pub(super) fn set_proof(&mut self, hash: &FilesHash, life: Life, outcome: Result<(), String>) {
-        if let Some(Entry { stage: Stage::Ready(_, proof), .. }) = self.entry(hash, life) {
-            *proof = outcome.map_or_else(Proof::Different, |()| Proof::Proved);
+    pub(super) fn set_proof(&mut self, reader: &Reader, life: Life, outcome: Result<Forms, String>) {
+        if let Some(proof) = self.proof(reader, life) {
+            *proof = outcome.map_or_else(Proof::Different, Proof::Proved);
         }
     }
 
     /// The comparison is over, with or without an outcome.
-    pub(super) fn end_proof(&mut self, hash: &FilesHash, life: Life) {
-        if let Some(Entry { stage: Stage::Ready(_, Proof::Unproved { running, .. }), .. }) = self.entry(hash, life) {
+    pub(super) fn end_proof(&mut self, reader: &Reader, life: Life) {
+        if let Some(Proof::Unproved { running, .. }) = self.proof(reader, life) {
             *running = false;
         }
     }
 
     /// An engine could not be asked; `true` when that had not happened before.
-    pub(super) fn silence(&mut self, hash: &FilesHash, life: Life, now: Instant) -> bool {
-        match self.entry(hash, life) {
-            Some(Entry { stage: Stage::Ready(_, Proof::Unproved { silent_until, .. }), .. }) => {
-                silent_until.replace(now + PAUSE_AFTER_SILENCE).is_none()
-            }
+    pub(super) fn silence(&mut self, reader: &Reader, life: Life, now: Instant) -> bool {
+        match self.proof(reader, life) {
+            Some(Proof::Unproved { silent_until, .. }) => silent_until.replace(now + PAUSE_AFTER_SILENCE).is_none(),
             _ => false,
         }
     }
@@ -214,7 +244,7 @@ impl Table {
         let mut models = standings.map(|standing| (standing.word(), 0));
         let mut stats = self.gone;
         for entry in self.entries.values() {
-            let word = entry.standing(now).word();
+            let word = entry.worst(now).word();
             models.iter_mut().filter(|(name, _)| *name == word).for_each(|(_, count)| *count += 1);
             if let Stage::Ready(encoder, _) = &entry.stage {
                 let own = encoder.stats();
@@ -223,6 +253,13 @@ impl Table {
             }
         }
         (models, stats)
+    }
+
+    fn proof(&mut self, reader: &Reader, life: Life) -> Option<&mut Proof> {
+        match self.entry(&reader.files, life)? {
+            Entry { stage: Stage::Ready(_, proofs), .. } => Some(proofs.of_mut(reader.dialect)),
+            _ => None,
+        }
     }
 
     fn entry(&mut self, hash: &FilesHash, life: Life) -> Option<&mut Entry> {
@@ -270,14 +307,28 @@ fn add(sum: &mut Stats, more: Stats) {
 }
 
 impl Entry {
-    fn standing(&self, now: Instant) -> Standing {
+    /// For figures: how it stands with the engines that there are. A fleet seldom has both front-ends; nobody compares with the other one.
+    fn worst(&self, now: Instant) -> Standing {
+        let rank = |standing: &Standing| match standing {
+            Standing::Different(_) => 2,
+            Standing::Proved | Standing::Partly(_) => 1,
+            _ => 0,
+        };
+        let standings = Dialect::ALL.map(|dialect| self.standing(dialect, now));
+        standings.into_iter().max_by_key(rank).unwrap_or(Standing::Missing)
+    }
+
+    fn standing(&self, dialect: Dialect, now: Instant) -> Standing {
         match &self.stage {
             Stage::Missing(_) => Standing::Missing,
             Stage::Coming(transfer) if transfer.has_stalled(now) => Standing::Missing,
             Stage::Coming(_) | Stage::Building => Standing::Loading,
-            Stage::Ready(_, Proof::Unproved { .. }) => Standing::Unproved,
-            Stage::Ready(_, Proof::Proved) => Standing::Proved,
-            Stage::Ready(_, Proof::Different(why)) => Standing::Different(why.clone()),
+            Stage::Ready(_, proofs) => match proofs.of(dialect) {
+                Proof::Unproved { .. } => Standing::Unproved,
+                Proof::Proved(Forms::ALL) => Standing::Proved,
+                Proof::Proved(forms) => Standing::Partly(*forms),
+                Proof::Different(why) => Standing::Different(why.clone()),
+            },
             Stage::Unusable(why) => Standing::Unusable(why.clone()),
         }
     }

@@ -41,14 +41,29 @@ fn send(prompts: &Prompts, hash: FilesHash, bundle: &[u8]) {
     }
 }
 
+/// Has an encoder under these files' name, whatever they are, that is proved with the reader's dialect for these forms.
+pub(crate) fn prove(prompts: &Prompts, reader: &Reader, forms: Forms) {
+    let (mut table, now) = (prompts.0.table.lock(), Instant::now());
+    if let Next::Read(life) = table.offered(reader.files, 1, true, now) {
+        let encoder = files::encoder(&bundle(0), SEGMENTS_BYTES).unwrap();
+        table.made(&reader.files, life, Made::Encoder(Arc::new(encoder)), now);
+    }
+    let (life, _) = table.begin_proof(reader, now).unwrap();
+    table.set_proof(reader, life, Ok(forms));
+}
+
 /// Waits until what is known of the files is decided.
 async fn decided(prompts: &Prompts, hash: FilesHash) -> Standing {
     loop {
-        match prompts.standing(&hash) {
+        match prompts.standing(&reader(hash)) {
             Standing::Loading => tokio::task::yield_now().await,
             standing => return standing,
         }
     }
+}
+
+pub(super) fn reader(files: FilesHash) -> Reader {
+    Reader { files, dialect: Dialect::Python }
 }
 
 pub(super) async fn unproved(prompts: &Prompts, bundle: &[u8]) -> FilesHash {
@@ -60,8 +75,8 @@ pub(super) async fn unproved(prompts: &Prompts, bundle: &[u8]) -> FilesHash {
 
 async fn proved(prompts: &Prompts) -> FilesHash {
     let hash = unproved(prompts, &bundle(0)).await;
-    let (life, _) = prompts.0.table.lock().begin_proof(&hash, Instant::now()).unwrap();
-    prompts.0.table.lock().set_proof(&hash, life, Ok(()));
+    let (life, _) = prompts.0.table.lock().begin_proof(&reader(hash), Instant::now()).unwrap();
+    prompts.0.table.lock().set_proof(&reader(hash), life, Ok(Forms::ALL));
     hash
 }
 
@@ -77,10 +92,10 @@ fn never() {
 async fn files_that_came_in_pieces_are_used_once_they_are_proved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
-    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
-    let (life, _) = prompts.0.table.lock().begin_proof(&hash, Instant::now()).unwrap();
-    prompts.0.table.lock().set_proof(&hash, life, Ok(()));
-    let encoded = prompts.encode(&hash, "/v1/completions", body("hello world")).await.unwrap();
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
+    let (life, _) = prompts.0.table.lock().begin_proof(&reader(hash), Instant::now()).unwrap();
+    prompts.0.table.lock().set_proof(&reader(hash), life, Ok(Forms::ALL));
+    let encoded = prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.unwrap();
     assert_eq!(encoded.tokens, [1, 2]);
     assert_eq!(prompts.figures().encodes, 1);
 }
@@ -112,7 +127,7 @@ async fn a_piece_that_nobody_asked_for_is_ignored() {
     let prompts = nothing_kept();
     send(&prompts, files::hash(&bundle(0)), &bundle(0));
     prompts.part(FilePart { hash: vec![1, 2, 3].into(), ..FilePart::default() });
-    assert_eq!(prompts.standing(&files::hash(&bundle(0))), Standing::Missing);
+    assert_eq!(prompts.standing(&reader(files::hash(&bundle(0)))), Standing::Missing);
 }
 
 #[tokio::test]
@@ -146,11 +161,11 @@ fn occupy(prompts: &Prompts) -> std::sync::mpsc::Sender<()> {
 #[tokio::test]
 async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
     let prompts = nothing_kept();
-    let hash = proved(&prompts).await;
+    let reader = reader(proved(&prompts).await);
     let free = occupy(&prompts);
     let mut waiting = Vec::new();
     let refused = loop {
-        let mut next = Box::pin(prompts.encode(&hash, "/v1/completions", body("hello")));
+        let mut next = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello")));
         match next.as_mut().now_or_never() {
             None => waiting.push(next),
             Some(refused) => break refused,
@@ -159,7 +174,7 @@ async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
     assert_eq!(refused.err(), Some(Unread::Busy));
     drop(free);
     drop(waiting);
-    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello")).await.unwrap().tokens, [1]);
+    assert_eq!(prompts.encode(&reader, "/v1/completions", body("hello")).await.unwrap().tokens, [1]);
     let figures = prompts.figures();
     assert_eq!((figures.busy, figures.encodes), (1, 1));
 }
@@ -167,9 +182,9 @@ async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_its_tokens_no_longer_than_its_deadline() {
     let prompts = nothing_kept();
-    let hash = proved(&prompts).await;
+    let reader = reader(proved(&prompts).await);
     let free = occupy(&prompts);
-    let mut encoding = Box::pin(prompts.encode(&hash, "/v1/completions", body("hello")));
+    let mut encoding = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello")));
     assert!(encoding.as_mut().now_or_never().is_none());
     tokio::time::advance(ENCODE_DEADLINE).await;
     assert_eq!(encoding.await.err(), Some(Unread::Busy));

@@ -1,5 +1,9 @@
+use hostler_prompt::{Dialect, Form, Forms};
+
 use super::*;
 use crate::placement::tests::{FILES, Fixture};
+use crate::prompt::FilesHash;
+use crate::prompt::tests::prove;
 
 /// A prompt of which only the text is known.
 pub(in crate::placement) fn text(text: &str) -> Prompt {
@@ -11,10 +15,21 @@ pub(in crate::placement) fn stream(text: &str) -> Prompt {
     Prompt::text(Asked { streams: true, ..asked(text) }, "")
 }
 
-/// A prompt of this many tokens, as replicas with these files see them, and without text.
+/// A prompt of this many tokens, as replicas with these files and the Python front-end see them, and without text.
 pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
-    let exact = Exact { files, tokens: (0..tokens).collect(), all: tokens, chain: Chain::new("", ""), keys: Mutex::default() };
+    let exact = Exact {
+        reader: python(files),
+        also: None,
+        tokens: (0..tokens).collect(),
+        all: tokens,
+        chain: Chain::new("", ""),
+        keys: Mutex::default(),
+    };
     Prompt { exact: Some(exact), ..text("") }
+}
+
+fn python(files: FilesHash) -> Reader {
+    Reader { files, dialect: Dialect::Python }
 }
 
 fn asked(text: &str) -> Asked {
@@ -26,7 +41,7 @@ fn asked(text: &str) -> Asked {
 fn text_counts_as_a_token_for_four_bytes_and_has_keys_for_whole_blocks() {
     let prompt = text(&"a".repeat(1001));
     assert_eq!((prompt.tokens(), prompt.text_keys().len()), (251, 3));
-    assert!(!prompt.is_exact_for(Some(FILES)) && prompt.token_keys(16).is_empty());
+    assert!(!prompt.is_exact_for(Some(python(FILES))) && prompt.token_keys(16).is_empty());
     assert_eq!((text("").tokens(), text("").text_keys().len()), (0, 0));
 }
 
@@ -43,7 +58,12 @@ fn texts_with_the_same_beginning_share_its_keys_unless_they_are_for_other_models
 #[test]
 fn tokens_have_keys_for_each_size_of_block() {
     let prompt = exact(100, FILES);
-    assert!(prompt.is_exact_for(Some(FILES)) && !prompt.is_exact_for(Some([8; 32])) && !prompt.is_exact_for(None));
+    assert!(prompt.is_exact_for(Some(python(FILES))) && !prompt.is_exact_for(Some(python([8; 32]))) && !prompt.is_exact_for(None));
+    let rust = Some(Reader { files: FILES, dialect: Dialect::Rust });
+    assert!(!prompt.is_exact_for(rust));
+    let Prompt { exact: Some(exact), .. } = exact(100, FILES) else { panic!("it has tokens") };
+    let both = Prompt { exact: Some(Exact { also: rust, ..exact }), ..text("") };
+    assert!(both.is_exact_for(rust) && both.is_exact_for(Some(python(FILES))) && !both.is_exact_for(None));
     assert_eq!((prompt.token_keys(16).len(), prompt.token_keys(48).len(), prompt.token_keys(101).len()), (6, 2, 0));
     assert!(Arc::ptr_eq(&prompt.token_keys(16), &prompt.token_keys(16)), "they are made once");
     assert_eq!(prompt.tokens(), 100);
@@ -72,7 +92,7 @@ async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
     let (one, _) = Fixture::known(1).await;
     assert_eq!(one.placer.wanted(&hello()), None, "there is no choice");
     let (two, _) = Fixture::known(2).await;
-    assert_eq!(two.placer.wanted(&hello()), Some((FILES, String::new())));
+    assert_eq!(two.placer.wanted(&hello()), Some((python(FILES), String::new())));
     assert_eq!(two.placer.wanted(&asked("a prompt of one block and a half at most")), None, "there is too little to find");
     assert_eq!(two.placer.wanted(&Asked { model: Some("other".into()), ..hello() }), None, "nobody serves it");
     assert_eq!(Fixture::guessed(2).await.placer.wanted(&hello()), None, "nobody says what is cached");
@@ -83,9 +103,34 @@ async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
     let prompt = fixture.placer.read(Asked { body, ..asked(&"Hello, engine! ".repeat(10)) }).await;
-    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(FILES))), ("tokenizer not ready", false));
+    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(python(FILES)))), ("tokenizer not ready", false));
     let prompt = fixture.placer.read(asked("short")).await;
     assert_eq!(prompt.fallback, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_not() {
+    let (fixture, _) = Fixture::known(2).await;
+    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL.without(Forms::default().with(Form::Continued)));
+    let read = |body: &'static str| {
+        let asked = Asked { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
+        fixture.placer.read(asked)
+    };
+    let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
+    assert_eq!((plain.fallback, plain.is_exact_for(Some(python(FILES)))), ("", true));
+    let continued = r#"{"messages":[{"role":"user","content":"hello"}],"add_generation_prompt":false,"continue_final_message":true}"#;
+    let prompt = read(continued).await;
+    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
+    assert_eq!(fixture.choose(&prompt).level, Level::Text);
+    // An engine with the other front-end agrees about it; the first one's cache is still known by text alone.
+    let rust = Reader { files: FILES, dialect: Dialect::Rust };
+    prove(&fixture.placer.prompts, &rust, Forms::ALL);
+    assert!(!read(continued).await.is_exact_for(Some(rust)), "nobody has it");
+    fixture.add_with_rust(2).await;
+    let prompt = read(continued).await;
+    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(rust)), prompt.is_exact_for(Some(python(FILES)))), ("", true, false));
+    let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
+    assert!(plain.is_exact_for(Some(rust)) && plain.is_exact_for(Some(python(FILES))));
 }
 
 #[test]

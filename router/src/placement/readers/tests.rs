@@ -1,11 +1,13 @@
 use std::path::PathBuf;
 
+use hostler_prompt::Dialect;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 
 use super::*;
 use crate::fleet::tests::{Change, attach_told, fleet, ready, state};
 use crate::fleet::{Directives, Phase, State};
+use crate::prompt::Reader;
 
 const FILES: [u8; 32] = [7; 32];
 
@@ -27,7 +29,8 @@ async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way()
     let Some(ToAgent::Directive(asked)) = told.try_recv().unwrap().unwrap().message else { panic!("no directive") };
     assert_eq!(asked.order, Some(Order::FetchFiles(FetchFiles { hash: FILES.to_vec().into() })));
     assert!(told.try_recv().is_err(), "two replicas have the same files");
-    assert_eq!(prompts.standing(&FILES), Standing::Loading);
+    let reader = Reader { files: FILES, dialect: Dialect::Python };
+    assert_eq!(prompts.standing(&reader), Standing::Loading);
     // The agent does not send them.
     sleep(Duration::from_secs(60)).await;
     look(&prompts, &fleet, &mut JoinSet::new());

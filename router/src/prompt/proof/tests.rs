@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use hostler_prompt::{Encoder, Request};
+use hostler_prompt::{Dialect, Encoder, Form, Forms, Request};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, ResponseHead};
 use prometheus_client::metrics::counter::Counter;
@@ -10,8 +10,8 @@ use rustc_hash::FxHashMap;
 
 use crate::carry::{Lane, Lanes};
 use crate::prompt::files::encoder;
-use crate::prompt::tests::{body, bundle, nothing_kept, unproved};
-use crate::prompt::{Standing, Unread};
+use crate::prompt::tests::{body, bundle, nothing_kept, reader, unproved};
+use crate::prompt::{Reader, Standing, Unread};
 
 /// What an engine behind a lane answers to a request: status and body.
 type Answers = Box<dyn Fn(&str, &[u8]) -> (u32, Vec<u8>) + Send>;
@@ -46,11 +46,15 @@ fn engine(answers: Answers) -> (Arc<Lanes>, Arc<Lane>) {
     (lanes, lane)
 }
 
-/// An engine's own tokenizer, as vLLM answers.
+/// An engine's own tokenizer, as vLLM answers with its Python front-end.
 fn tokenizes(encoder: &Encoder, path: &str, body: &[u8]) -> (u32, Vec<u8>) {
+    tokenizes_in(Dialect::Python, encoder, path, body)
+}
+
+fn tokenizes_in(dialect: Dialect, encoder: &Encoder, path: &str, body: &[u8]) -> (u32, Vec<u8>) {
     let named: serde_json::Value = serde_json::from_slice(body).unwrap();
     assert_eq!((path, named["model"].as_str()), ("/tokenize", Some("small")));
-    match Request::parse(path, body).map(|request| encoder.encode(&request)) {
+    match Request::parse(path, body).map(|request| encoder.encode_in(dialect, &request)) {
         Some(Ok(encoded)) => {
             let answer = serde_json::json!({ "count": encoded.tokens.len(), "max_model_len": 4096, "tokens": encoded.tokens });
             (200, answer.to_string().into_bytes())
@@ -69,9 +73,106 @@ async fn an_encoder_that_agrees_with_the_engine_is_proved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, _lane) = engine(with_words_from(0));
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Proved);
-    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello world")).await.unwrap().tokens, [1, 2]);
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.unwrap().tokens, [1, 2]);
+}
+
+/// An engine with the Rust front-end, which refuses messages without text.
+fn rust_with_words_from(first: u32) -> Answers {
+    let encoder = encoder(&bundle(first), 1024).unwrap();
+    Box::new(move |path, body| {
+        let named: serde_json::Value = serde_json::from_slice(body).unwrap();
+        if named["messages"][0]["content"] == "" {
+            return (400, br#"{"error":{"message":"message content cannot be empty"}}"#.to_vec());
+        }
+        tokenizes_in(Dialect::Rust, &encoder, path, body)
+    })
+}
+
+#[tokio::test]
+async fn each_front_end_is_proved_by_its_own_rules() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let (python, rust) = (reader(hash), Reader { files: hash, dialect: Dialect::Rust });
+    let parts = |dialect| {
+        let text = |text: &str| serde_json::json!({ "type": "text", "text": text });
+        let body = serde_json::json!({ "messages": [{ "role": "user", "content": [text("hello"), text("world")] }] }).to_string();
+        let prompts = prompts.clone();
+        async move { prompts.encode(&Reader { files: hash, dialect }, "/v1/chat/completions", body.into()).await }
+    };
+    let (lanes, _lane) = engine(rust_with_words_from(0));
+    prompts.prove(rust, &lanes, 3, "small").await;
+    assert_eq!((prompts.standing(&rust), prompts.standing(&python)), (Standing::Proved, Standing::Unproved));
+    // `user : helloworld`, of which only nothing is a word.
+    assert_eq!(parts(Dialect::Rust).await.unwrap().tokens, [0, 0, 0]);
+    assert_eq!(parts(Dialect::Python).await.err(), Some(Unread::NotProved));
+    let (lanes, _lane) = engine(with_words_from(0));
+    prompts.prove(python, &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&python), Standing::Proved);
+    assert_eq!(parts(Dialect::Python).await.unwrap().tokens, [0, 0, 1, 2]);
+}
+
+#[tokio::test]
+async fn an_engine_that_joins_texts_in_another_way_than_its_front_end_does_has_messages_in_parts_placed_by_text() {
+    let prompts = nothing_kept();
+    let hash = unproved(&prompts, &bundle(0)).await;
+    let (lanes, _lane) = engine(rust_with_words_from(0));
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    let standing = prompts.standing(&reader(hash));
+    assert!(standing.is_proved() && standing.reason().starts_with("messages in parts"), "{standing:?}");
+    let encoded = |content: serde_json::Value| {
+        let body = serde_json::json!({ "messages": [{ "role": "user", "content": content }] }).to_string();
+        let prompts = prompts.clone();
+        async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.into()).await }
+    };
+    assert_eq!(encoded("hello".into()).await.unwrap().tokens, [0, 0, 1]);
+    let parts = serde_json::json!([{ "type": "text", "text": "hello" }]);
+    assert_eq!(encoded(parts).await, Err(Unread::FormNotProved(Form::Parts)));
+}
+
+/// An engine that ignores `continue_final_message`, as the Rust front-end of vLLM 0.24 does, or refuses it.
+fn that_continues_nothing(refuses: bool) -> Answers {
+    let encoder = encoder(&bundle(0), 1024).unwrap();
+    Box::new(move |path, body| {
+        let mut asked: serde_json::Value = serde_json::from_slice(body).unwrap();
+        let continues = asked.as_object_mut().unwrap().remove("continue_final_message").is_some();
+        let (status, answer) = tokenizes(&encoder, path, asked.to_string().as_bytes());
+        match (continues, refuses) {
+            (false, _) => return (status, answer),
+            (true, true) => return (400, b"{}".to_vec()),
+            (true, false) => {}
+        }
+        // Most templates end a message with a token of its own.
+        let mut answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+        answer["tokens"].as_array_mut().unwrap().push(2.into());
+        (status, answer.to_string().into_bytes())
+    })
+}
+
+#[tokio::test]
+async fn an_engine_that_differs_in_a_rare_form_only_keeps_the_others_exact() {
+    for refuses in [false, true] {
+        let prompts = nothing_kept();
+        let hash = unproved(&prompts, &bundle(0)).await;
+        let (lanes, _lane) = engine(that_continues_nothing(refuses));
+        prompts.prove(reader(hash), &lanes, 3, "small").await;
+        let standing = prompts.standing(&reader(hash));
+        assert_eq!(standing, Standing::Partly(Forms::ALL.without(Forms::default().with(Form::Continued))));
+        assert_eq!((standing.word(), standing.reason().as_str()), ("proved", "continued messages are placed by text"));
+        assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.unwrap().tokens, [1, 2]);
+        let chat = |others: serde_json::Value| {
+            let mut body = others;
+            body["messages"] = serde_json::json!([{ "role": "user", "content": "hello" }]);
+            let prompts = prompts.clone();
+            async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.to_string().into()).await }
+        };
+        assert_eq!(chat(serde_json::json!({})).await.unwrap().tokens, [0, 0, 1]);
+        assert_eq!(chat(serde_json::json!({ "add_generation_prompt": false })).await.unwrap().tokens, [0, 0, 1]);
+        let continued = serde_json::json!({ "add_generation_prompt": false, "continue_final_message": true });
+        assert_eq!(chat(continued).await, Err(Unread::FormNotProved(Form::Continued)));
+        assert_eq!(prompts.figures().failed, 0, "neither a template nor a tokenizer refused it");
+    }
 }
 
 #[tokio::test]
@@ -79,9 +180,9 @@ async fn an_encoder_that_differs_from_the_engine_is_not_used() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, _lane) = engine(with_words_from(1));
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert!(matches!(prompts.standing(&hash), Standing::Different(why) if !why.is_empty()));
-    assert_eq!(prompts.encode(&hash, "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert!(matches!(prompts.standing(&reader(hash)), Standing::Different(why) if !why.is_empty()));
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,13 +191,13 @@ async fn an_engine_that_is_full_or_has_no_such_route_leaves_the_encoder_unproved
     let hash = unproved(&prompts, &bundle(0)).await;
     for status in [404, 500, 503, 0, u32::MAX] {
         let (lanes, _lane) = engine(Box::new(move |_, _| (status, b"{}".to_vec())));
-        prompts.prove(hash, &lanes, 3, "small").await;
-        assert_eq!(prompts.standing(&hash), Standing::Unproved, "{status}");
+        prompts.prove(reader(hash), &lanes, 3, "small").await;
+        assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved, "{status}");
         tokio::time::advance(Duration::from_secs(1)).await;
     }
     let (lanes, _lane) = engine(with_words_from(0));
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Proved);
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
 }
 
 #[tokio::test]
@@ -105,8 +206,8 @@ async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, lane) = engine(with_words_from(0));
     lane.lose();
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Unproved);
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
 }
 
 #[tokio::test]
@@ -133,8 +234,8 @@ async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
             }
         }
     });
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Unproved);
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
     assert_eq!(lane.open_requests(), 0);
 }
 
@@ -146,8 +247,8 @@ async fn an_engine_that_says_nothing_is_waited_for_no_longer_than_the_deadline()
     let lane = Lane::new(Counter::default());
     lanes.add(&lane);
     let begun = tokio::time::Instant::now();
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Unproved);
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
     assert!(begun.elapsed() >= super::SAMPLE_DEADLINE);
     assert_eq!(lane.open_requests(), 0, "the request was cancelled");
 }
@@ -158,12 +259,12 @@ async fn a_comparison_that_is_given_up_may_be_made_again() {
     let hash = unproved(&prompts, &bundle(0)).await;
     let silent = Arc::new(Lanes::default());
     silent.add(&Lane::new(Counter::default()));
-    let mut comparing = Box::pin(prompts.prove(hash, &silent, 3, "small"));
+    let mut comparing = Box::pin(prompts.prove(reader(hash), &silent, 3, "small"));
     assert!(futures_util::poll!(comparing.as_mut()).is_pending());
     let (lanes, _lane) = engine(with_words_from(0));
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Unproved, "one comparison at a time");
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved, "one comparison at a time");
     drop(comparing);
-    prompts.prove(hash, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&hash), Standing::Proved);
+    prompts.prove(reader(hash), &lanes, 3, "small").await;
+    assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
 }
