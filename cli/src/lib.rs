@@ -1,11 +1,16 @@
 //! The command line: one file per subcommand, and this table of contents.
 
+mod advise;
 mod agent;
 mod docs;
 mod explain;
+mod keeper;
+mod lora;
 mod operate;
 mod output;
+mod plan;
 mod ps;
+mod rolling;
 mod router;
 mod settings;
 mod sim;
@@ -43,12 +48,25 @@ enum Command {
     Router,
     /// Run the agent of this node: it starts the engines and serves the routers.
     Agent(settings::EngineArgs),
+    /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
+    Plan(plan::PlanArgs),
     /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
     Ps(ps::PsArgs),
+    /// Show what costs the engines speed, and what to change.
+    Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
     Drain(operate::TargetArgs),
-    /// Empty a node or a replica, then start it again.
-    Restart(operate::TargetArgs),
+    /// Empty a node or a replica, then start it again; --rolling does it to one replica after another.
+    Restart(operate::RestartArgs),
+    /// Let a quarantined, failed or stopped replica start again now.
+    Release(operate::TargetArgs),
+    /// Let replicas finish what they run, then give their GPU memory back; they need --enable-sleep-mode among agent.engine_args.
+    Sleep(operate::SleepArgs),
+    /// Bring replicas that sleep back into service.
+    Wake(operate::TargetArgs),
+    /// Load, unload and list LoRA adapters.
+    #[command(subcommand)]
+    Lora(lora::Lora),
     /// Show the last lines of an engine's log.
     Logs(operate::LogsArgs),
     /// Show why a request went where it went.
@@ -71,8 +89,13 @@ enum Command {
 /// The program: reads the command line, runs the subcommand, says what went wrong.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(ended) = keeper::keeper() {
+        return ended;
+    }
     let mut command = Cli::command();
-    for (name, sections) in [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent())] {
+    for (name, sections) in
+        [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())]
+    {
         command = command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)));
     }
     let matches = command.get_matches();
@@ -97,9 +120,15 @@ fn run(cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
         Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?)),
         Command::Router => runtime.block_on(router::router(&given.load(file.as_deref(), None)?)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
+        Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
+        Command::Advise(args) => runtime.block_on(advise::advise(&args)),
         Command::Drain(args) => runtime.block_on(operate::drain(&args)),
         Command::Restart(args) => runtime.block_on(operate::restart(&args)),
+        Command::Release(args) => runtime.block_on(operate::release(&args)),
+        Command::Sleep(args) => runtime.block_on(operate::sleep(&args)),
+        Command::Wake(args) => runtime.block_on(operate::wake(&args)),
+        Command::Lora(command) => runtime.block_on(lora::lora(&command)),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),

@@ -19,12 +19,12 @@ pub(crate) enum Side {
     Right,
 }
 
-/// The rows as lines, each column as wide as its widest cell.
+/// The rows as lines, each column as wide as its widest cell. A column without any text is left out.
 pub(crate) fn table<const COLUMNS: usize>(sides: [Side; COLUMNS], rows: &[[String; COLUMNS]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
     let line = |row: &[String; COLUMNS]| {
-        let cells = row.iter().zip(widths).zip(sides).map(|((cell, width), side)| match side {
+        let cells = row.iter().zip(widths).zip(sides).filter(|((_, width), _)| *width > 0).map(|((cell, width), side)| match side {
             Side::Left => format!("{cell:width$}"),
             Side::Right => format!("{cell:>width$}"),
         });

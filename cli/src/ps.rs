@@ -1,13 +1,19 @@
 //! `hostler ps`: nodes and replicas as a table, or as JSON for scripts, as one router sees them.
 
+mod fleet;
+
 use clap::Args;
-use hostler_proto::fleet::v1 as wire;
+use hostler_proto::fleet::v1::ListRequest;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
-use serde::Serialize;
 use tonic::transport::Channel;
 
+use self::fleet::Failure;
+pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
 use crate::operate::{AdminArgs, connect, said};
 use crate::output::{Side, say, table};
+
+/// What a router says whom no agent has found.
+pub(crate) const NO_AGENT: &str = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node";
 
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
@@ -16,99 +22,6 @@ pub(crate) struct PsArgs {
     json: bool,
     #[command(flatten)]
     admin: AdminArgs,
-}
-
-/// A node; the field names are those of `--json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct Node {
-    pub(crate) node: String,
-    pub(crate) agent_version: String,
-    pub(crate) attached: bool,
-    pub(crate) replicas: Vec<Replica>,
-}
-
-/// A replica; the field names are those of `--json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct Replica {
-    pub(crate) id: String,
-    /// A phase's word, or `suspect` when the agent is silent.
-    pub(crate) phase: &'static str,
-    pub(crate) reason: String,
-    pub(crate) models: Vec<String>,
-    pub(crate) gpu: String,
-    pub(crate) epoch: u64,
-    pub(crate) restarts: u32,
-    /// Over all routers, counted by the agent.
-    pub(crate) in_flight: u32,
-    /// Of the router that was asked.
-    pub(crate) own_in_flight: u32,
-    pub(crate) served: u64,
-    pub(crate) running: u32,
-    pub(crate) waiting: u32,
-    /// 0 to 1.
-    pub(crate) kv_use: f64,
-    pub(crate) cache: Cache,
-    pub(crate) rates: Rates,
-    pub(crate) engine_version: String,
-    pub(crate) engine_pid: u32,
-    pub(crate) engine_socket: String,
-}
-
-/// What the router knows of the blocks that a replica has cached; the field names are those of `--json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct Cache {
-    /// They are known exactly. Otherwise requests are placed by their text.
-    pub(crate) exact: bool,
-    pub(crate) blocks: u64,
-    /// Number and digest of the blocks are those that the agent last reported.
-    pub(crate) matches: bool,
-    /// How often they were not.
-    pub(crate) resyncs: u64,
-    /// The agent's reports contradict themselves.
-    pub(crate) distrusted: bool,
-    /// How the router's tokenizer for the model stands.
-    pub(crate) tokenizer: String,
-    /// Why not exact, where something stands in the way.
-    pub(crate) reason: String,
-}
-
-/// A replica's speed as the router has learned it, in seconds; the field names are those of `--json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct Rates {
-    pub(crate) step: f64,
-    pub(crate) prefill: f64,
-    pub(crate) attention: f64,
-    pub(crate) decode: f64,
-    pub(crate) context: f64,
-    pub(crate) slowness: f64,
-}
-
-impl From<wire::Cache> for Cache {
-    fn from(cache: wire::Cache) -> Self {
-        let wire::Cache { exact, blocks, matches, resyncs, distrusted, tokenizer, reason } = cache;
-        Self { exact, blocks, matches, resyncs, distrusted, tokenizer, reason }
-    }
-}
-
-impl From<wire::Rates> for Rates {
-    fn from(rates: wire::Rates) -> Self {
-        let wire::Rates { step, prefill, attention, decode, context, slowness } = rates;
-        Self { step, prefill, attention, decode, context, slowness }
-    }
-}
-
-impl Cache {
-    /// One cell of the table.
-    fn cell(&self) -> String {
-        if self.exact { format!("exact {}", self.blocks) } else { "text".into() }
-    }
-}
-
-impl Replica {
-    /// Whether it is still on its way to be ready.
-    pub(crate) fn is_coming(&self) -> bool {
-        matches!(self.phase, "starting" | "loading" | "suspect")
-    }
 }
 
 /// `hostler ps`.
@@ -124,86 +37,120 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
 
 /// The fleet as the router sees it.
 pub(crate) async fn list(fleet: &mut FleetClient<Channel>) -> anyhow::Result<Vec<Node>> {
-    let listed = fleet.list(wire::ListRequest {}).await.map_err(said)?.into_inner();
-    let node = |node: wire::Node| Node {
-        node: node.name,
-        agent_version: node.agent_version,
-        attached: node.attached,
-        replicas: node.replicas.into_iter().map(replica).collect(),
-    };
-    Ok(listed.nodes.into_iter().map(node).collect())
-}
-
-fn replica(replica: wire::Replica) -> Replica {
-    let state = replica.state.unwrap_or_default();
-    let load = replica.load.unwrap_or_default();
-    let engine = load.engine.unwrap_or_default();
-    let phase = if replica.suspect { "suspect" } else { state.phase().word() };
-    Replica {
-        id: replica.id,
-        phase,
-        reason: state.reason,
-        models: state.models.into_iter().map(|model| model.id).collect(),
-        gpu: state.gpu,
-        epoch: replica.epoch,
-        restarts: state.restarts,
-        in_flight: load.in_flight,
-        own_in_flight: replica.own_in_flight,
-        served: load.served,
-        running: engine.running,
-        waiting: engine.waiting,
-        kv_use: engine.kv_use,
-        cache: replica.cache.unwrap_or_default().into(),
-        rates: replica.rates.unwrap_or_default().into(),
-        engine_version: state.engine_version,
-        engine_pid: state.engine_pid,
-        engine_socket: state.engine_socket,
-    }
-}
-
-/// What is in no column: for a replica that serves, its GPU and what keeps its cache from being known; for another one, its reason.
-fn remark(replica: &Replica) -> String {
-    let first_line = |reason: &str| reason.lines().next().unwrap_or_default().to_owned();
-    if replica.phase != "ready" {
-        return first_line(&replica.reason);
-    }
-    let cache = if replica.cache.distrusted { "its reports of cached blocks contradict themselves" } else { &replica.cache.reason };
-    match (replica.gpu.as_str(), first_line(cache)) {
-        (gpu, cache) if replica.cache.exact || cache.is_empty() => gpu.to_owned(),
-        ("", cache) => format!("placed by text: {cache}"),
-        (gpu, cache) => format!("{gpu}; placed by text: {cache}"),
-    }
+    let listed = fleet.list(ListRequest {}).await.map_err(said)?.into_inner();
+    Ok(listed.nodes.into_iter().map(Node::from).collect())
 }
 
 fn lines(nodes: &[Node]) -> Vec<String> {
     if nodes.is_empty() {
-        return vec!["no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into()];
+        return vec![NO_AGENT.into()];
     }
+    let replicas = || nodes.iter().flat_map(|node| &node.replicas);
+    // A fleet without GPUs has no column of them.
+    let gpu = if replicas().any(|replica| !gpu_cell(replica).is_empty()) { "GPU" } else { "" };
     let mut rows = vec![
-        ["REPLICA", "PHASE", "MODEL", "IN FLIGHT", "RUNNING", "WAITING", "KV", "CACHE", "SERVED", "RESTARTS", "ENGINE", ""]
+        ["REPLICA", "PHASE", "MODEL", gpu, "IN FLIGHT", "RUNNING", "WAITING", "KV", "CACHE", "SERVED", "RESTARTS", "ENGINE", ""]
             .map(String::from),
     ];
-    for replica in nodes.iter().flat_map(|node| &node.replicas) {
+    for replica in replicas() {
         rows.push([
             replica.id.clone(),
             replica.phase.into(),
             replica.models.join(","),
+            gpu_cell(replica),
             replica.in_flight.to_string(),
             replica.running.to_string(),
             replica.waiting.to_string(),
             format!("{:.0}%", replica.kv_use * 100.0),
-            replica.cache.cell(),
+            if replica.cache.exact { format!("exact {}", replica.cache.blocks) } else { "text".into() },
             replica.served.to_string(),
             replica.restarts.to_string(),
             replica.engine_version.clone(),
             remark(replica),
         ]);
     }
-    let mut lines = table([Side::Left; 12], &rows);
+    let mut lines = table([Side::Left; 13], &rows);
     let lost = nodes.iter().filter(|node| !node.attached).map(|node| format!("{}: its agent is not connected", node.node));
     lines.extend(lost);
     lines
 }
 
+/// What is in no column. For a replica that serves: what keeps its cache from being known, and whether there is advice. For another one: how far
+/// its start has come, or what is wrong and what to do.
+fn remark(replica: &Replica) -> String {
+    if replica.phase != "ready" {
+        return match (&replica.progress, &replica.failure) {
+            // An engine that cannot start spends most of its time starting.
+            (Some(progress), Some(failure)) if replica.is_coming() => format!("{}; last time: {}", progress.sentence(), what(failure)),
+            (Some(progress), None) if replica.is_coming() => progress.sentence(),
+            (_, Some(failure)) if !replica.is_coming() => what(failure),
+            _ => replica.first_reason().to_owned(),
+        };
+    }
+    let mut parts = Vec::new();
+    let cache = if replica.cache.distrusted { "its reports of cached blocks contradict themselves" } else { &replica.cache.reason };
+    if !cache.is_empty() {
+        // Where the cache is known exactly, it says by itself which requests are placed by text all the same.
+        parts.push(if replica.cache.exact { one_line(cache) } else { format!("placed by text: {}", one_line(cache)) });
+    }
+    if !replica.findings.is_empty() {
+        parts.push(format!("advice: {}, see hostler advise", replica.findings.len()));
+    }
+    parts.join("; ")
+}
+
+/// Cause and remedy.
+fn what(failure: &Failure) -> String {
+    let sentence = [failure.cause.as_str(), &failure.remedy];
+    sentence.map(one_line).into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Which GPUs it has and how they do: memory and power of all, the mean of their utilisation, the hottest of their temperatures.
+fn gpu_cell(replica: &Replica) -> String {
+    let [first, others @ ..] = &replica.gpus[..] else { return short(&replica.gpu).to_owned() };
+    let gpus = || replica.gpus.iter();
+    let mut parts = vec![numbers(gpus())];
+    parts.push(if others.is_empty() { short(&first.name).to_owned() } else { format!("{}×{}", replica.gpus.len(), short(&first.name)) });
+    let memory: u64 = gpus().map(|gpu| gpu.memory_bytes).sum();
+    if let Some(used) = sum(gpus().map(|gpu| gpu.memory_used_bytes)) {
+        parts.push(format!("{}/{} GiB", gib(used), gib(memory)));
+    }
+    if let Some(percents) = sum(gpus().map(|gpu| gpu.utilisation.map(u64::from))) {
+        parts.push(format!("{}%", percents / replica.gpus.len() as u64));
+    }
+    let watts: Option<f32> = gpus().map(|gpu| gpu.watts).sum();
+    parts.extend(watts.map(|watts| format!("{watts:.0} W")));
+    parts.extend(gpus().filter_map(|gpu| gpu.celsius).max().map(|celsius| format!("{celsius} °C")));
+    parts.join(" ")
+}
+
+/// Their sum, if all are known.
+fn sum(mut values: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    values.try_fold(0, |sum, value| Some(sum + value?))
+}
+
+/// `3`, `0-3` for neighbours, `0,2` for others.
+fn numbers<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
+    let numbers: Vec<u32> = gpus.map(|gpu| gpu.index).collect();
+    match &numbers[..] {
+        [first, .., last] if numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]) => format!("{first}-{last}"),
+        _ => numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    }
+}
+
+/// A product's name without its maker's.
+fn short(name: &str) -> &str {
+    name.strip_prefix("NVIDIA ").unwrap_or(name)
+}
+
+/// To the nearest GiB.
+fn gib(bytes: u64) -> u64 {
+    (bytes + (1 << 29)) >> 30
+}
+
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,12 +1,15 @@
 //! `hostler up`: a router and an agent in one process, for one machine.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+mod start;
 
-use hostler_agent::AgentConfig;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use hostler_agent::{AgentConfig, IfAgentDies};
 use hostler_boot::{Settings, Shutdown};
 use hostler_router::{Router, RouterConfig};
 
+use self::start::Start;
 use crate::agent::prepare_and_run;
 use crate::operate::connect;
 use crate::output::say;
@@ -24,6 +27,10 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     }
     let router = Router::bind(router_config).await?;
     let mut agent_config: AgentConfig = settings.section("agent")?;
+    if agent_config.if_agent_dies == IfAgentDies::Auto {
+        // What a person starts at a terminal is over when it ends.
+        agent_config.if_agent_dies = IfAgentDies::Kill;
+    }
     if !settings.is_given("agent", "router") {
         agent_config.router.clear();
     }
@@ -54,12 +61,14 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     agent_task.await?
 }
 
-/// Waits until the engines serve, then says how to use them.
+/// Says how far the engines have come until they serve or have failed, then how to use them.
 async fn invite(edge: SocketAddr, admin: SocketAddr) -> anyhow::Result<()> {
     let mut fleet = connect(&admin.to_string()).await?;
+    let mut start = Start::default();
     let replicas = loop {
         let nodes = ps::list(&mut fleet).await?;
         let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node: Node| node.replicas).collect();
+        start.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
         if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
             break replicas;
         }

@@ -67,6 +67,18 @@ pub struct EngineArgs {
     /// Accepted and ignored.
     #[arg(long)]
     pub disable_uvicorn_access_log: bool,
+    /// Accepted and ignored: what makes an engine sleep are routes of the development mode.
+    #[arg(long)]
+    pub enable_sleep_mode: bool,
+    /// Take LoRA adapters.
+    #[arg(long)]
+    pub enable_lora: bool,
+    /// Have the routes of vLLM's development mode: sleep, wake, weights.
+    #[arg(long, env = "VLLM_SERVER_DEV_MODE", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub sim_dev_mode: bool,
+    /// Have the routes that load and unload LoRA adapters.
+    #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub sim_runtime_lora: bool,
 
     /// Shortest time of a step, in milliseconds.
     #[arg(long, default_value_t = 10.0)]
@@ -86,6 +98,15 @@ pub struct EngineArgs {
     /// Die this many milliseconds after becoming ready.
     #[arg(long)]
     pub sim_die_after_ms: Option<u64>,
+    /// Die when a request's body contains this text.
+    #[arg(long, value_name = "TEXT")]
+    pub sim_die_on: Option<String>,
+    /// Milliseconds from such a request to the death, in which its answer and others may begin.
+    #[arg(long, default_value_t = 0)]
+    pub sim_die_on_ms: u64,
+    /// Answer 500 when a request's body contains this text, as vLLM does to a grammar that it cannot compile.
+    #[arg(long, value_name = "TEXT")]
+    pub sim_err_on: Option<String>,
     /// Fail while starting, with a Python traceback in the log.
     #[arg(long)]
     pub sim_fail_start: bool,

@@ -6,6 +6,7 @@
 //! of how well a GPU performs: its step time is a straight line in its batch. The
 //! `hostler sim` subcommands and the tests of the other crates call it.
 
+mod adapters;
 mod api;
 mod args;
 mod engine;
@@ -20,6 +21,7 @@ mod reply;
 mod routes;
 mod scheduler;
 mod serve;
+mod slumber;
 mod sse;
 mod tokens;
 

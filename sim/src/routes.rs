@@ -1,6 +1,8 @@
 //! Paths and methods: reads the request, hands it to the API, and gives every answer
 //! the headers that uvicorn and vLLM add.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, SERVER, VARY};
 use http::{Method, Request, StatusCode};
@@ -32,6 +34,12 @@ const ROUTES: &[(&str, &str)] = &[
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
     ("/reset_prefix_cache", "POST"),
+    ("/sleep", "POST"),
+    ("/wake_up", "POST"),
+    ("/is_sleeping", "GET"),
+    ("/collective_rpc", "POST"),
+    ("/v1/load_lora_adapter", "POST"),
+    ("/v1/unload_lora_adapter", "POST"),
     ("/sim/fault", "POST"),
     ("/sim/model/tokenizer.json", "GET"),
     ("/sim/model/tokenizer_config.json", "GET"),
@@ -60,7 +68,7 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
 
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
     let path = request.uri().path();
-    let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path) else {
+    let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path && is_there(api, path)) else {
         return Ok(not_found());
     };
     if !allowed.split(", ").any(|method| method == request.method().as_str()) {
@@ -69,6 +77,7 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     if request.method() == Method::GET || *path == "/ping" {
         return Ok(get(api, path, request.uri().query().unwrap_or_default()));
     }
+    let query = request.uri().query().unwrap_or_default().to_owned();
     let body = match Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
@@ -77,10 +86,22 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
         Err(error) => return Err(error),
     };
     let id = given_id.and_then(|id| id.to_str().ok());
-    Ok(post(api, path, &body, id).await.unwrap_or_else(|error| error.reply()))
+    Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
 }
 
-async fn post(api: &Api, path: &str, body: &Bytes, id: Option<&str>) -> Result<Reply, ApiError> {
+/// Routes that vLLM has only when it was started so.
+fn is_there(api: &Api, path: &str) -> bool {
+    match path {
+        "/sleep" | "/wake_up" | "/is_sleeping" | "/collective_rpc" => api.args.sim_dev_mode,
+        "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => api.args.sim_runtime_lora,
+        _ => true,
+    }
+}
+
+async fn post(api: &Api, (path, query): (&str, &str), body: &Bytes, id: Option<&str>) -> Result<Reply, ApiError> {
+    if path.starts_with("/v1/") {
+        provoked(api, body)?;
+    }
     match path {
         "/v1/chat/completions" => api::chat(api, body, id).await,
         "/v1/completions" => api::completions(api, body, id).await,
@@ -92,6 +113,11 @@ async fn post(api: &Api, path: &str, body: &Bytes, id: Option<&str>) -> Result<R
             let success = api.core.reset_cache().await;
             Ok(json(StatusCode::OK, format!(r#"{{"success":{success}}}"#)))
         }
+        "/sleep" => Ok(api::sleep(api, query).await),
+        "/wake_up" => Ok(api::wake_up(api, query).await),
+        "/collective_rpc" => Ok(api::collective_rpc(api, body)),
+        "/v1/load_lora_adapter" => api::load_adapter(api, body),
+        "/v1/unload_lora_adapter" => api::unload_adapter(api, body),
         _ => set_fault(api, body).await,
     }
 }
@@ -106,6 +132,7 @@ fn get(api: &Api, path: &str, query: &str) -> Reply {
             json(StatusCode::OK, format!(r#"{{"server_load":{load}}}"#))
         }
         "/v1/models" => api::models(api),
+        "/is_sleeping" => api::is_sleeping(api),
         "/sim/model/tokenizer.json" => json(StatusCode::OK, tokenizer_json()),
         "/sim/model/tokenizer_config.json" => json(StatusCode::OK, tokenizer_config_json()),
         _ => {
@@ -138,6 +165,21 @@ fn unescaped(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What `--sim-die-on` and `--sim-err-on` make of a request.
+fn provoked(api: &Api, body: &[u8]) -> Result<(), ApiError> {
+    let contains = |text: &Option<String>| text.as_ref().is_some_and(|text| memchr::memmem::find(body, text.as_bytes()).is_some());
+    if contains(&api.args.sim_die_on) {
+        let (faults, delay) = (api.core.faults.clone(), Duration::from_millis(api.args.sim_die_on_ms));
+        // It ends with the engine, at the latest by dying.
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            faults.set(Fault::Die);
+        });
+    }
+    // What vLLM says to a schema that refers to itself.
+    if contains(&api.args.sim_err_on) { Err(ApiError::internal("maximum recursion depth exceeded")) } else { Ok(()) }
 }
 
 /// `POST /sim/fault`, which only the simulation has.

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, info, warn};
 
+use crate::adapters::Adapters;
 use crate::api::{Api, unix_seconds};
 use crate::args::EngineArgs;
 use crate::engine::{Core, Stepping};
@@ -27,6 +28,8 @@ use crate::routes;
 const BACKLOG: u32 = 2048;
 /// How long connections may take to carry their last bytes away after a stop.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// Parts that the weights seem to have.
+const SHARDS: u32 = 4;
 /// Longest path of a Unix socket on Linux.
 const SOCKET_PATH_BYTES: usize = 107;
 
@@ -101,7 +104,7 @@ impl Engine {
         };
         let args = Arc::new(args);
         let (core, stepping) = Core::new(args.clone());
-        let api = Api { args, core, created: unix_seconds() };
+        let api = Api { args, core, adapters: Adapters::default(), created: unix_seconds() };
         Ok(Self { api, stepping, bound, address, kv_events })
     }
 
@@ -142,9 +145,18 @@ impl Engine {
 async fn start_up(args: &EngineArgs) -> Result<(), Error> {
     let model = &args.model;
     let delay = Duration::from_millis(args.sim_start_ms);
-    info!("Initializing a V1 LLM engine (v{}) with config: model='{model}'", crate::VLLM_VERSION);
+    let longest = args.context_length();
+    info!("  version {}  model   {model}", crate::VLLM_VERSION);
+    info!("Using max model len {longest}");
+    info!(
+        "Initializing a V1 LLM engine (v{}) with config: model='{model}', max_seq_len={longest}, enforce_eager=False, enable_prefix_caching=True",
+        crate::VLLM_VERSION
+    );
     info!("Starting to load model {model}...");
-    tokio::time::sleep(delay / 2).await;
+    for shard in 1..=SHARDS {
+        tokio::time::sleep(delay / (2 * SHARDS)).await;
+        info!("Loading safetensors checkpoint shards: {:3}% Completed | {shard}/{SHARDS}", 100 * shard / SHARDS);
+    }
     if args.sim_fail_start {
         error!(
             "Traceback (most recent call last):\n  File \"vllm/v1/engine/core.py\", line 1, in run_engine_core\nRuntimeError: Engine core initialization failed. See root cause above."
@@ -152,7 +164,10 @@ async fn start_up(args: &EngineArgs) -> Result<(), Error> {
         return Err(Error::FailedStart);
     }
     info!("Loading weights took {:.2} seconds", delay.as_secs_f64() / 2.0);
-    info!("KV cache size: {} tokens", args.cache_tokens());
+    let tokens = args.cache_tokens();
+    let hundredths = 100 * tokens / longest.max(1);
+    let (requests, rest) = (hundredths / 100, hundredths % 100);
+    info!("CPU KV cache size: {tokens} tokens, Maximum concurrency for {longest} tokens per request: {requests}.{rest:02}x");
     tokio::time::sleep(delay / 2).await;
     info!("init engine (profile, create kv cache, warmup model) took {:.2} seconds", delay.as_secs_f64());
     Ok(())

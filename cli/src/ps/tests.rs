@@ -1,39 +1,145 @@
 use hostler_proto::agent::v1 as agent;
+use hostler_proto::fleet::v1 as wire;
 
 use super::*;
 
-fn replica(cache: wire::Cache, gpu: &str) -> Node {
-    let state = agent::ReplicaState { phase: agent::Phase::Ready.into(), gpu: gpu.into(), ..agent::ReplicaState::default() };
-    let replica = wire::Replica { id: "n/0".into(), state: Some(state), cache: Some(cache), ..wire::Replica::default() };
-    Node { node: "n".into(), agent_version: "1".into(), attached: true, replicas: vec![super::replica(replica)] }
+/// A node with one replica, which is given as the router would tell of it.
+pub(crate) fn node(name: &str, state: agent::ReplicaState, change: impl FnOnce(&mut wire::Replica)) -> Node {
+    let mut replica = wire::Replica { id: format!("{name}/0"), state: Some(state), ..wire::Replica::default() };
+    change(&mut replica);
+    wire::Node { name: name.into(), agent_version: "1".into(), attached: true, replicas: vec![replica] }.into()
+}
+
+fn in_phase(phase: agent::Phase) -> agent::ReplicaState {
+    agent::ReplicaState { phase: phase.into(), ..agent::ReplicaState::default() }
+}
+
+pub(crate) fn ready() -> agent::ReplicaState {
+    let model = agent::Model { id: "tiny".into(), ..agent::Model::default() };
+    agent::ReplicaState { models: vec![model], engine_version: "0.32.0".into(), ..in_phase(agent::Phase::Ready) }
+}
+
+pub(crate) fn finding(kind: &str, evidence: &str, advice: &str) -> agent::Finding {
+    agent::Finding { kind: kind.into(), evidence: evidence.into(), advice: advice.into() }
 }
 
 fn cache(exact: bool, reason: &str) -> wire::Cache {
     wire::Cache { exact, blocks: 1234, reason: reason.into(), tokenizer: "proved".into(), ..wire::Cache::default() }
 }
 
+fn with_cache(cache: wire::Cache) -> Node {
+    node("n", agent::ReplicaState { gpu: "NVIDIA H200".into(), ..ready() }, |replica| replica.cache = Some(cache))
+}
+
+fn gpus(count: u32) -> Vec<agent::Gpu> {
+    let gpu = |index| agent::Gpu { index, uuid: format!("GPU-{index}"), name: "NVIDIA H200".into(), memory_bytes: 141 << 30 };
+    (0..count).map(gpu).collect()
+}
+
+fn reading(index: u32) -> agent::GpuReading {
+    agent::GpuReading {
+        uuid: format!("GPU-{index}"),
+        memory_used_bytes: Some(98 << 30),
+        utilisation: Some(80 + index),
+        watts: Some(612.4),
+        celsius: Some(60 + index),
+        throttled: vec!["power limit".into()],
+        ..agent::GpuReading::default()
+    }
+}
+
+/// One replica of each sort.
+fn fleet() -> Vec<Node> {
+    let progress = agent::Progress { stage: "loading weights".into(), percent: 45, seconds_left: 20 };
+    let failure = agent::Failure {
+        kind: "memory".into(),
+        cause: "CUDA out of memory".into(),
+        remedy: "end process 4242, which holds 70 GiB of GPU 0".into(),
+    };
+    let advised = vec![finding("eager", "seen", "change"), finding("context", "seen", "change")];
+    let served = |replica: &mut wire::Replica| {
+        let engine = agent::EngineLoad { running: 31, waiting: 2, kv_use: 0.421, ..agent::EngineLoad::default() };
+        replica.load = Some(agent::Load { in_flight: 33, served: 1207, engine: Some(engine), ..agent::Load::default() });
+        replica.cache = Some(cache(true, ""));
+    };
+    vec![
+        node("n0", agent::ReplicaState { gpus: gpus(1), ..ready() }, |replica| {
+            served(replica);
+            replica.gpus = vec![reading(0)];
+        }),
+        node("n1", agent::ReplicaState { gpus: gpus(4), findings: advised, ..ready() }, |replica| {
+            served(replica);
+            replica.gpus = (0..4).map(reading).collect();
+        }),
+        node("n2", agent::ReplicaState { gpus: gpus(1), progress: Some(progress), ..in_phase(agent::Phase::Loading) }, |_| {}),
+        node(
+            "n3",
+            agent::ReplicaState { failure: Some(failure), reason: "rc 1\nlast lines".into(), ..in_phase(agent::Phase::Failed) },
+            |_| {},
+        ),
+        node("n4", agent::ReplicaState { reason: "XID 79 on GPU 0".into(), ..in_phase(agent::Phase::Quarantined) }, |_| {}),
+    ]
+}
+
+#[test]
+fn the_table_shows_gpus_progress_failures_and_that_there_is_advice() {
+    insta::assert_snapshot!(lines(&fleet()).join("\n"));
+}
+
+#[test]
+fn a_fleet_without_gpus_has_no_column_of_them() {
+    let lines = lines(&[node("n", ready(), |replica| replica.cache = Some(cache(false, "")))]);
+    insta::assert_snapshot!(lines.join("\n"), @"
+    REPLICA  PHASE  MODEL  IN FLIGHT  RUNNING  WAITING  KV  CACHE  SERVED  RESTARTS  ENGINE
+    n/0      ready  tiny   0          0        0        0%  text   0       0         0.32.0
+    ");
+}
+
 #[test]
 fn a_cache_that_is_known_shows_its_blocks_and_another_one_why_not() {
-    let lines = lines(&[replica(cache(true, ""), "H200")]);
-    assert!(lines[1].contains("exact 1234") && lines[1].ends_with("H200"), "{lines:?}");
-    let reason = "the engine keeps no cache";
-    let lines = super::lines(&[replica(cache(false, reason), "H200")]);
-    assert!(lines[1].contains("  text  ") && lines[1].ends_with("H200; placed by text: the engine keeps no cache"), "{lines:?}");
-    let lines = super::lines(&[replica(wire::Cache { distrusted: true, ..cache(false, "") }, "")]);
+    let lines = lines(&[with_cache(cache(true, ""))]);
+    assert!(lines[1].contains("  H200  ") && lines[1].contains("exact 1234"), "{lines:?}");
+    let lines = super::lines(&[with_cache(cache(false, "the engine keeps no cache"))]);
+    assert!(lines[1].contains("  text  ") && lines[1].ends_with("  placed by text: the engine keeps no cache"), "{lines:?}");
+    let lines = super::lines(&[with_cache(wire::Cache { distrusted: true, ..cache(false, "") })]);
     assert!(lines[1].ends_with("placed by text: its reports of cached blocks contradict themselves"), "{lines:?}");
     // On its way: nothing is wrong.
-    let lines = super::lines(&[replica(cache(false, ""), "")]);
-    assert_eq!(lines.len(), 2);
+    let lines = super::lines(&[with_cache(cache(false, ""))]);
     assert!(!lines[1].contains("placed by text"), "{lines:?}");
 }
 
 #[test]
-fn a_script_reads_cache_and_rates_of_each_replica() {
-    let json = serde_json::to_value(replica(cache(true, ""), "")).unwrap();
-    assert_eq!(json["replicas"][0]["cache"]["blocks"], 1234);
+fn a_gpu_of_which_the_driver_says_little_shows_what_there_is() {
+    let bare = agent::GpuReading { uuid: "GPU-0".into(), utilisation: Some(7), ..agent::GpuReading::default() };
+    let node = node("n", agent::ReplicaState { gpus: gpus(1), ..ready() }, |replica| replica.gpus = vec![bare]);
+    assert_eq!(gpu_cell(&node.replicas[0]), "0 H200 7%");
+}
+
+#[test]
+fn gpus_that_are_no_neighbours_are_named_each() {
+    let gpus = gpus(3);
+    let some = |indices: &[usize]| {
+        node("n", agent::ReplicaState { gpus: indices.iter().map(|&index| gpus[index].clone()).collect(), ..ready() }, |_| {})
+    };
+    assert_eq!(gpu_cell(&some(&[0, 2]).replicas[0]), "0,2 2×H200");
+    assert_eq!(gpu_cell(&some(&[0, 1, 2]).replicas[0]), "0-2 3×H200");
+}
+
+#[test]
+fn a_script_reads_everything_of_each_replica() {
+    let nodes = fleet();
+    let json = serde_json::to_value(&nodes).unwrap();
+    let replica = &json[0]["replicas"][0];
+    assert_eq!((&replica["phase"], &replica["cache"]["blocks"]), (&"ready".into(), &1234.into()));
     for name in ["exact", "matches", "resyncs", "distrusted", "tokenizer", "reason"] {
-        assert!(!json["replicas"][0]["cache"][name].is_null(), "{name}");
+        assert!(!replica["cache"][name].is_null(), "{name}");
     }
-    assert_eq!(json["replicas"][0]["rates"]["slowness"], 0.0);
-    assert_eq!(json["replicas"][0]["phase"], "ready");
+    assert_eq!(replica["rates"]["slowness"], 0.0);
+    let gpu = &json[1]["replicas"][0]["gpus"][3];
+    assert_eq!((&gpu["index"], &gpu["utilisation"], &gpu["sm_mhz"]), (&3.into(), &83.into(), &serde_json::Value::Null));
+    assert_eq!(gpu["throttled"][0], "power limit");
+    assert_eq!(json[1]["replicas"][0]["findings"][0]["kind"], "eager");
+    assert_eq!(json[2]["replicas"][0]["progress"]["seconds_left"], 20);
+    assert_eq!(json[3]["replicas"][0]["failure"]["kind"], "memory");
+    assert!(json[0]["replicas"][0]["failure"].is_null());
 }

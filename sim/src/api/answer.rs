@@ -60,7 +60,7 @@ impl Answer {
         let answer = Self {
             id,
             created: unix_seconds(),
-            model: args.served_name().to_owned(),
+            model: options.adapter.clone().unwrap_or_else(|| args.served_name().to_owned()),
             fingerprint: fingerprint(args),
             prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
             prompts: kept,
@@ -68,7 +68,13 @@ impl Answer {
             block_size: args.block_size,
             options,
         };
-        let work = Work { prompts, choices: answer.options.choices, seed: answer.options.seed, salt: answer.options.salt.clone() };
+        let work = Work {
+            prompts,
+            choices: answer.options.choices,
+            seed: answer.options.seed,
+            salt: answer.options.salt.clone(),
+            adapter: answer.options.adapter.clone(),
+        };
         let generation = core.submit(work).await?;
         Ok((answer, generation))
     }

@@ -23,7 +23,7 @@ use crate::tokens::push_escaped;
 /// Answers one request.
 pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
-    let options = Options::read(&fields, &api.args, TokenLimit::Chat)?;
+    let options = Options::read(&fields, api, TokenLimit::Chat)?;
     let tool_call = ToolCall::wanted(fields.tools, fields.tool_choice)?;
     let tokens = chat_prompt(&fields)?;
     let limit = options.limit(&api.args, tokens.len())?;

@@ -22,7 +22,7 @@ use crate::tokens::{decode, push_escaped};
 /// Answers one request.
 pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
-    let options = Options::read(&fields, &api.args, TokenLimit::Completions)?;
+    let options = Options::read(&fields, api, TokenLimit::Completions)?;
     let prompts = prompts("prompt", fields.prompt)?;
     let prompts = prompts.into_iter().map(|tokens| {
         let limit = options.limit(&api.args, tokens.len())?;

@@ -25,7 +25,7 @@ const MOST_DIMENSIONS: usize = 8192;
 /// Answers one request.
 pub(crate) async fn embeddings(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
-    let options = Options::read(&fields, &api.args, TokenLimit::Responses)?;
+    let options = Options::read(&fields, api, TokenLimit::Responses)?;
     let base64 = text("encoding_format", fields.encoding_format)?.as_deref() == Some("base64");
     let dimensions = integer("dimensions", fields.dimensions)?.and_then(|count| usize::try_from(count).ok());
     let dimensions = dimensions.map_or(DIMENSIONS, |count| count.clamp(1, MOST_DIMENSIONS));

@@ -95,7 +95,8 @@ impl ApiError {
         Self::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     }
 
-    fn internal(message: &str) -> Self {
+    /// The engine could not do what was asked.
+    pub(crate) fn internal(message: &str) -> Self {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", param: None, message: message.to_owned() }
     }
 
@@ -121,6 +122,11 @@ impl From<Refusal> for ApiError {
             Refusal::Stopped => Self::internal("cannot schedule new futures after shutdown"),
         }
     }
+}
+
+/// Something that was named is not there.
+pub(crate) fn not_there(message: String) -> ApiError {
+    ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: None, message }
 }
 
 /// The answer to an unknown path.

@@ -9,6 +9,7 @@ mod errors;
 mod fields;
 mod logprobs;
 mod models;
+mod operate;
 mod options;
 mod prompt;
 mod responses;
@@ -22,11 +23,13 @@ pub(crate) use completions::{CompletionEvents, completions};
 pub(crate) use embeddings::embeddings;
 pub(crate) use errors::{ApiError, not_found, wrong_method};
 pub(crate) use models::models;
+pub(crate) use operate::{collective_rpc, is_sleeping, load_adapter, sleep, unload_adapter, wake_up};
 pub(crate) use responses::{ResponseEvents, responses};
 pub(crate) use tokenize::{detokenize, tokenize};
 
 use std::sync::Arc;
 
+use crate::adapters::Adapters;
 use crate::args::EngineArgs;
 use crate::engine::Core;
 
@@ -35,6 +38,7 @@ use crate::engine::Core;
 pub(crate) struct Api {
     pub(crate) args: Arc<EngineArgs>,
     pub(crate) core: Core,
+    pub(crate) adapters: Adapters,
     /// When the engine became ready, in seconds since 1970.
     pub(crate) created: u64,
 }

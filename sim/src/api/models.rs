@@ -1,4 +1,4 @@
-//! `/v1/models`: every name that requests may use.
+//! `/v1/models`: every name that requests may use, those of adapters among them.
 
 use http::StatusCode;
 
@@ -16,6 +16,13 @@ pub(crate) fn models(api: &Api) -> Reply {
             r#"{{"id":{name},"object":"model","created":{created},"owned_by":"vllm","root":{root},"parent":null,"max_model_len":{longest},"permission":[{{"id":"modelperm-{permission}","object":"model_permission","created":{created},"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}}]}}"#
         )
     });
-    let cards: Vec<String> = cards.collect();
+    let adapters = api.adapters.all().into_iter().map(|adapter| {
+        let (name, root, parent) = (quoted(&adapter.name), quoted(&adapter.path), quoted(api.args.served_name()));
+        let permission = random_id(16);
+        format!(
+            r#"{{"id":{name},"object":"model","created":{created},"owned_by":"vllm","root":{root},"parent":{parent},"max_model_len":null,"permission":[{{"id":"modelperm-{permission}","object":"model_permission","created":{created},"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}}]}}"#
+        )
+    });
+    let cards: Vec<String> = cards.chain(adapters).collect();
     json(StatusCode::OK, format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(",")))
 }

@@ -3,6 +3,7 @@
 
 use serde::Deserialize;
 
+use super::Api;
 use super::errors::ApiError;
 use super::fields::{Fields, boolean, integer, number, text, typed};
 use crate::args::EngineArgs;
@@ -26,6 +27,8 @@ pub(crate) struct Options {
     pub(crate) logprobs: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) salt: Option<String>,
+    /// The LoRA adapter that is to answer.
+    pub(crate) adapter: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -47,8 +50,8 @@ pub(crate) enum TokenLimit {
 }
 
 impl Options {
-    pub(crate) fn read(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -> Result<Self, ApiError> {
-        check_model(fields, args)?;
+    pub(crate) fn read(fields: &Fields<'_>, api: &Api, token_limit: TokenLimit) -> Result<Self, ApiError> {
+        let adapter = check_model(fields, api)?;
         check_temperature(fields)?;
         let stream_options: Option<StreamOptions> =
             typed("stream_options", fields.stream_options, "dict_type", "Input should be a valid dictionary")?;
@@ -59,12 +62,13 @@ impl Options {
             include_usage,
             continuous_usage: include_usage && stream_options.continuous_usage_stats.unwrap_or(false),
             choices: choices(fields)?,
-            max_tokens: max_tokens(fields, args, token_limit)?,
+            max_tokens: max_tokens(fields, &api.args, token_limit)?,
             seed: integer("seed", fields.seed)?.map_or(0, i64::cast_unsigned),
             ignore_eos: boolean("ignore_eos", fields.ignore_eos)?,
             logprobs: logprobs(fields, token_limit)?,
             return_token_ids: boolean("return_token_ids", fields.return_token_ids)?,
             salt: text("cache_salt", fields.cache_salt)?,
+            adapter,
         })
     }
 
@@ -83,13 +87,16 @@ impl Options {
     }
 }
 
-/// Refuses a model that is not served; no model means the one there is.
-pub(crate) fn check_model(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiError> {
-    let served = args.served_names();
-    match text("model", fields.model)? {
-        Some(model) if !served.contains(&model) => Err(ApiError::unknown_model(&model, &served)),
-        _ => Ok(()),
+/// The adapter that is asked for, if it is one. Refuses a model that is not served; no model means the one there is.
+pub(crate) fn check_model(fields: &Fields<'_>, api: &Api) -> Result<Option<String>, ApiError> {
+    let mut served = api.args.served_names();
+    let Some(model) = text("model", fields.model)?.filter(|model| !served.contains(model)) else { return Ok(None) };
+    let adapters = api.adapters.all();
+    if adapters.iter().any(|adapter| adapter.name == model) {
+        return Ok(Some(model));
     }
+    served.extend(adapters.into_iter().map(|adapter| adapter.name));
+    Err(ApiError::unknown_model(&model, &served))
 }
 
 fn check_temperature(fields: &Fields<'_>) -> Result<(), ApiError> {

@@ -22,7 +22,7 @@ use crate::tokens::push_escaped;
 /// Answers one request.
 pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
-    let options = Options { choices: 1, ..Options::read(&fields, &api.args, TokenLimit::Responses)? };
+    let options = Options { choices: 1, ..Options::read(&fields, api, TokenLimit::Responses)? };
     let tokens = input_tokens(&fields)?;
     let limit = options.limit(&api.args, tokens.len())?;
     let id = answer_id("resp", request_id).replacen('-', "_", 1);

@@ -21,10 +21,14 @@ use crate::faults::Faults;
 use crate::mailbox::{Finish, Mailbox};
 use crate::metrics::Metrics;
 use crate::scheduler::{Limit, Limits, Scheduler, Sequence};
+use crate::slumber::Slumber;
 use crate::tokens::{Continuation, hash_text, mix};
 
 /// Commands that may wait for the stepping task; senders wait when there are more.
 const COMMAND_QUEUE: usize = 8192;
+
+/// Mixed into the seed of answers when the weights are lost: they are other ones then, and nobody is told.
+const NONSENSE: u64 = 0x6e6f_6e73_656e_7365;
 
 /// What the stepping task is told.
 #[derive(Debug)]
@@ -35,6 +39,10 @@ pub(crate) enum Command {
     EndAll(Finish),
     /// Forget all cached blocks, if no sequence holds any, and say whether that was so.
     ResetCache(oneshot::Sender<bool>),
+    /// End every sequence, forget the cache and step no more.
+    Sleep(oneshot::Sender<()>),
+    /// Step again.
+    Wake(oneshot::Sender<()>),
 }
 
 /// One prompt of a request.
@@ -51,6 +59,8 @@ pub(crate) struct Work {
     pub(crate) choices: usize,
     pub(crate) seed: u64,
     pub(crate) salt: Option<String>,
+    /// The LoRA adapter that answers.
+    pub(crate) adapter: Option<String>,
 }
 
 /// Why a request does not get to run.
@@ -69,6 +79,7 @@ pub(crate) struct Core {
     commands: mpsc::Sender<Command>,
     pub(crate) faults: Arc<Faults>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) slumber: Slumber,
     /// Sequences waiting or running.
     queued: Arc<AtomicUsize>,
     /// One token for each generation.
@@ -86,6 +97,7 @@ impl Core {
             commands,
             faults: Arc::default(),
             metrics: Arc::default(),
+            slumber: Slumber::default(),
             queued: Arc::default(),
             generations: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -106,6 +118,7 @@ impl Core {
             faults: core.faults.clone(),
             metrics: core.metrics.clone(),
             publisher: None,
+            asleep: false,
         };
         (core, stepping)
     }
@@ -162,9 +175,30 @@ impl Core {
         self.commands.send(Command::ResetCache(reply)).await.is_ok() && answer.await.unwrap_or(false)
     }
 
+    /// Puts the engine to sleep. Requests are still taken, and wait until it wakes.
+    pub(crate) async fn sleep(&self, level: u8) {
+        let (reply, done) = oneshot::channel();
+        if self.commands.send(Command::Sleep(reply)).await.is_ok() && done.await.is_ok() {
+            self.slumber.sleep(level);
+            self.metrics.record_sleep(level);
+        }
+    }
+
+    /// Wakes these parts of its memory, or all; whether the engine steps again.
+    pub(crate) async fn wake(&self, tags: &[String]) -> bool {
+        if !self.slumber.wake(tags) {
+            return false;
+        }
+        let (reply, done) = oneshot::channel();
+        self.metrics.record_sleep(0);
+        self.commands.send(Command::Wake(reply)).await.is_ok() && done.await.is_ok()
+    }
+
     fn sequences(&self, mailbox: &Arc<Mailbox>, work: Work) -> Vec<Sequence> {
         let engine_seed = mix(self.args.seed, hash_text(self.args.served_name()));
         let seed = mix(engine_seed, work.seed);
+        let seed = work.adapter.as_deref().map_or(seed, |adapter| mix(seed, hash_text(adapter)));
+        let seed = if self.slumber.has_lost_weights() { mix(seed, NONSENSE) } else { seed };
         let mut sequences = Vec::with_capacity(work.prompts.len() * work.choices);
         for prompt in work.prompts {
             for choice in 0..work.choices {
@@ -173,7 +207,7 @@ impl Core {
                 let index = sequences.len();
                 let (tokens, limit) = (prompt.tokens.clone(), prompt.limit);
                 let sequence = Sequence::new(mailbox.clone(), index, tokens, limit, continuation);
-                sequences.push(sequence.hashed(self.args.block_size, work.salt.clone()));
+                sequences.push(sequence.hashed(self.args.block_size, work.salt.clone(), work.adapter.clone()));
             }
         }
         sequences

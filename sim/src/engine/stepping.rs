@@ -11,6 +11,7 @@ use super::Command;
 use crate::args::EngineArgs;
 use crate::faults::Faults;
 use crate::kv_events::Publisher;
+use crate::mailbox::Finish;
 use crate::metrics::Metrics;
 use crate::scheduler::{Limits, Scheduler, Step};
 
@@ -24,6 +25,8 @@ pub(crate) struct Stepping {
     pub(super) faults: Arc<Faults>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) publisher: Option<Publisher>,
+    /// It takes requests and does not step.
+    pub(super) asleep: bool,
 }
 
 impl Stepping {
@@ -37,6 +40,9 @@ impl Stepping {
     /// Steps until the engine that made the task is dropped.
     pub(crate) async fn run(mut self) {
         while self.take_commands().await {
+            if self.asleep {
+                continue;
+            }
             self.faults.until_not_hung().await;
             let step = self.scheduler.plan();
             if step == Step::default() {
@@ -59,7 +65,7 @@ impl Stepping {
     /// Applies the commands that have come, waiting for the first one when idle;
     /// false when there will be no more.
     async fn take_commands(&mut self) -> bool {
-        if self.scheduler.is_idle() {
+        if self.scheduler.is_idle() || self.asleep {
             match self.commands.recv().await {
                 Some(command) => self.apply(command),
                 None => return false,
@@ -100,6 +106,17 @@ impl Stepping {
             Command::ResetCache(reply) => {
                 // Whoever asked may have gone.
                 let _ = reply.send(self.scheduler.reset_cache());
+            }
+            Command::Sleep(done) => {
+                self.scheduler.end_all(Finish::Abort);
+                self.scheduler.reset_cache();
+                self.metrics.record(&mut self.scheduler, None);
+                self.asleep = true;
+                let _ = done.send(());
+            }
+            Command::Wake(done) => {
+                self.asleep = false;
+                let _ = done.send(());
             }
         }
     }

@@ -20,7 +20,7 @@ fn start(flags: &[&str]) -> Core {
 
 fn work(text: u32, tokens: usize) -> Work {
     let limit = Limit { tokens, finish: Finish::Length };
-    Work { prompts: vec![Prompt { tokens: vec![text; 8], limit }], choices: 1, seed: 0, salt: None }
+    Work { prompts: vec![Prompt { tokens: vec![text; 8], limit }], choices: 1, seed: 0, salt: None, adapter: None }
 }
 
 /// Reads a generation to its end: each token with its time since `start`.

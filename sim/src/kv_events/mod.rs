@@ -12,7 +12,7 @@ pub(crate) use config::KvEventsConfig;
 pub(crate) use publisher::Publisher;
 use serde::Serialize;
 
-/// Keys that a block's hash depends on besides its tokens; here only a cache salt.
+/// Keys that a block's hash depends on besides its tokens; here a LoRA adapter's name and a cache salt.
 pub(crate) type ExtraKeys = Vec<Option<Vec<String>>>;
 
 /// One change of the cache. Fields are in the order of the wire; an absent field has
@@ -63,6 +63,14 @@ impl Event {
             group_idx: Some(0),
             kv_cache_spec_kind: Some(Cow::Borrowed("full_attention")),
         }
+    }
+
+    /// The same for blocks that were computed with a LoRA adapter.
+    pub(crate) fn of_adapter(mut self, adapter: Option<String>) -> Self {
+        if let (Self::BlockStored { lora_name, .. }, Some(adapter)) = (&mut self, adapter) {
+            *lora_name = Some(Cow::Owned(adapter));
+        }
+        self
     }
 
     /// One block; vLLM sends one event for each.

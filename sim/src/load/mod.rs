@@ -58,6 +58,9 @@ pub struct LoadArgs {
     /// Tokens to ask for.
     #[arg(long, default_value_t = 64)]
     pub max_tokens: u32,
+    /// Ask for all of the tokens, whatever the model says; vLLM's own field.
+    #[arg(long)]
+    pub ignore_eos: bool,
     /// Ask for whole answers instead of streams.
     #[arg(long, overrides_with = "stream")]
     pub no_stream: bool,
@@ -171,5 +174,6 @@ fn request_body(args: &LoadArgs, number: u64) -> String {
     } else {
         format!(r#""prompt":"{prompt}""#)
     };
-    format!(r#"{{{model}{input},"max_tokens":{most},"stream":{stream}}}"#)
+    let all = if args.ignore_eos { ",\"ignore_eos\":true" } else { "" };
+    format!(r#"{{{model}{input},"max_tokens":{most},"stream":{stream}{all}}}"#)
 }

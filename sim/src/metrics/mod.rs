@@ -35,6 +35,8 @@ pub(crate) struct Metrics {
     finished: [AtomicU64; FINISH_REASONS.len()],
     iterations: [AtomicU64; ITERATION_BUCKETS.len() + 1],
     iteration_tokens: AtomicU64,
+    /// Level of the sleep; 0 when awake.
+    sleep_level: AtomicU64,
 }
 
 impl Metrics {
@@ -60,6 +62,11 @@ impl Metrics {
             add(&self.iterations[bucket.unwrap_or(ITERATION_BUCKETS.len())], 1);
             add(&self.iteration_tokens, tokens);
         }
+    }
+
+    /// The engine sleeps at this level; 0 when awake.
+    pub(crate) fn record_sleep(&self, level: u8) {
+        set(&self.sleep_level, level.into());
     }
 
     /// Counts a request refused because the queue is full.

@@ -17,7 +17,7 @@ pub(crate) fn render(metrics: &Metrics, args: &EngineArgs, names: &[String]) -> 
     page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", int(&metrics.running));
     page.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", int(&metrics.waiting));
     write_waiting_by_reason(&mut page, int(&metrics.waiting));
-    write_sleep_state(&mut page);
+    write_sleep_state(&mut page, metrics);
     let usage = f64::from_bits(metrics.cache_usage.load(Ordering::Relaxed));
     page.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage);
     let counters = [
@@ -94,10 +94,12 @@ fn write_waiting_by_reason(page: &mut Page<'_>, waiting: f64) {
     }
 }
 
-fn write_sleep_state(page: &mut Page<'_>) {
+fn write_sleep_state(page: &mut Page<'_>, metrics: &Metrics) {
     let name = "vllm:engine_sleep_state";
     page.family(name, "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.", "gauge");
-    for (state, value) in [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)] {
+    let level = metrics.sleep_level.load(Ordering::Relaxed);
+    for (of, state) in ["awake", "weights_offloaded", "discard_all"].into_iter().enumerate() {
+        let value = if level == of as u64 { 1.0 } else { 0.0 };
         let labels = format!(r#"{},sleep_state="{state}""#, page.labels);
         page.sample(name, &labels, value);
     }

@@ -4,8 +4,8 @@
 //!
 //! The rules are vLLM's in outline: running sequences first, then waiting ones in
 //! order, under a token budget and a sequence limit; long prompts in chunks; the
-//! youngest sequence is preempted when the cache is full. There is no priority, no
-//! speculative decoding and no LoRA.
+//! youngest sequence is preempted when the cache is full. There is no priority and no
+//! speculative decoding.
 
 mod sequence;
 #[cfg(test)]

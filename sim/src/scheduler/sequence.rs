@@ -27,6 +27,8 @@ pub(crate) struct Sequence {
     limit: Limit,
     continuation: Continuation,
     salt: Option<String>,
+    /// The LoRA adapter that answers.
+    adapter: Option<String>,
     block_size: usize,
     /// Hashes of the full blocks, each depending on all before it.
     hashes: Vec<u64>,
@@ -52,6 +54,7 @@ impl Sequence {
             limit,
             continuation,
             salt: None,
+            adapter: None,
             block_size: 1,
             hashes: Vec::new(),
             started: false,
@@ -62,10 +65,10 @@ impl Sequence {
         }
     }
 
-    /// Hashes the prompt's blocks; `salt` keeps them apart from those of others.
-    pub(crate) fn hashed(mut self, block_size: usize, salt: Option<String>) -> Self {
+    /// Hashes the prompt's blocks; `salt` and `adapter` keep them apart from those of others.
+    pub(crate) fn hashed(mut self, block_size: usize, salt: Option<String>, adapter: Option<String>) -> Self {
         self.block_size = block_size;
-        self.salt = salt;
+        (self.salt, self.adapter) = (salt, adapter);
         self.hash_full_blocks();
         self
     }
@@ -140,18 +143,20 @@ impl Sequence {
     pub(super) fn stored_event(&self, blocks: Range<usize>) -> Event {
         let parent = blocks.start.checked_sub(1).map(|position| self.hashes[position]);
         let tokens = blocks.start * self.block_size..blocks.end * self.block_size;
-        // vLLM mixes the salt into the first block of a prompt only.
+        // vLLM mixes the salt into the first block of a prompt only, the adapter's name into all.
         let keys = blocks.clone().map(|position| {
             let salt = self.salt.as_ref().filter(|_| position == 0);
-            salt.map(|salt| vec![salt.clone()])
+            let keys: Vec<String> = self.adapter.iter().chain(salt).cloned().collect();
+            (!keys.is_empty()).then_some(keys)
         });
         let keys = keys.collect();
-        Event::stored(self.hashes[blocks].to_vec(), parent, self.tokens[tokens].to_vec(), keys)
+        Event::stored(self.hashes[blocks].to_vec(), parent, self.tokens[tokens].to_vec(), keys).of_adapter(self.adapter.clone())
     }
 
     fn hash_full_blocks(&mut self) {
         let full = self.tokens.len() / self.block_size;
         let salt = self.salt.as_deref().map_or(0, hash_text);
+        let salt = self.adapter.as_deref().map_or(salt, |adapter| mix(salt, hash_text(adapter)));
         for position in self.hashes.len()..full {
             let parent = position.checked_sub(1).map_or(salt, |parent| self.hashes[parent]);
             let tokens = &self.tokens[position * self.block_size..][..self.block_size];

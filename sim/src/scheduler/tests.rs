@@ -25,7 +25,7 @@ fn salted(prompt: &[u32], tokens: usize, salt: Option<&str>) -> (Sequence, Arc<M
     let limit = Limit { tokens, finish: Finish::Length };
     let continuation = Continuation::after(0, prompt);
     let sequence = Sequence::new(mailbox.clone(), 0, prompt.to_vec(), limit, continuation);
-    (sequence.hashed(BLOCK, salt.map(str::to_owned)), mailbox)
+    (sequence.hashed(BLOCK, salt.map(str::to_owned), None), mailbox)
 }
 
 fn prompt(length: u32) -> Vec<u32> {

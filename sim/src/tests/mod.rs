@@ -1,6 +1,7 @@
 //! Tests of the whole engine over its socket, and the harness for them.
 
 mod lifecycle;
+mod operate;
 mod wire;
 
 use std::path::PathBuf;

@@ -423,7 +423,7 @@ async fn an_agent_whose_reports_contradict_themselves_is_asked_thrice_and_then_n
     let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "liar".into(), life: 7 };
     let cache = CacheWatch { exact: true, block_size: 16, ..CacheWatch::default() };
     let state = ReplicaState { phase: Phase::Ready.into(), cache: Some(cache), ..ReplicaState::default() };
-    let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), load: None };
+    let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
     let report = Report { sequence: 0, snapshot: true, replicas: vec![replica] };
     let (sender, mut answers) = attach(fleet.routers[0].agents, [Message::Hello(hello), Message::Report(report)]).await.unwrap();
     assert!(matches!(next(&mut answers).await, Told::Welcome(_)));

@@ -62,7 +62,7 @@ fn hello(protocol: u32) -> Message {
 
 fn report(sequence: u64, snapshot: bool) -> Message {
     let state = ReplicaState { phase: Phase::Ready.into(), reason: "the engine serves".into(), ..ReplicaState::default() };
-    let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), load: None };
+    let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
     Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() } })
 }
 

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
-use hostler_proto::fleet::v1::{Cache, Decision, ExplainRequest, ListRequest, LogsRequest, Node, Replica, TargetRequest};
+use hostler_proto::fleet::v1::{
+    Cache, Decision, ExplainRequest, ListRequest, LogsRequest, LoraRequest, Node, Replica, SleepRequest, TargetRequest,
+};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -26,6 +28,7 @@ pub(crate) struct Seen {
     /// Requests of all routers.
     pub(crate) in_flight: u32,
     pub(crate) served: u64,
+    pub(crate) models: Vec<String>,
     /// What the router knows of its cached blocks.
     pub(crate) cache: Cache,
 }
@@ -51,6 +54,7 @@ impl From<Replica> for Seen {
             own: replica.own_in_flight,
             in_flight: load.in_flight,
             served: load.served,
+            models: state.models.iter().map(|model| model.id.clone()).collect(),
             cache: replica.cache.unwrap_or_default(),
         }
     }
@@ -89,6 +93,27 @@ impl Admin {
     pub(crate) async fn restart(self, target: &str) -> Result<Vec<String>, Status> {
         let request = TargetRequest { target: target.to_owned() };
         soon("a restart's answer", async { Ok(self.client().await?.restart(request).await?.into_inner().replicas) }).await
+    }
+
+    pub(crate) async fn release(self, target: &str) -> Result<Vec<String>, Status> {
+        let request = TargetRequest { target: target.to_owned() };
+        soon("a release's answer", async { Ok(self.client().await?.release(request).await?.into_inner().replicas) }).await
+    }
+
+    pub(crate) async fn sleep(self, target: &str, level: u32) -> Result<Vec<String>, Status> {
+        let request = SleepRequest { target: target.to_owned(), level };
+        soon("the end of falling asleep", async { Ok(self.client().await?.sleep(request).await?.into_inner().replicas) }).await
+    }
+
+    pub(crate) async fn wake(self, target: &str) -> Result<Vec<String>, Status> {
+        let request = TargetRequest { target: target.to_owned() };
+        soon("the end of waking", async { Ok(self.client().await?.wake(request).await?.into_inner().replicas) }).await
+    }
+
+    /// Loads an adapter, or without a path unloads it.
+    pub(crate) async fn lora(self, target: &str, name: &str, path: &str) -> Result<Vec<String>, Status> {
+        let request = LoraRequest { target: target.to_owned(), name: name.to_owned(), path: path.to_owned() };
+        soon("an adapter's coming or going", async { Ok(self.client().await?.lora(request).await?.into_inner().replicas) }).await
     }
 
     pub(crate) async fn logs(self, replica: &str, lines: u32) -> Result<Vec<String>, Status> {

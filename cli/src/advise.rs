@@ -1,0 +1,83 @@
+//! `hostler advise`: what costs the fleet's engines speed, each with what was seen and what to change.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::operate::{AdminArgs, connect};
+use crate::output::say;
+use crate::ps::{self, Finding, NO_AGENT, Node, Replica};
+
+#[derive(Debug, Args)]
+pub(crate) struct AdviseArgs {
+    /// A node, or a replica as `node/index`; all of the fleet without it.
+    target: Option<String>,
+    /// JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// One finding of one replica; the field names are those of `--json`.
+#[derive(Debug, Serialize)]
+struct Advice<'a> {
+    replica: &'a str,
+    #[serde(flatten)]
+    finding: &'a Finding,
+}
+
+/// `hostler advise`.
+pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
+    let nodes = ps::list(&mut connect(&args.admin.admin).await?).await?;
+    let replicas = chosen(&nodes, args.target.as_deref())?;
+    if args.json {
+        let findings: Vec<Advice<'_>> = advice(&replicas).collect();
+        say(&serde_json::to_string_pretty(&serde_json::json!({ "findings": findings }))?);
+    } else if nodes.is_empty() {
+        say(NO_AGENT);
+    } else {
+        lines(&replicas).iter().for_each(|line| say(line));
+    }
+    Ok(())
+}
+
+/// The replicas that are meant: all, those of a node, or one.
+fn chosen<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Result<Vec<&'a Replica>> {
+    let replicas = nodes.iter().flat_map(|node| node.replicas.iter().map(move |replica| (node, replica)));
+    let meant = |(node, replica): &(&Node, &Replica)| target.is_none_or(|target| node.node == target || replica.id == target);
+    let chosen: Vec<&Replica> = replicas.filter(meant).map(|(_, replica)| replica).collect();
+    match target {
+        Some(target) if chosen.is_empty() => {
+            anyhow::bail!("no node or replica is called {target:?}; `hostler ps` shows those there are")
+        }
+        _ => Ok(chosen),
+    }
+}
+
+fn advice<'a>(replicas: &[&'a Replica]) -> impl Iterator<Item = Advice<'a>> {
+    replicas.iter().flat_map(|replica| replica.findings.iter().map(|finding| Advice { replica: &replica.id, finding }))
+}
+
+fn lines(replicas: &[&Replica]) -> Vec<String> {
+    let mut lines: Vec<String> = advice(replicas)
+        .flat_map(|Advice { replica, finding }| {
+            [format!("{replica}  {}", finding.kind), format!("  seen    {}", finding.evidence), format!("  change  {}", finding.advice)]
+        })
+        .collect();
+    if lines.is_empty() {
+        let serving = replicas.iter().filter(|replica| replica.phase == "ready").count();
+        return vec![format!(
+            "nothing to advise: {serving} of {} replicas serve, and nothing was seen that costs them speed; what does shows after half a minute of work",
+            replicas.len()
+        )];
+    }
+    lines.push(
+        "--front-end, --tp and --profile are settings of the agent; other flags are the engine's, behind `--` of `hostler up` and `hostler agent` or in \
+         agent.engine_args. Both are read when the agent starts."
+            .to_owned(),
+    );
+    lines
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+use super::*;
+use crate::ps::tests::{finding, node, ready};
+use hostler_proto::agent::v1::ReplicaState;
+
+fn fleet() -> Vec<Node> {
+    let front_end = finding("front_end", "the Python front-end used up to 0.97 of a core", "--front-end rust");
+    let eager = finding("eager", "the engine runs without CUDA graphs", "drop --enforce-eager");
+    vec![
+        node("n0", ReplicaState { findings: vec![front_end, eager.clone()], ..ready() }, |_| {}),
+        node("n1", ready(), |_| {}),
+        node("n2", ReplicaState { findings: vec![eager], ..ready() }, |_| {}),
+    ]
+}
+
+#[test]
+fn every_finding_says_what_was_seen_and_what_to_change() {
+    let nodes = fleet();
+    insta::assert_snapshot!(lines(&chosen(&nodes, None).unwrap()).join("\n"), @"
+    n0/0  front_end
+      seen    the Python front-end used up to 0.97 of a core
+      change  --front-end rust
+    n0/0  eager
+      seen    the engine runs without CUDA graphs
+      change  drop --enforce-eager
+    n2/0  eager
+      seen    the engine runs without CUDA graphs
+      change  drop --enforce-eager
+    --front-end, --tp and --profile are settings of the agent; other flags are the engine's, behind `--` of `hostler up` and `hostler agent` or in agent.engine_args. Both are read when the agent starts.
+    ");
+}
+
+#[test]
+fn a_target_is_a_node_or_a_replica_and_has_to_exist() {
+    let nodes = fleet();
+    let ids = |target| chosen(&nodes, Some(target)).map(|replicas| replicas.iter().map(|replica| replica.id.clone()).collect::<Vec<_>>());
+    assert_eq!(ids("n2").unwrap(), ["n2/0"]);
+    assert_eq!(ids("n0/0").unwrap(), ["n0/0"]);
+    let error = ids("n9").unwrap_err().to_string();
+    assert_eq!(error, "no node or replica is called \"n9\"; `hostler ps` shows those there are");
+}
+
+#[test]
+fn a_fleet_that_does_well_gets_no_advice() {
+    let nodes = fleet();
+    let lines = lines(&chosen(&nodes, Some("n1")).unwrap());
+    assert_eq!(
+        lines,
+        [
+            "nothing to advise: 1 of 1 replicas serve, and nothing was seen that costs them speed; what does shows after half a minute of work"
+        ]
+    );
+}
+
+#[test]
+fn a_script_reads_whose_finding_it_is() {
+    let nodes = fleet();
+    let replicas = chosen(&nodes, Some("n2")).unwrap();
+    let json = serde_json::to_value(advice(&replicas).collect::<Vec<_>>()).unwrap();
+    assert_eq!(
+        (&json[0]["replica"], &json[0]["kind"], &json[0]["advice"]),
+        (&"n2/0".into(), &"eager".into(), &"drop --enforce-eager".into())
+    );
+}

@@ -1,0 +1,267 @@
+//! The fleet as one router tells of it: nodes, replicas, GPUs. The field names are those of `--json`, here and in `hostler advise`.
+
+use hostler_proto::agent::v1 as agent;
+use hostler_proto::fleet::v1 as wire;
+use serde::Serialize;
+
+/// A node.
+#[derive(Debug, Serialize)]
+pub(crate) struct Node {
+    pub(crate) node: String,
+    pub(crate) agent_version: String,
+    pub(crate) attached: bool,
+    pub(crate) replicas: Vec<Replica>,
+}
+
+/// A replica.
+#[derive(Debug, Serialize)]
+pub(crate) struct Replica {
+    pub(crate) id: String,
+    /// A phase's word, or `suspect` when the agent is silent.
+    pub(crate) phase: &'static str,
+    pub(crate) reason: String,
+    pub(crate) models: Vec<String>,
+    /// The name of its GPU.
+    pub(crate) gpu: String,
+    pub(crate) gpus: Vec<Gpu>,
+    /// How far its start has come, while it starts.
+    pub(crate) progress: Option<Progress>,
+    /// What its last life died of; `null` after a good one.
+    pub(crate) failure: Option<Failure>,
+    /// What could be better, the gravest first.
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) launch: Option<Launch>,
+    pub(crate) epoch: u64,
+    pub(crate) restarts: u32,
+    /// Over all routers, counted by the agent.
+    pub(crate) in_flight: u32,
+    /// Of the router that was asked.
+    pub(crate) own_in_flight: u32,
+    pub(crate) served: u64,
+    pub(crate) running: u32,
+    pub(crate) waiting: u32,
+    /// 0 to 1.
+    pub(crate) kv_use: f64,
+    pub(crate) cache: Cache,
+    pub(crate) rates: Rates,
+    pub(crate) engine_version: String,
+    pub(crate) engine_pid: u32,
+    pub(crate) engine_socket: String,
+}
+
+/// A GPU of a replica and how it does; `null` is what its driver does not say.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Gpu {
+    /// In PCI order.
+    pub(crate) index: u32,
+    pub(crate) uuid: String,
+    pub(crate) name: String,
+    pub(crate) memory_bytes: u64,
+    pub(crate) memory_used_bytes: Option<u64>,
+    /// Percent.
+    pub(crate) utilisation: Option<u32>,
+    pub(crate) watts: Option<f32>,
+    pub(crate) watts_limit: Option<f32>,
+    pub(crate) sm_mhz: Option<u32>,
+    pub(crate) celsius: Option<u32>,
+    /// Why its clocks are held down.
+    pub(crate) throttled: Vec<String>,
+    pub(crate) ecc_corrected: Option<u64>,
+    pub(crate) ecc_uncorrected: Option<u64>,
+    /// The driver's last XID about it; 0 for none.
+    pub(crate) last_xid: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Progress {
+    pub(crate) stage: String,
+    pub(crate) percent: u32,
+    pub(crate) seconds_left: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Failure {
+    pub(crate) kind: String,
+    pub(crate) cause: String,
+    pub(crate) remedy: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) kind: String,
+    pub(crate) evidence: String,
+    pub(crate) advice: String,
+}
+
+/// How its engine was started.
+#[derive(Debug, Serialize)]
+pub(crate) struct Launch {
+    pub(crate) profile: String,
+    pub(crate) tensor_parallel: u32,
+    pub(crate) front_end: String,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) kv_tokens: Option<u64>,
+    pub(crate) max_model_len: Option<u64>,
+}
+
+/// What the router knows of the blocks that a replica has cached.
+#[derive(Debug, Serialize)]
+pub(crate) struct Cache {
+    /// They are known exactly. Otherwise requests are placed by their text.
+    pub(crate) exact: bool,
+    pub(crate) blocks: u64,
+    /// Number and digest of the blocks are those that the agent last reported.
+    pub(crate) matches: bool,
+    /// How often they were not.
+    pub(crate) resyncs: u64,
+    /// The agent's reports contradict themselves.
+    pub(crate) distrusted: bool,
+    /// How the router's tokenizer for the model stands.
+    pub(crate) tokenizer: String,
+    /// Why not exact, or which requests are placed by text all the same.
+    pub(crate) reason: String,
+}
+
+/// A replica's speed as the router has learned it, in seconds.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rates {
+    pub(crate) step: f64,
+    pub(crate) prefill: f64,
+    pub(crate) attention: f64,
+    pub(crate) decode: f64,
+    pub(crate) context: f64,
+    pub(crate) slowness: f64,
+}
+
+impl From<wire::Cache> for Cache {
+    fn from(cache: wire::Cache) -> Self {
+        let wire::Cache { exact, blocks, matches, resyncs, distrusted, tokenizer, reason } = cache;
+        Self { exact, blocks, matches, resyncs, distrusted, tokenizer, reason }
+    }
+}
+
+impl From<wire::Rates> for Rates {
+    fn from(rates: wire::Rates) -> Self {
+        let wire::Rates { step, prefill, attention, decode, context, slowness } = rates;
+        Self { step, prefill, attention, decode, context, slowness }
+    }
+}
+
+impl From<agent::Progress> for Progress {
+    fn from(progress: agent::Progress) -> Self {
+        let agent::Progress { stage, percent, seconds_left } = progress;
+        Self { stage, percent, seconds_left: Some(seconds_left).filter(|seconds| *seconds > 0) }
+    }
+}
+
+impl From<agent::Failure> for Failure {
+    fn from(failure: agent::Failure) -> Self {
+        let agent::Failure { kind, cause, remedy } = failure;
+        Self { kind, cause, remedy }
+    }
+}
+
+impl From<agent::Finding> for Finding {
+    fn from(finding: agent::Finding) -> Self {
+        let agent::Finding { kind, evidence, advice } = finding;
+        Self { kind, evidence, advice }
+    }
+}
+
+impl From<agent::Launch> for Launch {
+    fn from(launch: agent::Launch) -> Self {
+        let agent::Launch { profile, tensor_parallel, front_end, arguments, kv_tokens, max_model_len } = launch;
+        let known = |number: u64| Some(number).filter(|number| *number > 0);
+        Self { profile, tensor_parallel, front_end, arguments, kv_tokens: known(kv_tokens), max_model_len: known(max_model_len) }
+    }
+}
+
+impl Progress {
+    /// `loading weights 45 %, about 20 s left`.
+    pub(crate) fn sentence(&self) -> String {
+        let Self { stage, percent, seconds_left } = self;
+        let left = seconds_left.map(|seconds| format!(", about {seconds} s left")).unwrap_or_default();
+        format!("{stage} {percent} %{left}")
+    }
+}
+
+impl Gpu {
+    /// One of a replica's GPUs, with its reading where there is one.
+    fn new(gpu: agent::Gpu, readings: &[agent::GpuReading]) -> Self {
+        let agent::Gpu { index, uuid, name, memory_bytes } = gpu;
+        let reading = readings.iter().find(|reading| reading.uuid == uuid).cloned().unwrap_or_default();
+        Self {
+            index,
+            uuid,
+            name,
+            memory_bytes,
+            memory_used_bytes: reading.memory_used_bytes,
+            utilisation: reading.utilisation,
+            watts: reading.watts,
+            watts_limit: reading.watts_limit,
+            sm_mhz: reading.sm_mhz,
+            celsius: reading.celsius,
+            throttled: reading.throttled,
+            ecc_corrected: reading.ecc_corrected,
+            ecc_uncorrected: reading.ecc_uncorrected,
+            last_xid: reading.last_xid,
+        }
+    }
+}
+
+impl From<wire::Node> for Node {
+    fn from(node: wire::Node) -> Self {
+        Self {
+            node: node.name,
+            agent_version: node.agent_version,
+            attached: node.attached,
+            replicas: node.replicas.into_iter().map(Replica::from).collect(),
+        }
+    }
+}
+
+impl From<wire::Replica> for Replica {
+    fn from(replica: wire::Replica) -> Self {
+        let state = replica.state.unwrap_or_default();
+        let load = replica.load.unwrap_or_default();
+        let engine = load.engine.unwrap_or_default();
+        let phase = if replica.suspect { "suspect" } else { state.phase().word() };
+        Self {
+            id: replica.id,
+            phase,
+            reason: state.reason,
+            models: state.models.into_iter().map(|model| model.id).collect(),
+            gpu: state.gpu,
+            gpus: state.gpus.into_iter().map(|gpu| Gpu::new(gpu, &replica.gpus)).collect(),
+            progress: state.progress.map(Progress::from),
+            failure: state.failure.map(Failure::from),
+            findings: state.findings.into_iter().map(Finding::from).collect(),
+            launch: state.launch.map(Launch::from),
+            epoch: replica.epoch,
+            restarts: state.restarts,
+            in_flight: load.in_flight,
+            own_in_flight: replica.own_in_flight,
+            served: load.served,
+            running: engine.running,
+            waiting: engine.waiting,
+            kv_use: engine.kv_use,
+            cache: replica.cache.unwrap_or_default().into(),
+            rates: replica.rates.unwrap_or_default().into(),
+            engine_version: state.engine_version,
+            engine_pid: state.engine_pid,
+            engine_socket: state.engine_socket,
+        }
+    }
+}
+
+impl Replica {
+    /// Whether it is still on its way to be ready.
+    pub(crate) fn is_coming(&self) -> bool {
+        matches!(self.phase, "starting" | "loading" | "suspect")
+    }
+
+    /// The first line of why it is where it is.
+    pub(crate) fn first_reason(&self) -> &str {
+        self.reason.lines().next().unwrap_or_default()
+    }
+}

@@ -1,0 +1,66 @@
+//! What `hostler up` says while its engines start: how far each has come, when that changes and now and then; and of one that fails, the cause and the remedy. Pure: the time is an argument.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::ps::Replica;
+
+/// How often the same stage is told again.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// Remembers what was said of each replica.
+#[derive(Debug, Default)]
+pub(super) struct Start {
+    told: HashMap<String, Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    phase: &'static str,
+    /// The stage of its start; for one that is down, what it is down for.
+    what: String,
+    at: Instant,
+}
+
+impl Start {
+    /// The lines to say now.
+    pub(super) fn lines(&mut self, replicas: &[Replica], now: Instant) -> Vec<String> {
+        replicas.iter().filter_map(|replica| self.of(replica, now)).flatten().collect()
+    }
+
+    fn of(&mut self, replica: &Replica, now: Instant) -> Option<Vec<String>> {
+        let (what, lines) = if replica.is_coming() {
+            let progress = replica.progress.as_ref()?;
+            (progress.stage.clone(), vec![format!("{}  {}", replica.id, progress.sentence())])
+        } else if matches!(replica.phase, "failed" | "quarantined") {
+            down(replica)
+        } else {
+            return None;
+        };
+        let told = self.told.get(&replica.id);
+        let is_known = told.is_some_and(|told| told.phase == replica.phase && told.what == what);
+        // A cause is told once, progress again and again.
+        let is_due = told.is_some_and(|told| replica.is_coming() && now.duration_since(told.at) >= AGAIN);
+        if is_known && !is_due {
+            return None;
+        }
+        self.told.insert(replica.id.clone(), Told { phase: replica.phase, what, at: now });
+        Some(lines)
+    }
+}
+
+/// What a replica is down for, and the lines about it.
+fn down(replica: &Replica) -> (String, Vec<String>) {
+    let Some(failure) = &replica.failure else {
+        return (replica.first_reason().to_owned(), vec![format!("{}  {}: {}", replica.id, replica.phase, replica.first_reason())]);
+    };
+    let mut lines = vec![format!("{}  {}: {}", replica.id, replica.phase, failure.cause)];
+    if !failure.remedy.is_empty() {
+        lines.push(format!("  do    {}", failure.remedy));
+    }
+    lines.push(format!("  log   hostler logs {}", replica.id));
+    (failure.cause.clone(), lines)
+}
+
+#[cfg(test)]
+mod tests;

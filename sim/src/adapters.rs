@@ -1,0 +1,60 @@
+//! The LoRA adapters of the engine by name: loaded and unloaded at run time, and
+//! served beside the model. Nothing is read from their paths but whether they exist.
+
+use std::path::Path;
+
+use parking_lot::Mutex;
+
+/// One adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Adapter {
+    pub(crate) name: String,
+    pub(crate) path: String,
+}
+
+/// All of them, in the order in which they were loaded.
+#[derive(Debug, Default)]
+pub(crate) struct Adapters {
+    loaded: Mutex<Vec<Adapter>>,
+}
+
+/// Why an adapter is not loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotLoaded {
+    /// One of this name is there.
+    Known,
+    /// There is nothing at its path.
+    Missing,
+}
+
+impl Adapters {
+    /// Adds one.
+    pub(crate) fn load(&self, adapter: Adapter, in_place: bool) -> Result<(), NotLoaded> {
+        let mut loaded = self.loaded.lock();
+        let known = loaded.iter().position(|known| known.name == adapter.name);
+        if known.is_some() && !in_place {
+            return Err(NotLoaded::Known);
+        }
+        if !Path::new(&adapter.path).exists() {
+            return Err(NotLoaded::Missing);
+        }
+        match known {
+            Some(at) => loaded[at] = adapter,
+            None => loaded.push(adapter),
+        }
+        Ok(())
+    }
+
+    /// Takes one away; whether it was there.
+    pub(crate) fn unload(&self, name: &str) -> bool {
+        let mut loaded = self.loaded.lock();
+        let before = loaded.len();
+        loaded.retain(|adapter| adapter.name != name);
+        loaded.len() < before
+    }
+
+    /// All that are loaded.
+    pub(crate) fn all(&self) -> Vec<Adapter> {
+        self.loaded.lock().clone()
+    }
+}
