@@ -37,6 +37,9 @@ def binary() -> Path:
 def environment() -> dict[str, str]:
     """This process's environment without settings of hostler's own, which would leak into the run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOSTLER_")}
+    # vLLM's installation has no compiled modules: with this set, which images for containers do, each process of an
+    # engine would compile some 5,000 of them anew.
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
     # One compute thread for each engine on the CPU: more of them wait for each other by spinning, and two such engines
     # starve everything else on a small machine for seconds.
     kept |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

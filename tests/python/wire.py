@@ -1,6 +1,7 @@
 """Answers as they are on the wire, for what an SDK hides: how a stream ended, and requests no client would send."""
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -12,12 +13,15 @@ from processes import wait_until
 
 # No answer in these suites takes longer between two bytes, in seconds.
 SILENCE_SECONDS = 60
+# No two streams are the same request: one that was in flight when an engine died is suspected, and let in alone from
+# then on.
+stories = itertools.count()
 
 
 class Stream:
     """One streamed completion, read in a thread of its own until it ends, is cut, or `leave` is called."""
 
-    def __init__(self, edge: str, tokens: int, model: str = MODEL, prompt: str = "a long story"):
+    def __init__(self, edge: str, tokens: int, model: str = MODEL, prompt: str | None = None):
         """Sends the request; `tokens` is how many are asked for, end-of-text or not."""
         self.status: int | None = None
         self.events: list[dict] = []
@@ -27,6 +31,7 @@ class Stream:
         """How the connection broke, where the body did not end as HTTP says it must."""
         self._leaving = False
         length = {"max_tokens": tokens, "ignore_eos": True}
+        prompt = prompt or f"a long story, number {next(stories)}"
         body = {"model": model, "prompt": prompt, "temperature": 0, "stream": True, **length}
         self._thread = threading.Thread(target=self._read, args=(f"{edge}/completions", body), daemon=True)
         self._thread.start()
