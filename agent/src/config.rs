@@ -32,6 +32,18 @@ pub enum Profile {
     Conservative,
 }
 
+impl Profile {
+    /// Its word, as in the settings.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Throughput => "throughput",
+            Self::Latency => "latency",
+            Self::Conservative => "conservative",
+        }
+    }
+}
+
 /// Which of vLLM's HTTP front-ends serves an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -309,11 +309,7 @@ impl Agent {
     fn setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> Setup {
         Setup {
             simulated: matches!(self.engine, Resolved::Simulated { .. }),
-            profile: match self.config.profile {
-                Profile::Throughput => "throughput",
-                Profile::Latency => "latency",
-                Profile::Conservative => "conservative",
-            },
+            profile: self.config.profile.word(),
             no_rust_because: match self.plan.front_end.in_use {
                 FrontEndInUse::Python => self.plan.front_end.because.clone(),
                 FrontEndInUse::Rust => String::new(),

@@ -1,10 +1,10 @@
-//! How both ends tune the connection that carries everything, and how HTTP headers travel on it.
+//! How both ends tune the connection that carries everything, and how HTTP headers and names of requests travel on it.
 
 use std::time::Duration;
 
 use http::header::{HeaderName, HeaderValue};
 
-use crate::agent::v1::Header;
+use crate::agent::v1::{Fingerprint, Header};
 
 /// HTTP/2 windows in bytes: large enough that only the lanes' own credit ever slows a stream.
 pub const WINDOW_BYTES: u32 = 16 * 1024 * 1024;
@@ -32,5 +32,18 @@ impl Header {
     #[must_use]
     pub fn parse(self) -> Option<(HeaderName, HeaderValue)> {
         Some((HeaderName::from_bytes(&self.name).ok()?, HeaderValue::from_maybe_shared(self.value).ok()?))
+    }
+}
+
+impl From<u128> for Fingerprint {
+    #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+    fn from(name: u128) -> Self {
+        Self { high: (name >> 64) as u64, low: name as u64 }
+    }
+}
+
+impl From<Fingerprint> for u128 {
+    fn from(name: Fingerprint) -> Self {
+        (Self::from(name.high) << 64) | Self::from(name.low)
     }
 }

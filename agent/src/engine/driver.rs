@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
@@ -159,10 +159,12 @@ impl Driver {
             command = self.parts.commands.recv(), if !self.abandoned => self.take_command(command),
             told = next_of(told) => self.take_told(told),
             news = next_of(news) => self.take_news(news),
-            () = joined(joining) => self.become_ready(),
+            // Whether or not the cache could be joined, the engine serves then.
+            _ = or_never(joining) => self.become_ready(),
             () = self.parts.traffic.idle(), if matches!(state, State::Draining { .. }) => Some(Event::Idle),
-            turn = turn_of(self.waiting.as_mut()) => Some(self.take_turn(turn)),
-            ended = ended(self.ending.as_mut()) => self.note_end(ended),
+            turn = or_never(self.waiting.as_mut()) => Some(self.take_turn(turn)),
+            // An end that broke off has ended nothing; it is begun again.
+            ended = or_never(self.ending.as_mut()) => self.note_end(ended.unwrap_or_else(|_| Err(Vec::new()))),
             () = sleep_until(keeper_by.unwrap_or_else(Instant::now)), if keeper_by.is_some() => self.miss_keeper(),
             () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => Some(Event::Tick),
             () = changed(story) => self.comment(),
@@ -404,25 +406,10 @@ async fn changed(story: Option<&mut watch::Receiver<Story>>) {
     pending::<()>().await;
 }
 
-/// Whether or not the cache could be joined, the engine serves then.
-async fn joined(joining: Option<&mut oneshot::Receiver<()>>) {
-    match joining {
-        Some(joining) => drop(joining.await),
-        None => pending().await,
-    }
-}
-
-async fn turn_of(waiting: Option<&mut Pin<Box<dyn Future<Output = MayStart> + Send>>>) -> MayStart {
-    match waiting {
-        Some(waiting) => waiting.await,
-        None => pending().await,
-    }
-}
-
-async fn ended(ending: Option<&mut JoinHandle<Result<usize, Vec<i32>>>>) -> Result<usize, Vec<i32>> {
-    match ending {
-        // One that broke has not ended them; it is begun again.
-        Some(ending) => ending.await.unwrap_or_else(|_| Err(Vec::new())),
+/// What is waited for; never, where nothing is.
+async fn or_never<T>(wait: Option<impl Future<Output = T>>) -> T {
+    match wait {
+        Some(wait) => wait.await,
         None => pending().await,
     }
 }

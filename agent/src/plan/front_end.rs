@@ -141,9 +141,8 @@ fn against(setup: &Setup, model: &Model) -> Option<String> {
     if let Some(flag) = REFUSED.iter().chain(not_yet).find(|flag| given.has(flag)) {
         return Some(format!("the Rust one does not do {flag}"));
     }
-    let architecture = model.facts().map(|facts| facts.architecture.as_str()).filter(|name| !name.is_empty())?;
-    let generates = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"].iter().any(|end| architecture.ends_with(end));
-    (!generates).then(|| format!("the Rust one serves text generation only, and {architecture} is something else"))
+    let other = model.facts().filter(|facts| !facts.generates())?;
+    Some(format!("the Rust one serves text generation only, and {} is something else", other.architecture))
 }
 
 /// The Rust front-end that this process's environment names in place of the installed one.

@@ -40,7 +40,7 @@ pub(super) fn page(plan: &Plan) -> String {
     section("layout", layout(plan));
     section("KV cache", cache(plan));
     section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
-    section("profile", vec![format!("{}, {}", profile(plan.setup.profile), release(plan))]);
+    section("profile", vec![format!("{}, {}", plan.setup.profile.word(), release(plan))]);
     let mut page = lines.join("\n");
     page.push('\n');
     for flags in flags(plan) {
@@ -73,7 +73,7 @@ pub(super) fn summary(plan: &Plan) -> String {
         .iter()
         .filter_map(hostlers)
         .collect();
-    sentences.push(format!("Profile {}: {}", profile(plan.setup.profile), flags.join(" ")));
+    sentences.push(format!("Profile {}: {}", plan.setup.profile.word(), flags.join(" ")));
     sentences.push(format!("Front-end {}", front_end(plan.front_end.in_use)));
     sentences.join(". ")
 }
@@ -285,14 +285,6 @@ fn warnings_of(plan: &Plan, share: &Share) -> Vec<String> {
         warnings.push(format!("{} has no bfloat16: give --dtype half after `--`", gpu.name));
     }
     warnings
-}
-
-pub(super) fn profile(profile: Profile) -> &'static str {
-    match profile {
-        Profile::Throughput => "throughput",
-        Profile::Latency => "latency",
-        Profile::Conservative => "conservative",
-    }
 }
 
 fn front_end(front_end: FrontEndInUse) -> &'static str {

@@ -64,7 +64,7 @@ async fn relay(mut head: RequestHead, serving: &Serving, board: &Board, router: 
         return Err(not_ready(format!("replica {} is not ready", head.replica)));
     }
     if let (Some(in_flight), Some(name)) = (&mut in_flight, head.fingerprint.take()) {
-        in_flight.sent(epoch, Fingerprint((u128::from(name.high) << 64) | u128::from(name.low)));
+        in_flight.sent(epoch, Fingerprint(name.into()));
     }
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
     let settle = Duration::from_millis(u64::from(head.settle_ms));

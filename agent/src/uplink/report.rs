@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::client::{EngineClient, client};
 use crate::advise::{self, Advised, Finding, Setup};
 use crate::cache::Watch;
-use crate::deaths::{Death, Fingerprint};
+use crate::deaths::Death;
 use crate::engine::{Engine, FrontEndInUse, Phase, Status};
 use crate::files::{Bundle, FilesError, Source};
 use crate::gpu::{Gpu, Reading, Readings};
@@ -267,13 +267,8 @@ fn death(death: &Death) -> wire::Death {
     wire::Death {
         epoch: death.epoch,
         age_ms: u64::try_from(death.at.elapsed().as_millis()).unwrap_or(u64::MAX),
-        requests: death.requests.iter().map(|name| fingerprint(*name)).collect(),
+        requests: death.requests.iter().map(|name| name.0.into()).collect(),
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]
-fn fingerprint(Fingerprint(name): Fingerprint) -> wire::Fingerprint {
-    wire::Fingerprint { high: (name >> 64) as u64, low: name as u64 }
 }
 
 fn now(replica: &Replica, router: RouterKey) -> Told {

@@ -163,7 +163,7 @@ impl Dispatch {
     pub async fn send(&self, mut outgoing: Outgoing, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = poison::fingerprint(&outgoing.head.path, &outgoing.body);
-        outgoing.head.fingerprint = fingerprint.map(poison::to_wire);
+        outgoing.head.fingerprint = fingerprint.map(Into::into);
         let mut watched = self.poison.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
         watched.leave()?;

@@ -33,16 +33,6 @@ pub(super) fn fingerprint(path: &str, body: &[u8]) -> Option<Fingerprint> {
     (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64(path.as_bytes())))
 }
 
-/// The fingerprint as agents are told it.
-#[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
-pub(super) fn to_wire(fingerprint: Fingerprint) -> wire::Fingerprint {
-    wire::Fingerprint { high: (fingerprint >> 64) as u64, low: fingerprint as u64 }
-}
-
-fn from_wire(fingerprint: wire::Fingerprint) -> Fingerprint {
-    (u128::from(fingerprint.high) << 64) | u128::from(fingerprint.low)
-}
-
 /// The one record of suspects of a router.
 #[derive(Debug)]
 pub struct Poison {
@@ -77,7 +67,7 @@ impl Poison {
         // A clock that began after that knows no such moment: then it was long ago, and too long.
         let Some(at) = now.checked_sub(Duration::from_millis(death.age_ms)) else { return };
         let life = Life { replica: replica.into(), epoch: death.epoch };
-        let requests: Vec<Fingerprint> = death.requests.iter().copied().map(from_wire).collect();
+        let requests: Vec<Fingerprint> = death.requests.iter().copied().map(Fingerprint::from).collect();
         let refused = self.change(|table| table.reported(&life, &requests, at, now));
         refused.iter().for_each(|(fingerprint, sentence)| warn_of(*fingerprint, sentence));
     }

@@ -63,6 +63,14 @@ impl Scene {
         self.place.processes().into_iter().filter(|pid| name(pid).trim() == "engine-keeper").collect()
     }
 
+    /// The agent ends as it should, and nothing is left, not even a file.
+    async fn ends(&self, agent: &mut Program, signal: Signal) {
+        agent.signal(signal);
+        assert!(agent.ended().await.success(), "{}", agent.stderr());
+        self.until_no_process_is_left().await;
+        assert_eq!(self.place.left(), Vec::<PathBuf>::new());
+    }
+
     async fn until_no_process_is_left(&self) {
         until("nothing left of agent, keepers and engines", async || {
             let left = self.place.processes();
@@ -138,10 +146,7 @@ async fn the_next_agent_goes_on_with_kept_engines_within_three_seconds() {
         .await;
 
     // And they end with their new agent as if it had started them.
-    next.signal(Signal::TERM);
-    assert!(next.ended().await.success(), "{}", next.stderr());
-    scene.until_no_process_is_left().await;
-    assert_eq!(scene.place.left(), Vec::<PathBuf>::new());
+    scene.ends(&mut next, Signal::TERM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,10 +199,7 @@ async fn an_agent_that_is_hung_up_finishes_its_answers_and_leaves_its_engines_to
     // Where engines end with their agent, a closed terminal is a reason to stop.
     let mut agent = scene.agent("third", "1", &["--if-agent-dies", "kill"]);
     scene.until_replicas("it serves", |replicas| replicas.iter().any(Seen::is_ready)).await;
-    agent.signal(Signal::HUP);
-    assert!(agent.ended().await.success(), "{}", agent.stderr());
-    scene.until_no_process_is_left().await;
-    assert_eq!(scene.place.left(), Vec::<PathBuf>::new());
+    scene.ends(&mut agent, Signal::HUP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

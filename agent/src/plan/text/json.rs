@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::layout::{Share, Why};
 use super::super::{Model, Plan};
-use super::{front_end, profile};
+use super::front_end;
 
 pub(in super::super) fn of(plan: &Plan) -> Value {
     let model = match &plan.model {
@@ -42,7 +42,7 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(share).collect::<Vec<_>>(),
         "replicas": replicas,
         "spare": spare,
-        "profile": profile(plan.setup.profile),
+        "profile": plan.setup.profile.word(),
         "version": plan.setup.version.map(|version| version.to_string()),
         "front_end": { "name": front_end(plan.front_end.in_use).to_lowercase(), "because": plan.front_end.because },
         "warnings": plan.warnings,

@@ -229,13 +229,13 @@ fn equal_requests_have_one_fingerprint_and_others_have_another() {
     assert_ne!(of("/v1/completions", "{}"), of("/v1/completions", "{ }"));
     assert_eq!(of("/version", ""), None);
     let known = of("/v1/completions", "{}").unwrap();
-    assert_eq!(from_wire(to_wire(known)), known);
+    assert_eq!(u128::from(wire::Fingerprint::from(known)), known);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_keeps_nothing_blames_nobody() {
     let poison = Poison::new(Duration::ZERO);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![to_wire(KILLER); 2] };
+    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(); 2] };
     poison.reported("n0/0", &death);
     poison.reported("n1/0", &death);
     assert_eq!(poison.suspects(), 0);
@@ -247,7 +247,7 @@ async fn a_refused_request_is_told_why_and_for_how_long() {
     let poison = Poison::new(WINDOW);
     tokio::time::advance(SECOND * 10).await;
     for (replica, age_ms) in [("n0/0", 9000), ("n1/0", 2000)] {
-        poison.reported(replica, &wire::Death { epoch: 1, age_ms, requests: vec![to_wire(KILLER), to_wire(FELLOW)] });
+        poison.reported(replica, &wire::Death { epoch: 1, age_ms, requests: vec![KILLER.into(), FELLOW.into()] });
     }
     let refused = poison.watch(Some(KILLER)).leave().unwrap_err();
     assert_eq!(
@@ -260,7 +260,7 @@ async fn a_refused_request_is_told_why_and_for_how_long() {
 #[tokio::test(start_paused = true)]
 async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
     let poison = Poison::new(WINDOW);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![to_wire(KILLER), to_wire(FELLOW)] };
+    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
     poison.reported("n0/0", &death);
     let mut first = poison.watch(Some(KILLER));
     first.seat = poison.table.lock().sit(KILLER, &life("n1/0", 1), 1.0, Instant::now());
@@ -280,7 +280,7 @@ async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_frees_the_place_at_once_only_when_the_engine_had_answered() {
     let poison = Poison::new(WINDOW);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![to_wire(KILLER), to_wire(FELLOW)] };
+    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
     poison.reported("n0/0", &death);
     for answered in [true, false] {
         let mut first = poison.watch(Some(KILLER));
