@@ -9,6 +9,7 @@ mod config;
 pub mod dispatch;
 pub mod edge;
 pub mod fleet;
+pub mod keys;
 mod link;
 mod metrics;
 mod operators;
@@ -33,6 +34,7 @@ use dispatch::{Dispatch, Poison, Retries};
 use edge::Edge;
 use fleet::{Caches, Fleet, Sessions};
 use hostler_placement::affinity::Index;
+use keys::Keys;
 use metrics::Now;
 pub use metrics::RouterMetrics;
 use operators::Operators;
@@ -145,7 +147,7 @@ impl Router {
             idle_timeout: self.config.idle_timeout,
         };
         let drain_timeout = self.config.drain_timeout;
-        let edge = Arc::new(Edge { config: self.config, admission: admission.clone(), dispatch });
+        let edge = Arc::new(Edge { config: self.config, keys: Keys::default(), admission: admission.clone(), dispatch });
         edge::serve(self.edge.0, edge, serving.clone()).await;
         if !serving.finish(drain_timeout).await {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");

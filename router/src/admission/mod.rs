@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::keys::Caller;
+
 /// Counts the requests in flight and keeps them below a bound.
 #[derive(Debug, Clone)]
 pub struct Admission {
@@ -14,6 +16,27 @@ pub struct Admission {
 #[derive(Debug)]
 pub struct Permit(Arc<AtomicUsize>);
 
+/// What a request is expected to use.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Estimate {
+    /// Prompt tokens, by the length of its text.
+    pub input: u64,
+    /// Tokens of its answer, at most.
+    pub output: u64,
+    /// Bytes of its body.
+    pub bytes: u64,
+}
+
+/// Why a request may not enter now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Limited {
+    /// For the client: which limit, and what to do.
+    pub message: String,
+    /// Seconds after which it may try again.
+    pub retry_after: u64,
+}
+
 impl Admission {
     /// At most `most` requests at once.
     #[must_use]
@@ -22,13 +45,16 @@ impl Admission {
     }
 
     /// A permit, unless the router is full.
-    #[must_use]
-    pub fn admit(&self) -> Option<Permit> {
+    ///
+    /// # Errors
+    /// When it is.
+    pub fn admit(&self, _caller: &Caller, _estimate: Estimate) -> Result<Permit, Limited> {
         if self.in_flight.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.in_flight.fetch_sub(1, Ordering::Relaxed);
-            return None;
+            let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", self.most);
+            return Err(Limited { message, retry_after: 1 });
         }
-        Some(Permit(self.in_flight.clone()))
+        Ok(Permit(self.in_flight.clone()))
     }
 
     /// Requests in flight.
@@ -51,10 +77,11 @@ mod tests {
     #[test]
     fn a_full_router_admits_again_when_a_permit_is_dropped() {
         let admission = Admission::new(2);
-        let (first, _second) = (admission.admit().unwrap(), admission.admit().unwrap());
-        assert!(admission.admit().is_none());
+        let admit = || admission.admit(&Caller::anyone("".into()), Estimate::default());
+        let (first, _second) = (admit().unwrap(), admit().unwrap());
+        assert!(admit().is_err());
         drop(first);
-        assert!(admission.admit().is_some());
+        assert!(admit().is_ok());
         assert_eq!(admission.in_flight(), 1);
     }
 }

@@ -7,6 +7,7 @@ mod headers;
 mod peek;
 mod reply;
 mod routes;
+mod submit;
 
 pub use connections::serve;
 pub use routes::Edge;

@@ -9,7 +9,9 @@ use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
+use super::submit::Declined;
 use crate::dispatch::{Refusal, Relay};
+use crate::keys::Unauthenticated;
 
 /// A body of the edge: our own bytes, or an engine's answer passing through.
 #[derive(Debug)]
@@ -82,6 +84,27 @@ pub(super) fn for_operators() -> Response<EdgeBody> {
     last(error(StatusCode::FORBIDDEN, "ForbiddenError", message))
 }
 
+/// A request whose sender is not known.
+pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
+    error(StatusCode::UNAUTHORIZED, "AuthenticationError", &why.to_string())
+}
+
+/// Why a request was not passed on, or found no answer.
+pub(super) fn declined(declined: &Declined) -> Response<EdgeBody> {
+    match declined {
+        Declined::Malformed(message) => error(StatusCode::BAD_REQUEST, "BadRequestError", message),
+        Declined::Forbidden(message) => error(StatusCode::FORBIDDEN, "PermissionDeniedError", message),
+        Declined::Limited(limited) => too_many(&limited.message, limited.retry_after),
+        Declined::Fleet(why) => refusal(why),
+    }
+}
+
+fn too_many(message: &str, retry_after: u64) -> Response<EdgeBody> {
+    let mut response = error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
+    response
+}
+
 /// Why no engine has answered.
 pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
     match refusal {
@@ -93,11 +116,7 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
         Refusal::NotReady(_) | Refusal::Lost { .. } => {
             retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()))
         }
-        Refusal::Overloaded { retry_after, .. } => {
-            let mut response = error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", &refusal.to_string());
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*retry_after));
-            response
-        }
+        Refusal::Overloaded { retry_after, .. } => too_many(&refusal.to_string(), *retry_after),
         // OpenAI's SDKs send neither this nor another 4xx again, but for 408, 409 and 429.
         Refusal::Poisonous(_) => error(StatusCode::UNPROCESSABLE_ENTITY, "request_kills_engines", &refusal.to_string()),
         Refusal::TooSlow(_) => error(StatusCode::GATEWAY_TIMEOUT, "TimeoutError", &refusal.to_string()),

@@ -1,10 +1,10 @@
-//! One request: checked, read, peeked at, admitted, dispatched.
+//! One request: checked, routed, read, submitted, answered.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hostler_proto::agent::v1::RequestHead;
 use http::header::{self, HeaderMap};
+use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -12,13 +12,13 @@ use percent_encoding::percent_decode_str;
 use tokio::time::{Instant, timeout};
 
 use super::headers;
-use super::peek::{Peek, peek};
 use super::reply::{self, EdgeBody};
+use super::submit::Inquiry;
 use crate::admission::Admission;
 use crate::config::RouterConfig;
-use crate::dispatch::{Dialect, Dispatch, Outgoing, Refusal};
+use crate::dispatch::{Dispatch, Refusal};
+use crate::keys::{Caller, Keys};
 use crate::metrics::Refused;
-use crate::placement::Asked;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
 /// updates, profiling) are for whoever runs it.
@@ -29,6 +29,8 @@ const PASSED: [&str; 8] = ["/tokenize", "/detokenize", "/pooling", "/classify", 
 pub struct Edge {
     /// The router's settings.
     pub config: RouterConfig,
+    /// Who sends it?
+    pub keys: Keys,
     /// May it enter?
     pub admission: Admission,
     /// Where does it go?
@@ -42,6 +44,13 @@ impl Edge {
             self.dispatch.metrics.refused(Refused::Request);
             return reply::bad_request(message);
         }
+        let caller = match self.keys.authenticate(request.headers()) {
+            Ok(caller) => caller,
+            Err(error) => {
+                self.dispatch.metrics.refused(Refused::Request);
+                return reply::unauthenticated(&error);
+            }
+        };
         let path = request.uri().path();
         match (request.method(), path) {
             (&Method::GET, "/v1/models") => self.models(),
@@ -50,7 +59,7 @@ impl Edge {
             }
             (&Method::GET, "/health") => self.health(),
             _ if is_operators(path) => reply::for_operators(),
-            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || PASSED.contains(&path) => self.pass(request).await,
+            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || PASSED.contains(&path) => self.pass(request, caller).await,
             _ => reply::no_route(),
         }
     }
@@ -88,80 +97,28 @@ impl Edge {
     }
 
     /// Passes a request to an engine and the engine's answer to the client.
-    async fn pass(self: Arc<Self>, request: Request<Incoming>) -> Response<EdgeBody> {
+    async fn pass(self: Arc<Self>, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
-        let Some(permit) = self.admission.admit() else {
-            self.dispatch.metrics.refused(Refused::Full);
-            let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", self.config.max_in_flight);
-            return reply::retry_after(reply::error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", &message));
-        };
         let (head, body) = request.into_parts();
         let body = match self.read_body(&head.headers, body).await {
             Ok(body) => body,
-            Err(response) => return self.refuse(*response),
+            Err(response) => {
+                self.dispatch.metrics.refused(Refused::Request);
+                return *response;
+            }
         };
-        let peek = match peeked(&head.headers, &body) {
-            Ok(peek) => peek,
-            Err(message) => return self.refuse(reply::error(StatusCode::BAD_REQUEST, "BadRequestError", &message)),
-        };
+        let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let explain = head.headers.get(headers::EXPLAIN).is_some_and(|value| value == "1");
-        let outgoing = Outgoing {
-            id: fastrand::u64(1..),
-            priority: headers::priority(&head.headers).or(peek.priority).unwrap_or(0),
-            tenant: headers::tenant(&head.headers, peek.user.as_deref()),
-            client_id: headers::client_id(&head.headers),
-            asked: Asked {
-                model: peek.model.filter(|model| !model.is_empty()),
-                path: head.uri.path().to_owned(),
-                text: if computes_nothing(head.uri.path()) {
-                    Vec::new()
-                } else {
-                    peek.text.into_iter().map(|text| body.slice_ref(text.as_bytes())).collect()
-                },
-                salt: peek.salt.unwrap_or_default(),
-                most_output: if generates(head.uri.path()) { peek.most_output } else { Some(0) },
-                streams: peek.stream,
-                body: body.clone(),
-            },
-            dialect: Dialect::of(head.uri.path()),
-            head: RequestHead {
-                method: head.method.as_str().to_owned(),
-                path: head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-                headers: headers::outgoing(&head.headers),
-                body_bytes: body.len() as u64,
-                guided: peek.guided,
-                ..RequestHead::default()
-            },
-            body,
-            begun,
+        let answer = match self.submit(Inquiry { method: head.method, path, headers: head.headers, body, caller, begun }).await {
+            Ok(answer) => answer,
+            Err(declined) => return reply::declined(&declined),
         };
-        match self.dispatch.send(outgoing, permit).await {
-            Ok(answer) => {
-                let mut response = Response::new(EdgeBody::Relay(Box::new(answer.body)));
-                *response.status_mut() = u16::try_from(answer.head.status)
-                    .ok()
-                    .and_then(|code| StatusCode::from_u16(code).ok())
-                    .unwrap_or(StatusCode::BAD_GATEWAY);
-                *response.headers_mut() = headers::incoming(answer.head.headers);
-                headers::explain(response.headers_mut(), &answer.reason, explain);
-                if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
-            }
-            Err(refusal) => {
-                let reason = match refusal {
-                    Refusal::UnknownModel { .. } => Refused::Request,
-                    Refusal::Overloaded { .. } => Refused::Full,
-                    Refusal::Poisonous(_) => Refused::Poison,
-                    _ => Refused::Fleet,
-                };
-                self.dispatch.metrics.refused(reason);
-                reply::refusal(&refusal)
-            }
-        }
-    }
-
-    fn refuse(&self, response: Response<EdgeBody>) -> Response<EdgeBody> {
-        self.dispatch.metrics.refused(Refused::Request);
-        response
+        let mut response = Response::new(EdgeBody::Relay(Box::new(answer.body)));
+        *response.status_mut() =
+            u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+        *response.headers_mut() = headers::incoming(answer.head.headers);
+        headers::explain(response.headers_mut(), &answer.reason, explain);
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
     }
 
     async fn read_body(&self, headers: &HeaderMap, body: Incoming) -> Result<Bytes, Box<Response<EdgeBody>>> {
@@ -191,16 +148,6 @@ fn is_operators(path: &str) -> bool {
     matches!(&*percent_decode_str(path).decode_utf8_lossy(), "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
 }
 
-/// Routes that ask the engine for nothing that its accelerator computes.
-fn computes_nothing(path: &str) -> bool {
-    matches!(path, "/tokenize" | "/detokenize" | "/version")
-}
-
-/// Routes whose answers are generated, a token a step.
-fn generates(path: &str) -> bool {
-    matches!(path, "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages")
-}
-
 /// What the HTTP library lets through although RFC 9112 has it refused.
 fn check_head(request: &Request<Incoming>, ambiguous: bool) -> Result<(), &'static str> {
     if ambiguous {
@@ -214,13 +161,4 @@ fn check_head(request: &Request<Incoming>, ambiguous: bool) -> Result<(), &'stat
         0 => Err("an HTTP/1.1 request needs a Host header"),
         _ => Err("a request has one Host header, not several"),
     }
-}
-
-/// What a JSON body says of the request. Bodies of other types are for the engine alone to understand.
-fn peeked<'a>(headers: &HeaderMap, body: &'a Bytes) -> Result<Peek<'a>, String> {
-    let content_type = headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default());
-    if body.is_empty() || !content_type.trim_start().to_ascii_lowercase().starts_with("application/json") {
-        return Ok(Peek::default());
-    }
-    peek(body).map_err(|error| error.to_string())
 }
