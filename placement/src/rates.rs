@@ -97,11 +97,13 @@ pub struct Learned {
     pub first_tokens: f64,
     /// Intervals between tokens that told the duration of a step.
     pub intervals: f64,
+    /// The load at which they were seen, on average: sequences, and their context in sequences that take as long.
+    pub load: f64,
 }
 
 impl Default for Learned {
     fn default() -> Self {
-        Self { rates: Rates::default(), first_tokens: 0.0, intervals: 0.0 }
+        Self { rates: Rates::default(), first_tokens: 0.0, intervals: 0.0, load: 0.0 }
     }
 }
 
@@ -137,13 +139,15 @@ impl Pooled {
         }
     }
 
+    /// What all have shown, on average; `None` when nobody has shown anything.
+    fn mean(&self) -> Option<[f64; 3]> {
+        (self.samples > 0.0).then(|| self.sums.map(|sum| sum / self.samples))
+    }
+
     fn draw(&self, samples: f64, shown: [f64; 3]) -> [f64; 3] {
-        if self.samples <= 0.0 {
-            return shown;
-        }
-        let samples = samples.clamp(0.0, MOST_SAMPLES);
-        let own = samples / (samples + POOLED_SAMPLES);
-        std::array::from_fn(|part| own * shown[part] + (1.0 - own) * self.sums[part] / self.samples)
+        let Some(mean) = self.mean() else { return shown };
+        let own = own_weight(samples);
+        std::array::from_fn(|part| own * shown[part] + (1.0 - own) * mean[part])
     }
 }
 
@@ -161,13 +165,26 @@ impl Pool {
     }
 
     /// One replica's rates, drawn towards those of all, the less the more it has shown itself. Its slowness stays its own.
+    ///
+    /// Of its steps only the level is its own, at the load that it has seen; how they grow with the load is what all have shown together. A
+    /// replica sees mostly one load, which says little of that: two equal ones that each learned it alone were seen to differ by a factor of
+    /// two, and to be loaded as differently.
     #[must_use]
     pub fn rates(&self, learned: &Learned) -> Rates {
         let own = &learned.rates;
         let [prefill, attention, _] = self.first_tokens.draw(learned.first_tokens, [own.prefill, own.attention, 0.0]);
-        let [step, decode, context] = self.intervals.draw(learned.intervals, [own.step, own.decode, own.context]);
-        Rates { step, prefill, attention, decode, context, slowness: own.slowness }
+        let [step, decode, context] = self.intervals.mean().unwrap_or([own.step, own.decode, own.context]);
+        let level = (own.step + own.decode * learned.load) / (step + decode * learned.load);
+        let weight = if level.is_finite() { own_weight(learned.intervals) } else { 0.0 };
+        let level = if weight > 0.0 { weight * level + (1.0 - weight) } else { 1.0 };
+        Rates { step: step * level, prefill, attention, decode: decode * level, context: context * level, slowness: own.slowness }
     }
+}
+
+/// What a replica's own samples weigh against those of all.
+fn own_weight(samples: f64) -> f64 {
+    let samples = samples.clamp(0.0, MOST_SAMPLES);
+    samples / (samples + POOLED_SAMPLES)
 }
 
 /// A first token that came, and what had been expected of it.
@@ -286,7 +303,9 @@ impl Learner {
     /// The same, and from how much.
     #[must_use]
     pub fn learned(&self) -> Learned {
-        Learned { rates: self.rates, first_tokens: self.quiet_samples, intervals: self.intervals.weight }
+        let Moments { weight, x, .. } = self.intervals;
+        let load = if weight > 0.0 { x / weight } else { 0.0 };
+        Learned { rates: self.rates, first_tokens: self.quiet_samples, intervals: weight, load }
     }
 
     /// Nothing else was there: what it took beyond a step is the prefill. At least a tenth of it is, should a step be overestimated.

@@ -25,9 +25,14 @@ from pathlib import Path
 # Bytes of a prompt of some 256 tokens of the tiny tokenizer, and the tokens of each answer.
 PROMPT_BYTES = 750
 ANSWER_TOKENS = 128
+# The main load's answers are of all lengths between these, with the same mean. Where all answers are equally long, all streams of an engine
+# end at the same step, begin again together and so keep in step for ever, which spares the engine the mixed steps of real work.
+VARIED_TOKENS = (64, 192)
 # All clients begin at once; until their requests have drifted apart, and while the last ones end, the load is not what it is meant to be.
 UNSETTLED_SECONDS = 5
 START_SECONDS = 240
+# More than a load ever sends, so that none finds the prompts of another in a cache.
+PROMPTS_PER_LOAD = 1_000_000
 
 begun = time.monotonic()
 
@@ -116,17 +121,20 @@ class Lab:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.figures: dict = {"loads": []}
+        self.started = 0
 
-    def start_load(self, target: str, streams: int, seconds: float, tokens: int = ANSWER_TOKENS) -> subprocess.Popen:
-        """Begins a closed loop of `streams` clients."""
-        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s", "--max-tokens", str(tokens)]
+    def start_load(self, target: str, streams: int, seconds: float, tokens: tuple[int, int] = VARIED_TOKENS) -> subprocess.Popen:
+        """Begins a closed loop of `streams` clients, whose prompts no other load has."""
+        self.started += 1
+        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s", "--max-tokens", str(tokens[1]), "--least-tokens", str(tokens[0])]
         flags += ["--prompt-bytes", str(PROMPT_BYTES), "--ignore-eos", "--model", self.options.model, "--json"]
+        flags += ["--first-prompt", str(self.started * PROMPTS_PER_LOAD)]
         return subprocess.Popen([self.options.hostler, "sim", "load", *flags], stdout=subprocess.PIPE, text=True)
 
-    def load(self, name: str, targets: list[str], engines: list[str], streams: int) -> dict:
+    def load(self, name: str, targets: list[str], engines: list[str], streams: int, tokens: tuple[int, int] = VARIED_TOKENS) -> dict:
         """Loads the targets at the same time. Tokens are counted by the engines, in the middle of the load."""
         seconds = self.options.seconds
-        started = [self.start_load(target, streams, seconds) for target in targets]
+        started = [self.start_load(target, streams, seconds, tokens) for target in targets]
         time.sleep(UNSETTLED_SECONDS)
         first, since = sum(map(generated, engines)), time.monotonic()
         time.sleep(seconds - UNSETTLED_SECONDS - 1)
@@ -199,16 +207,23 @@ class Lab:
             sockets = [f"unix:{replica['engine_socket']}" for replica in replicas]
             self.load("warm-up", sockets, sockets, options.streams)
             for _ in range(options.rounds):
-                self.load("the engines, directly", sockets, sockets, options.streams)
-                before = cpu_seconds(up.pid)
-                through = self.load("through hostler", [edge], sockets, options.streams * len(replicas))
-                through["hostler_cpu_us_per_event"] = round((cpu_seconds(up.pid) - before) / max(through["events"], 1) * 1e6, 2)
-                say(f"hostler's CPU: {through['hostler_cpu_us_per_event']} µs per event, router and agent together")
+                self.beside(up.pid, edge, sockets, "", VARIED_TOKENS)
+            if not options.no_equal:
+                self.beside(up.pid, edge, sockets, ", equal answers", (ANSWER_TOKENS, ANSWER_TOKENS))
             self.while_loaded(edge, admin, len(replicas))
             if len(replicas) > 1 and not options.no_kill:
                 self.kill_one(edge, admin, replicas)
             say("plan and log of the agent:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]))
         say("GPU processes left: " + (run("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader").strip() or "none"))
+
+    def beside(self, up: int, edge: str, sockets: list[str], what: str, tokens: tuple[int, int]) -> None:
+        """The engines directly, then through Hostler, and what that took of the CPU."""
+        streams = self.options.streams
+        self.load("the engines, directly" + what, sockets, sockets, streams, tokens)
+        before = cpu_seconds(up)
+        through = self.load("through hostler" + what, [edge], sockets, streams * len(sockets), tokens)
+        through["hostler_cpu_us_per_event"] = round((cpu_seconds(up) - before) / max(through["events"], 1) * 1e6, 2)
+        say(f"hostler's CPU: {through['hostler_cpu_us_per_event']} µs per event, router and agent together")
 
     def while_loaded(self, edge: str, admin: str, replicas: int) -> None:
         """What `hostler ps` and the driver say of the GPUs under load."""
@@ -224,7 +239,7 @@ class Lab:
     def kill_one(self, edge: str, admin: str, replicas: list[dict]) -> None:
         """SIGKILL for the whole group of one engine under load: which streams end with an error, and when it serves again."""
         victim = replicas[0]
-        load = self.start_load(edge, self.options.streams * len(replicas), 12, tokens=512)
+        load = self.start_load(edge, self.options.streams * len(replicas), 12, tokens=(512, 512))
         time.sleep(6)
         there = next(replica["in_flight"] for replica in self.ps(admin) if replica["id"] == victim["id"])
         os.killpg(victim["engine_pid"], signal.SIGKILL)
@@ -251,9 +266,12 @@ class Lab:
             middle = lambda key, of, same=same: statistics.median(load[key][of] for load in same)  # noqa: E731
             times = " | ".join(f"{middle(key, 'p50'):.1f} / {middle(key, 'p99'):.1f}" for key in ("first_event_ms", "between_events_ms"))
             print(f"| {name} | {same[0]['streams']} | {medians[name]:.0f} | {sum(load['failed'] for load in same)} | {times} |")
-        through, direct = medians.get("through hostler"), medians.get("the engines, directly")
-        if through and direct:
-            print(f"\nthrough hostler / directly: {through / direct:.3f}")
+        print()
+        for what in ("", ", equal answers"):
+            through, direct = medians.get("through hostler" + what), medians.get("the engines, directly" + what)
+            if through and direct:
+                print(f"through hostler / directly{what}: {through / direct:.3f}")
+        through = medians.get("through hostler")
         if through and "vllm serve, defaults" in medians:
             print(f"per GPU, through hostler / vllm serve with its defaults: {through / self.figures['replicas'] / medians['vllm serve, defaults']:.2f}")
 
@@ -281,6 +299,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-plain", action="store_true", help="without vllm serve beside it")
+    parser.add_argument("--no-equal", action="store_true", help="without the load whose answers are all equally long")
     parser.add_argument("--no-kill", action="store_true", help="without killing an engine under load")
     parser.add_argument("--up", action="append", default=[], help="one more argument of hostler up; repeat")
     parser.add_argument("--engine", action="append", default=[], help="one more argument of every engine; repeat")

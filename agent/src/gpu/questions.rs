@@ -19,11 +19,12 @@ use tokio::sync::mpsc;
 use super::links::Links;
 use super::{Gpu, Reading, Slice};
 
-/// How long one wait for an event lasts; whether anybody still wants events is looked at between two.
-const EVENT_WAIT_MS: u32 = 500;
+/// How long the driver is asked to wait for an event. It may turn in circles meanwhile: with 580.159 on H200s, threads that waited in it
+/// took a whole core all the time. So it is asked for what has happened already; events stay in their set until they are taken.
+const EVENT_WAIT_MS: u32 = 1;
 
-/// After an error that is told at once, so that the wait for events does not spin.
-const AFTER_ERROR: Duration = Duration::from_millis(500);
+/// How often it is asked, and how often it is looked at whether anybody still wants events.
+const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// XIDs, uncorrected memory errors, and two that the wrapper has no name for: the GPU is unavailable, its recovery action has changed. What
 /// they mean is read from the GPU.
@@ -295,17 +296,23 @@ pub(super) fn tell_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Sender<
             return;
         }
     };
+    let pause = || {
+        #[expect(clippy::disallowed_methods, reason = "this thread is no runtime's")]
+        std::thread::sleep(EVENT_INTERVAL);
+    };
     while !events.is_closed() {
         let event = match set.wait(EVENT_WAIT_MS) {
             Ok(event) => match event.event_data {
                 Some(XidError::Value(xid)) => Some(xid),
                 Some(XidError::Unknown) | None => None,
             },
-            Err(NvmlError::Timeout) => continue,
+            Err(NvmlError::Timeout) => {
+                pause();
+                continue;
+            }
             Err(error) => {
                 tracing::debug!(gpu = index, %error, "waiting for events of a GPU");
-                #[expect(clippy::disallowed_methods, reason = "this thread is no runtime's")]
-                std::thread::sleep(AFTER_ERROR);
+                pause();
                 None
             }
         };

@@ -204,7 +204,7 @@ fn the_work_of_a_request_is_its_prompt_and_its_share_of_the_steps_of_its_answer(
 #[test]
 fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
     let fast = Rates { step: 0.004, prefill: 5e-6, ..Rates::default() };
-    let shown = Learned { rates: fast, first_tokens: 50.0, intervals: 50.0 };
+    let shown = Learned { rates: fast, first_tokens: 50.0, intervals: 50.0, load: 8.0 };
     let pool = Pool::new([shown, Learned::default()].iter());
     let unknown = pool.rates(&Learned::default());
     assert!((unknown.step - 0.004).abs() < 1e-9 && (unknown.prefill - 5e-6).abs() < 1e-12, "{unknown:?}");
@@ -224,7 +224,22 @@ fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
 
 #[test]
 fn nonsense_of_one_replica_does_not_reach_the_others() {
-    let nonsense = Learned { rates: Rates { step: f64::NAN, ..Rates::default() }, first_tokens: 10.0, intervals: 10.0 };
+    let nonsense = Learned { rates: Rates { step: f64::NAN, ..Rates::default() }, first_tokens: 10.0, intervals: 10.0, load: 1.0 };
     let pool = Pool::new([nonsense, Learned { intervals: 10.0, ..Learned::default() }].iter());
     assert_eq!(pool.rates(&Learned::default()).step, Rates::default().step);
+}
+
+#[test]
+fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any() {
+    // Seen on two H200s: at some 450 sequences both take 21 ms, and that is all that either knows.
+    let with = |step, decode, load| Learned { rates: Rates { step, decode, ..Rates::default() }, intervals: 100.0, load, ..Learned::default() };
+    let (one, other) = (with(0.0006, 46e-6, 440.0), with(0.0096, 26e-6, 440.0));
+    let pool = Pool::new([one, other].iter());
+    let (one, other) = (pool.rates(&one), pool.rates(&other));
+    for sequences in [1, 100, 440, 1_000] {
+        assert_close(one.step_seconds(sequences, 0), other.step_seconds(sequences, 0), 0.02, &format!("{sequences} sequences"));
+    }
+    let slow = with(0.03, 90e-6, 440.0);
+    let pool = Pool::new([with(0.01, 30e-6, 440.0), slow].iter());
+    assert_close(pool.rates(&slow).step_seconds(440, 0), slow.rates.step_seconds(440, 0), 0.1, "what it is slower by stays");
 }

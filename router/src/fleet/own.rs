@@ -21,7 +21,7 @@ pub struct Own {
     pub(super) avoided_until: AtomicU64,
     speed: Mutex<Learner>,
     /// A copy of what the learner has learned that is read without its lock. Its parts may be of two moments, which harms nobody.
-    learned: [AtomicU64; 8],
+    learned: [AtomicU64; 9],
     unanswered: Mutex<Unanswered>,
     /// When the answer of the oldest unanswered request was expected, in seconds of the router's clock, as bits.
     earliest_due: AtomicU64,
@@ -121,9 +121,9 @@ impl Own {
     /// What the replica has shown of its speed.
     #[must_use]
     pub fn learned(&self) -> Learned {
-        let [step, prefill, attention, decode, context, slowness, first_tokens, intervals] =
+        let [step, prefill, attention, decode, context, slowness, first_tokens, intervals, load] =
             std::array::from_fn(|index| f64::from_bits(self.learned[index].load(Ordering::Relaxed)));
-        Learned { rates: Rates { step, prefill, attention, decode, context, slowness }, first_tokens, intervals }
+        Learned { rates: Rates { step, prefill, attention, decode, context, slowness }, first_tokens, intervals, load }
     }
 
     /// A stream's first token has come.
@@ -155,8 +155,8 @@ impl Own {
     }
 
     fn publish(&self, learned: &Learned) {
-        let Learned { rates, first_tokens, intervals } = learned;
-        let values = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness, *first_tokens, *intervals];
+        let Learned { rates, first_tokens, intervals, load } = learned;
+        let values = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness, *first_tokens, *intervals, *load];
         for (slot, value) in self.learned.iter().zip(values) {
             slot.store(value.to_bits(), Ordering::Relaxed);
         }

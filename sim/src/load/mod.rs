@@ -58,6 +58,10 @@ pub struct LoadArgs {
     /// Tokens to ask for.
     #[arg(long, default_value_t = 64)]
     pub max_tokens: u32,
+    /// Ask for at least these tokens and at most `--max-tokens`, evenly spread over the prompts, as people's answers are of many lengths;
+    /// default: all ask for `--max-tokens`.
+    #[arg(long)]
+    pub least_tokens: Option<u32>,
     /// Ask for all of the tokens, whatever the model says; vLLM's own field.
     #[arg(long)]
     pub ignore_eos: bool,
@@ -70,6 +74,9 @@ pub struct LoadArgs {
     /// Size of each prompt in bytes; all prompts differ from their first bytes on.
     #[arg(long, default_value_t = 64)]
     pub prompt_bytes: usize,
+    /// Number of the first prompt. Loads that follow each other and are to find nothing of each other in a cache begin far apart.
+    #[arg(long, default_value_t = 0)]
+    pub first_prompt: u64,
 }
 
 /// The server to load.
@@ -148,7 +155,7 @@ async fn run_client(load: Arc<Load>, mut client: Client) {
         if load.args.requests.is_some_and(|most| number >= most) {
             return;
         }
-        let body = request_body(&load.args, number);
+        let body = request_body(&load.args, load.args.first_prompt.wrapping_add(number));
         let sending = client.send(&load.args, body, &load.tally);
         let outcome = tokio::time::timeout(load.args.request_timeout, sending).await;
         let failed_to_connect = load.tally.lock().record(outcome.ok());
@@ -168,7 +175,7 @@ fn request_body(args: &LoadArgs, number: u64) -> String {
     }
     prompt.truncate(args.prompt_bytes.max(9));
     let model = args.model.as_ref().map(|model| format!("\"model\":{},", serde_json::Value::from(model.as_str())));
-    let (model, stream, most) = (model.unwrap_or_default(), !args.no_stream, args.max_tokens);
+    let (model, stream, most) = (model.unwrap_or_default(), !args.no_stream, tokens_to_ask_for(args, number));
     let input = if args.path.contains("chat") {
         format!(r#""messages":[{{"role":"user","content":"{prompt}"}}]"#)
     } else {
@@ -176,4 +183,12 @@ fn request_body(args: &LoadArgs, number: u64) -> String {
     };
     let all = if args.ignore_eos { ",\"ignore_eos\":true" } else { "" };
     format!(r#"{{{model}{input},"max_tokens":{most},"stream":{stream}{all}}}"#)
+}
+
+/// The same for a prompt in every load, so that loads can be compared.
+fn tokens_to_ask_for(args: &LoadArgs, number: u64) -> u32 {
+    match args.least_tokens {
+        Some(least) if least < args.max_tokens => fastrand::Rng::with_seed(number).u32(least..=args.max_tokens),
+        _ => args.max_tokens,
+    }
 }

@@ -75,6 +75,19 @@ async fn a_target_that_is_not_there_is_named() {
 }
 
 #[test]
+fn loads_that_begin_apart_share_no_prompt_and_spread_their_answers_alike() {
+    let body = |flags: &[&str], number| request_body(&load_args("http://127.0.0.1:1", flags), number);
+    assert_ne!(body(&[], 0), body(&[], 1_000_000));
+    let spread = ["--max-tokens", "192", "--least-tokens", "64"];
+    let args = load_args("http://127.0.0.1:1", &spread);
+    let lengths: Vec<u32> = (0..1_000).map(|number| tokens_to_ask_for(&args, number)).collect();
+    assert!(lengths.iter().all(|tokens| (64..=192).contains(tokens)), "{lengths:?}");
+    let mean = lengths.iter().sum::<u32>() / 1_000;
+    assert!((120..=136).contains(&mean), "mean {mean}");
+    assert_eq!(body(&spread, 7), body(&spread, 7), "the same prompt asks for the same");
+}
+
+#[test]
 fn targets_are_read_as_they_are_written() {
     for text in ["http://127.0.0.1:8000", "unix:/run/x.sock"] {
         assert_eq!(text.parse::<Target>().unwrap().to_string(), text);

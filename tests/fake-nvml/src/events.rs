@@ -7,8 +7,8 @@ use std::ffi::{c_uint, c_ulonglong};
 use std::time::{Duration, Instant};
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlReturn_enum_NVML_ERROR_TIMEOUT as TIMEOUT, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
-    nvmlReturn_t,
+    nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT as INVALID_ARGUMENT,
+    nvmlReturn_enum_NVML_ERROR_TIMEOUT as TIMEOUT, nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlReturn_t,
 };
 
 use crate::questions::place;
@@ -17,8 +17,11 @@ use crate::state::State;
 /// NVML's bit for an XID.
 const XID: u64 = 8;
 
+/// The longest wait that is granted.
+const LONGEST_WAIT_MS: c_uint = 10;
+
 /// Between two looks at the file.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Each device of a set with the number of its XIDs that were told or are older than the set.
 #[derive(Default)]
@@ -45,6 +48,10 @@ unsafe extern "C" fn nvmlDeviceRegisterEvents(device: nvmlDevice_t, _: c_ulonglo
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlEventSetWait_v2(set: nvmlEventSet_t, data: *mut nvmlEventData_t, timeout_ms: c_uint) -> nvmlReturn_t {
+    // A real driver may take a whole core while it waits, so nobody may ask it to wait for long.
+    if timeout_ms > LONGEST_WAIT_MS {
+        return INVALID_ARGUMENT;
+    }
     let set = unsafe { &mut *set.cast::<Set>() };
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
