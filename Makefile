@@ -2,8 +2,9 @@
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
+SECONDS ?= 600
 
-.PHONY: run test build lint docs contract e2e netns bench simulate-gates ci
+.PHONY: run test build lint docs contract e2e netns hardening fuzz bench fairness simulate-gates ci
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -50,9 +51,22 @@ netns:
 	cargo build --quiet --locked --package hostler
 	tests/netns/run.sh
 
+## A running service attacked over HTTP/1.1 and HTTP/2, one table; about 12 minutes, or 40 s with ARGS=--quick. Options: ARGS=--help.
+hardening:
+	cargo build --quiet --locked --package hostler
+	HOSTLER_BIN="$${HOSTLER_BIN:-target/debug/hostler}" python3 tests/hardening/run.py --schemathesis "$$(tests/hardening/venv.sh)" $(ARGS)
+
+## libFuzzer over what reads bytes of strangers, SECONDS for each target (or for those in TARGETS), with the stable compiler.
+fuzz:
+	SECONDS_EACH=$(SECONDS) fuzz/run $(TARGETS)
+
 ## CPU per request and per streamed event, beside nginx; see tests/bench/README.md.
 bench: build
 	python3 tests/bench/run.py $(ARGS)
+
+## What a tenant notices of another one that floods the fleet, and what the fleet does at ten times its load; exits 1 when a bar is missed.
+fairness: build
+	python3 tests/bench/fairness.py $(ARGS)
 
 ## The placement's cost beside other routers' policies, in the simulator; exits 1 when it is worse. About a minute.
 simulate-gates:

@@ -76,6 +76,14 @@ pub enum IfAgentDies {
 pub struct AgentConfig {
     /// Routers to serve, each `HOST:PORT` of a router's agent port. A name that resolves to several addresses means one router at each.
     pub router: Vec<String>,
+    /// File with the join token of the routers' fleet, as `hostler token create` makes it; `-` means standard input. Only its owner may be able
+    /// to read it. With it the agent speaks TLS; without it plain text, which is for routers on this host.
+    pub join_token_file: PathBuf,
+    /// Where the agent keeps its key and certificate, in a folder for each node's name; empty means `$XDG_STATE_HOME/hostler/identity`, or
+    /// `~/.local/state/hostler/identity`.
+    pub identity_dir: PathBuf,
+    /// Whether the agent may speak plain text with routers on other hosts.
+    pub allow_plain_text: bool,
     /// Name of this node in the fleet; empty means the host name. Set it to run several agents on one host.
     pub node: String,
     /// Which engine to start: `auto`, `vllm` or `simulated`.
@@ -145,6 +153,9 @@ impl Default for AgentConfig {
     fn default() -> Self {
         Self {
             router: vec!["127.0.0.1:8001".into()],
+            join_token_file: PathBuf::new(),
+            identity_dir: PathBuf::new(),
+            allow_plain_text: false,
             node: String::new(),
             engine: EngineKind::Auto,
             model: String::new(),

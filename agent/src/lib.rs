@@ -12,6 +12,7 @@ pub mod engine;
 pub mod files;
 pub mod gpu;
 pub mod host;
+pub mod join;
 pub mod keeper;
 mod metrics;
 pub mod plan;
@@ -38,6 +39,7 @@ use engine::turns::Turns;
 use engine::version;
 use engine::{Adopted, Engine, EngineSpec, FrontEndInUse, Phase};
 use host::{Host, HostError, ReplicaPlan, Resolved};
+use join::Access;
 use keeper::{Fate, Survivor};
 pub use metrics::AgentMetrics;
 use plan::{Plan, PlanError};
@@ -59,6 +61,9 @@ pub enum AgentError {
     /// The model does not fit, or what was asked for cannot be.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// No key, certificate or token to join a fleet with.
+    #[error(transparent)]
+    Join(#[from] join::JoinError),
     /// The admin address cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -81,6 +86,7 @@ pub struct Agent {
     engine: Resolved,
     plan: Plan,
     run_dir: RunDir,
+    access: Access,
     logs: PathBuf,
     /// This program, for the engines' keepers.
     program: PathBuf,
@@ -127,10 +133,11 @@ impl Agent {
         if !node.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '-' | '_')) {
             return Err(AgentError::NodeName(node));
         }
+        let access = Access::open(&config, &node).await?;
         let fate = Fate::of(config.if_agent_dies, config.keep_for, |name| std::env::var(name).ok());
         let run_dir = open_run_dir(config.run_dir.clone(), node.clone(), fate != Fate::Kill).await?;
         let program = simulated.to_owned();
-        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, program, fate, driver })
+        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver })
     }
 
     /// Where the agent's metrics and health are served when no address was given.
@@ -170,6 +177,7 @@ impl Agent {
             board: board.clone(),
             node: self.node.clone(),
             life: fastrand::u64(1..),
+            access: self.access.clone(),
             lanes: self.config.lanes.clamp(1, MOST_LANES),
             metrics,
             requests: TaskTracker::new(),

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::operate::{AdminArgs, connect};
+use crate::admin::{AdminArgs, connect};
 use crate::output::say;
 use crate::ps::{self, Finding, NO_AGENT, Node, Replica};
 
@@ -28,7 +28,7 @@ struct Advice<'a> {
 
 /// `hostler advise`.
 pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
-    let nodes = ps::list(&mut connect(&args.admin.admin).await?).await?;
+    let nodes = ps::list(&mut connect(&args.admin).await?).await?;
     let replicas = chosen(&nodes, args.target.as_deref())?;
     if args.json {
         let findings: Vec<Advice<'_>> = advice(&replicas).collect();

@@ -1,10 +1,13 @@
 //! The command line: one file per subcommand, and this table of contents.
 
+mod admin;
 mod advise;
 mod agent;
 mod docs;
 mod explain;
+mod init;
 mod keeper;
+mod keys;
 mod lora;
 mod operate;
 mod output;
@@ -67,6 +70,14 @@ enum Command {
     /// Load, unload and list LoRA adapters.
     #[command(subcommand)]
     Lora(lora::Lora),
+    /// Make, show and revoke the keys of those who may send requests.
+    #[command(subcommand)]
+    Keys(keys::Keys),
+    /// Make a fleet's authority and a first token, so that agents on other hosts can join over TLS.
+    Init(init::InitArgs),
+    /// Make, show and revoke the tokens by which nodes join.
+    #[command(subcommand)]
+    Token(init::TokenCommand),
     /// Show the last lines of an engine's log.
     Logs(operate::LogsArgs),
     /// Show why a request went where it went.
@@ -129,6 +140,9 @@ fn run(cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
         Command::Sleep(args) => runtime.block_on(operate::sleep(&args)),
         Command::Wake(args) => runtime.block_on(operate::wake(&args)),
         Command::Lora(command) => runtime.block_on(lora::lora(&command)),
+        Command::Keys(command) => keys::keys(&command, file.as_deref()),
+        Command::Init(args) => init::init(&args, file.as_deref()),
+        Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),

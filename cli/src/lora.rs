@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use hostler_proto::fleet::v1::{ListRequest, LoraRequest, Node};
 use serde::Deserialize;
 
-use crate::operate::{AdminArgs, connect, connect_patiently, said};
+use crate::admin::{AdminArgs, connect, connect_patiently, said};
 use crate::output::{Side, say, table};
 
 #[derive(Debug, Subcommand)]
@@ -65,7 +65,7 @@ pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
             say(&format!("unloaded {name} on {done}"));
         }
         Lora::List(ListArgs { admin }) => {
-            let nodes = connect(&admin.admin).await?.list(ListRequest {}).await.map_err(said)?.into_inner().nodes;
+            let nodes = connect(admin).await?.list(ListRequest {}).await.map_err(said)?.into_inner().nodes;
             list(nodes).iter().for_each(|line| say(line));
         }
     }
@@ -80,7 +80,7 @@ fn whole(path: &str) -> String {
 }
 
 async fn change(admin: &AdminArgs, request: LoraRequest) -> anyhow::Result<String> {
-    let answer = connect_patiently(&admin.admin).await?.lora(request).await.map_err(said)?;
+    let answer = connect_patiently(admin).await?.lora(request).await.map_err(said)?;
     Ok(answer.into_inner().replicas.join(", "))
 }
 

@@ -4,12 +4,10 @@ mod fleet;
 
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
-use hostler_proto::fleet::v1::fleet_client::FleetClient;
-use tonic::transport::Channel;
 
 use self::fleet::Failure;
 pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
-use crate::operate::{AdminArgs, connect, said};
+use crate::admin::{AdminArgs, Calls, connect, said};
 use crate::output::{Side, say, table};
 
 /// What a router says whom no agent has found.
@@ -26,7 +24,7 @@ pub(crate) struct PsArgs {
 
 /// `hostler ps`.
 pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
-    let nodes = list(&mut connect(&args.admin.admin).await?).await?;
+    let nodes = list(&mut connect(&args.admin).await?).await?;
     if args.json {
         say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes }))?);
     } else {
@@ -36,7 +34,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
 }
 
 /// The fleet as the router sees it.
-pub(crate) async fn list(fleet: &mut FleetClient<Channel>) -> anyhow::Result<Vec<Node>> {
+pub(crate) async fn list(fleet: &mut Calls) -> anyhow::Result<Vec<Node>> {
     let listed = fleet.list(ListRequest {}).await.map_err(said)?.into_inner();
     Ok(listed.nodes.into_iter().map(Node::from).collect())
 }

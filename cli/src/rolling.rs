@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use hostler_proto::agent::v1::{Phase, Progress};
 use hostler_proto::fleet::v1 as wire;
-use hostler_proto::fleet::v1::fleet_client::FleetClient;
-use tonic::transport::Channel;
 
-use crate::operate::{connect, said};
+use crate::admin::{AdminArgs, Calls, connect, said};
 use crate::output::say;
 
 /// How often the replica that restarts is looked at.
@@ -26,8 +24,8 @@ pub(crate) struct Rolling<'a> {
     pub(crate) force: bool,
     /// How long one replica may take to serve again.
     pub(crate) wait: Duration,
-    /// Admin address of the router.
-    pub(crate) admin: &'a str,
+    /// Which router is asked.
+    pub(crate) admin: &'a AdminArgs,
 }
 
 /// A replica, as far as a rolling restart looks at it.
@@ -90,7 +88,7 @@ pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
 }
 
 /// Waits until the replica serves again, telling what it does meanwhile.
-async fn follow(fleet: &mut FleetClient<Channel>, id: &str, epoch: u64, wait: Duration) -> anyhow::Result<()> {
+async fn follow(fleet: &mut Calls, id: &str, epoch: u64, wait: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + wait;
     let mut told = String::new();
     while Instant::now() < deadline {
@@ -111,7 +109,7 @@ async fn follow(fleet: &mut FleetClient<Channel>, id: &str, epoch: u64, wait: Du
     bail!("it does not serve again within {} (--wait); last seen: {told}", humantime::format_duration(wait))
 }
 
-async fn list(fleet: &mut FleetClient<Channel>) -> anyhow::Result<Vec<Seen>> {
+async fn list(fleet: &mut Calls) -> anyhow::Result<Vec<Seen>> {
     let nodes = fleet.list(wire::ListRequest {}).await.map_err(said)?.into_inner().nodes;
     let seen = |node: wire::Node| {
         let wire::Node { name, attached, replicas, .. } = node;

@@ -1,7 +1,7 @@
 //! `hostler router`.
 
 use hostler_boot::{Settings, Shutdown};
-use hostler_router::{Router, RouterConfig};
+use hostler_router::{Opening, Router, RouterConfig};
 
 use crate::output::say;
 
@@ -20,16 +20,15 @@ pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
 /// The addresses for scripts, and what is open for operators.
 pub(crate) fn announce(router: &Router) {
     let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
-    for (setting, address, what) in [
-        ("router.listen", edge, "anyone who reaches it may use the models"),
-        ("router.agents_listen", agents, "any agent that reaches it may join, in plain text"),
-        ("router.admin_listen", admin, "anyone who reaches it may drain replicas"),
-    ] {
-        if !address.ip().is_loopback() {
+    for opening in router.openings() {
+        let Opening { setting, address, what } = opening;
+        if opening.is_beyond_host() {
             tracing::warn!(setting, %address, "open beyond this host: {what}");
+        } else {
+            tracing::info!(setting, %address, "open within this host: {what}");
         }
     }
-    say(&format!("edge    http://{edge}/v1"));
+    say(&format!("edge    {}://{edge}/v1", router.edge_scheme()));
     say(&format!("agents  {agents}"));
     say(&format!("admin   http://{admin}"));
 }

@@ -65,6 +65,20 @@ impl Given<'_> {
     }
 }
 
+/// Where the router's keys are, by the file and the environment; empty where nobody said.
+pub(crate) fn keys_file(file: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
+    let settings = Settings::load(&all(), &Sources { file, environment, flags: None })?;
+    Ok(settings.section::<RouterConfig>("router")?.keys_file)
+}
+
+/// Where the fleet's authority is, by the file and the environment; empty where nobody said.
+pub(crate) fn tls_dir(file: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
+    let settings = Settings::load(&all(), &Sources { file, environment, flags: None })?;
+    Ok(settings.section::<RouterConfig>("router")?.tls_dir)
+}
+
 /// Reads a file as every role would.
 pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
     let settings = Settings::load(&all(), &Sources { file: Some(file), ..Sources::default() })?;

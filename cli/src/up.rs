@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use hostler_agent::{AgentConfig, IfAgentDies};
 use hostler_boot::{Settings, Shutdown};
+use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig};
 
 use self::start::Start;
+use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
-use crate::operate::connect;
 use crate::output::say;
 use crate::ps::{self, Node, Replica};
 use crate::router::announce;
@@ -25,8 +26,9 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     if !settings.is_given("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
     }
-    let router = Router::bind(router_config).await?;
     let mut agent_config: AgentConfig = settings.section("agent")?;
+    settle_tls(&settings, &mut router_config, &mut agent_config);
+    let router = Router::bind(router_config).await?;
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // What a person starts at a terminal is over when it ends.
         agent_config.if_agent_dies = IfAgentDies::Kill;
@@ -39,13 +41,14 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
     shutdown.on_signals()?;
-    let (edge, admin) = (router.edge_address(), router.admin_address());
+    let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
+    let (key, wants_keys) = (router.operator_key().clone(), router.wants_keys());
     announce(&router);
     // The router answers while vLLM is asked for its version, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
-    let invitation = tokio::spawn(invite(edge, admin));
+    let invitation = tokio::spawn(invite(edge, wants_keys, admin, key));
     tokio::select! {
         // An agent that ends before it is asked to has something to say.
         ended = &mut agent_task => {
@@ -61,9 +64,21 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     agent_task.await?
 }
 
+/// Whom only this process's agent can reach needs no authority, and who serves only this process's router no token: a machine that is part of a
+/// fleet may also be tried alone.
+fn settle_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut AgentConfig) {
+    let joins = !agent.join_token_file.as_os_str().is_empty();
+    if !settings.is_given("router", "agents_listen") && !joins {
+        router.tls_dir.clear();
+    }
+    if router.tls_dir.as_os_str().is_empty() && !settings.is_given("agent", "router") {
+        agent.join_token_file.clear();
+    }
+}
+
 /// Says how far the engines have come until they serve or have failed, then how to use them.
-async fn invite(edge: SocketAddr, admin: SocketAddr) -> anyhow::Result<()> {
-    let mut fleet = connect(&admin.to_string()).await?;
+async fn invite(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) -> anyhow::Result<()> {
+    let mut fleet = connect_with(&admin.to_string(), &key).await?;
     let mut start = Start::default();
     let replicas = loop {
         let nodes = ps::list(&mut fleet).await?;
@@ -78,8 +93,10 @@ async fn invite(edge: SocketAddr, admin: SocketAddr) -> anyhow::Result<()> {
     say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
     if let Some(model) = ready.iter().find_map(|replica| replica.models.first()) {
         let body = serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
+        // Whoever tries it puts a key into that variable.
+        let shown = if wants_keys { " -H \"authorization: Bearer $HOSTLER_KEY\"" } else { "" };
         say(&format!(
-            "curl -N http://{edge}/v1/chat/completions -H 'content-type: application/json' -d '{}'",
+            "curl -N {edge}/v1/chat/completions{shown} -H 'content-type: application/json' -d '{}'",
             body.to_string().replace('\'', "'\\''")
         ));
     }

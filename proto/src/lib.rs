@@ -23,6 +23,27 @@ pub mod fleet {
     }
 }
 
+/// Between applications and routers.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+pub mod inference {
+    /// Version 1; see `inference/v1/inference.proto`.
+    pub mod v1 {
+        tonic::include_proto!("hostler.inference.v1");
+
+        /// The contract with all that it imports, for reflection: an encoded `google.protobuf.FileDescriptorSet`.
+        pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("inference");
+    }
+}
+
+/// Between nodes that join and routers.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+pub mod join {
+    /// Version 1; see `join/v1/join.proto`.
+    pub mod v1 {
+        tonic::include_proto!("hostler.join.v1");
+    }
+}
+
 /// Version of the agent contract. Raised when an old agent could not work with a new router.
 pub const PROTOCOL: u32 = 1;
 

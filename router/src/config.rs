@@ -6,18 +6,76 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::edge::access::AccessFormat;
+use crate::edge::usual_secret;
+
+/// When calls on the admin listener need an admin key, where there are keys at all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NeedKey {
+    /// Where the listener is reached beyond loopback.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
 /// The `[router]` section of the configuration.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfig {
-    /// Address of the OpenAI-compatible edge. It has no keys yet: beyond loopback, only on a network you trust.
+    /// Address of the OpenAI-compatible edge. Beyond loopback, set `keys_file` or trust the network.
     pub listen: String,
-    /// Address that agents dial. Plain text: only on a network you trust.
+    /// Address that agents dial; empty means `0.0.0.0:8001` with `tls_dir`, and `127.0.0.1:8001` without.
     pub agents_listen: String,
-    /// Address of health, metrics and operators' pages; whoever reaches it may drain replicas.
+    /// Address of health, metrics and operators' pages; whoever reaches it may drain replicas, unless `operators_need_key` says otherwise.
     pub admin_listen: String,
+    /// File with the keys of those who may send requests, as `hostler keys create` makes it; it is read again when it changes. Empty: there
+    /// are no keys, and whoever reaches the edge may use the models.
+    pub keys_file: PathBuf,
+    /// Whether operators' calls on the admin listener need an admin key, where there is a `keys_file`: `auto` when it is reached beyond
+    /// loopback, `always`, or `never`. Every user of a host reaches its loopback: on a shared one choose `always`.
+    pub operators_need_key: NeedKey,
+    /// The same for the metrics page.
+    pub metrics_need_key: NeedKey,
+    /// The edge's certificate, and those between it and its authority, in PEM; with `tls_key` it makes the edge speak TLS. It is read again when
+    /// it changes.
+    pub tls_cert: PathBuf,
+    /// The key of `tls_cert`, in PEM.
+    pub tls_key: PathBuf,
+    /// Authorities of clients' certificates, in PEM. Where given, the edge takes only clients that have one.
+    pub tls_client_ca: PathBuf,
+    /// Folder of the fleet's authority, as `hostler init` makes it. Where given, agents join by a token and speak TLS; all routers of a fleet
+    /// share it.
+    pub tls_dir: PathBuf,
+    /// How long a node's certificate holds; agents renew it at two thirds of that.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub certificate_lifetime: Duration,
+    /// Whether the edge and the agents' port may be reached from other hosts in plain text.
+    pub allow_plain_text: bool,
     /// Largest request body in bytes; a larger one is refused with 413.
     pub max_body_bytes: usize,
+    /// Most memory in bytes for request bodies that are still arriving, over all clients; further ones are refused with 429.
+    pub max_reading_bytes: usize,
+    /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
+    /// was sent. Otherwise they are refused with 415: engines take none either.
+    pub decompress_bodies: bool,
+    /// How requests are logged when they have ended: `text` or `json`, one line each, or `off`. Lines have no prompts and no secrets.
+    pub access_log: AccessFormat,
+    /// Whether what engines have cached of one tenant's prompts is kept apart from others' prompts, so that nobody learns from the time that an
+    /// answer takes what somebody else has asked. Tenants are those of `keys_file`. Prefixes that all share are then computed once per tenant.
+    pub isolate_tenants: bool,
+    /// The file with the secret for `isolate_tenants`, which the router makes where there is none; empty means
+    /// `$XDG_STATE_HOME/hostler/router.secret`, or `~/.local/state/hostler/router.secret`. Routers of one fleet need the same one.
+    pub secret_file: PathBuf,
+    /// Hosts that engines may fetch images, sounds and videos from when a request has a URL of one: `example.org`, `*.example.org` or `*` for all.
+    /// Requests with other URLs than these and `data:` are refused: engines stand inside the network, and would fetch anything there.
+    pub media_hosts: Vec<String>,
+    /// The file of the access log; empty means standard error, with the other logs. Where it is moved away it is opened anew within a second.
+    pub access_log_file: PathBuf,
     /// Most requests in flight at once; further ones are refused with 429.
     pub max_in_flight: usize,
     /// Most client connections at once; further ones wait to be accepted.
@@ -48,7 +106,11 @@ pub struct RouterConfig {
     pub client_stall_timeout: Duration,
     /// Most requests that may wait in the router for a replica that has no room yet; further ones are refused with 429. Lower it where clients
     /// would rather be refused at once than wait.
+    /// One that has as many as four times what is free gets no more, so one that floods leaves places to others: alone it has at most four
+    /// fifths of these.
     pub max_held: usize,
+    /// Most bytes that the bodies of requests may have that wait in the router, shared alike; further ones are refused with 429.
+    pub max_held_bytes: u64,
     /// A request whose first token is predicted to come later than this is refused with 429 instead of being held. Raise it for batch
     /// jobs that can wait, lower it for people who cannot.
     #[serde(with = "hostler_boot::duration")]
@@ -78,9 +140,25 @@ impl Default for RouterConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8000".into(),
-            agents_listen: "0.0.0.0:8001".into(),
+            agents_listen: String::new(),
             admin_listen: "127.0.0.1:8002".into(),
+            keys_file: PathBuf::new(),
+            operators_need_key: NeedKey::Auto,
+            metrics_need_key: NeedKey::Auto,
+            tls_cert: PathBuf::new(),
+            tls_key: PathBuf::new(),
+            tls_client_ca: PathBuf::new(),
+            tls_dir: PathBuf::new(),
+            certificate_lifetime: Duration::from_secs(24 * 3600),
+            allow_plain_text: false,
             max_body_bytes: 16 * 1024 * 1024,
+            max_reading_bytes: 1024 * 1024 * 1024,
+            decompress_bodies: false,
+            access_log: AccessFormat::Text,
+            access_log_file: PathBuf::new(),
+            isolate_tenants: false,
+            secret_file: PathBuf::new(),
+            media_hosts: Vec::new(),
             max_in_flight: 16_384,
             max_connections: 16_384,
             header_timeout: Duration::from_secs(10),
@@ -90,6 +168,7 @@ impl Default for RouterConfig {
             idle_timeout: Duration::from_secs(10 * 60),
             client_stall_timeout: Duration::from_secs(5 * 60),
             max_held: 10_000,
+            max_held_bytes: 1024 * 1024 * 1024,
             longest_wait: Duration::from_secs(5 * 60),
             tokenizer_threads: 0,
             cache_dir: PathBuf::new(),
@@ -101,6 +180,15 @@ impl Default for RouterConfig {
 }
 
 impl RouterConfig {
+    /// Where agents dial.
+    pub(crate) fn agents_address(&self) -> &str {
+        match self.agents_listen.as_str() {
+            "" if self.tls_dir.as_os_str().is_empty() => "127.0.0.1:8001",
+            "" => "0.0.0.0:8001",
+            address => address,
+        }
+    }
+
     /// Where tokenizers are kept; empty where no folder can be thought of.
     pub(crate) fn cache_folder(&self) -> PathBuf {
         if !self.cache_dir.as_os_str().is_empty() {
@@ -109,6 +197,12 @@ impl RouterConfig {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
         caches.map(|caches| caches.join("hostler/router")).unwrap_or_default()
+    }
+
+    /// Where the secret for `isolate_tenants` is, if that is set.
+    pub(crate) fn secret(&self) -> Option<PathBuf> {
+        let path = if self.secret_file.as_os_str().is_empty() { usual_secret() } else { self.secret_file.clone() };
+        self.isolate_tenants.then_some(path)
     }
 
     /// Threads that turn prompts into tokens.

@@ -9,12 +9,17 @@ mod config;
 pub mod dispatch;
 pub mod edge;
 pub mod fleet;
+pub mod grpc;
+mod join;
 pub mod keys;
 mod link;
 mod metrics;
+mod openings;
 mod operators;
 pub mod placement;
 pub mod prompt;
+pub mod sticky;
+mod tls;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,22 +29,27 @@ use std::time::Duration;
 use hostler_boot::admin::Pages;
 use hostler_boot::shutdown::end_within;
 use hostler_boot::{ListenError, Shutdown, admin, bind};
-use hostler_proto::fleet::v1::fleet_server::FleetServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
-pub use config::RouterConfig;
+pub use config::{NeedKey, RouterConfig};
 use dispatch::{Dispatch, Poison, Retries};
-use edge::Edge;
+use edge::access::{AccessLog, AccessLogError, Writing};
+use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
 use fleet::{Caches, Fleet, Sessions};
+use grpc::Bookings;
 use hostler_placement::affinity::Index;
-use keys::Keys;
+use keys::{Guard, Keys, KeysError, Secret, guarded};
 use metrics::Now;
 pub use metrics::RouterMetrics;
+pub use openings::Opening;
 use operators::Operators;
-use placement::{Hold, Placer, keep_readers};
+use placement::{Bounds, Hold, Placer, keep_readers};
 use prompt::Prompts;
+use sticky::Sticky;
+use tls::Security;
+pub use tls::SecurityError;
 
 /// How long connections to agents and operators may take to close.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -57,17 +67,71 @@ pub struct Router {
     edge: (TcpListener, SocketAddr),
     agents: (TcpListener, SocketAddr),
     admin: (TcpListener, SocketAddr),
+    keys: Keys,
+    operator_key: Secret,
+    metrics: Arc<RouterMetrics>,
+    access: (AccessLog, Writing),
+    security: Security,
+    media: MediaHosts,
+    isolation: Option<Isolation>,
+}
+
+/// Why a router cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The keys cannot be read.
+    #[error("{0} (setting router.keys_file)")]
+    Keys(#[from] KeysError),
+    /// The access log cannot be written.
+    #[error(transparent)]
+    AccessLog(#[from] AccessLogError),
+    /// The secret that keeps tenants apart cannot be read.
+    #[error("{0} (setting router.secret_file)")]
+    Isolation(KeysError),
+    /// The hosts of media cannot be understood.
+    #[error(transparent)]
+    Media(#[from] NoHost),
+    /// TLS cannot begin.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    /// A setting cannot be followed.
+    #[error("{0}")]
+    Setting(&'static str),
+    /// There are no random numbers for secrets.
+    #[error("the system gives no random numbers: {0}")]
+    Random(std::io::Error),
 }
 
 impl Router {
-    /// Takes the three addresses, so that a port in use is known at once.
+    /// Reads the keys and takes the three addresses, so that a port in use is known at once.
     ///
     /// # Errors
     /// When one of them cannot be had.
-    pub async fn bind(config: RouterConfig) -> Result<Self, ListenError> {
+    pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
+        let keys = Keys::open(&config.keys_file)?;
+        if !keys.are_wanted() && [config.operators_need_key, config.metrics_need_key].contains(&NeedKey::Always) {
+            return Err(StartError::Setting(
+                "router.operators_need_key and router.metrics_need_key can be `always` only where there are keys: set router.keys_file",
+            ));
+        }
+        let metrics = Arc::new(RouterMetrics::default());
+        let security = Security::load(&config)?;
+        let edge = bind(&config.listen, "router.listen").await?;
+        let agents = bind(config.agents_address(), "router.agents_listen").await?;
+        security.check(&config, edge.1, agents.1)?;
         Ok(Self {
-            edge: bind(&config.listen, "router.listen").await?,
-            agents: bind(&config.agents_listen, "router.agents_listen").await?,
+            security,
+            media: MediaHosts::new(&config.media_hosts)?,
+            isolation: config.secret().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
+            access: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
+            metrics,
+            keys,
+            operator_key: Secret::random().map_err(StartError::Random)?,
+            edge,
+            agents,
             admin: bind(&config.admin_listen, "router.admin_listen").await?,
             config,
         })
@@ -77,6 +141,12 @@ impl Router {
     #[must_use]
     pub fn edge_address(&self) -> SocketAddr {
         self.edge.1
+    }
+
+    /// How clients speak with it, as in a URL.
+    #[must_use]
+    pub fn edge_scheme(&self) -> &'static str {
+        if self.security.edge.is_some() { "https" } else { "http" }
     }
 
     /// Where agents dial.
@@ -91,12 +161,44 @@ impl Router {
         self.admin.1
     }
 
+    /// What is open to whoever reaches it, for those who start it.
+    #[must_use]
+    pub fn openings(&self) -> Vec<Opening> {
+        openings::openings(&openings::Doors {
+            edge: self.edge.1,
+            agents: self.agents.1,
+            admin: self.admin.1,
+            keys: self.keys.are_wanted() || !self.config.tls_client_ca.as_os_str().is_empty(),
+            operator_keys: self.guard().wants_operators_key(),
+            edge_tls: self.security.edge.is_some(),
+            agents_tls: self.security.agents.is_some(),
+        })
+    }
+
+    fn guard(&self) -> Guard {
+        Guard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip())
+    }
+
+    /// Whether requests need a key.
+    #[must_use]
+    pub fn wants_keys(&self) -> bool {
+        self.keys.are_wanted()
+    }
+
+    /// An admin key of this life of the router, for the process in which it runs.
+    #[must_use]
+    pub fn operator_key(&self) -> &Secret {
+        &self.operator_key
+    }
+
     /// Serves until the shutdown drains, then until the running requests have ended, the drain timeout has passed, or it stops.
     pub async fn run(self, shutdown: Shutdown) {
+        let guard = self.guard();
         // The connections may be stopped when their time is over, while the process goes on.
         let serving = shutdown.part();
         let end = CancellationToken::new();
-        let metrics = Arc::new(RouterMetrics::default());
+        let metrics = self.metrics;
+        let (access, writing) = self.access;
         let fleet = Fleet::start(self.config.lease.max(SHORTEST_LEASE), end.clone());
         let index = Arc::new(Index::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
@@ -111,16 +213,17 @@ impl Router {
             router_life: fastrand::u64(1..),
             attachments: AtomicU64::new(0),
         };
-        let (agents, link_metrics, link_end) = (self.agents.0, metrics.clone(), end.clone());
+        let (agents, admitting, link_metrics, link_end) = (self.agents.0, self.security.agents.clone(), metrics.clone(), end.clone());
         let link = tokio::spawn(async move {
-            if let Err(error) = link::serve(agents, Arc::new(sessions), link_metrics, link_end).await {
+            if let Err(error) = link::serve(agents, admitting, Arc::new(sessions), link_metrics, link_end).await {
                 tracing::error!(%error, "the agents' listener ended");
             }
         });
 
         let admission = Admission::new(self.config.max_in_flight);
         let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), EXPLAINED));
-        let hold = Hold::start(placer.clone(), self.config.max_held, self.config.longest_wait, end.clone());
+        let bounds = Bounds { requests: self.config.max_held, bytes: self.config.max_held_bytes, longest: self.config.longest_wait };
+        let hold = Hold::start(placer.clone(), bounds, end.clone());
         let overview = Overview {
             fleet: fleet.clone(),
             poison: poison.clone(),
@@ -131,10 +234,9 @@ impl Router {
             shutdown: serving.clone(),
         };
         let operators = Operators { fleet: fleet.clone(), placer: placer.clone() };
-        let operators = tonic::service::Routes::new(FleetServer::new(operators)).prepare().into_axum_router();
-        // A gRPC call to a path that nobody has is answered by tonic, any other by axum.
-        let pages = admin::routes(Arc::new(overview)).merge(operators);
-        let admin = tokio::spawn(admin::serve(self.admin.0, pages, end.clone()));
+        let pages = admin::routes(Arc::new(overview)).merge(operators.routes());
+        let admin = tokio::spawn(admin::serve(self.admin.0, guarded(pages, guard), end.clone()));
+        let keys = tokio::spawn(keys::follow(self.keys.clone(), metrics.clone(), end.clone()));
 
         let dispatch = Dispatch {
             fleet,
@@ -147,16 +249,31 @@ impl Router {
             idle_timeout: self.config.idle_timeout,
         };
         let drain_timeout = self.config.drain_timeout;
-        let edge = Arc::new(Edge { config: self.config, keys: Keys::default(), admission: admission.clone(), dispatch });
-        edge::serve(self.edge.0, edge, serving.clone()).await;
+        let edge = Arc::new(Edge {
+            bookings: Bookings::start(dispatch.hold.clone(), end.clone()),
+            shutdown: serving.clone(),
+            access,
+            media: self.media,
+            isolation: self.isolation,
+            reading: Reading::new(self.config.max_reading_bytes),
+            sticky: Sticky::default(),
+            config: self.config,
+            keys: self.keys,
+            admission: admission.clone(),
+            dispatch,
+        });
+        let tls = self.security.edge.clone();
+        let renewals = tokio::spawn(self.security.keep_fresh(end.clone()));
+        edge::serve(self.edge.0, tls, edge, serving.clone()).await;
         if !serving.finish(drain_timeout).await {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             serving.stop();
         }
         end.cancel();
-        end_within(GOODBYE, link).await;
-        end_within(GOODBYE, admin).await;
-        end_within(GOODBYE, readers).await;
+        for task in [link, admin, readers, renewals, keys] {
+            end_within(GOODBYE, task).await;
+        }
+        writing.end().await;
     }
 }
 

@@ -9,7 +9,8 @@ use futures_util::{Stream, StreamExt};
 use hostler_proto::agent::v1::agent_link_server::{AgentLink, AgentLinkServer};
 use hostler_proto::agent::v1::{AttachRequest, FrameBatch};
 use hostler_proto::{TICKET_KEY, wire};
-use tokio::net::{TcpListener, TcpStream};
+use hostler_tls::Stream as Tunnel;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -17,25 +18,31 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::carry::Lane;
 use crate::fleet::{Sessions, attach};
+use crate::join::{Connection, Fence, Joining, Peer};
 use crate::metrics::RouterMetrics;
+use crate::tls::FleetAuthority;
 
 /// How long a connection may be silent before its first byte.
 const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connections that may be silent at once; further ones wait to be accepted.
+/// Connections that may be silent, or at their handshake, at once; further ones wait to be accepted.
 const SILENT_CONNECTIONS: usize = 256;
 
-/// Serves agents on `listener` until `end`.
+/// Serves agents on `listener` until `end`, over TLS where there is an authority to admit them.
 ///
 /// # Errors
 /// When the listener fails.
 pub(crate) async fn serve(
     listener: TcpListener,
+    admitting: Option<FleetAuthority>,
     sessions: Arc<Sessions>,
     metrics: Arc<RouterMetrics>,
     end: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let link = AgentLinkServer::new(Link { sessions, metrics, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
+    let fence = Arc::<Fence>::default();
+    let join = admitting.clone().map(|admitting| Joining::server(sessions.fleet.clone(), admitting, fence.clone()));
+    let is_open = admitting.is_none();
+    let link = AgentLinkServer::new(Link { sessions, metrics, is_open, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
     Server::builder()
         .initial_stream_window_size(wire::WINDOW_BYTES)
         .initial_connection_window_size(wire::WINDOW_BYTES)
@@ -43,28 +50,52 @@ pub(crate) async fn serve(
         .http2_keepalive_interval(Some(wire::KEEPALIVE))
         .http2_keepalive_timeout(Some(wire::KEEPALIVE))
         .add_service(link)
-        .serve_with_incoming_shutdown(connections(listener), end.cancelled_owned())
+        .add_optional_service(join)
+        .serve_with_incoming_shutdown(connections(listener, admitting, fence), end.cancelled_owned())
         .await
 }
 
 /// Connections that have begun to speak: HTTP/2 has no deadline for its first words, so a port scanner would stay for ever.
-fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
+fn connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<Fence>) -> impl Stream<Item = io::Result<Connection>> {
     let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
-    let spoken = accepted.map(|stream| async {
-        hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT).ok()?;
-        timeout(FIRST_BYTE_DEADLINE, stream.readable()).await.ok()?.ok()?;
-        Some(Ok(stream))
+    let spoken = accepted.map(move |stream| {
+        let (handshake, fence) = (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone());
+        async move {
+            hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT).ok()?;
+            timeout(FIRST_BYTE_DEADLINE, stream.readable()).await.ok()?.ok()?;
+            let stream = match handshake {
+                None => Tunnel::Plain(stream),
+                Some(handshake) => {
+                    let peer = stream.peer_addr().ok();
+                    let secured = hostler_tls::accept(stream, handshake, FIRST_BYTE_DEADLINE).await;
+                    secured.inspect_err(|error| refused(peer, error)).ok()?
+                }
+            };
+            Some(Ok(Connection::new(stream, &fence)))
+        }
     });
     spoken.buffer_unordered(SILENT_CONNECTIONS).filter_map(std::future::ready)
+}
+
+/// A handshake failed. What somebody can do something about is said aloud; who scans ports and leaves is not.
+fn refused(peer: Option<std::net::SocketAddr>, error: &io::Error) {
+    match hostler_tls::router_side(error) {
+        Some(reason) => tracing::warn!(?peer, reason, "an agent's connection was refused"),
+        None => tracing::debug!(?peer, %error, "an agent's handshake failed"),
+    }
 }
 
 #[derive(Debug)]
 struct Link {
     sessions: Arc<Sessions>,
     metrics: Arc<RouterMetrics>,
+    /// Agents need no certificate.
+    is_open: bool,
     /// The streams of agents never end by themselves; without this the server would wait for them.
     end: CancellationToken,
 }
+
+const NO_CERTIFICATE: &str = "this router serves nodes that have a certificate and are attached: join with a token (agent.join_token_file)";
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -74,14 +105,20 @@ impl AgentLink for Link {
     type CarryStream = Answers<FrameBatch>;
 
     async fn attach(&self, request: Request<Streaming<AttachRequest>>) -> Result<Response<Self::AttachStream>, Status> {
-        let peer = request.remote_addr();
-        let messages = attach(self.sessions.clone(), request.into_inner()).await.inspect_err(|status| {
-            tracing::warn!(?peer, reason = status.message(), "agent refused");
+        let Peer { address, member } = Peer::of(&request);
+        if member.is_none() && !self.is_open {
+            return Err(Status::unauthenticated(NO_CERTIFICATE));
+        }
+        let messages = attach(self.sessions.clone(), request.into_inner(), member).await.inspect_err(|status| {
+            tracing::warn!(peer = ?address, reason = status.message(), "agent refused");
         })?;
         Ok(Response::new(Box::pin(messages.take_until(self.end.clone().cancelled_owned()))))
     }
 
     async fn carry(&self, request: Request<Streaming<FrameBatch>>) -> Result<Response<Self::CarryStream>, Status> {
+        if !self.is_open && !Peer::of(&request).member.is_some_and(|member| member.is_attached()) {
+            return Err(Status::unauthenticated(NO_CERTIFICATE));
+        }
         let ticket = request.metadata().get_bin(TICKET_KEY).and_then(|ticket| ticket.to_bytes().ok());
         let lanes = ticket
             .and_then(|ticket| self.sessions.tickets.redeem(&ticket))

@@ -27,7 +27,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Complete => "complete",
             Self::Broken => "broken",
@@ -41,8 +41,14 @@ impl Outcome {
 pub enum Refused {
     /// The request itself: malformed, too large, or of an unknown model.
     Request,
+    /// It shows no key, and keys are wanted.
+    NoKey,
+    /// Its key is not valid.
+    WrongKey,
     /// The router was full.
     Full,
+    /// Its caller has reached a limit.
+    Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,
     /// It kills engines.
@@ -53,7 +59,10 @@ impl Refused {
     fn word(self) -> &'static str {
         match self {
             Self::Request => "request",
+            Self::NoKey => "no_key",
+            Self::WrongKey => "wrong_key",
             Self::Full => "full",
+            Self::Limit => "limit",
             Self::Fleet => "fleet",
             Self::Poison => "poison",
         }
@@ -83,10 +92,13 @@ pub struct RouterMetrics {
     pub retries: Counter,
     /// Frames of agents for requests that nobody knows any more.
     pub unknown_frames: Counter,
+    /// Lines of the access log for which there was no room.
+    pub access_log_dropped: Counter,
     complete: Counter,
     broken: Counter,
     client_left: Counter,
     refused: Family<RefusedLabel, Counter>,
+    keys_read: [Counter; 2],
     first_byte: Histogram,
     duration: Histogram,
     events: Counter,
@@ -156,11 +168,23 @@ impl Default for RouterMetrics {
             broken: outcome(Outcome::Broken),
             client_left: outcome(Outcome::ClientLeft),
             refused: page.counter("refused", &["reason"], "Requests that got no engine's answer, by why.", Family::default()),
+            keys_read: {
+                let help =
+                    "How often the key file had changed and was read again, by how that ended; while it fails, the keys before it stay.";
+                let family = page.counter("keys_read", &["outcome"], help, Family::<OutcomeLabel, Counter>::default());
+                ["failed", "loaded"].map(|outcome| family.get_or_create(&OutcomeLabel { outcome }).clone())
+            },
             retries: page.counter("retries", &[], "Attempts beyond a request's first.", Counter::default()),
             unknown_frames: page.counter(
                 "unknown_frames",
                 &[],
                 "Frames of agents for requests that nobody knows any more.",
+                Counter::default(),
+            ),
+            access_log_dropped: page.counter(
+                "access_log_dropped",
+                &[],
+                "Lines of the access log that were lost, because writing it was stuck.",
                 Counter::default(),
             ),
             first_byte: page.seconds("first_byte", &[], "From a request's arrival to the first byte of its answer.", seconds()),
@@ -225,6 +249,17 @@ impl RouterMetrics {
         if level == Level::Exact {
             self.cached_error.observe(predicted.abs_diff(actual).into());
         }
+    }
+
+    /// The key file had changed and was read again, or could not be.
+    pub fn keys_read(&self, loaded: bool) {
+        self.keys_read[usize::from(loaded)].inc();
+    }
+
+    /// How often the key file was read again: with success, and without.
+    #[cfg(test)]
+    pub(crate) fn keys_were_read(&self) -> (u64, u64) {
+        (self.keys_read[1].get(), self.keys_read[0].get())
     }
 
     /// A request got no engine's answer.

@@ -113,6 +113,11 @@ impl fleet_server::Fleet for Operators {
 }
 
 impl Operators {
+    /// Its calls, as routes. A gRPC call to a path that nobody has is answered by tonic, any other by whom they are merged into.
+    pub(crate) fn routes(self) -> axum::Router {
+        tonic::service::Routes::new(fleet_server::FleetServer::new(self)).prepare().into_axum_router()
+    }
+
     /// Gives an order to the node of a target, or without a name to all nodes at once.
     async fn order(&self, name: &str, order: impl Fn(Replicas) -> Order) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();

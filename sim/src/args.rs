@@ -80,6 +80,10 @@ pub struct EngineArgs {
     #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub sim_runtime_lora: bool,
 
+    /// Keep the responses that are given, as `/v1/responses` wants it.
+    #[arg(long, env = "VLLM_ENABLE_RESPONSES_API_STORE", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub sim_store_responses: bool,
+
     /// Shortest time of a step, in milliseconds.
     #[arg(long, default_value_t = 10.0)]
     pub sim_step_ms: f64,
@@ -107,6 +111,9 @@ pub struct EngineArgs {
     /// Answer 500 when a request's body contains this text, as vLLM does to a grammar that it cannot compile.
     #[arg(long, value_name = "TEXT")]
     pub sim_err_on: Option<String>,
+    /// Call the first tool where the request leaves the choice to the model, unless the last message is a tool's result.
+    #[arg(long)]
+    pub sim_call_tools: bool,
     /// Fail while starting, with a Python traceback in the log.
     #[arg(long)]
     pub sim_fail_start: bool,

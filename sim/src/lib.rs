@@ -23,6 +23,7 @@ mod scheduler;
 mod serve;
 mod slumber;
 mod sse;
+mod stored;
 mod tokens;
 
 #[cfg(test)]

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HeaderName, HeaderValue, SERVER, VARY};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, SERVER, VARY};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 
 use crate::VLLM_VERSION;
-use crate::api::{self, Api, ApiError, not_found, wrong_method};
+use crate::api::{self, Api, ApiError, check_type, not_found, wrong_method};
 use crate::faults::Fault;
 use crate::mailbox::Finish;
 use crate::metrics::render;
@@ -68,16 +68,21 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
 
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
     let path = request.uri().path();
+    if let Some(below) = path.strip_prefix("/v1/responses/") {
+        return Ok(api::kept_response(api, request.method(), &unescaped(below)));
+    }
     let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path && is_there(api, path)) else {
         return Ok(not_found());
     };
     if !allowed.split(", ").any(|method| method == request.method().as_str()) {
-        return Ok(wrong_method(allowed));
+        // The first route of a path is named, as FastAPI does.
+        return Ok(wrong_method(allowed.split(", ").next().unwrap_or(allowed)));
     }
     if request.method() == Method::GET || *path == "/ping" {
         return Ok(get(api, path, request.uri().query().unwrap_or_default()));
     }
     let query = request.uri().query().unwrap_or_default().to_owned();
+    let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let body = match Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
@@ -86,7 +91,17 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
         Err(error) => return Err(error),
     };
     let id = given_id.and_then(|id| id.to_str().ok());
+    if is_clients(path)
+        && let Err(error) = check_type(&content_type)
+    {
+        return Ok(error.reply());
+    }
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
+}
+
+/// Routes that look at the type of a body.
+fn is_clients(path: &str) -> bool {
+    path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize")
 }
 
 /// Routes that vLLM has only when it was started so.

@@ -23,6 +23,7 @@ use crate::engine::{Core, Stepping};
 use crate::error::Error;
 use crate::kv_events::{KvEventsConfig, Publisher};
 use crate::routes;
+use crate::stored::Stored;
 
 /// Connections that may wait to be accepted; uvicorn's own number.
 const BACKLOG: u32 = 2048;
@@ -104,7 +105,7 @@ impl Engine {
         };
         let args = Arc::new(args);
         let (core, stepping) = Core::new(args.clone());
-        let api = Api { args, core, adapters: Adapters::default(), created: unix_seconds() };
+        let api = Api { args, core, adapters: Adapters::default(), stored: Stored::default(), created: unix_seconds() };
         Ok(Self { api, stepping, bound, address, kv_events })
     }
 

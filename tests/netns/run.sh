@@ -120,13 +120,14 @@ ip netns add "$agent_side" &&
     at_router ip link set to-agent up && at_agent ip link set to-router up &&
     at_router ip link set lo up && at_agent ip link set lo up || give_up "the two namespaces could not be joined"
 
-ip netns exec "$router_side" "$hostler" router --listen 127.0.0.1:0 --agents-listen "$router_address:0" --admin-listen 127.0.0.1:0 \
+"$hostler" init --dir "$folder/fleet" --out "$folder/token" 2>/dev/null || give_up "the fleet's authority could not be made"
+ip netns exec "$router_side" "$hostler" router --listen 127.0.0.1:0 --agents-listen "$router_address:0" --admin-listen 127.0.0.1:0 --tls-dir "$folder/fleet" \
     >"$folder/router.stdout" 2>"$folder/router.stderr" &
 router_pid=$!
 within 10 listens >/dev/null || give_up "the router did not print its addresses within 10 s"
 
 ip netns exec "$agent_side" "$hostler" agent --router "$(printed agents)" --node far --engine simulated --replicas 1 \
-    --run-dir "$folder/run" --log-dir "$folder/log" -- --served-model-name tiny --sim-step-ms 5 \
+    --join-token-file "$folder/token" --identity-dir "$folder/identity" --run-dir "$folder/run" --log-dir "$folder/log" -- --served-model-name tiny --sim-step-ms 5 \
     >"$folder/agent.stdout" 2>"$folder/agent.stderr" &
 agent_pid=$!
 within 30 ready || give_up "the engine beyond the cable was not ready within 30 s"

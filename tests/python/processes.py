@@ -44,8 +44,8 @@ def environment() -> dict[str, str]:
     # starve everything else on a small machine for seconds.
     kept |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     kept |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    # Adds the route that empties the prefix cache.
-    return kept | {"VLLM_SERVER_DEV_MODE": "1"}
+    # Adds the route that empties the prefix cache, and has engines keep the responses that they give.
+    return kept | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 
 
 def ask(*arguments: str) -> str:

@@ -49,8 +49,8 @@ const RESERVED: [(&str, &str); 13] = [
     ("-dp", "the agent runs one engine per replica; use --replicas"),
 ];
 
-/// Inherited variables that would change an engine without anyone having asked for it: a port from Kubernetes, a key that locks the agent out. `CUDA_VISIBLE_DEVICES` is kept where the agent sets none: it may be a scheduler's limit.
-const NOT_INHERITED: [&str; 2] = ["VLLM_PORT", "VLLM_API_KEY"];
+/// Inherited variables that would change an engine without anyone having asked for it: a port from Kubernetes, a key that locks the agent out, one that is for operators. `CUDA_VISIBLE_DEVICES` is kept where the agent sets none: it may be a scheduler's limit.
+const NOT_INHERITED: [&str; 3] = ["VLLM_PORT", "VLLM_API_KEY", "HOSTLER_ADMIN_KEY"];
 
 /// Everything the command line depends on.
 #[derive(Debug, Clone, Copy)]

@@ -1,28 +1,69 @@
-//! Dials a router: a TCP connection tuned for many small messages and for noticing a dead peer soon, and HTTP/2 upon it.
+//! Dials a router: a TCP connection tuned for many small messages and for noticing a dead peer soon, TLS where the agent has a fleet, and
+//! HTTP/2 upon it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_proto::wire;
+use hostler_tls::{ClientConfig, Stream, agent_side, is_alert_about_certificate};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint, Error};
+use tonic::transport::{Channel, Endpoint};
 
 /// How long a router may take to accept.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A connection to the router at `address`.
+/// How long the handshake may take.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    /// The router cannot be reached.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The two do not agree on TLS.
+    #[error("{reason}")]
+    Tls {
+        /// A sentence that says what to do.
+        reason: String,
+        /// Whether another certificate could help.
+        certificate: bool,
+    },
+}
+
+impl DialError {
+    fn unreachable(error: &(dyn std::error::Error + 'static)) -> Self {
+        Self::Unreachable(hostler_boot::root_cause(error))
+    }
+}
+
+/// A connection to the router at `address`, with TLS where there are settings for it.
 ///
 /// # Errors
-/// When it cannot be reached within 5 s.
-pub(super) async fn dial(address: SocketAddr) -> Result<Channel, Error> {
-    let connector = tower::service_fn(move |_| async move {
-        let stream = timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
-        hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT)?;
-        Ok::<_, std::io::Error>(TokioIo::new(stream))
+/// When it cannot be reached within 5 s, or the handshake fails.
+pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>) -> Result<Channel, DialError> {
+    let stream = timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
+    let stream = stream.map_err(|_| DialError::Unreachable("timed out".into()))?.map_err(|error| DialError::unreachable(&error))?;
+    hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT).map_err(|error| DialError::unreachable(&error))?;
+    let stream = match config {
+        None => Stream::Plain(stream),
+        Some(config) => {
+            let secured = timeout(HANDSHAKE_DEADLINE, hostler_tls::connect(stream, config)).await;
+            secured.map_err(|_| DialError::Unreachable(SILENT.into()))?.map_err(|error| failed(&error))?
+        }
+    };
+    // The channel would dial again by itself; the session does, and knows why.
+    let stream = Arc::new(Mutex::new(Some(stream)));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.lock().take().map(TokioIo::new);
+        async move { stream.ok_or(std::io::Error::from(std::io::ErrorKind::NotConnected)) }
     });
-    Endpoint::from_shared(format!("http://{address}"))?
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| DialError::unreachable(&error))?;
+    let connected = endpoint
         .initial_stream_window_size(wire::WINDOW_BYTES)
         .initial_connection_window_size(wire::WINDOW_BYTES)
         .max_frame_size(wire::FRAME_BYTES)
@@ -30,5 +71,17 @@ pub(super) async fn dial(address: SocketAddr) -> Result<Channel, Error> {
         .keep_alive_timeout(wire::KEEPALIVE)
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
-        .await
+        .await;
+    connected.map_err(|error| DialError::unreachable(&error))
+}
+
+const SILENT: &str = "no TLS handshake within 10 s: does the router have its fleet's folder (router.tls_dir)?";
+
+fn failed(error: &std::io::Error) -> DialError {
+    match agent_side(error) {
+        Some(reason) => DialError::Tls { reason, certificate: is_alert_about_certificate(error) },
+        None => DialError::Unreachable(format!(
+            "the connection ended in the TLS handshake ({error}): does the router have its fleet's folder (router.tls_dir)?"
+        )),
+    }
 }

@@ -2,7 +2,7 @@
 
 mod bulk;
 mod client;
-mod dial;
+pub(crate) mod dial;
 mod lane;
 mod orders;
 mod relay;
@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 pub use lane::{Incoming, Lane, RequestBody, Serving};
 pub use report::{Board, Replica, Traits};
 
+use crate::join::Access;
 use crate::metrics::AgentMetrics;
 
 /// How often the routers' names are looked up again: a router that was added to a name is served after this.
@@ -39,6 +40,8 @@ pub struct Uplink {
     pub node: String,
     /// Random number of this life of the agent.
     pub life: u64,
+    /// How routers are spoken with.
+    pub access: Access,
     /// Lanes per router.
     pub lanes: u32,
     /// Where relayed requests are counted.

@@ -24,11 +24,12 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
 use super::bulk::Bulk;
-use super::dial::dial;
+use super::dial::{DialError, dial};
 use super::lane::Lane;
 use super::orders;
 use super::relay;
 use super::report::{REPORT_INTERVAL, Reporter};
+use crate::join::{self, Identity, JoinError};
 use crate::traffic::RouterKey;
 
 /// The first pause before a router is dialled again; each next one is twice as long.
@@ -74,6 +75,15 @@ impl From<Status> for Ended {
                 Self::Refused(status.message().to_owned())
             }
             _ => Self::Lost(status.message().to_owned()),
+        }
+    }
+}
+
+impl From<JoinError> for Ended {
+    fn from(error: JoinError) -> Self {
+        match error {
+            JoinError::Unreachable(reason) => Self::Unreachable(reason),
+            error => Self::Refused(error.to_string()),
         }
     }
 }
@@ -156,10 +166,26 @@ struct Session {
     lanes: Vec<AbortOnDropHandle<Option<Status>>>,
     /// Orders at work, to be answered when they are done.
     orders: FuturesUnordered<BoxFuture<'static, wire::Answer>>,
+    /// Keeps the connection's certificate from expiring.
+    _renewal: AbortOnDropHandle<()>,
+}
+
+/// A connection to the router, with the certificate that was shown on it.
+async fn connect(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<(Channel, Option<Arc<Identity>>), Ended> {
+    let identity = uplink.access.identity(address).await?;
+    let dialled = dial(address, join::config(identity.as_ref())).await;
+    let channel = dialled.map_err(|error| match error {
+        DialError::Unreachable(reason) => Ended::Unreachable(reason),
+        DialError::Tls { reason, certificate } => {
+            identity.iter().filter(|_| certificate).for_each(|identity| uplink.access.forget(identity));
+            Ended::Refused(reason)
+        }
+    })?;
+    Ok((channel, identity))
 }
 
 async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Ended> {
-    let channel = dial(address).await.map_err(|error| Ended::Unreachable(hostler_boot::root_cause(&error)))?;
+    let (channel, identity) = connect(uplink, address).await?;
     let (to_router, messages) = mpsc::channel(QUEUE);
     let hello =
         wire::Hello { protocol: PROTOCOL, agent_version: env!("CARGO_PKG_VERSION").into(), node: uplink.node.clone(), life: uplink.life };
@@ -170,7 +196,19 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, En
         let first = from_router.message().await?;
         Ok::<_, Status>((from_router, first))
     };
-    let (from_router, first) = timeout(WELCOME_DEADLINE, welcomed).await.map_err(|_| Ended::Lost("no welcome within 10 s".into()))??;
+    let welcomed = timeout(WELCOME_DEADLINE, welcomed).await.map_err(|_| Ended::Lost("no welcome within 10 s".into()))?;
+    let (from_router, first) = welcomed.map_err(|status| {
+        // With another certificate it could be welcome.
+        if status.code() == Code::Unauthenticated {
+            identity.iter().for_each(|identity| uplink.access.forget(identity));
+        }
+        match Ended::from(status) {
+            Ended::Lost(reason) if identity.is_none() => {
+                Ended::Lost(format!("{reason} (plain text; a router with router.tls_dir wants agent.join_token_file)"))
+            }
+            ended => ended,
+        }
+    })?;
     let Some(wire::AttachResponse { message: Some(FromRouter::Welcome(welcome)) }) = first else {
         return Err(Ended::Lost("the router did not begin with a welcome".into()));
     };
@@ -184,7 +222,8 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, En
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(SHORTEST_HEARTBEAT);
     let bulk = Bulk::new(uplink.board.replicas().iter().map(|replica| replica.engine.cache().clone()));
-    Ok(Session { claim, to_router, from_router, reporter, bulk, heartbeat, lanes, orders: FuturesUnordered::new() })
+    let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
+    Ok(Session { claim, to_router, from_router, reporter, bulk, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
 }
 
 async fn open_lane(

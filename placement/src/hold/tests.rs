@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn waiting(uncached: u32, since: f64) -> Waiting {
-    Waiting { priority: 0, tenant: 0, uncached, since }
+    Waiting { priority: 0, tenant: 0, weight: 1.0, uncached, output: 0, since }
 }
 
 /// A queue in which each request's value is its number.
@@ -82,9 +82,10 @@ fn tenants_share_by_tokens_and_not_by_requests() {
 fn what_a_tenant_was_given_is_forgotten_after_some_minutes() {
     let mut queue = queue([waiting(50_000, 0.0)]);
     queue.pop(0.0).unwrap();
-    assert_eq!(queue.released.of(0), 50_000.0);
+    assert_eq!(queue.released.of(0, 0.0), 50_000.0);
+    assert!((queue.released.of(0, 30.0) - 50_000.0 / std::f64::consts::E).abs() < 1e-6);
     queue.pop(400.0);
-    assert!(queue.released.tokens.is_empty());
+    assert_eq!(queue.released.tenants(), 0);
 }
 
 #[test]
@@ -143,8 +144,7 @@ fn any_waiting() -> impl Strategy<Value = Waiting> {
     (-1..2_i32, 0..3_u64, 0..2_000_u32, 0.0..50.0).prop_map(|(priority, tenant, uncached, since)| Waiting {
         priority,
         tenant,
-        uncached,
-        since,
+        ..waiting(uncached, since)
     })
 }
 
@@ -202,9 +202,158 @@ fn the_band_of_a_queue_is_that_of_its_most_urgent_request() {
     let mut queue = Queue::new(8);
     assert_eq!(queue.band(), None);
     for priority in [3, -1, 0] {
-        queue.push(Waiting { priority, tenant: 0, uncached: 1, since: 0.0 }, ()).unwrap();
+        queue.push(Waiting { priority, ..waiting(1, 0.0) }, ()).unwrap();
     }
     assert_eq!(queue.band(), Some(-1));
     queue.pop(0.0);
     assert_eq!(queue.band(), Some(0));
+}
+
+#[test]
+fn a_corrected_request_takes_its_new_place_among_those_that_stay() {
+    let mut queue = queue([waiting(100, 0.0), waiting(200, 0.0), waiting(300, 0.0), waiting(400, 0.0)]);
+    let none = queue.pop_where(0.0, 3, |waiting, number| {
+        if *number == 0 {
+            waiting.uncached = 350;
+        }
+        false
+    });
+    assert!(none.is_none());
+    assert_eq!(order(&mut queue, 0.0), [1, 2, 0, 3]);
+}
+
+#[test]
+fn a_heavier_tenant_gets_as_many_times_the_tokens_as_its_weight() {
+    let of = |tenant, weight| (0..60).map(move |_| Waiting { tenant, weight, ..waiting(100, 0.0) });
+    let mut queue = queue(of(1, 3.0).chain(of(2, 1.0)));
+    let mut released = [0, 0];
+    for _ in 0..60 {
+        released[usize::from(queue.pop(0.0).unwrap().0.tenant == 2)] += 1;
+    }
+    assert_eq!(released, [45, 15]);
+}
+
+#[test]
+fn a_tenant_is_charged_for_its_answers_too() {
+    let of = |tenant, output| (0..40).map(move |_| Waiting { tenant, output, ..waiting(100, 0.0) });
+    let mut queue = queue(of(1, 0).chain(of(2, 300)));
+    let mut released = [0, 0];
+    for _ in 0..40 {
+        released[usize::from(queue.pop(0.0).unwrap().0.tenant == 2)] += 1;
+    }
+    assert_eq!(released, [32, 8]);
+}
+
+#[test]
+fn what_a_tenant_had_without_waiting_counts() {
+    let mut queue = queue([1, 2].map(|tenant| Waiting { tenant, ..waiting(100, 0.0) }));
+    queue.passed(&Waiting { tenant: 1, ..waiting(5_000, 0.0) }, 0.0);
+    assert_eq!(order(&mut queue, 0.0), [1, 0]);
+}
+
+#[test]
+fn less_urgent_bands_have_a_tenth_of_the_tokens_however_much_comes_before_them() {
+    let urgent = (0..200).map(|_| Waiting { priority: -5, tenant: 1, ..waiting(100, 0.0) });
+    let bands = (1..4).flat_map(|priority| (0..10).map(move |_| Waiting { priority, tenant: 1, ..waiting(100, 0.0) }));
+    let mut queue = queue(urgent.chain(bands));
+    let patient = (0..101).filter(|_| queue.pop(0.0).unwrap().0.priority > 0).count();
+    assert_eq!(patient, 10);
+}
+
+#[test]
+fn a_long_request_in_a_less_urgent_band_has_its_turn_for_what_is_remembered_at_most() {
+    let long = Waiting { priority: 1, ..waiting(1_000_000, 0.0) };
+    let mut queue = queue((0..90).map(|_| waiting(10_000, 0.0)).chain([long]));
+    let order = order(&mut queue, 0.0);
+    let turn = order.iter().position(|number| *number == 90);
+    assert_eq!(turn, Some(59), "after 590,000 tokens, a ninth of which is more than is remembered");
+}
+
+#[test]
+fn bands_that_do_not_wait_save_nothing_up() {
+    let mut queue = queue((0..50).map(|_| waiting(1_000, 0.0)));
+    for _ in 0..40 {
+        queue.pop(0.0).unwrap();
+    }
+    queue.push(Waiting { priority: 1, ..waiting(100, 0.0) }, 99).unwrap();
+    assert_eq!(queue.pop(0.0).unwrap().1, 40);
+}
+
+#[test]
+fn one_tenants_requests_for_a_busy_replica_do_not_use_up_all_looks() {
+    let flood = (0..100).map(|_| Waiting { tenant: 1, ..waiting(10, 0.0) });
+    let mut queue = queue(flood.chain([Waiting { tenant: 2, ..waiting(900, 0.0) }]));
+    let gone = queue.pop_where(0.0, 32, |_, number| *number == 100);
+    assert_eq!(gone.map(|(_, number)| number), Some(100));
+}
+
+#[test]
+fn a_tenant_that_floods_leaves_places_to_those_who_come_later() {
+    let mut places = Places::new(100, 1 << 20);
+    let take = |places: &mut Places, tenant, weight| (0..1000).take_while(|_| places.take(tenant, weight, 1).is_ok()).count();
+    assert_eq!(take(&mut places, 1, 1.0), 80, "four fifths");
+    let second = take(&mut places, 2, 1.0);
+    assert!((15..20).contains(&second), "{second}");
+    assert_eq!(places.take(3, 1.0, 1), Ok(()), "who has none finds a place");
+    assert_eq!(places.check(1, 1.0, 1), Err(Full::Requests));
+    for _ in 0..80 {
+        places.leave(1, 1);
+    }
+    assert!(take(&mut places, 2, 1.0) > 40, "what is free again is shared anew");
+    assert!(places.taken() < 100);
+}
+
+#[test]
+fn bytes_are_bounded_like_requests() {
+    let mut places = Places::new(100, 1_000);
+    assert_eq!(places.take(1, 1.0, 1_001), Err(Full::Bytes));
+    assert_eq!(places.take(1, 1.0, 700), Ok(()));
+    assert_eq!((places.check(1, 1.0, 301), places.check(2, 1.0, 300)), (Err(Full::Bytes), Ok(())));
+    places.leave(1, 700);
+    assert_eq!((places.bytes(), places.taken()), (0, 0));
+    assert_eq!(places.take(2, 1.0, 1_000), Ok(()));
+}
+
+proptest! {
+    #[test]
+    fn places_are_never_more_than_there_are_and_all_come_back(
+        acts in prop::collection::vec((0..6_u64, 0..40_u64, any::<bool>()), 0..300), most in 1..40_usize,
+    ) {
+        let mut places = Places::new(most, 500);
+        let mut held: Vec<(u64, u64)> = Vec::new();
+        for (tenant, bytes, comes) in acts {
+            if comes {
+                if places.take(tenant, 1.0, bytes).is_ok() {
+                    held.push((tenant, bytes));
+                } else if held.iter().all(|(of, _)| *of != tenant) {
+                    let sum: u64 = held.iter().map(|(_, bytes)| bytes).sum();
+                    prop_assert!(held.len() == most || sum + bytes > 500, "its first place was refused while one was free");
+                }
+            } else if let Some(at) = held.iter().position(|(of, _)| *of == tenant) {
+                let (tenant, bytes) = held.swap_remove(at);
+                places.leave(tenant, bytes);
+            }
+            prop_assert_eq!(places.taken(), held.len() as u64);
+            prop_assert_eq!(places.bytes(), held.iter().map(|(_, bytes)| bytes).sum::<u64>());
+            prop_assert!(held.len() <= most && places.bytes() <= 500);
+        }
+    }
+
+    #[test]
+    fn while_they_all_wait_no_tenant_is_ahead_of_another_by_more_than_one_request(
+        of in prop::collection::vec((0..4_usize, 1..500_u32, 0..200_u32), 40..160),
+    ) {
+        let mut queue = queue(of.iter().map(|&(tenant, uncached, output)| Waiting { tenant: tenant as u64, output, ..waiting(uncached, 0.0) }));
+        let mut left = [0; 4];
+        of.iter().for_each(|(tenant, ..)| left[*tenant] += 1);
+        let mut released = [0.0_f64; 4];
+        while left.iter().all(|count| *count > 0) {
+            let (waiting, _) = queue.pop(0.0).unwrap();
+            let tenant = usize::try_from(waiting.tenant).unwrap();
+            left[tenant] -= 1;
+            released[tenant] += waiting.tokens();
+            let (least, most) = released.iter().fold((f64::MAX, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
+            prop_assert!(most - least <= 700.0, "{:?}", released);
+        }
+    }
 }

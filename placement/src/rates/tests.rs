@@ -232,7 +232,8 @@ fn nonsense_of_one_replica_does_not_reach_the_others() {
 #[test]
 fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any() {
     // Seen on two H200s: at some 450 sequences both take 21 ms, and that is all that either knows.
-    let with = |step, decode, load| Learned { rates: Rates { step, decode, ..Rates::default() }, intervals: 100.0, load, ..Learned::default() };
+    let with =
+        |step, decode, load| Learned { rates: Rates { step, decode, ..Rates::default() }, intervals: 100.0, load, ..Learned::default() };
     let (one, other) = (with(0.0006, 46e-6, 440.0), with(0.0096, 26e-6, 440.0));
     let pool = Pool::new([one, other].iter());
     let (one, other) = (pool.rates(&one), pool.rates(&other));

@@ -14,6 +14,9 @@ use crate::placement::{Chosen, Prompt, Turn};
 /// Attempts for one request, the first included.
 const ATTEMPTS: usize = 3;
 
+/// The same for one that engines were too full for: they have done nothing for it, and another may have room.
+const ATTEMPTS_AT_FULL: usize = 8;
+
 /// A replica that a request may be sent to now.
 pub(super) struct Bound {
     pub(super) chosen: Chosen,
@@ -23,21 +26,31 @@ pub(super) struct Bound {
     pub(super) turn: Option<Turn>,
 }
 
+impl Bound {
+    /// Whether the replica has room, as far as is known: then sending a request there that another was too full for is no retry that
+    /// would multiply a failing fleet's load.
+    pub(super) fn has_room(&self) -> bool {
+        self.chosen.has_room() && !self.chosen.decision.choice().candidate.doubtful
+    }
+}
+
+/// Whether a request may be tried once more; `full` where the last engine had no room for it.
+pub(super) fn may_try(tried: usize, full: bool) -> bool {
+    tried < if full { ATTEMPTS_AT_FULL } else { ATTEMPTS }
+}
+
 impl Dispatch {
-    /// A replica for the next attempt of a request that came back from those it has `tried`; `None` when there is none, or none may be tried.
+    /// A replica for the next attempt of a request that came back from those it has `tried`; `None` when there is none.
     ///
     /// # Errors
     /// When it may not wait, or is refused.
     pub(super) async fn bind(
         &self,
         prompt: &Arc<Prompt>,
-        outgoing: &Outgoing,
+        outgoing: &mut Outgoing,
         tried: &[Arc<str>],
         watched: &mut Watched,
     ) -> Result<Option<Bound>, Refusal> {
-        if tried.len() >= ATTEMPTS {
-            return Ok(None);
-        }
         let since = Instant::now();
         let mut place = None;
         loop {
@@ -71,19 +84,25 @@ impl Dispatch {
     }
 
     /// A replica for a request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
-    async fn bind_first(&self, prompt: &Arc<Prompt>, outgoing: &Outgoing) -> Result<Option<Bound>, Refusal> {
+    async fn bind_first(&self, prompt: &Arc<Prompt>, outgoing: &mut Outgoing) -> Result<Option<Bound>, Refusal> {
+        let spot = outgoing.spot.take();
         let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
-        if chosen.has_room() && !self.hold.is_held(prompt.model()) {
-            return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
-        }
         let since = Instant::now();
         let waiting = Waiting {
             priority: outgoing.priority,
-            tenant: outgoing.tenant,
+            tenant: outgoing.guest.tenant,
+            weight: outgoing.guest.weight,
             uncached: chosen.uncached(),
+            output: tokens(chosen.output),
             since: self.fleet.view().seconds(since),
         };
-        let (chosen, turn) = self.hold.turn(prompt, waiting, &chosen).await?;
+        // One that only one engine can answer overtakes: it ends a generation, or costs nothing, or waits in that engine.
+        if prompt.only().is_some() || chosen.has_room() && !self.hold.is_held(prompt.model()) {
+            self.hold.passed(prompt.model(), &waiting);
+            return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
+        }
+        let spot = spot.map_or_else(|| self.hold.take(outgoing.guest), Ok)?;
+        let (chosen, turn) = self.hold.turn(prompt, waiting, spot, &chosen).await?;
         let held = since.elapsed();
         self.metrics.held(held);
         Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))
@@ -102,4 +121,9 @@ impl Dispatch {
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;
         Some(Bound { chosen, held: Duration::ZERO, turn: None })
     }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^32 tokens, and `as` saturates")]
+fn tokens(expected: f64) -> u32 {
+    expected as u32
 }

@@ -3,6 +3,7 @@
 
 mod bind;
 mod budget;
+mod place;
 mod poison;
 mod refusal;
 mod relay;
@@ -18,17 +19,20 @@ use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub use budget::{Retries, RetryBudget};
+pub(crate) use place::Reserved;
 pub use poison::{Fingerprint, Poison, Sentence, Watched};
 pub use refusal::Refusal;
 pub use relay::{Held, Relay};
 use scanner::tells_of_death;
 pub use scanner::{Dialect, Scanner, Usage};
 
-use crate::admission::Permit;
+use crate::admission::{Permit, Used};
 use crate::carry::Exchange;
+use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
-use crate::placement::{Asked, Hold, Placed, Placer, Prompt, Record};
+use crate::placement::{Asked, Guest, Hold, Placed, Placer, Prompt, Record, Spot};
+use crate::sticky::{Keep, Named};
 use bind::Bound;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
@@ -67,8 +71,10 @@ pub struct Outgoing {
     pub id: u64,
     /// Its turn among those that wait: a lower one goes first.
     pub priority: i32,
-    /// Who it shares the fleet's attention with.
-    pub tenant: u64,
+    /// Who it shares the fleet's attention with, and what it takes of the place to wait.
+    pub guest: Guest,
+    /// Its place to wait, from the moment at which it was seen that it may have to.
+    pub spot: Option<Spot>,
     /// What the client calls it.
     pub client_id: Option<Arc<str>>,
     /// Its head; the replica's index and the estimates are filled in.
@@ -77,6 +83,12 @@ pub struct Outgoing {
     pub body: Bytes,
     /// The dialect of its event stream, should the answer be one.
     pub dialect: Dialect,
+    /// Its line in the access log.
+    pub entry: Entry,
+    /// Which response it names.
+    pub names: Named,
+    /// Whose response its answer is, where the engine keeps it.
+    pub keep: Option<Keep>,
     /// When it was taken.
     pub begun: Instant,
 }
@@ -156,7 +168,8 @@ enum Attempt {
 
 impl Dispatch {
     /// Sends the request where it will be answered soonest. An attempt that is lost before a byte has reached the client is made
-    /// again elsewhere, at most twice, and one answered with 500 or 503 once, within the retry budgets. One that kills engines is refused.
+    /// again elsewhere, at most twice, and one answered with 500 once, within the retry budgets; one answered with 503 wherever there may
+    /// be room. One that kills engines is refused.
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
@@ -167,6 +180,7 @@ impl Dispatch {
         let mut watched = self.poison.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
         watched.leave()?;
+        outgoing.spot = self.hold.reserve(outgoing.asked.model.as_deref(), outgoing.guest)?;
         let deadline = outgoing.begun + self.answer_timeout;
         self.settled(outgoing.asked.model.as_deref()).await;
         let prompt = Arc::new(self.placer.read(std::mem::take(&mut outgoing.asked)).await);
@@ -174,11 +188,16 @@ impl Dispatch {
         let mut refused: Option<Box<Begun>> = None;
         let mut lost = None;
         let mut retries = &self.retries.lost;
+        let mut was_full = false;
         loop {
-            let bound = timeout_at(deadline, self.bind(&prompt, &outgoing, &tried, &mut watched)).await;
-            let bound = bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??;
+            let bound = if bind::may_try(tried.len(), was_full) {
+                let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
+                bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
+            } else {
+                None
+            };
             // Only a retry costs something.
-            let Some(bound) = bound.filter(|_| tried.is_empty() || retries.withdraw()) else {
+            let Some(bound) = bound.filter(|bound| tried.is_empty() || was_full && bound.has_room() || retries.withdraw()) else {
                 // From the place that it will not take.
                 watched.rise();
                 return match (refused, lost) {
@@ -205,18 +224,19 @@ impl Dispatch {
                         watched.lost(&replica);
                     }
                     watched.rise();
-                    (lost, retries) = (Some(broken), &self.retries.lost);
+                    (lost, retries, was_full) = (Some(broken), &self.retries.lost, false);
                     continue;
                 }
             };
             // An engine that is full or dying says 503; to a request that it cannot digest it says 500, as others will.
-            let (refuses, is_full) = (begun.is_refusal(), begun.head.status == 503);
-            if !refuses || refused.is_some() {
+            let refuses = begun.is_refusal();
+            was_full = begun.head.status == 503;
+            if !refuses || refused.is_some() && !was_full {
                 return Ok(self.answer(*begun, &outgoing, watched, permit));
             }
             begun.in_flight = None;
             watched.rise();
-            if is_full {
+            if was_full {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
             (refused, retries) = (Some(begun), &self.retries.refused);
@@ -259,6 +279,7 @@ impl Dispatch {
         };
         let reason = Arc::new(reason);
         self.placer.ring.record(reason.clone());
+        outgoing.entry.sent(&replica.id, attempt, held);
         let placed = Placed::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
         Sent { replica, head, in_flight, placed, settle, reason }
     }
@@ -321,12 +342,20 @@ impl Dispatch {
         }
     }
 
-    fn answer(&self, begun: Begun, outgoing: &Outgoing, mut watched: Watched, permit: Permit) -> Answer {
+    fn answer(&self, begun: Begun, outgoing: &Outgoing, mut watched: Watched, mut permit: Permit) -> Answer {
         watched.answered();
         let streams = begun.streams();
         let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, waits } = begun;
         self.metrics.first_byte(outgoing.begun);
+        if head.status >= 400 {
+            permit.settle(Used { input: Some(0), output: 0 });
+        }
+        if !waits {
+            outgoing.entry.began();
+        }
+        let watch = outgoing.keep.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
         let held = Held {
+            watch,
             in_flight,
             permit,
             replica,
@@ -335,6 +364,7 @@ impl Dispatch {
             placed,
             usage,
             waits,
+            entry: outgoing.entry.clone(),
             begun: outgoing.begun,
             idle: self.idle_timeout,
             metrics: self.metrics.clone(),

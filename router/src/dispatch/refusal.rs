@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hostler_placement::hold::Full;
+
 use super::poison::{Crowded, Sentence};
 use crate::fleet::{FleetView, Phase, Replica};
 use crate::placement::Overload;
@@ -13,7 +15,7 @@ const FULL_RETRY_SECONDS: u64 = 5;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// No replica serves the model, and it is known which models there are.
-    #[error("The model `{model}` does not exist. Models here: {known}.")]
+    #[error("The model `{model}` does not exist. Valid aliases: {known}.")]
     UnknownModel {
         /// As the client named it.
         model: String,
@@ -49,6 +51,20 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// The word for it in the access log.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::UnknownModel { .. } => "unknown_model",
+            Self::NotReady(_) => "not_ready",
+            Self::Lost { .. } => "lost",
+            Self::TooSlow(_) => "too_slow",
+            Self::Poisonous(_) => "poisonous",
+            Self::Overloaded { .. } => "overloaded",
+        }
+    }
+}
+
 impl From<Sentence> for Refusal {
     fn from(sentence: Sentence) -> Self {
         Refusal::Poisonous(sentence)
@@ -71,8 +87,13 @@ fn humanize(duration: Duration) -> String {
 impl From<Overload> for Refusal {
     fn from(overload: Overload) -> Self {
         match overload {
-            Overload::Full => Refusal::Overloaded {
-                message: "as many requests wait for a replica as router.max_held allows".into(),
+            Overload::Full(full) => Refusal::Overloaded {
+                message: match full {
+                    Full::Requests => "as many requests wait for a replica, of all or of yours, as router.max_held allows".into(),
+                    Full::Bytes => {
+                        "requests that wait for a replica, all or yours, have as many bytes as router.max_held_bytes allows".into()
+                    }
+                },
                 retry_after: FULL_RETRY_SECONDS,
             },
             Overload::Stopping => Refusal::NotReady("the router is stopping".into()),

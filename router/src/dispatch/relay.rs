@@ -17,11 +17,13 @@ use tokio::time::{Instant, Sleep};
 
 use super::poison::Watched;
 use super::scanner::{Passed, Scanner, Usage, tells_of_death};
-use crate::admission::Permit;
+use crate::admission::{Permit, Used};
 use crate::carry::Exchange;
+use crate::edge::access::Entry;
 use crate::fleet::{InFlight, Replica};
 use crate::metrics::{Outcome, RouterMetrics};
 use crate::placement::Placed;
+use crate::sticky::Watch;
 
 /// What lives as long as the answer does.
 #[derive(Debug)]
@@ -42,6 +44,10 @@ pub struct Held {
     pub waits: bool,
     /// Of an answer that was read whole before it was passed on.
     pub usage: Option<Usage>,
+    /// Reads which response it is, where that is remembered.
+    pub watch: Option<Watch>,
+    /// Its line in the access log.
+    pub entry: Entry,
     /// When the request was taken.
     pub begun: Instant,
     /// How long the answer may pause.
@@ -59,6 +65,8 @@ pub struct Relay {
     scanner: Option<Scanner>,
     exchange: Exchange,
     held: Held,
+    /// Bytes of the body that were passed on.
+    sent: u64,
     progress: Instant,
     pause: Option<Pin<Box<Sleep>>>,
 }
@@ -73,6 +81,16 @@ enum State {
     Ended,
 }
 
+/// The word in the access log for what broke an answer.
+fn word(fault: Fault) -> &'static str {
+    match fault {
+        Fault::EngineStopped => "engine_stopped",
+        Fault::LaneLost => "agent_lost",
+        Fault::Protocol => "protocol",
+        Fault::EngineLost | Fault::NotReady | Fault::None => "engine_lost",
+    }
+}
+
 /// The moment that a connection gets to send what it has before it breaks. HTTP/2 throws away what is queued when a stream is reset.
 const FLUSH: Duration = Duration::from_millis(200);
 
@@ -85,7 +103,7 @@ impl Relay {
     #[must_use]
     pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, held: Held) -> Self {
         let scanner = dialect.map(Scanner::new);
-        Self { state: State::Streaming, first, scanner, exchange, held, progress: Instant::now(), pause: None }
+        Self { state: State::Streaming, first, scanner, exchange, held, sent: 0, progress: Instant::now(), pause: None }
     }
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
@@ -113,10 +131,12 @@ impl Relay {
     }
 
     /// The answer broke: an event stream is told so first.
-    fn break_off(&mut self, message: String) {
+    fn break_off(&mut self, cause: &'static str, message: String) {
         let replica = &self.held.replica.id;
         tracing::warn!(%replica, message, "an answer broke after it had begun");
         self.held.metrics.ended(Outcome::Broken, self.held.begun);
+        self.held.entry.ended(Outcome::Broken, Some(cause), self.usage());
+        self.settle();
         self.state = match &self.scanner {
             Some(scanner) => State::Explaining(scanner.error_event(&message), message),
             None => flushing(message),
@@ -125,12 +145,16 @@ impl Relay {
 
     /// Takes a piece in; what is to be sent of it, if anything.
     fn piece(&mut self, bytes: Bytes) -> Bytes {
+        if self.held.watch.as_mut().is_some_and(|watch| watch.look(&bytes)) {
+            self.held.watch = None;
+        }
         let Some(scanner) = &mut self.scanner else { return bytes };
         // The first event, where comments came before it.
         if self.held.waits && !only_keeps_alive(&bytes) {
             self.held.waits = false;
             self.held.in_flight.as_mut().map(InFlight::answered);
             self.held.placed.began();
+            self.held.entry.began();
         }
         match scanner.pass(bytes) {
             Passed::On(bytes) => bytes,
@@ -138,12 +162,12 @@ impl Relay {
                 if tells_of_death(&bytes) {
                     self.held.watched.lost(&self.held.replica);
                 }
-                self.break_off("the engine reported an error".into());
+                self.break_off("engine_error", "the engine reported an error".into());
                 self.state = flushing("the engine reported an error".into());
                 bytes
             }
             Passed::Aborted(bytes) => {
-                self.break_off("the engine was stopped before the answer was complete".into());
+                self.break_off("engine_stopped", "the engine was stopped before the answer was complete".into());
                 bytes
             }
         }
@@ -160,8 +184,21 @@ impl Relay {
             return rest;
         }
         // Half an event would spoil the error event.
-        self.break_off("the engine ended the answer before it was complete".into());
+        self.break_off("incomplete", "the engine ended the answer before it was complete".into());
         Bytes::new()
+    }
+
+    /// Tells the caller's limits what was used. Where the engine does not say, each event of a stream has a token but the first, which has
+    /// only a role, and the last.
+    fn settle(&mut self) {
+        let usage = self.usage();
+        let events = self.scanner.as_ref().map_or(0, Scanner::events).saturating_sub(2);
+        let input = usage.map(|usage| usage.prompt).filter(|prompt| *prompt > 0);
+        self.held.permit.settle(Used { input, output: usage.map_or(events, |usage| usage.completion) });
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.scanner.as_ref().map_or(self.held.usage, Scanner::usage)
     }
 
     /// Whether nothing is left of an answer that needs no looking at.
@@ -181,6 +218,8 @@ impl Relay {
             self.held.placed.ended(self.held.usage, 0);
         }
         self.held.metrics.ended(Outcome::Complete, self.held.begun);
+        self.held.entry.ended(Outcome::Complete, None, self.usage());
+        self.settle();
     }
 }
 
@@ -199,16 +238,18 @@ impl Body for Relay {
                         Poll::Ready(Ok(Some(bytes))) => relay.piece(bytes),
                         Poll::Ready(Ok(None)) => relay.end(),
                         Poll::Ready(Err(broken)) => {
-                            relay.break_off(broken.message);
+                            relay.break_off(word(broken.fault), broken.message);
                             Bytes::new()
                         }
                     };
                     if !sent.is_empty() {
+                        relay.sent += sent.len() as u64;
                         return Poll::Ready(Some(Ok(Frame::data(sent))));
                     }
                 }
                 State::Explaining(event, message) => {
                     relay.state = flushing(message);
+                    relay.sent += event.len() as u64;
                     return Poll::Ready(Some(Ok(Frame::data(event))));
                 }
                 State::Flushing(mut moment, message) => {
@@ -235,14 +276,23 @@ impl Body for Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        if !matches!(self.state, State::Streaming) {
-            return;
+        if matches!(self.state, State::Streaming) {
+            self.left();
         }
+        self.held.entry.bytes(self.sent);
+    }
+}
+
+impl Relay {
+    /// Nobody asks for more.
+    fn left(&mut self) {
         // Whoever knows the length, or that there is no body, does not ask for the end.
         if self.is_read() {
             self.complete();
         } else {
             self.held.metrics.ended(Outcome::ClientLeft, self.held.begun);
+            self.held.entry.ended(Outcome::ClientLeft, None, self.usage());
+            self.settle();
         }
     }
 }

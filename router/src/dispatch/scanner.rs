@@ -74,8 +74,8 @@ impl Usage {
         let usage = &json[USAGE.find(json)?..];
         let number = |key| number(usage, key);
         Some(Self {
-            prompt: number(b"\"prompt_tokens\":").unwrap_or(0),
-            completion: number(b"\"completion_tokens\":").unwrap_or(0),
+            prompt: number(b"\"prompt_tokens\":").or_else(|| number(b"\"input_tokens\":")).unwrap_or(0),
+            completion: number(b"\"completion_tokens\":").or_else(|| number(b"\"output_tokens\":")).unwrap_or(0),
             cached: number(b"\"cached_tokens\":"),
         })
     }
@@ -209,6 +209,13 @@ impl Scanner {
                 self.finished = true;
             }
             _ => {}
+        }
+        if let (Some(data), b"message_start" | b"message_delta" | b"response.completed" | b"response.incomplete") = (data, name)
+            && let Some(usage) = Usage::find(data)
+        {
+            // The last event of a message need not repeat how long the prompt was.
+            let before = self.usage.unwrap_or_default();
+            self.usage = Some(Usage { prompt: usage.prompt.max(before.prompt), cached: usage.cached.or(before.cached), ..usage });
         }
         let Some(data) = data.filter(|_| self.dialect == Dialect::OpenAi) else { return Verdict::Fine };
         if data.starts_with(b"[DONE]") {

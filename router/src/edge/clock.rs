@@ -5,11 +5,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long each wait may last.
@@ -24,15 +25,16 @@ pub(super) struct Limits {
 }
 
 /// One connection's waits. Moments are milliseconds since it began, and 0 means that this is not waited for.
+///
+/// Each answer has its own: over HTTP/2 one that the client takes would hide others that it does not, and those would be held for ever.
 #[derive(Debug)]
 pub(super) struct Clock {
     began: Instant,
     limits: Limits,
     head: AtomicU64,
-    client: AtomicU64,
     idle: AtomicU64,
-    /// Requests whose answers have not ended.
-    open: AtomicU32,
+    /// For each request whose answer has not ended: since when its client is waited for.
+    open: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
 /// Why a connection is closed.
@@ -42,14 +44,13 @@ pub(super) enum Overdue {
     Head,
     /// No further request came.
     Idle,
-    /// The client takes nothing.
+    /// The client takes nothing of one of its answers.
     Stalled,
 }
 
 impl Clock {
     pub(super) fn new(limits: Limits) -> Arc<Self> {
-        let (head, client, idle, open) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { began: Instant::now(), limits, head, client, idle, open })
+        Arc::new(Self { began: Instant::now(), limits, head: AtomicU64::new(1), idle: AtomicU64::new(0), open: Mutex::default() })
     }
 
     /// How often it is worth asking.
@@ -60,7 +61,7 @@ impl Clock {
 
     /// Whether part of a head has come. Until the first request is taken its head is waited for, whatever comes instead.
     pub(super) fn reading_head(&self, reading: bool) {
-        let never_asked = self.idle.load(Ordering::Relaxed) == 0 && self.open.load(Ordering::Relaxed) == 0;
+        let never_asked = self.idle.load(Ordering::Relaxed) == 0 && self.open.lock().is_empty();
         if !reading && !never_asked {
             self.head.store(0, Ordering::Relaxed);
         } else if self.head.load(Ordering::Relaxed) == 0 {
@@ -71,8 +72,9 @@ impl Clock {
     /// A request has been taken; it is open until the guard is dropped.
     pub(super) fn open(self: &Arc<Self>) -> Open {
         self.head.store(0, Ordering::Relaxed);
-        self.open.fetch_add(1, Ordering::Relaxed);
-        Open(self.clone())
+        let client = Arc::new(AtomicU64::new(0));
+        self.open.lock().push(client.clone());
+        Open { clock: self.clone(), client }
     }
 
     /// Whether a wait has lasted too long.
@@ -81,8 +83,9 @@ impl Clock {
             let since = since.load(Ordering::Relaxed);
             since > 0 && self.now().saturating_sub(since) > u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
         };
-        if self.open.load(Ordering::Relaxed) > 0 {
-            return passed(&self.client, self.limits.stall).then_some(Overdue::Stalled);
+        let open = self.open.lock();
+        if !open.is_empty() {
+            return open.iter().any(|client| passed(client, self.limits.stall)).then_some(Overdue::Stalled);
         }
         if passed(&self.head, self.limits.head) {
             return Some(Overdue::Head);
@@ -97,22 +100,31 @@ impl Clock {
 
 /// A request that is not yet answered to its end.
 #[derive(Debug)]
-pub(super) struct Open(Arc<Clock>);
+pub(super) struct Open {
+    clock: Arc<Clock>,
+    client: Arc<AtomicU64>,
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let clock = &self.0;
-        clock.open.fetch_sub(1, Ordering::Relaxed);
-        clock.client.store(0, Ordering::Relaxed);
-        clock.idle.store(clock.now(), Ordering::Relaxed);
+        self.clock.open.lock().retain(|client| !Arc::ptr_eq(client, &self.client));
+        self.clock.idle.store(self.clock.now(), Ordering::Relaxed);
     }
 }
 
 /// An answer's body that tells the clock who is being waited for: after a piece was given it is the client, and while there is none the engine.
 #[derive(Debug)]
 pub(super) struct Timed<B> {
-    pub(super) body: B,
-    pub(super) open: Open,
+    body: B,
+    open: Open,
+}
+
+impl<B> Timed<B> {
+    /// The client is waited for from now on: without a window it is not even asked for a piece.
+    pub(super) fn new(body: B, open: Open) -> Self {
+        open.client.store(open.clock.now(), Ordering::Relaxed);
+        Self { body, open }
+    }
 }
 
 impl<B: Body + Unpin> Body for Timed<B> {
@@ -122,8 +134,8 @@ impl<B: Body + Unpin> Body for Timed<B> {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let timed = self.get_mut();
         let polled = Pin::new(&mut timed.body).poll_frame(context);
-        let clock = &timed.open.0;
-        clock.client.store(if polled.is_ready() { clock.now() } else { 0 }, Ordering::Relaxed);
+        let Open { clock, client } = &timed.open;
+        client.store(if polled.is_ready() { clock.now() } else { 0 }, Ordering::Relaxed);
         polled
     }
 
@@ -138,10 +150,12 @@ impl<B: Body + Unpin> Body for Timed<B> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::task::Waker;
 
     use bytes::Bytes;
-    use http_body_util::Full;
+    use futures_util::stream;
+    use http_body_util::{Full, StreamBody};
     use tokio::time::advance;
 
     use super::*;
@@ -178,14 +192,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_engine_is_waited_for_and_a_client_that_takes_nothing_is_not() {
         let clock = Clock::new(LIMITS);
-        let mut timed = Timed { body: Full::new(Bytes::from_static(b"piece")), open: clock.open() };
+        let open = clock.open();
         advance(Duration::from_secs(3600)).await;
         assert_eq!(clock.overdue(), None, "the answer has not begun");
+        let mut timed = Timed::new(Full::new(Bytes::from_static(b"piece")), open);
         let mut context = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut timed).poll_frame(&mut context).is_ready());
         advance(LIMITS.stall + Duration::from_millis(2)).await;
         assert_eq!(clock.overdue(), Some(Overdue::Stalled));
         drop(timed);
         assert_eq!(clock.overdue(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_taken_hides_none_that_is_not() {
+        let clock = Clock::new(LIMITS);
+        let untouched = Timed::new(Full::new(Bytes::from_static(b"never asked for")), clock.open());
+        let mut taken = Timed::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>()), clock.open());
+        let mut context = Context::from_waker(Waker::noop());
+        advance(LIMITS.stall / 2).await;
+        assert!(Pin::new(&mut taken).poll_frame(&mut context).is_pending());
+        advance(LIMITS.stall / 2 + Duration::from_millis(2)).await;
+        assert_eq!(clock.overdue(), Some(Overdue::Stalled));
+        drop(untouched);
+        assert_eq!(clock.overdue(), None);
+        drop(taken);
+        assert_eq!(clock.overdue(), None, "it is idle since just now");
     }
 }

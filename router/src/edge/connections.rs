@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_boot::{Shutdown, accept, tune};
+use hostler_tls::{EdgeTls, Handshake, Stream};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -26,8 +27,8 @@ const STREAMS: u32 = 256;
 /// An HTTP/2 client that answers no ping within this time, sent as often, is gone.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-/// Accepts clients until drain begins. Connections live on the shutdown's tracker.
-pub async fn serve(listener: TcpListener, edge: Arc<Edge>, shutdown: Shutdown) {
+/// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the shutdown's tracker.
+pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let mut builder = Builder::new(TokioExecutor::new());
     // Slow heads are the clock's, which tells them from idle connections.
@@ -37,6 +38,7 @@ pub async fn serve(listener: TcpListener, edge: Arc<Edge>, shutdown: Shutdown) {
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(64 * 1024)
+        .max_send_buf_size(BUFFER_BYTES)
         .keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE);
     let builder = Arc::new(builder);
@@ -55,21 +57,37 @@ pub async fn serve(listener: TcpListener, edge: Arc<Edge>, shutdown: Shutdown) {
             continue;
         }
         let (edge, builder, shutdown) = (edge.clone(), builder.clone(), shutdown.clone());
+        let handshake = tls.as_ref().map(|tls| tls.handshake());
         shutdown.tasks().clone().spawn(async move {
-            connection_task(stream, edge, &builder, &shutdown).await;
+            let stream = match handshake {
+                None => Some(Stream::Plain(stream)),
+                Some(handshake) => tokio::select! {
+                    stream = secured(stream, handshake, edge.config.header_timeout) => stream,
+                    () = shutdown.stopped() => None,
+                },
+            };
+            if let Some(stream) = stream {
+                connection_task(stream, edge, &builder, &shutdown).await;
+            }
             drop(place);
         });
     }
 }
 
-async fn connection_task(stream: TcpStream, edge: Arc<Edge>, builder: &Builder<TokioExecutor>, shutdown: &Shutdown) {
+/// The connection with TLS upon it, when the client can, soon enough.
+async fn secured(stream: TcpStream, handshake: Handshake, limit: Duration) -> Option<Stream> {
+    let secured = hostler_tls::accept(stream, handshake, limit).await;
+    secured.inspect_err(|error| tracing::debug!(%error, "a client's handshake failed")).ok()
+}
+
+async fn connection_task(stream: Stream, edge: Arc<Edge>, builder: &Builder<TokioExecutor>, shutdown: &Shutdown) {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
     let clock = Clock::new(Limits { head, idle, stall });
     let (stream, framing) = Framed::new(stream, clock.clone());
     let asked = clock.clone();
     let service = service_fn(move |request| {
-        let (edge, ambiguous, open) = (edge.clone(), framing.is_ambiguous(), asked.open());
-        async move { Ok::<_, Infallible>(edge.answer(request, ambiguous).await.map(|body| Timed { body, open })) }
+        let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open());
+        async move { Ok::<_, Infallible>(edge.answer(request, flaw).await.map(|body| Timed::new(body, open))) }
     });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let served = tokio::select! {

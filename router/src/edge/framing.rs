@@ -1,12 +1,12 @@
-//! Notices HTTP/1.1 requests with two conflicting framings (Content-Length and Transfer-Encoding), which the HTTP library
-//! resolves silently. A router behind another proxy must refuse them: the two could disagree on where a request ends.
+//! Notices HTTP/1.1 requests whose end another proxy may see elsewhere: with two framings (Content-Length and Transfer-Encoding), which the
+//! HTTP library resolves silently, and with lines that end in something else than CR LF, which it allows. They must be refused.
 //!
 //! It reads along with the connection and changes nothing. If it should lose its place, requests are still framed by the library alone.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -21,25 +21,44 @@ const NAME_BYTES: usize = 17;
 pub(super) struct Framed<S> {
     stream: S,
     watch: Watch,
-    seen: Arc<AtomicBool>,
+    seen: Arc<AtomicU8>,
     clock: Arc<Clock>,
 }
 
 /// What was noticed on a connection.
 #[derive(Debug, Clone)]
-pub(super) struct Framing(Arc<AtomicBool>);
+pub(super) struct Framing(Arc<AtomicU8>);
+
+/// Why it is in doubt where a request ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flaw {
+    /// Both framings.
+    TwoFramings = 1,
+    /// A line feed without a carriage return, or the other way round.
+    LineEnd,
+}
+
+impl Flaw {
+    /// What its sender is told.
+    pub(super) fn message(self) -> &'static str {
+        match self {
+            Self::TwoFramings => "a request has either Content-Length or Transfer-Encoding, not both",
+            Self::LineEnd => "a line of a request ends with carriage return and line feed, and has neither of them elsewhere",
+        }
+    }
+}
 
 impl Framing {
-    /// Whether a request of this connection had two framings.
-    pub(super) fn is_ambiguous(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// What was wrong with a request of this connection.
+    pub(super) fn flaw(&self) -> Option<Flaw> {
+        [Flaw::TwoFramings, Flaw::LineEnd].into_iter().find(|flaw| *flaw as u8 == self.0.load(Ordering::Relaxed))
     }
 }
 
 impl<S> Framed<S> {
     /// Also tells the connection's clock when heads begin and end.
     pub(super) fn new(stream: S, clock: Arc<Clock>) -> (Self, Framing) {
-        let seen = Arc::new(AtomicBool::new(false));
+        let seen = Arc::new(AtomicU8::new(0));
         (Self { stream, watch: Watch::default(), seen: seen.clone(), clock }, Framing(seen))
     }
 }
@@ -51,7 +70,7 @@ struct Watch {
     line: Line,
     content_length: Option<u64>,
     chunked: bool,
-    ambiguous: bool,
+    flaw: Option<Flaw>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -77,11 +96,19 @@ struct Line {
     in_value: bool,
     length: usize,
     number: u64,
+    /// The number with which the line begins if it is a chunk's size; the library refuses one that overflows.
+    size: u64,
+    after_size: bool,
+    after_return: bool,
 }
 
 impl Line {
     fn push(&mut self, byte: u8) {
         self.length += 1;
+        match char::from(byte).to_digit(16) {
+            Some(digit) if !self.after_size => self.size = self.size.wrapping_mul(16).wrapping_add(digit.into()),
+            _ => self.after_size = true,
+        }
         if byte == b':' && !self.in_value {
             self.in_value = true;
         } else if self.in_value {
@@ -120,6 +147,11 @@ impl Watch {
                 _ => {
                     let byte = bytes[0];
                     bytes = &bytes[1..];
+                    // A line feed comes after a carriage return, and nothing else does.
+                    if self.line.after_return != (byte == b'\n') {
+                        self.flaw = self.flaw.or(Some(Flaw::LineEnd));
+                    }
+                    self.line.after_return = byte == b'\r';
                     match byte {
                         b'\n' => self.end_of_line(),
                         b'\r' => {}
@@ -153,9 +185,7 @@ impl Watch {
                 _ => {}
             },
             Place::ChunkSize => {
-                let digits = line.text().iter().map_while(|byte| char::from(*byte).to_digit(16));
-                let size = digits.fold(0_u64, |size, digit| size.wrapping_mul(16).wrapping_add(digit.into()));
-                self.place = if size == 0 { Place::Trailers } else { Place::Chunk(size.saturating_add(2)) };
+                self.place = if line.size == 0 { Place::Trailers } else { Place::Chunk(line.size.saturating_add(2)) };
             }
             Place::Trailers if empty => self.place = Place::RequestLine,
             _ => {}
@@ -164,7 +194,9 @@ impl Watch {
 
     fn end_of_head(&mut self) {
         let (length, chunked) = (self.content_length.take(), std::mem::take(&mut self.chunked));
-        self.ambiguous |= chunked && length.is_some();
+        if chunked && length.is_some() {
+            self.flaw = self.flaw.or(Some(Flaw::TwoFramings));
+        }
         self.place = match length {
             _ if chunked => Place::ChunkSize,
             Some(length) if length > 0 => Place::Body(length),
@@ -180,7 +212,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Framed<S> {
         let read = Pin::new(&mut framed.stream).poll_read(context, buffer);
         if framed.watch.place != Place::Other && buffer.filled().len() > before {
             framed.watch.read(&buffer.filled()[before..]);
-            framed.seen.store(framed.watch.ambiguous, Ordering::Relaxed);
+            framed.seen.store(framed.watch.flaw.map_or(0, |flaw| flaw as u8), Ordering::Relaxed);
             framed.clock.reading_head(framed.watch.is_in_head());
         }
         read
@@ -220,33 +252,57 @@ mod tests {
         "POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1c\r\nContent-Length: 5\r\n\r\nXXXXXXX\r\n0\r\nX: y\r\n\r\n";
     const GET: &str = "\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n";
     const BOTH: &str = "POST / HTTP/1.1\r\ncontent-LENGTH: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
-    const BOTH_REVERSED: &str = "POST / HTTP/1.1\nTransfer-Encoding: chunked\nHost: a\nContent-Length: 4\n\n0\n\n";
+    const BOTH_REVERSED: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: a\r\nContent-Length: 4\r\n\r\n0\r\n\r\n";
+    const BARE: &str = "POST / HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n";
+    /// Its chunk's size is longer than any header's name, and its body looks like a request.
+    const LONG_SIZE: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0000000000000000000001f;name=\"a:b\"\r\n\
+        X\r\n\r\nA / 1\r\nContent-Length: 999\r\n0;a-long-extension-at-the-end\r\n\r\n";
 
-    fn is_ambiguous(pieces: &[&[u8]]) -> bool {
+    fn flaw(pieces: &[&[u8]]) -> Option<Flaw> {
         let mut watch = Watch::default();
         pieces.iter().for_each(|piece| watch.read(piece));
-        watch.ambiguous
+        watch.flaw
     }
 
     proptest! {
         #[test]
-        fn two_framings_are_noticed_wherever_they_stand_and_bodies_are_not_taken_for_heads(
-            order in prop::collection::vec(0..3usize, 0..5), conflict in 0..3usize, cut in 1..40usize,
+        fn flaws_are_noticed_wherever_they_stand_and_bodies_are_not_taken_for_heads(
+            order in prop::collection::vec(0..4usize, 0..5), conflict in 0..4usize, cut in 1..40usize,
         ) {
-            let mut stream: String = order.iter().map(|which| [PLAIN, CHUNKED, GET][*which]).collect();
-            stream.push_str(["", BOTH, BOTH_REVERSED][conflict]);
+            let mut stream: String = order.iter().map(|which| [PLAIN, CHUNKED, GET, LONG_SIZE][*which]).collect();
+            let (last, expected) = [
+                ("", None),
+                (BOTH, Some(Flaw::TwoFramings)),
+                (BOTH_REVERSED, Some(Flaw::TwoFramings)),
+                (BARE, Some(Flaw::LineEnd)),
+            ][conflict];
+            stream.push_str(last);
             let pieces: Vec<&[u8]> = stream.as_bytes().chunks(cut).collect();
-            prop_assert_eq!(is_ambiguous(&pieces), conflict > 0);
+            prop_assert_eq!(flaw(&pieces), expected);
         }
 
         #[test]
         fn no_bytes_can_panic_it(bytes: Vec<u8>, cut in 1..20usize) {
-            is_ambiguous(&bytes.chunks(cut).collect::<Vec<_>>());
+            flaw(&bytes.chunks(cut).collect::<Vec<_>>());
         }
     }
 
     #[test]
     fn http_2_is_left_alone() {
-        assert!(!is_ambiguous(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", BOTH.as_bytes()]));
+        assert_eq!(flaw(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", BOTH.as_bytes(), b"\n"]), None);
+    }
+
+    #[test]
+    fn a_line_end_of_one_byte_is_a_flaw_in_heads_and_between_chunks_and_none_in_bodies() {
+        let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for broken in
+            ["\nGET / HTTP/1.1\r\n", "GET / HTTP/1.1\n", "GET / HTTP/1.1\r\nHost: a\rContent-Length: 1\r\n", "GET / HTTP/1.1\r\r\n"]
+        {
+            assert_eq!(flaw(&[broken.as_bytes()]), Some(Flaw::LineEnd), "{broken:?}");
+        }
+        for broken in ["1\nx\r\n0\r\n\r\n", "1;a\nb\r\nx\r\n0\r\n\r\n", "0\r\nX: y\n\r\n"] {
+            assert_eq!(flaw(&[chunked.as_bytes(), broken.as_bytes()]), Some(Flaw::LineEnd), "{broken:?}");
+        }
+        assert_eq!(flaw(&[chunked.as_bytes(), b"4\r\na\nb\r\r\n0\r\n\r\n", GET.as_bytes()]), None);
     }
 }

@@ -6,6 +6,7 @@ use hostler_proto::agent::v1::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::keys::is_credential;
 use crate::placement::Record;
 
 /// With the value 1 on a request: the answer says why it comes from where it comes.
@@ -39,14 +40,16 @@ fn is_own(name: &HeaderName) -> bool {
     ) || matches!(name.as_str(), "keep-alive" | "proxy-connection")
 }
 
-/// A client's headers for the engine. The body's length travels beside them.
-pub(super) fn outgoing(headers: &HeaderMap) -> Vec<Header> {
+/// A client's headers for the engine. The body's length travels beside them, and its compression is undone. With `credentials` the
+/// client's key is among them: where we know keys, it is ours, and no engine's business.
+pub(super) fn outgoing(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
     let listed: Vec<&str> =
         headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).collect();
     let is_listed = |name: &HeaderName| listed.iter().any(|listed| listed.trim().eq_ignore_ascii_case(name.as_str()));
     headers
         .iter()
-        .filter(|(name, _)| !is_own(name) && *name != header::CONTENT_LENGTH && !is_listed(name))
+        .filter(|(name, _)| !is_own(name) && *name != header::CONTENT_LENGTH && *name != header::CONTENT_ENCODING && !is_listed(name))
+        .filter(|(name, _)| credentials || !is_credential(name))
         .map(|(name, value)| Header::new(name, value))
         .collect()
 }

@@ -1,16 +1,33 @@
 //! The OpenAI-compatible edge: accepts connections and answers requests, most of them with what an engine says.
 
+pub mod access;
+mod body;
 mod clock;
 mod connections;
+mod form;
 mod framing;
+mod grpc;
+mod head;
 mod headers;
+mod ids;
+mod isolation;
+mod media;
+mod ollama;
+mod own;
 mod peek;
 mod reply;
 mod routes;
+mod state;
 mod submit;
 
+pub use body::Reading;
+pub(crate) use body::Unread;
 pub use connections::serve;
+pub use isolation::Isolation;
+pub(crate) use isolation::usual_path as usual_secret;
+pub use media::{MediaHosts, NoHost};
 pub use routes::Edge;
+pub(crate) use submit::{Declined, Inquiry};
 
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,12 @@ pub(super) struct Peek<'a> {
     pub(super) user: Option<String>,
     /// Keeps the cached blocks of those who share it apart from others'.
     pub(super) salt: Option<String>,
+    /// Its salts as they stand in the body: nearly always none, and the last one counts.
+    pub(super) salts: Vec<&'a str>,
+    /// What the client calls the response that is made.
+    pub(super) chosen: Option<String>,
+    /// The response that it continues.
+    pub(super) previous: Option<String>,
     /// Whether the answer has to follow a schema or a grammar.
     pub(super) guided: bool,
     /// What makes the prompt, in the order in which it stands in the body.
@@ -41,6 +47,14 @@ pub(super) fn peek(body: &[u8]) -> Result<Peek<'_>, NotJson> {
     }
     serde_json::from_slice::<IgnoredAny>(body)?;
     Ok(Peek::default())
+}
+
+/// Whether a body that is not JSON is none to engines either. Python's reader takes more: other encodings, numbers that are none, and halves
+/// of characters.
+pub(super) fn is_nobodys_json(body: &[u8]) -> bool {
+    let has = |word: &[u8]| memchr::memmem::find(body, word).is_some();
+    let is_plain = std::str::from_utf8(body).is_ok() && !body.contains(&0) && !body.starts_with(b"\xef\xbb\xbf");
+    is_plain && ![&b"NaN"[..], b"Infinity", b"\\ud", b"\\uD"].into_iter().any(has)
 }
 
 impl<'de> Deserialize<'de> for Peek<'de> {
@@ -67,7 +81,13 @@ impl<'de> Visitor<'de> for Fields {
                 "stream" => peek.stream = value(&mut map)?.unwrap_or(false),
                 "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.most_output = value(&mut map)?.or(peek.most_output),
                 "priority" => peek.priority = value(&mut map)?,
-                "cache_salt" => peek.salt = value(&mut map)?,
+                "cache_salt" => {
+                    let salt = map.next_value::<&RawValue>()?.get();
+                    peek.salt = serde_json::from_str(salt).ok();
+                    peek.salts.push(salt);
+                }
+                "request_id" => peek.chosen = value(&mut map)?,
+                "previous_response_id" => peek.previous = value(&mut map)?,
                 "user" => peek.user = value(&mut map)?,
                 "response_format" => peek.guided |= value::<Format, _>(&mut map)?.is_some_and(|format| format.guides()),
                 "text" => peek.guided |= value::<Text, _>(&mut map)?.is_some_and(|text| text.format.guides()),

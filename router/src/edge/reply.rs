@@ -4,12 +4,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use hostler_proto::agent::v1::Fault;
 use hostler_proto::lane::Broken;
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
+use super::ollama::Retold;
 use super::submit::Declined;
+use crate::admission::{Limit, Limited};
 use crate::dispatch::{Refusal, Relay};
 use crate::keys::Unauthenticated;
 
@@ -20,6 +23,10 @@ pub(super) enum EdgeBody {
     Own(Option<Bytes>),
     /// An engine's.
     Relay(Box<Relay>),
+    /// An engine's answer in the words of Ollama's API.
+    Retold(Box<Retold>),
+    /// Messages of gRPC.
+    Grpc(tonic::body::Body),
 }
 
 impl Body for EdgeBody {
@@ -30,6 +37,11 @@ impl Body for EdgeBody {
         match self.get_mut() {
             Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
+            Self::Retold(retold) => Pin::new(retold).poll_frame(context),
+            // It ends in a status in any case, and so never with this error.
+            Self::Grpc(body) => Pin::new(body)
+                .poll_frame(context)
+                .map_err(|status| Broken { fault: Fault::EngineLost, message: status.message().to_owned() }),
         }
     }
 
@@ -37,13 +49,16 @@ impl Body for EdgeBody {
         match self {
             Self::Own(bytes) => bytes.is_none(),
             Self::Relay(relay) => relay.is_end_stream(),
+            Self::Retold(retold) => retold.is_end_stream(),
+            Self::Grpc(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Relay(_) => SizeHint::default(),
+            Self::Relay(_) | Self::Retold(_) => SizeHint::default(),
+            Self::Grpc(body) => body.size_hint(),
         }
     }
 }
@@ -59,6 +74,12 @@ pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeB
 /// An error in OpenAI's form.
 pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<EdgeBody> {
     let body = serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}});
+    json(status, body.to_string())
+}
+
+/// An error that a field of the request has made, in the form and with the words of engines.
+fn about(status: StatusCode, kind: &str, field: &str, message: &str) -> Response<EdgeBody> {
+    let body = serde_json::json!({"error": {"message": message, "type": kind, "param": field, "code": status.as_u16()}});
     json(status, body.to_string())
 }
 
@@ -86,7 +107,12 @@ pub(super) fn for_operators() -> Response<EdgeBody> {
 
 /// A request whose sender is not known.
 pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
-    error(StatusCode::UNAUTHORIZED, "AuthenticationError", &why.to_string())
+    let message = why.to_string();
+    let body =
+        serde_json::json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": "invalid_api_key"}});
+    let mut response = last(json(StatusCode::UNAUTHORIZED, body.to_string()));
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 /// Why a request was not passed on, or found no answer.
@@ -94,12 +120,29 @@ pub(super) fn declined(declined: &Declined) -> Response<EdgeBody> {
     match declined {
         Declined::Malformed(message) => error(StatusCode::BAD_REQUEST, "BadRequestError", message),
         Declined::Forbidden(message) => error(StatusCode::FORBIDDEN, "PermissionDeniedError", message),
-        Declined::Limited(limited) => too_many(&limited.message, limited.retry_after),
+        Declined::Limited(limited) => self::limited(limited),
         Declined::Fleet(why) => refusal(why),
+        Declined::NoResponse(_) => about(StatusCode::NOT_FOUND, "invalid_request_error", "response_id", &declined.to_string()),
     }
 }
 
-fn too_many(message: &str, retry_after: u64) -> Response<EdgeBody> {
+/// A caller, or the router, has reached a limit. OpenAI's SDKs send a request again unless they are told not to.
+fn limited(limited: &Limited) -> Response<EdgeBody> {
+    let mut response = too_many(&limited.message, limited.retry_after);
+    if limited.limit != Limit::Router {
+        let kind = if limited.is_quota() { "insufficient_quota" } else { "rate_limit_exceeded" };
+        let headers = std::mem::take(response.headers_mut());
+        response = error(StatusCode::TOO_MANY_REQUESTS, kind, &limited.message);
+        *response.headers_mut() = headers;
+    }
+    if limited.is_quota() {
+        response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+    }
+    response
+}
+
+/// Too much at once; after so many seconds it may be tried again.
+pub(super) fn too_many(message: &str, retry_after: u64) -> Response<EdgeBody> {
     let mut response = error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
     response

@@ -2,27 +2,52 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::header::{self, HeaderMap};
+use hostler_boot::Shutdown;
 use http::uri::PathAndQuery;
-use http::{Method, Request, Response, StatusCode, Version};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
+use super::access::{AccessLog, Entry};
+use super::body::Reading;
+use super::framing::Flaw;
+use super::head::check_head;
 use super::headers;
+use super::isolation::Isolation;
+use super::media::MediaHosts;
+use super::ollama;
+use super::own;
 use super::reply::{self, EdgeBody};
 use super::submit::Inquiry;
 use crate::admission::Admission;
 use crate::config::RouterConfig;
 use crate::dispatch::{Dispatch, Refusal};
-use crate::keys::{Caller, Keys};
+use crate::grpc::Bookings;
+use crate::keys::{self, Caller, Keys, Unauthenticated};
 use crate::metrics::Refused;
+use crate::sticky::Sticky;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
 /// updates, profiling) are for whoever runs it.
-const PASSED: [&str; 8] = ["/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/version", "/invocations"];
+const PASSED: [&str; 14] = [
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+    "/generative_scoring",
+    "/inference/v1/generate",
+    "/cohere/v2/chat",
+    "/cohere/v2/chat/render",
+    "/version",
+    "/invocations",
+    // Without a slash they are the router's own; with one, engines say where to go instead.
+    "/health/",
+];
 
 /// What answering a request needs.
 #[derive(Debug)]
@@ -31,44 +56,90 @@ pub struct Edge {
     pub config: RouterConfig,
     /// Who sends it?
     pub keys: Keys,
+    /// Where is it written down?
+    pub access: AccessLog,
+    /// What may engines fetch for it?
+    pub media: MediaHosts,
+    /// How is it kept apart from other tenants' requests, if it is?
+    pub isolation: Option<Isolation>,
     /// May it enter?
     pub admission: Admission,
+    /// Is there memory for what it sends?
+    pub reading: Reading,
+    /// Which engine keeps what it speaks of?
+    pub sticky: Sticky,
     /// Where does it go?
     pub dispatch: Dispatch,
+    /// What do callers send themselves?
+    pub bookings: Bookings,
+    /// Does the router go on?
+    pub shutdown: Shutdown,
 }
 
 impl Edge {
-    /// Answers one request; `ambiguous` when its framing is.
-    pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>, ambiguous: bool) -> Response<EdgeBody> {
-        if let Err(message) = check_head(&request, ambiguous) {
+    /// Answers one request; `flaw` is what is wrong with its framing.
+    pub(super) async fn answer(self: Arc<Self>, mut request: Request<Incoming>, flaw: Option<Flaw>) -> Response<EdgeBody> {
+        let entry = self.access.begin(request.method(), request.uri().path_and_query(), request.headers());
+        keys::hide(request.headers_mut());
+        // For whoever reads the request, by whatever API.
+        request.extensions_mut().insert(entry.clone());
+        let is_ollamas = ollama::is_ours(request.uri().path());
+        let wanted = own::Wanted::of(&request);
+        let response = wanted.dress(self.answered(request, flaw, &entry).await);
+        let response = if is_ollamas { ollama::retold(response) } else { response };
+        entry.status(response.status().as_u16(), response.body().size_hint().exact());
+        response
+    }
+
+    async fn answered(self: Arc<Self>, request: Request<Incoming>, flaw: Option<Flaw>, entry: &Entry) -> Response<EdgeBody> {
+        if let Err(message) = flaw.map_or_else(|| check_head(&request), |flaw| Err(flaw.message())) {
             self.dispatch.metrics.refused(Refused::Request);
+            entry.refused("malformed");
             return reply::bad_request(message);
+        }
+        if super::grpc::is_grpc(request.headers()) {
+            return self.grpc(request, entry).await;
         }
         let caller = match self.keys.authenticate(request.headers()) {
             Ok(caller) => caller,
+            // Load balancers have no key.
+            Err(_) if matches!(request.uri().path(), "/health" | "/ping") => return self.health(),
             Err(error) => {
-                self.dispatch.metrics.refused(Refused::Request);
+                self.dispatch.metrics.refused(if error == Unauthenticated::Missing { Refused::NoKey } else { Refused::WrongKey });
+                entry.refused("unauthenticated");
                 return reply::unauthenticated(&error);
             }
         };
+        entry.caller(&caller);
+        let asking = caller.clone();
+        let mut response = Arc::clone(&self).routed(request, caller).await;
+        if let Some(rates) = self.admission.rates(&asking) {
+            rates.tell(response.headers_mut());
+        }
+        response
+    }
+
+    /// Has the request of a known caller answered, by its method and path.
+    async fn routed(self: Arc<Self>, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let path = request.uri().path();
         match (request.method(), path) {
-            (&Method::GET, "/v1/models") => self.models(),
-            (&Method::GET, path) if path.starts_with("/v1/models/") => {
-                self.model(&percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
+            (&Method::GET, "/v1/models") => self.models(&caller),
+            (&Method::GET, path) if path.starts_with("/v1/models/") && path != "/v1/models/" => {
+                self.model(&caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
             }
-            (&Method::GET, "/health") => self.health(),
+            (&Method::GET, "/health" | "/ping") | (&Method::POST, "/ping") => self.health(),
             _ if is_operators(path) => reply::for_operators(),
-            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || PASSED.contains(&path) => self.pass(request, caller).await,
-            _ => reply::no_route(),
+            _ if ollama::is_ours(path) => self.ollama(request, caller).await,
+            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_passed(path) => self.pass(request, caller).await,
+            _ => own::elsewhere(path),
         }
     }
 
-    /// The models of the whole fleet, as engines describe them.
-    fn models(&self) -> Response<EdgeBody> {
+    /// The models of the whole fleet that this caller may use, as engines describe them.
+    fn models(&self, caller: &Caller) -> Response<EdgeBody> {
         let view = self.dispatch.fleet.view();
         let mut list = Vec::from(br#"{"object":"list","data":["#);
-        for (index, model) in view.models().into_iter().enumerate() {
+        for (index, model) in view.models().into_iter().filter(|model| caller.may_use(&model.id)).enumerate() {
             list.extend_from_slice(if index > 0 { b"," } else { b"" });
             list.extend_from_slice(&model.card);
         }
@@ -76,16 +147,20 @@ impl Edge {
         reply::json(StatusCode::OK, list)
     }
 
-    fn model(&self, id: &str) -> Response<EdgeBody> {
+    fn model(&self, caller: &Caller, id: &str) -> Response<EdgeBody> {
         let view = self.dispatch.fleet.view();
         let models = view.models();
-        match models.iter().find(|model| model.id == id) {
+        match models.iter().find(|model| model.id == id && caller.may_use(id)) {
             Some(model) => reply::json(StatusCode::OK, model.card.clone()),
-            None => {
-                let known = models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>().join(", ");
-                reply::refusal(&Refusal::UnknownModel { model: id.to_owned(), known })
-            }
+            None => reply::refusal(&Refusal::UnknownModel { model: id.to_owned(), known: self.known_to(caller) }),
         }
+    }
+
+    /// The names of the models that a caller may use, for a sentence.
+    pub(super) fn known_to(&self, caller: &Caller) -> String {
+        let view = self.dispatch.fleet.view();
+        let known = view.models().into_iter().map(|model| model.id.as_str()).filter(|model| caller.may_use(model));
+        known.collect::<Vec<_>>().join(", ")
     }
 
     /// For load balancers that know vLLM: 200 when a request could be served.
@@ -99,7 +174,8 @@ impl Edge {
     /// Passes a request to an engine and the engine's answer to the client.
     async fn pass(self: Arc<Self>, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        let entry = head.extensions.remove::<Entry>().unwrap_or_default();
         let body = match self.read_body(&head.headers, body).await {
             Ok(body) => body,
             Err(response) => {
@@ -109,7 +185,7 @@ impl Edge {
         };
         let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let explain = head.headers.get(headers::EXPLAIN).is_some_and(|value| value == "1");
-        let answer = match self.submit(Inquiry { method: head.method, path, headers: head.headers, body, caller, begun }).await {
+        let answer = match self.submit(Inquiry { method: head.method, path, headers: head.headers, body, caller, entry, begun }).await {
             Ok(answer) => answer,
             Err(declined) => return reply::declined(&declined),
         };
@@ -117,48 +193,20 @@ impl Edge {
         *response.status_mut() =
             u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
         *response.headers_mut() = headers::incoming(answer.head.headers);
+        if response.status().is_redirection() {
+            own::relative(response.headers_mut());
+        }
         headers::explain(response.headers_mut(), &answer.reason, explain);
         if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
     }
+}
 
-    async fn read_body(&self, headers: &HeaderMap, body: Incoming) -> Result<Bytes, Box<Response<EdgeBody>>> {
-        let most = self.config.max_body_bytes;
-        let too_large = || {
-            let message = format!("the request body is larger than the {most} bytes that router.max_body_bytes allows");
-            Box::new(reply::last(reply::error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError", &message)))
-        };
-        let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if announced.is_some_and(|length| length > most) {
-            return Err(too_large());
-        }
-        match timeout(self.config.body_timeout, Limited::new(body, most).collect()).await {
-            Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-            Ok(Err(error)) => Err(Box::new(reply::bad_request(&format!("the request body could not be read: {error}")))),
-            Err(_) => {
-                let message = format!("the request body did not arrive within {} s", self.config.body_timeout.as_secs_f64());
-                Err(Box::new(reply::last(reply::error(StatusCode::REQUEST_TIMEOUT, "TimeoutError", &message))))
-            }
-        }
-    }
+/// Engines redirect from the same path with a slash.
+fn is_passed(path: &str) -> bool {
+    PASSED.contains(&path) || path.strip_suffix('/').is_some_and(|path| PASSED.contains(&path))
 }
 
 /// Routes of engines below `/v1/` that change what a replica serves. Engines undo percent encoding before they look.
 fn is_operators(path: &str) -> bool {
     matches!(&*percent_decode_str(path).decode_utf8_lossy(), "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
-}
-
-/// What the HTTP library lets through although RFC 9112 has it refused.
-fn check_head(request: &Request<Incoming>, ambiguous: bool) -> Result<(), &'static str> {
-    if ambiguous {
-        return Err("a request has either Content-Length or Transfer-Encoding, not both");
-    }
-    if request.version() != Version::HTTP_11 {
-        return Ok(());
-    }
-    match request.headers().get_all(header::HOST).iter().count() {
-        1 => Ok(()),
-        0 => Err("an HTTP/1.1 request needs a Host header"),
-        _ => Err("a request has one Host header, not several"),
-    }
 }

@@ -6,15 +6,22 @@ use http::Method;
 use http::header::{self, HeaderMap};
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
 
+use super::access::Entry;
+use super::form;
 use super::headers;
-use super::peek::{Peek, peek};
+use super::ids;
+use super::isolation::{Plain, Salted};
+use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
-use crate::admission::{Estimate, Limited};
-use crate::dispatch::{Answer, Dialect, Outgoing, Refusal};
-use crate::keys::Caller;
+use super::state::owner;
+use crate::admission::{Estimate, Limit, Limited, Permit};
+use crate::dispatch::{Answer, Dialect, Outgoing, Refusal, Reserved};
+use crate::keys::{Caller, Role};
 use crate::metrics::Refused;
-use crate::placement::Asked;
+use crate::placement::{Asked, Guest};
+use crate::sticky::{Keep, Named};
 
 /// Bytes of text that make a token, about.
 const BYTES_PER_TOKEN: usize = 4;
@@ -29,6 +36,8 @@ pub(crate) struct Inquiry {
     /// Complete.
     pub(crate) body: Bytes,
     pub(crate) caller: Caller,
+    /// Its line in the access log.
+    pub(crate) entry: Entry,
     /// When it came.
     pub(crate) begun: Instant,
 }
@@ -48,16 +57,31 @@ pub(crate) enum Declined {
     /// The fleet cannot answer it.
     #[error(transparent)]
     Fleet(#[from] Refusal),
+    /// It names a response that its caller does not have.
+    #[error("Response with id '{0}' not found.")]
+    NoResponse(String),
 }
 
 impl Declined {
     /// How it is counted.
     fn reason(&self) -> Refused {
         match self {
-            Self::Malformed(_) | Self::Forbidden(_) | Self::Fleet(Refusal::UnknownModel { .. }) => Refused::Request,
+            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => Refused::Request,
+            Self::Limited(limited) if limited.limit != Limit::Router => Refused::Limit,
             Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => Refused::Full,
             Self::Fleet(Refusal::Poisonous(_)) => Refused::Poison,
             Self::Fleet(_) => Refused::Fleet,
+        }
+    }
+
+    /// The word for it in the access log.
+    fn cause(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::Forbidden(_) => "forbidden",
+            Self::Limited(_) => "limited",
+            Self::Fleet(refusal) => refusal.word(),
+            Self::NoResponse(_) => "no_response",
         }
     }
 }
@@ -68,69 +92,165 @@ impl Edge {
     /// # Errors
     /// When no engine does; an engine's own refusal is an answer.
     pub(crate) async fn submit(&self, inquiry: Inquiry) -> Result<Answer, Declined> {
+        let entry = inquiry.entry.clone();
         let submitted = self.submit_uncounted(inquiry).await;
-        submitted.inspect_err(|declined| self.dispatch.metrics.refused(declined.reason()))
+        submitted.inspect_err(|declined| self.count(declined, &entry))
+    }
+
+    /// Has a replica chosen for a request that its caller sends itself, which counts like any other until it is dropped.
+    ///
+    /// # Errors
+    /// When it may not be sent, or no replica can take it.
+    pub(crate) async fn reserve(&self, inquiry: Inquiry) -> Result<(Reserved, Permit), Declined> {
+        let entry = inquiry.entry.clone();
+        let caller = inquiry.caller.clone();
+        let reserved = async {
+            let (outgoing, permit) = self.prepared(inquiry)?;
+            Ok((self.dispatch.place(outgoing).await.map_err(|refusal| self.discreet(refusal, &caller))?, permit))
+        };
+        reserved.await.inspect_err(|declined| self.count(declined, &entry))
+    }
+
+    fn count(&self, declined: &Declined, entry: &Entry) {
+        entry.refused(declined.cause());
+        self.dispatch.metrics.refused(declined.reason());
     }
 
     async fn submit_uncounted(&self, inquiry: Inquiry) -> Result<Answer, Declined> {
-        let Inquiry { method, path, headers, body, caller, begun } = inquiry;
-        let peek = peeked(&headers, &body).map_err(Declined::Malformed)?;
-        if let Some(model) = peek.model.as_deref().filter(|model| !caller.may_use(model)) {
-            return Err(Declined::Forbidden(format!("the key `{}` may not use the model `{model}`", caller.key)));
+        let caller = inquiry.caller.clone();
+        let (mut outgoing, permit) = self.prepared(inquiry)?;
+        outgoing.asked.only = self.only(&outgoing.names, &caller).await?;
+        Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.discreet(refusal, &caller))?)
+    }
+
+    /// A refusal that does not name models which its caller may not use.
+    fn discreet(&self, refusal: Refusal, caller: &Caller) -> Refusal {
+        match refusal {
+            Refusal::UnknownModel { model, .. } if caller.models.is_some() => Refusal::UnknownModel { model, known: self.known_to(caller) },
+            refusal => refusal,
         }
+    }
+
+    /// A request that may enter, as it will be sent.
+    pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Outgoing, Permit), Declined> {
+        let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
+        let depends = self.keys.are_wanted() || self.isolation.is_some();
+        let peek = peeked(content_type(&headers), &body, depends).map_err(Declined::Malformed)?;
+        let id = ids::draw();
+        entry.submitted(id, peek.model.as_deref());
+        caller.permit(&method, path.path(), peek.model.as_deref()).map_err(Declined::Forbidden)?;
+        self.media.check(&body, self.isolation.is_some()).map_err(|message| {
+            entry.refused("media");
+            Declined::Malformed(message)
+        })?;
+        let plain = Plain { tenant: owner(&caller), route: path.path(), content_type: content_type(&headers), body: &body, peek: &peek };
+        let salted = match &self.isolation {
+            Some(isolation) if !computes_nothing(path.path()) => isolation.salted(&plain).map_err(Declined::Malformed)?,
+            _ => None,
+        };
         let text: usize = peek.text.iter().map(|text| text.len()).sum();
-        let estimate = Estimate { input: (text / BYTES_PER_TOKEN) as u64, output: peek.most_output.unwrap_or(0), bytes: body.len() as u64 };
-        let permit = self.admission.admit(&caller, estimate)?;
         let route = path.path();
+        let output = if generates(route) { self.dispatch.placer.expected_output(peek.most_output) } else { 0 };
+        let input = if computes_nothing(route) { 0 } else { (text / BYTES_PER_TOKEN) as u64 };
+        let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
+        let names = Named::of(&method, route, peek.previous.as_deref());
+        if let Some(chosen) = peek.chosen.as_deref().filter(|id| names.makes_one() && self.sticky.is_of_another(id, owner(&caller), begun))
+        {
+            let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
+            return Err(Declined::Forbidden(message));
+        }
+        let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.part(&body, text));
+        let text = if computes_nothing(route) { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
+        let (body, salt) = match salted {
+            Some(Salted { body, salt, .. }) => (body, salt),
+            None => (body.clone(), peek.salt.unwrap_or_default()),
+        };
         let outgoing = Outgoing {
-            id: fastrand::u64(1..),
-            priority: headers::priority(&headers).or(peek.priority).unwrap_or(0),
-            tenant: headers::tenant(&headers, peek.user.as_deref()),
+            id,
+            priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
+            guest: Guest {
+                tenant: tenant(&caller).unwrap_or_else(|| headers::tenant(&headers, peek.user.as_deref())),
+                weight: caller.limits.weight.unwrap_or(1.0),
+                bytes: body.len() as u64,
+            },
+            spot: None,
             client_id: headers::client_id(&headers),
             asked: Asked {
                 model: peek.model.filter(|model| !model.is_empty()),
                 path: route.to_owned(),
-                text: if computes_nothing(route) {
-                    Vec::new()
-                } else {
-                    peek.text.into_iter().map(|text| body.slice_ref(text.as_bytes())).collect()
-                },
-                salt: peek.salt.unwrap_or_default(),
+                text,
+                salt,
                 most_output: if generates(route) { peek.most_output } else { Some(0) },
                 streams: peek.stream,
+                only: None,
                 body: body.clone(),
             },
             dialect: Dialect::of(route),
+            keep: names.makes_one().then(|| Keep { sticky: self.sticky.clone(), tenant: owner(&caller).clone() }),
+            names,
             head: RequestHead {
                 method: method.as_str().to_owned(),
                 path: path.as_str().to_owned(),
-                headers: headers::outgoing(&headers),
+                headers: headers::outgoing(&headers, !self.keys.are_wanted()),
                 body_bytes: body.len() as u64,
                 guided: peek.guided,
                 ..RequestHead::default()
             },
             body,
+            entry,
             begun,
         };
-        Ok(self.dispatch.send(outgoing, permit).await?)
+        Ok((outgoing, permit))
     }
+}
+
+/// Who has a turn together: a tenant's callers, or whoever has one key; `None` where there are no keys.
+fn tenant(caller: &Caller) -> Option<u64> {
+    let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
+    (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
+}
+
+/// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
+fn band(caller: &Caller, asked: i32) -> i32 {
+    if caller.role == Role::Admin { asked } else { asked.max(0) }
 }
 
 /// Routes that ask the engine for nothing that its accelerator computes.
 fn computes_nothing(path: &str) -> bool {
-    matches!(path, "/tokenize" | "/detokenize" | "/version")
+    const NOTHING: [&str; 5] = ["/tokenize", "/detokenize", "/tokenizer_info", "/version", "/v1/messages/count_tokens"];
+    NOTHING.contains(&path) || path.ends_with("/render") || path.ends_with("/derender") || path.starts_with("/v1/responses/")
 }
 
 /// Routes whose answers are generated, a token a step.
 fn generates(path: &str) -> bool {
-    matches!(path, "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages")
+    const GENERATE: [&str; 7] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/chat/completions/batch",
+        "/inference/v1/generate",
+        "/cohere/v2/chat",
+    ];
+    GENERATE.contains(&path)
 }
 
-/// What a JSON body says of the request. Bodies of other types are for the engine alone to understand.
-fn peeked<'a>(headers: &HeaderMap, body: &'a Bytes) -> Result<Peek<'a>, String> {
-    let content_type = headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default());
-    if body.is_empty() || !content_type.trim_start().to_ascii_lowercase().starts_with("application/json") {
+fn content_type(headers: &HeaderMap) -> &str {
+    headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default().trim_start())
+}
+
+/// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
+/// unless what its caller may do depends on it.
+fn peeked<'a>(content_type: &str, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+    let lower = content_type.to_ascii_lowercase();
+    if lower.starts_with("multipart/form-data") {
+        return form::peek(content_type, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) });
+    }
+    if body.is_empty() || !lower.starts_with("application/json") {
         return Ok(Peek::default());
     }
-    peek(body).map_err(|error| error.to_string())
+    match peek(body) {
+        Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
+        peeked => peeked.map_err(|error| error.to_string()),
+    }
 }

@@ -2,7 +2,7 @@ use http::HeaderMap;
 use proptest::prelude::*;
 
 use super::headers::{incoming, outgoing};
-use super::peek::{Peek, peek};
+use super::peek::{Peek, is_nobodys_json, peek};
 
 fn model(name: &str) -> Peek<'static> {
     Peek { model: Some(name.into()), ..Peek::default() }
@@ -73,6 +73,8 @@ fn headers_pass_but_for_those_of_one_connection() {
     for (name, value) in [
         ("authorization", "Bearer x"),
         ("x-request-id", "r"),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("tracestate", "a=b"),
         ("x-twice", "1"),
         ("x-twice", "2"),
         ("connection", "close, X-Hop"),
@@ -85,9 +87,11 @@ fn headers_pass_but_for_those_of_one_connection() {
     ] {
         headers.append(name, value.parse().unwrap());
     }
-    let passed = outgoing(&headers);
+    let passed = outgoing(&headers, true);
     let names: Vec<&[u8]> = passed.iter().map(|header| &header.name[..]).collect();
-    assert_eq!(names, [&b"authorization"[..], b"x-request-id", b"x-twice", b"x-twice"]);
+    assert_eq!(names, [&b"authorization"[..], b"x-request-id", b"traceparent", b"tracestate", b"x-twice", b"x-twice"]);
+    let anonymous = outgoing(&headers, false);
+    assert_eq!(anonymous.iter().map(|header| &header.name[..]).collect::<Vec<_>>(), names[1..]);
     let back = incoming(passed);
     assert_eq!(back.get_all("x-twice").iter().collect::<Vec<_>>(), ["1", "2"]);
 }
@@ -107,5 +111,16 @@ proptest! {
         body.insert("model".into(), name.clone().into());
         let body = serde_json::Value::Object(body).to_string();
         prop_assert_eq!(peek(body.as_bytes()).unwrap().model, Some(name));
+    }
+}
+
+#[test]
+fn a_body_is_left_to_the_engine_to_refuse_only_if_it_surely_does() {
+    for refused in ["", "{", "{'a': 1}", "[1,]", "\"\n\"", "{} x", "01", "\u{1f682}"] {
+        assert!(peek(refused.as_bytes()).is_err() && is_nobodys_json(refused.as_bytes()), "{refused}");
+    }
+    // Python reads these.
+    for read in [&b"{\"model\": NaN}"[..], b"-Infinity", b"\xef\xbb\xbf{}", b"{\0}\0", b"\xff\xfe{\0}\0", br#"{"\ud800":1}"#] {
+        assert!(peek(read).is_err() && !is_nobodys_json(read), "{read:?}");
     }
 }

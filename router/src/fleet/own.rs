@@ -156,7 +156,8 @@ impl Own {
 
     fn publish(&self, learned: &Learned) {
         let Learned { rates, first_tokens, intervals, load } = learned;
-        let values = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness, *first_tokens, *intervals, *load];
+        let values =
+            [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness, *first_tokens, *intervals, *load];
         for (slot, value) in self.learned.iter().zip(values) {
             slot.store(value.to_bits(), Ordering::Relaxed);
         }

@@ -24,6 +24,7 @@ use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::carry::{Lanes, Tickets};
 use crate::dispatch::Poison;
+use crate::join::{Attached, Member};
 use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
@@ -64,16 +65,22 @@ pub struct Sessions {
 /// The stream of messages to the agent.
 pub(crate) type ToAgentStream = Pin<Box<dyn Stream<Item = Result<wire::AttachResponse, Status>> + Send>>;
 
-/// Serves one `Attach` call: welcomes the agent, then follows its reports until its stream ends.
+/// Serves one `Attach` call: welcomes the agent, then follows its reports until its stream ends. `member` is whose certificate came with the
+/// connection, where agents need one.
 ///
 /// # Errors
-/// When the hello is missing, late, or of another version.
-pub(crate) async fn attach(sessions: Arc<Sessions>, mut requests: Streaming<wire::AttachRequest>) -> Result<ToAgentStream, Status> {
+/// When the hello is missing, late, of another version, or of a node that the certificate does not name.
+pub(crate) async fn attach(
+    sessions: Arc<Sessions>,
+    mut requests: Streaming<wire::AttachRequest>,
+    member: Option<Arc<Member>>,
+) -> Result<ToAgentStream, Status> {
     let hello = match next(&mut requests).await? {
         FromAgent::Hello(hello) => hello,
         _ => return Err(Status::invalid_argument("the first message of Attach must be Hello")),
     };
     check(&hello)?;
+    let attached = member.map(|member| member.attach(&hello.node)).transpose()?;
     if sessions.fleet.view().is_taken(&hello.node, hello.life) {
         let message = format!("another agent is attached as node `{}`: give each agent a name of its own with --node", hello.node);
         return Err(Status::failed_precondition(message));
@@ -103,7 +110,14 @@ pub(crate) async fn attach(sessions: Arc<Sessions>, mut requests: Streaming<wire
             behind: BTreeSet::new(),
             asked: Instant::now(),
         };
-        let ended = session.follow(hello, requests).await;
+        let ended = tokio::select! {
+            ended = session.follow(hello, requests) => ended,
+            ended = expired(attached.as_ref()) => {
+                // It learns why where its queue has room; its stream ends in either case.
+                let _ = directives.to_agent.try_send(Err(ended.clone()));
+                ended
+            }
+        };
         tracing::debug!(node, %ended, "attachment ended");
         directives.waiting.lock().clear();
         sessions.fleet.update(Update::Detached { attachment }).await;
@@ -111,6 +125,14 @@ pub(crate) async fn attach(sessions: Arc<Sessions>, mut requests: Streaming<wire
         drop(ticket);
     });
     Ok(Box::pin(ReceiverStream::new(messages)))
+}
+
+/// Resolves when the node's certificate has expired; never where it has none.
+async fn expired(attached: Option<&Attached>) -> Status {
+    match attached {
+        Some(attached) => attached.expired().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn check(hello: &wire::Hello) -> Result<(), Status> {

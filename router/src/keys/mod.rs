@@ -1,11 +1,32 @@
-//! Who sends a request: its key, and what the key allows.
+//! Who sends a request: its key, and what the key allows. `hostler keys` writes the file that this is read from.
 
+mod file;
+mod guard;
+mod reload;
+mod ring;
+mod secret;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
-use http::HeaderMap;
+use arc_swap::ArcSwap;
+use http::Method;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
+
+pub use file::{Entry, KeysError, Moment, Standing, change, list, read_private};
+pub(crate) use guard::{Guard, guarded};
+pub(crate) use reload::follow;
+use ring::Ring;
+pub use secret::{Digest, NoKey, Secret, id_within};
+
+/// Where Anthropic's SDKs put the key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// What a key is good for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Sending requests.
     Use,
@@ -14,22 +35,55 @@ pub enum Role {
 }
 
 /// How much a key may use; what is absent is unbounded.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Requests in flight at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u32>,
     /// Requests begun in a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u64>,
     /// Prompt tokens in a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub input_per_minute: Option<u64>,
     /// Prompt tokens in a day.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub input_per_day: Option<u64>,
     /// Generated tokens in a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub output_per_minute: Option<u64>,
     /// Generated tokens in a day.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub output_per_day: Option<u64>,
     /// Its tenant's share beside others', when the fleet is full; absent means 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
+}
+
+impl Limits {
+    /// Whether nothing is bounded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What makes them limits that nobody can have meant.
+    fn fault(&self) -> Option<String> {
+        let counts = [
+            ("requests_per_minute", self.requests_per_minute),
+            ("input_per_minute", self.input_per_minute),
+            ("input_per_day", self.input_per_day),
+            ("output_per_minute", self.output_per_minute),
+            ("output_per_day", self.output_per_day),
+            ("in_flight", self.in_flight.map(u64::from)),
+        ];
+        if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
+            return Some(format!("{name} = 0 would let nothing through: revoke the key instead"));
+        }
+        let is_share = |weight: f64| weight.is_finite() && weight > 0.0;
+        self.weight.filter(|weight| !is_share(*weight)).map(|weight| format!("weight = {weight} is no share: it must be above 0"))
+    }
 }
 
 /// Who sends a request. Cheap to clone.
@@ -59,29 +113,120 @@ impl Caller {
     pub fn may_use(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.iter().any(|allowed| allowed == model))
     }
+
+    /// Whether it may send this request, which names this model. What names none is for an engine's default, which may be any: a caller that
+    /// may not use all models has to say which, unless the request computes nothing.
+    ///
+    /// # Errors
+    /// When it may not; the sentence is for the client.
+    pub fn permit(&self, method: &Method, path: &str, model: Option<&str>) -> Result<(), String> {
+        let Some(models) = &self.models else { return Ok(()) };
+        let is_cancel = path.starts_with("/v1/responses/") && path.ends_with("/cancel");
+        match model {
+            Some(model) if self.may_use(model) => Ok(()),
+            Some(model) => Err(format!("the key {} may not use the model `{model}`; it may use {}", self.key, models.join(", "))),
+            None if *method != Method::POST || is_cancel => Ok(()),
+            None => Err(format!("the key {} is for some models only: say which with `model`; it may use {}", self.key, models.join(", "))),
+        }
+    }
 }
 
 /// Why a request has no caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthenticated {
     /// It shows no key.
-    #[error("this router wants a key: send it as `Authorization: Bearer KEY`; `hostler keys create` makes one")]
+    #[error("this router wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`; whoever runs the router makes them")]
     Missing,
-    /// Its key is none of ours, was revoked or has expired.
-    #[error("the key is not known here, was revoked or has expired")]
+    /// It shows two different ones.
+    #[error("this request shows two different keys, in `authorization` and `x-api-key` or twice in one of them: send one")]
+    Several,
+    /// Its key is none of ours.
+    #[error("this key is not known here")]
     Unknown,
+    /// Its key was valid once.
+    #[error("the key {0} has expired")]
+    Expired(Arc<str>),
+    /// Its key was valid until somebody revoked it.
+    #[error("the key {0} was revoked")]
+    Revoked(Arc<str>),
 }
 
-/// The keys that are valid now.
-#[derive(Debug, Default)]
-pub struct Keys {}
+/// The keys that are valid now; all clones see the same. By default there are none, and anybody may send requests.
+#[derive(Debug, Clone, Default)]
+pub struct Keys(Option<Arc<Kept>>);
+
+/// Keys and where they come from.
+#[derive(Debug)]
+struct Kept {
+    path: PathBuf,
+    /// The state of the file when it was first read.
+    first: Option<file::Stamp>,
+    ring: ArcSwap<Ring>,
+}
 
 impl Keys {
+    /// Those of the file at `path`; none for an empty path.
+    ///
+    /// # Errors
+    /// When it cannot be read, or others may read it, or it holds something else.
+    pub fn open(path: &Path) -> Result<Self, KeysError> {
+        if path.as_os_str().is_empty() {
+            return Ok(Self::default());
+        }
+        let (entries, stamp) = file::read(path)?;
+        Ok(Self::kept(path, Some(stamp), entries))
+    }
+
+    fn kept(path: &Path, first: Option<file::Stamp>, entries: Vec<Entry>) -> Self {
+        Self(Some(Arc::new(Kept { path: path.to_owned(), first, ring: ArcSwap::from_pointee(Ring::new(entries)) })))
+    }
+
+    /// Whether requests need a key.
+    #[must_use]
+    pub fn are_wanted(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Who shows the key that is in these headers.
     ///
     /// # Errors
     /// When keys are wanted and none that is valid is there.
-    pub fn authenticate(&self, _headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
-        Ok(Caller::anyone("".into()))
+    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
+        let Some(kept) = &self.0 else { return Ok(Caller::anyone("".into())) };
+        let shown = shown(headers)?;
+        kept.ring.load().find(shown, SystemTime::now()).cloned()
     }
 }
+
+/// The key that a request shows, as OpenAI's SDKs send it or as Anthropic's do. Who sends two must mean the same, since nobody
+/// could tell which of them counts.
+fn shown(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
+    let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(bearer);
+    let others = headers.get_all(X_API_KEY).iter().filter_map(|value| Some(value.to_str().ok()?.trim()));
+    let mut keys = bearers.chain(others).filter(|key| !key.is_empty());
+    let first = keys.next().ok_or(Unauthenticated::Missing)?;
+    if keys.all(|key| key == first) { Ok(first) } else { Err(Unauthenticated::Several) }
+}
+
+/// The token of `Bearer TOKEN`; RFC 9110 leaves the scheme's case open.
+fn bearer(value: &HeaderValue) -> Option<&str> {
+    let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// Whether a header says who sends the request, which engines need not know.
+pub(crate) fn is_credential(name: &HeaderName) -> bool {
+    *name == AUTHORIZATION || *name == X_API_KEY
+}
+
+/// Has whoever prints these headers leave the keys out.
+pub(crate) fn hide(headers: &mut HeaderMap) {
+    for (name, value) in headers.iter_mut() {
+        if is_credential(name) {
+            value.set_sensitive(true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hostler_placement::cost::has_room;
-use hostler_placement::hold::{Place, Queue, Waiting};
+use hostler_placement::hold::{Full, Place, Places, Queue, Waiting};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, oneshot};
@@ -31,8 +31,8 @@ const TURN_DEADLINE: Duration = Duration::from_millis(100);
 /// Why a request may not wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Overload {
-    /// As many wait as may.
-    Full,
+    /// As many wait as may, of all or of its tenant.
+    Full(Full),
     /// The router stops.
     Stopping,
     /// Its first token would come later than is allowed.
@@ -51,16 +51,46 @@ pub struct Hold(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     placer: Arc<Placer>,
-    /// One for each model that had to wait once; an emptied one is kept, since places are unique within a queue and it remembers what it
-    /// has released for whom. Only models that are served get here, so there are few.
-    queues: Mutex<FxHashMap<String, Queue<Held>>>,
+    lines: Mutex<Lines>,
     /// Counts the looks, so that each begins with another model.
     looks: AtomicUsize,
     waiting: AtomicUsize,
-    most: usize,
-    /// Longest predicted time to a first token, in seconds.
-    longest: f64,
+    /// Places that are taken, by those who wait and by those who may have to.
+    spots: AtomicUsize,
+    bounds: Bounds,
     news: Notify,
+}
+
+/// Who waits.
+#[derive(Debug)]
+struct Lines {
+    /// One for each model that had to wait once; an emptied one is kept, since places are unique within a queue and it remembers what it
+    /// has released for whom. Only models that are served get here, so there are few.
+    queues: FxHashMap<String, Queue<Held>>,
+    /// Of all queues together.
+    places: Places,
+}
+
+/// How much may wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Requests.
+    pub requests: usize,
+    /// Bytes of their bodies.
+    pub bytes: u64,
+    /// Longest predicted time to a first token.
+    pub longest: Duration,
+}
+
+/// Who wants a place, and for how much.
+#[derive(Debug, Clone, Copy)]
+pub struct Guest {
+    /// Who shares with whom.
+    pub tenant: u64,
+    /// The tenant's share beside others'.
+    pub weight: f64,
+    /// Bytes of the request's body.
+    pub bytes: u64,
 }
 
 /// A request that waits.
@@ -74,34 +104,59 @@ struct Held {
 #[derive(Debug)]
 pub struct Turn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
 
+/// Room for one request that waits, until dropped. It is taken before the request's prompt is read, so that of a flood only those prompts
+/// are read that may wait then.
+#[derive(Debug)]
+pub struct Spot {
+    shared: Arc<Shared>,
+    guest: Guest,
+}
+
+impl Drop for Spot {
+    fn drop(&mut self) {
+        self.shared.spots.fetch_sub(1, Ordering::Relaxed);
+        self.shared.lines.lock().places.leave(self.guest.tenant, self.guest.bytes);
+    }
+}
+
 /// A place in the queue that is given up when dropped.
 struct Holding<'a> {
     shared: &'a Shared,
     model: &'a str,
-    place: Place,
+    /// `None` once the request has been taken out.
+    place: Option<Place>,
+    /// Given back last.
+    _spot: Spot,
 }
 
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
         self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
-        if let Some(queue) = self.shared.queues.lock().get_mut(self.model) {
-            queue.remove(self.place);
+        if let Some(place) = self.place
+            && let Some(queue) = self.shared.lines.lock().queues.get_mut(self.model)
+        {
+            queue.remove(place);
         }
     }
 }
 
+impl Lines {
+    fn is_held(&self, model: &str) -> bool {
+        self.queues.get(model).is_some_and(|queue| !queue.is_empty())
+    }
+}
+
 impl Hold {
-    /// Starts the task that wakes; it ends with `end`. At most `most` requests wait, and none whose first token is predicted to come
-    /// after more than `longest`.
+    /// Starts the task that wakes; it ends with `end`.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, most: usize, longest: Duration, end: CancellationToken) -> Self {
+    pub fn start(placer: Arc<Placer>, bounds: Bounds, end: CancellationToken) -> Self {
         let shared = Shared {
             placer,
-            queues: Mutex::default(),
+            lines: Mutex::new(Lines { queues: FxHashMap::default(), places: Places::new(bounds.requests, bounds.bytes) }),
             looks: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            most,
-            longest: longest.as_secs_f64(),
+            spots: AtomicUsize::new(0),
+            bounds,
             news: Notify::new(),
         };
         let hold = Self(Arc::new(shared));
@@ -124,7 +179,41 @@ impl Hold {
     /// Whether requests for this model wait, so that a new one may not overtake them.
     #[must_use]
     pub fn is_held(&self, model: Option<&str>) -> bool {
-        self.waiting() > 0 && self.0.queues.lock().get(model.unwrap_or_default()).is_some_and(|queue| !queue.is_empty())
+        self.waiting() > 0 && self.0.lines.lock().is_held(model.unwrap_or_default())
+    }
+
+    /// Takes a place for a request whose prompt has still to be read, if it may have to wait because others do. So a refusal costs next to
+    /// nothing and comes at once, however many there are.
+    ///
+    /// # Errors
+    /// When others wait for its model and it finds no place.
+    pub fn reserve(&self, model: Option<&str>, guest: Guest) -> Result<Option<Spot>, Overload> {
+        if self.0.spots.load(Ordering::Relaxed) == 0 {
+            return Ok(None);
+        }
+        match self.take(guest) {
+            Ok(spot) => Ok(Some(spot)),
+            Err(full) if self.is_held(model) => Err(full),
+            // Another model's requests wait; for this one there may be room.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Takes a place.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn take(&self, guest: Guest) -> Result<Spot, Overload> {
+        self.0.lines.lock().places.take(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
+        self.0.spots.fetch_add(1, Ordering::Relaxed);
+        Ok(Spot { shared: self.0.clone(), guest })
+    }
+
+    /// A request that does not have to wait is sent: it counts for its tenant like those that had to.
+    pub fn passed(&self, model: Option<&str>, waiting: &Waiting) {
+        if let Some(queue) = self.0.lines.lock().queues.get_mut(model.unwrap_or_default()) {
+            queue.passed(waiting, waiting.since);
+        }
     }
 
     /// Something has ended or begun to be answered: there may be room.
@@ -139,28 +228,38 @@ impl Hold {
     ///
     /// # Errors
     /// When it may not wait.
-    pub async fn turn(&self, prompt: &Arc<Prompt>, waiting: Waiting, chosen: &Chosen) -> Result<(Option<Chosen>, Turn), Overload> {
+    pub async fn turn(
+        &self,
+        prompt: &Arc<Prompt>,
+        waiting: Waiting,
+        spot: Spot,
+        chosen: &Chosen,
+    ) -> Result<(Option<Chosen>, Turn), Overload> {
         let shared = &self.0;
         let model = prompt.model().unwrap_or_default();
         let (sender, turn) = oneshot::channel();
-        let holding = {
-            let mut queues = shared.queues.lock();
-            if shared.waiting.load(Ordering::Relaxed) >= shared.most {
-                return Err(Overload::Full);
+        let mut holding = {
+            let mut lines = shared.lines.lock();
+            let queues = &mut lines.queues;
+            if !queues.contains_key(model) {
+                queues.insert(model.to_owned(), Queue::new(shared.bounds.requests));
             }
-            let queue = queues.entry(model.to_owned()).or_insert_with(|| Queue::new(shared.most));
+            let queue = queues.get_mut(model).expect("it was made where it was missing");
+            let longest = shared.bounds.longest.as_secs_f64();
             let ahead = tokens(queue.uncached_ahead(&waiting, waiting.since));
             let predicted = chosen.first_token() + chosen.seconds_per_token() * ahead;
-            if predicted > shared.longest {
-                return Err(Overload::TooLate { predicted, allowed: shared.longest });
+            if predicted > longest {
+                return Err(Overload::TooLate { predicted, allowed: longest });
             }
             let held = Held { prompt: prompt.clone(), turn: sender };
-            let place = queue.push(waiting, held).map_err(|_| Overload::Full)?;
+            let place = queue.push(waiting, held).map_err(|_| Overload::Full(Full::Requests))?;
             shared.waiting.fetch_add(1, Ordering::Relaxed);
-            Holding { shared, model, place }
+            Holding { shared, model, place: Some(place), _spot: spot }
         };
         shared.news.notify_one();
         let turn = turn.await;
+        // Whoever has its turn was taken out for it.
+        holding.place = None;
         drop(holding);
         turn.map_err(|_| Overload::Stopping)
     }
@@ -186,8 +285,8 @@ impl Hold {
         let shared = &self.0;
         let now = Instant::now();
         let view = shared.placer.fleet.view();
-        let mut queues = shared.queues.lock();
-        let mut models: Vec<(&String, &mut Queue<Held>)> = queues.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
+        let mut lines = shared.lines.lock();
+        let mut models: Vec<(&String, &mut Queue<Held>)> = lines.queues.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
         let turn = shared.looks.fetch_add(1, Ordering::Relaxed) % models.len().max(1);
         models.rotate_left(turn);
         models.sort_by_key(|(_, queue)| queue.band());

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use explain::{Outcome, Record, Ring};
-pub use hold::{Hold, Overload, Turn};
+pub use hold::{Bounds, Guest, Hold, Overload, Spot, Turn};
 pub use learn::Placed;
 pub use prompt::{Asked, Level, Prompt};
 pub use readers::keep_readers;
@@ -87,7 +87,7 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Whether the request would begin to be computed there within about a step.
+    /// Whether the request would begin to be computed there as soon as anything can.
     #[must_use]
     pub fn has_room(&self) -> bool {
         hostler_placement::cost::has_room(&self.decision.choice().candidate)
@@ -153,7 +153,8 @@ impl Placer {
     pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
         let view = self.fleet.view();
         let seconds = view.seconds(now);
-        let eligible: Vec<(usize, &Replica)> = view.eligible(prompt.model(), tried).collect();
+        let eligible: Vec<(usize, &Replica)> =
+            view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.only().is_none_or(|only| only.is(replica))).collect();
         // A prompt arrives once, counted by the blocks of those that it may go to.
         if eligible.is_empty() {
             return None;
@@ -188,6 +189,13 @@ impl Placer {
         let names = eligible.iter().map(|(_, replica)| replica.id.clone()).collect();
         let ages = eligible.iter().map(|(_, replica)| now.saturating_duration_since(replica.heard).as_secs_f32()).collect();
         Some(Chosen { replica, decision, names, ages, level, output, seat, block_tokens })
+    }
+
+    /// Tokens that an answer of at most `most` is expected to have.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^53 tokens, and `as` saturates")]
+    pub fn expected_output(&self, most: Option<u64>) -> u64 {
+        self.outputs.expected(most).ceil() as u64
     }
 
     /// Counts the request on the chosen replica, and its blocks as cached there soon.

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
 use crate::prompt::{Reader, Unread};
+use crate::sticky::Home;
 
 /// Bytes of text that a token stands for, where tokens are not counted.
 const TOKEN_BYTES: usize = 4;
@@ -69,6 +70,8 @@ pub struct Asked {
     pub most_output: Option<u64>,
     /// Whether its answer is a stream.
     pub streams: bool,
+    /// The only engine that can answer it, as the one that keeps what it is about.
+    pub only: Option<Home>,
 }
 
 /// A request's prompt, as far as it is understood.
@@ -107,6 +110,12 @@ impl Prompt {
     #[must_use]
     pub fn model(&self) -> Option<&str> {
         self.asked.model.as_deref()
+    }
+
+    /// The only engine that can answer it, if there is one.
+    #[must_use]
+    pub fn only(&self) -> Option<&Home> {
+        self.asked.only.as_ref()
     }
 
     /// Path of the request.

@@ -5,6 +5,8 @@ use std::io::Write;
 
 use bytes::Bytes;
 use http::StatusCode;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::Api;
 use super::answer::{Answer, Collected, answer_id, collect, token_list};
@@ -24,7 +26,8 @@ use crate::tokens::push_escaped;
 pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let options = Options::read(&fields, api, TokenLimit::Chat)?;
-    let tool_call = ToolCall::wanted(fields.tools, fields.tool_choice)?;
+    let chooses = api.args.sim_call_tools && !ends_with_a_result(fields.messages);
+    let tool_call = ToolCall::wanted(fields.tools, fields.tool_choice, chooses)?;
     let tokens = chat_prompt(&fields)?;
     let limit = options.limit(&api.args, tokens.len())?;
     let limit = if tool_call.is_some() { ToolCall::limit(limit) } else { limit };
@@ -38,6 +41,16 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
     let choices = collect(&generation).await?;
     let cached_tokens = generation.mailbox.cached_tokens();
     Ok(json(StatusCode::OK, whole(&answer, tool_call.as_ref(), &choices, cached_tokens)))
+}
+
+/// Whether the last message is what a tool has found: a model then says what it makes of it.
+fn ends_with_a_result(messages: Option<&RawValue>) -> bool {
+    #[derive(Deserialize)]
+    struct Message {
+        role: String,
+    }
+    let messages: Vec<Message> = messages.and_then(|messages| serde_json::from_str(messages.get()).ok()).unwrap_or_default();
+    messages.last().is_some_and(|last| last.role == "tool")
 }
 
 fn whole(answer: &Answer, tool_call: Option<&ToolCall>, choices: &[Collected], cached: usize) -> Vec<u8> {

@@ -124,6 +124,21 @@ impl From<Refusal> for ApiError {
     }
 }
 
+/// A response that is not kept here, or not to be ended.
+pub(crate) fn no_response(status: StatusCode, message: String) -> ApiError {
+    ApiError { status, kind: "invalid_request_error", param: Some("response_id".to_owned()), message }
+}
+
+/// A body must be called JSON.
+pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
+    let named = content_type.split(';').next().unwrap_or_default();
+    if named.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed".to_owned();
+    Err(ApiError { status: StatusCode::BAD_REQUEST, kind: "Bad Request", param: None, message })
+}
+
 /// Something that was named is not there.
 pub(crate) fn not_there(message: String) -> ApiError {
     ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: None, message }

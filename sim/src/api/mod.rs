@@ -21,10 +21,10 @@ mod tool_call;
 pub(crate) use chat::{ChatEvents, chat};
 pub(crate) use completions::{CompletionEvents, completions};
 pub(crate) use embeddings::embeddings;
-pub(crate) use errors::{ApiError, not_found, wrong_method};
+pub(crate) use errors::{ApiError, check_type, not_found, wrong_method};
 pub(crate) use models::models;
 pub(crate) use operate::{collective_rpc, is_sleeping, load_adapter, sleep, unload_adapter, wake_up};
-pub(crate) use responses::{ResponseEvents, responses};
+pub(crate) use responses::{ResponseEvents, kept_response, responses};
 pub(crate) use tokenize::{detokenize, tokenize};
 
 use std::sync::Arc;
@@ -32,6 +32,7 @@ use std::sync::Arc;
 use crate::adapters::Adapters;
 use crate::args::EngineArgs;
 use crate::engine::Core;
+use crate::stored::Stored;
 
 /// What the routes of one engine share.
 #[derive(Debug)]
@@ -39,6 +40,7 @@ pub(crate) struct Api {
     pub(crate) args: Arc<EngineArgs>,
     pub(crate) core: Core,
     pub(crate) adapters: Adapters,
+    pub(crate) stored: Stored,
     /// When the engine became ready, in seconds since 1970.
     pub(crate) created: u64,
 }

@@ -79,8 +79,8 @@ impl Options {
             return Err(too_long(context, prompt_tokens));
         };
         match self.max_tokens {
-            Some(tokens) if tokens > room => Err(no_room(context, prompt_tokens, tokens)),
-            Some(tokens) => Ok(Limit { tokens, finish: Finish::Length }),
+            // A prompt with its answer is cut to what fits; `max_tokens` alone is checked above.
+            Some(tokens) => Ok(Limit { tokens: tokens.min(room), finish: Finish::Length }),
             None if self.ignore_eos || args.sim_output_tokens > room => Ok(Limit { tokens: room, finish: Finish::Length }),
             None => Ok(Limit { tokens: args.sim_output_tokens.max(1), finish: Finish::Stop }),
         }
@@ -90,7 +90,7 @@ impl Options {
 /// The adapter that is asked for, if it is one. Refuses a model that is not served; no model means the one there is.
 pub(crate) fn check_model(fields: &Fields<'_>, api: &Api) -> Result<Option<String>, ApiError> {
     let mut served = api.args.served_names();
-    let Some(model) = text("model", fields.model)?.filter(|model| !served.contains(model)) else { return Ok(None) };
+    let Some(model) = text("model", fields.model)?.filter(|model| !model.is_empty() && !served.contains(model)) else { return Ok(None) };
     let adapters = api.adapters.all();
     if adapters.iter().any(|adapter| adapter.name == model) {
         return Ok(Some(model));
@@ -163,14 +163,6 @@ fn logprobs(fields: &Fields<'_>, token_limit: TokenLimit) -> Result<Option<usize
 fn too_long(context: usize, prompt: usize) -> ApiError {
     let message = format!(
         "This model's maximum context length is {context} tokens. However, your prompt contains {prompt} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
-    );
-    ApiError::bad_value("input_tokens", &prompt.to_string(), &message)
-}
-
-fn no_room(context: usize, prompt: usize, wanted: usize) -> ApiError {
-    let message = format!(
-        "This model's maximum context length is {context} tokens. However, you requested {wanted} output tokens and your prompt contains {prompt} input tokens, for a total of {} tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
-        prompt + wanted
     );
     ApiError::bad_value("input_tokens", &prompt.to_string(), &message)
 }

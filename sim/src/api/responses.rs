@@ -1,43 +1,73 @@
-//! `/v1/responses`: one text message, no tools, no stored state (so neither `GET` nor
-//! `previous_response_id`).
+//! `/v1/responses`: one text message, no tools. Where responses are kept, they are found and ended by their id; a request that continues
+//! one is told where there is none, and answered as if it stood alone.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use serde_json::value::RawValue;
 
 use super::answer::{Answer, answer_id, collect};
-use super::errors::{ApiError, quoted};
-use super::fields::{Fields, text};
+use super::errors::{ApiError, no_response, not_found, quoted, wrong_method};
+use super::fields::{Fields, boolean, text};
 use super::options::{Options, TokenLimit};
 use super::prompt::{Ending, messages_prompt};
 use super::{Api, random_id};
-use crate::engine::Prompt;
+use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
 use crate::sse::{EventStream, EventWriter};
+use crate::stored::{NotEnded, QUEUED, Stored};
 use crate::tokens::push_escaped;
 
 /// Answers one request.
 pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let options = Options { choices: 1, ..Options::read(&fields, api, TokenLimit::Responses)? };
+    if let Some(previous) = text("previous_response_id", fields.previous_response_id)?
+        && api.stored.get(&previous).is_none()
+    {
+        return Err(missing(&previous));
+    }
+    let stores = api.args.sim_store_responses && (fields.store.is_none() || boolean("store", fields.store)?);
+    let in_background = boolean("background", fields.background)?;
+    if in_background && !stores {
+        let message = "responses are not stored here, so none runs in the background".to_owned();
+        return Err(ApiError { param: Some("background".to_owned()), ..no_response(StatusCode::BAD_REQUEST, message) });
+    }
     let tokens = input_tokens(&fields)?;
     let limit = options.limit(&api.args, tokens.len())?;
     let id = answer_id("resp", request_id).replacen('-', "_", 1);
     let prompts = vec![Prompt { tokens, limit }];
     let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
-    let mut writer = ResponseEvents::new(answer);
+    let mut writer = ResponseEvents::new(answer, stores.then(|| api.stored.clone()));
+    if in_background {
+        return Ok(json(StatusCode::OK, writer.run(generation)));
+    }
     if writer.answer.options.stream {
         let writer = EventWriter::Responses(Box::new(writer));
         return Ok(events(EventStream::new(generation, writer)));
     }
-    let mut choices = collect(&generation).await?;
-    let choice = choices.pop().unwrap_or_default();
-    push_escaped(&choice.tokens, &mut writer.text);
-    writer.generated = choice.tokens.len();
-    Ok(json(StatusCode::OK, writer.response(choice.finish, generation.mailbox.cached_tokens())))
+    Ok(json(StatusCode::OK, writer.whole(&generation).await?))
+}
+
+/// `/v1/responses/ID`, and `/cancel` below it.
+pub(crate) fn kept_response(api: &Api, method: &Method, below: &str) -> Reply {
+    let kept = match below.split_once('/') {
+        None if method == Method::GET => api.stored.get(below).ok_or_else(|| missing(below)),
+        None => return wrong_method("GET"),
+        Some((id, "cancel")) if method == Method::POST => api.stored.cancel(id).map_err(|why| match why {
+            NotEnded::Missing => missing(id),
+            NotEnded::Complete => no_response(StatusCode::BAD_REQUEST, "Cannot cancel a synchronous response.".to_owned()),
+        }),
+        Some((_, "cancel")) => return wrong_method("POST"),
+        Some(_) => return not_found(),
+    };
+    kept.map_or_else(|error| error.reply(), |kept| json(StatusCode::OK, kept))
+}
+
+fn missing(id: &str) -> ApiError {
+    no_response(StatusCode::NOT_FOUND, format!("Response with id '{id}' not found."))
 }
 
 /// `input` is a text or a list of messages.
@@ -63,6 +93,8 @@ fn input_tokens(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
 #[derive(Debug)]
 pub(crate) struct ResponseEvents {
     answer: Answer,
+    /// Where it is kept.
+    stored: Option<Stored>,
     message_id: String,
     /// The text so far, escaped for JSON.
     text: Vec<u8>,
@@ -71,9 +103,37 @@ pub(crate) struct ResponseEvents {
 }
 
 impl ResponseEvents {
-    fn new(answer: Answer) -> Self {
+    fn new(answer: Answer, stored: Option<Stored>) -> Self {
         let message_id = format!("msg_{}", random_id(16));
-        Self { answer, message_id, text: Vec::new(), generated: 0, sequence: 0 }
+        Self { answer, stored, message_id, text: Vec::new(), generated: 0, sequence: 0 }
+    }
+
+    /// The whole response, once it is complete; it is kept by then.
+    async fn whole(&mut self, generation: &Generation) -> Result<String, ApiError> {
+        let choice = collect(generation).await?.pop().unwrap_or_default();
+        push_escaped(&choice.tokens, &mut self.text);
+        self.generated = choice.tokens.len();
+        let response = self.response(choice.finish, generation.mailbox.cached_tokens());
+        self.keep(&response);
+        Ok(response)
+    }
+
+    /// Has it computed in the background; what is kept of it until then.
+    fn run(mut self, generation: Generation) -> String {
+        let queued = self.response(None, 0).replace(r#""status":"in_progress""#, QUEUED);
+        let queued = queued.replace(r#""background":false"#, r#""background":true"#);
+        let (id, stored) = (self.answer.id.clone(), self.stored.clone().unwrap_or_default());
+        stored.begin(&id, queued.clone());
+        // It ends with its generation, which the engine waits for.
+        let task = tokio::spawn(async move { self.whole(&generation).await.is_ok() });
+        stored.runs(&id, task.abort_handle());
+        queued
+    }
+
+    fn keep(&self, response: &str) {
+        if let Some(stored) = &self.stored {
+            stored.complete(&self.answer.id, response.to_owned());
+        }
     }
 
     /// Appends the events of new tokens, with those that open and close the response.
@@ -127,6 +187,7 @@ impl ResponseEvents {
         let item = format!(r#"{{"item":{},"output_index":0"#, self.item());
         events.push_back(self.event("response.output_item.done", &item));
         let response = self.response(Some(finish), cached);
+        self.keep(&response);
         events.push_back(self.event("response.completed", &format!(r#"{{"response":{response}"#)));
     }
 

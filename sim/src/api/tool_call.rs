@@ -1,5 +1,5 @@
-//! The call of a tool that `tool_choice` demands: `required` or a named function. Its
-//! arguments are a JSON object with the function's first parameter, some words long.
+//! The call of a tool that `tool_choice` demands: `required` or a named function, or one that the
+//! model makes by itself. Its arguments are a JSON object with the function's first parameter, some words long.
 
 use std::io::Write;
 
@@ -56,13 +56,14 @@ struct Named {
 }
 
 impl ToolCall {
-    /// The call that a request demands, if it does.
-    pub(crate) fn wanted(tools: Option<&RawValue>, choice: Option<&RawValue>) -> Result<Option<Self>, ApiError> {
+    /// The call that a request demands, or that a model makes which `chooses` to where it may; if there is one.
+    pub(crate) fn wanted(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;
-        let (Some(tools), Some(choice)) = (tools, choice) else { return Ok(None) };
+        let Some(tools) = tools.filter(|tools| !chooses || !tools.is_empty()) else { return Ok(None) };
+        let Some(choice) = choice.or_else(|| chooses.then(|| Choice::Mode("auto".to_owned()))) else { return Ok(None) };
         let tool = match &choice {
-            Choice::Mode(mode) if mode == "required" => tools.into_iter().next(),
+            Choice::Mode(mode) if mode == "required" || mode == "auto" && chooses => tools.into_iter().next(),
             Choice::Mode(_) => return Ok(None),
             Choice::Named { function } => tools.into_iter().find(|tool| tool.function.name == function.name),
         };

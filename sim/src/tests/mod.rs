@@ -84,8 +84,9 @@ impl RunningEngine {
     pub(crate) async fn open(&self, method: &str, path: &str, headers: &str, body: &str) -> UnixStream {
         let mut stream = UnixStream::connect(&self.socket).await.unwrap();
         let length = body.len();
-        let request =
-            format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+        );
         stream.write_all(request.as_bytes()).await.unwrap();
         stream
     }

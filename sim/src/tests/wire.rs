@@ -166,6 +166,32 @@ async fn a_required_tool_call_has_the_recorded_events() {
 }
 
 #[tokio::test]
+async fn told_to_call_tools_it_calls_one_where_it_may_and_says_what_it_makes_of_the_result() {
+    let engine = RunningEngine::start(&["--sim-call-tools"]).await;
+    let tools = r#""tools":[{"type":"function","function":{"name":"get_weather"}}]"#;
+    let asked = r#"{"role":"user","content":"weather?"}"#;
+    let result = r#"{"role":"tool","tool_call_id":"c","content":"rain"}"#;
+    for (messages, more, reason) in [
+        (asked.to_owned(), format!(",{tools}"), "tool_calls"),
+        (asked.to_owned(), format!(r#",{tools},"tool_choice":"none""#), "stop"),
+        (asked.to_owned(), String::new(), "stop"),
+        (format!("{asked},{result}"), format!(",{tools}"), "stop"),
+    ] {
+        let body = format!(r#"{{"messages":[{messages}]{more}}}"#);
+        let answer = engine.post("/v1/chat/completions", &body).await.json();
+        assert_eq!(answer["choices"][0]["finish_reason"], reason, "{body}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_ends_where_the_context_does() {
+    let engine = RunningEngine::start(&["--max-model-len", "32"]).await;
+    let answer = engine.post("/v1/completions", r#"{"prompt":[1,2,3,4,5,6],"max_tokens":30}"#).await.json();
+    assert_eq!((&answer["usage"]["completion_tokens"], &answer["choices"][0]["finish_reason"]), (&26.into(), &"length".into()), "{answer}");
+    assert!(engine.post("/v1/completions", r#"{"prompt":[1],"max_tokens":33}"#).await.json()["error"]["message"].is_string());
+}
+
+#[tokio::test]
 async fn a_streamed_response_has_the_recorded_events() {
     let engine = RunningEngine::start(&["--enable-request-id-headers"]).await;
     let body = r#"{"model":"tiny","input":"hi","max_output_tokens":4,"stream":true}"#;

@@ -164,7 +164,8 @@ impl Policy for Hostler {
         let decision = self.choose(&prompt, seen, now);
         match &mut self.hold {
             Some(hold) if !has_room(&decision.choice().candidate) || !hold.is_empty() => {
-                let waiting = Waiting { priority: 0, tenant: 0, uncached: decision.choice().uncached, since: now };
+                let uncached = decision.choice().uncached;
+                let waiting = Waiting { priority: 0, tenant: 0, weight: 1.0, uncached, output: 0, since: now };
                 hold.push(waiting, (id, prompt)).expect("there is room for every request of a run");
                 None
             }

@@ -176,14 +176,36 @@ async fn the_models_of_all_engines_are_listed_and_each_request_goes_to_one_that_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audio_form_goes_to_the_engine_that_serves_its_model() {
+    let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large");
+    let fleet = Fleet::start(setup).await;
+    let ask = async |model: &str| {
+        let part = |head: &str, value: &str| format!("--b\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n");
+        let form = part("name=\"file\"; filename=\"a.wav\"", "RIFF") + &part("name=\"model\"", model) + "--b--\r\n";
+        let request = Request::post("/v1/audio/transcriptions").header(CONTENT_TYPE, "multipart/form-data; boundary=b");
+        fleet.edge().request(request.header("x-hostler-explain", "1").body(Full::from(form)).unwrap()).await
+    };
+    for (model, replica) in [("small", "n0/0"), ("large", "n1/0"), ("small", "n0/0"), ("large", "n1/0")] {
+        let answer = ask(model).await;
+        // Simulated engines hear nothing, but say so themselves.
+        assert_eq!(answer.text(), r#"{"detail":"Not Found"}"#, "{model}");
+        let reason = answer.header("x-hostler-reason").unwrap();
+        assert!(reason.contains(&format!("replica={replica} ")), "{model}: {reason}");
+    }
+    let unknown = ask("none").await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+    assert_eq!(unknown.message(), "The model `none` does not exist. Valid aliases: large, small.");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paths_for_whoever_runs_the_engine_do_not_reach_it() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.edge();
-    for path in ["/metrics", "/load", "/ping", "/", "/v1", "/..%2fmetrics", "/v1/../metrics"] {
+    for path in ["/metrics", "/load", "/v1", "/..%2fmetrics", "/v1/../metrics"] {
         let answer = edge.get(path).await;
         assert_eq!((answer.status, answer.text().as_str()), (StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#), "{path}");
     }
-    for path in ["/sim/fault", "/sleep", "/reset_prefix_cache", "/wake_up", "/abort_requests", "/inference/v1/generate"] {
+    for path in ["/sim/fault", "/sleep", "/reset_prefix_cache", "/wake_up", "/abort_requests", "/inference/v1/abort_requests"] {
         let answer = edge.post(path, &json!({"kind": "busy"})).await;
         assert_eq!((answer.status, answer.text().as_str()), (StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#), "{path}");
     }

@@ -2,17 +2,26 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod access;
+mod admission;
+mod bodies;
 mod cli;
 mod docs;
 mod drains;
+mod edge_tls;
 mod faults;
 mod fidelity;
 mod gpus;
 mod harness;
+mod inference;
+mod isolation;
+mod joining;
 mod keeper;
+mod keys;
 mod lanes;
 mod learning;
 mod lifetimes;
+mod ollama;
 mod operators;
 mod pages;
 mod placement;
@@ -20,3 +29,5 @@ mod poison;
 mod refusals;
 mod restarts;
 mod routers;
+mod secrecy;
+mod sticky;

@@ -260,7 +260,7 @@ async fn an_engine_that_hangs_gets_no_more_than_a_few_requests() {
     fleet.until_idle().await;
 }
 
-/// An engine that computes 256 tokens at a time, with a request of more than that in flight that will not end before the fault does.
+/// An engine that computes 256 tokens at a time, with a request of more than three times that in flight that will not end before the fault does.
 async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
     let fleet = Fleet::start(setup.engine("--max-num-batched-tokens 256")).await;
     fleet.fault("n0/0", "hang").await;
@@ -271,7 +271,7 @@ async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
 
 /// Sends a long prompt with this turn.
 fn send(fleet: &Fleet, name: &str, priority: i32) -> tokio::task::JoinHandle<Answer> {
-    let mut body = talk_stream(&text(name, 1300), 1);
+    let mut body = talk_stream(&text(name, 4000), 1);
     body["priority"] = priority.into();
     let request = asked(&body, &[("x-request-id", name)]);
     let edge = fleet.edge();

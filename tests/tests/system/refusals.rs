@@ -20,7 +20,7 @@ async fn an_unknown_model_is_refused_naming_those_there_are() {
     let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name one two")).await;
     let answer = fleet.edge().post(CHAT, &json!({"model": "three", "messages": []})).await;
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (404, None));
-    assert_eq!(answer.message(), "The model `three` does not exist. Models here: one, two.");
+    assert_eq!(answer.message(), "The model `three` does not exist. Valid aliases: one, two.");
     assert_eq!(answer.json()["error"]["param"], "model");
     assert_eq!(fleet.replica("n0/0").await.served, 0);
 }
@@ -107,16 +107,18 @@ async fn a_body_that_is_too_large_is_refused_announced_or_not() {
 async fn malformed_json_is_refused_with_its_position() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     for (body, position) in [
-        ("{\"model\": \"simulated\",\n \"messages\": [}", "line 2 column 15"),
-        ("{\"model\": \"simulated\"", "line 1 column 21"),
-        ("{} {}", "line 1 column 4"),
-        ("[1, 2", "line 1 column 5"),
+        // In the engine's words.
+        ("{\"model\": \"simulated\",\n \"messages\": [}", "'body.37'"),
+        ("{\"model\": \"simulated\"", "'body.21'"),
+        ("{} {}", "'body.3'"),
+        ("[1, 2", "'body.5'"),
+        // In the router's, where a real engine would read it.
+        ("{\"model\": \"simulated\", \"temperature\": NaN}", "not valid JSON: expected value at line 1 column 39"),
     ] {
         let answer = fleet.edge().request(json_text(body)).await;
         assert_eq!(answer.status, 400, "{body}");
-        assert!(answer.message().contains("not valid JSON") && answer.message().contains(position), "{body}: {}", answer.text());
+        assert!(answer.message().contains(position), "{body}: {}", answer.text());
     }
-    assert_eq!(fleet.replica("n0/0").await.served, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

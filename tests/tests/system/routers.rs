@@ -42,7 +42,10 @@ async fn two_routers_share_the_agents_and_each_sees_the_others_requests() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
-    let mut fleet = Fleet::launch(Setup::agents(0).router(|router| router.agents_listen = "0.0.0.0:0".into())).await;
+    let mut fleet = Fleet::launch(Setup::agents(0).router(|router| {
+        (router.agents_listen, router.allow_plain_text) = ("0.0.0.0:0".into(), true);
+    }))
+    .await;
     let port = fleet.routers[0].agents.port();
     fleet.add_agent(vec![format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}")]).await;
     until("a ready replica", async || {

@@ -140,6 +140,7 @@ impl Fixture {
             board: Arc::new(Board::new(vec![replica])),
             node: "node".to_owned(),
             life: 1,
+            access: crate::join::Access::Plain { beyond_host: false },
             lanes: 1,
             metrics: Arc::new(AgentMetrics::default()),
             requests: TaskTracker::new(),

@@ -36,6 +36,19 @@ fn a_whole_answer_passes_unchanged_and_its_usage_is_read() {
 }
 
 #[test]
+fn usage_is_read_in_every_dialect() {
+    let delta = "event: content_block_delta\ndata: {\"delta\":{\"text\":\"\\\"usage\\\":{\\\"input_tokens\\\":9\"}}\n\n";
+    let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":17,\"output_tokens\":0}}}\n\n";
+    let ends = "event: message_delta\ndata: {\"usage\":{\"output_tokens\":5}}\n\n";
+    let (_, scanner, _) = all(Dialect::Anthropic, &[begins, delta, ends, "event: message_stop\ndata: {}\n\n"]);
+    assert_eq!(scanner.usage(), Some(Usage { prompt: 17, completion: 5, cached: None }));
+    let completed = "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":13,\"input_tokens_details\":\
+        {\"cached_tokens\":8},\"output_tokens\":4,\"output_tokens_details\":{\"reasoning_tokens\":0}}}}\n\n";
+    let (_, scanner, _) = all(Dialect::Responses, &["event: response.created\ndata: {\"usage\":null}\n\n", completed]);
+    assert_eq!(scanner.usage(), Some(Usage { prompt: 13, completion: 4, cached: Some(8) }));
+}
+
+#[test]
 fn done_after_an_error_event_is_never_passed_on() {
     let (sent, _, verdict) = all(Dialect::OpenAi, &[ROLE, &format!("{ERROR}{DONE}")]);
     assert_eq!((sent, verdict), (format!("{ROLE}{ERROR}"), Some("failed")));

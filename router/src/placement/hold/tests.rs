@@ -18,7 +18,8 @@ struct Fixture {
 impl Fixture {
     async fn start(most: usize, longest: Duration) -> Self {
         let placed = Placement::guessed(1).await;
-        let hold = Hold::start(placed.placer.clone(), most, longest, CancellationToken::new());
+        let bounds = Bounds { requests: most, bytes: 1 << 20, longest };
+        let hold = Hold::start(placed.placer.clone(), bounds, CancellationToken::new());
         Self { placed, hold, log: Arc::default() }
     }
 
@@ -43,12 +44,21 @@ impl Fixture {
     }
 }
 
+fn guest(tenant: u64, bytes: u64) -> Guest {
+    Guest { tenant, weight: 1.0, bytes }
+}
+
+/// A tenant's request that would go there.
+fn asked(tenant: u64, chosen: &Chosen) -> Waiting {
+    Waiting { priority: 0, tenant, weight: 1.0, uncached: chosen.uncached(), output: 0, since: 0.0 }
+}
+
 /// Has a prompt of so many tokens wait.
 async fn turn(hold: &Hold, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<Chosen>, Turn), Overload> {
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-    let waiting = Waiting { priority, tenant: 0, uncached: chosen.uncached(), since: 0.0 };
-    hold.turn(&prompt, waiting, &chosen).await
+    let waiting = Waiting { priority, ..asked(0, &chosen) };
+    hold.turn(&prompt, waiting, hold.take(guest(0, 4 * tokens as u64))?, &chosen).await
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -69,7 +79,7 @@ async fn nobody_is_held_while_a_replica_has_room() {
 async fn the_lowest_priority_goes_first_and_then_the_shortest_prompt() {
     let fixture = Fixture::start(8, LONG).await;
     let full = fixture.fill(0);
-    for (name, priority, uncached) in [("long", 0, 4000), ("last", 5, 1), ("short", 0, 40), ("first", -1, 9000)] {
+    for (name, priority, uncached) in [("long", 0, 4000), ("last", 5, 5000), ("short", 0, 40), ("first", -1, 9000)] {
         drop(fixture.wait(name, priority, uncached));
         settle().await;
     }
@@ -127,7 +137,7 @@ async fn no_more_wait_than_may() {
     let full = fixture.fill(0);
     let held = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
     settle().await;
-    assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full), "not even the most urgent");
+    assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full(Full::Requests)), "not even the most urgent");
     assert_eq!(fixture.hold.waiting(), 2);
     drop(full);
     for held in held {
@@ -195,19 +205,108 @@ async fn requests_for_another_model_are_not_held_up() {
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
     let (placed, seats) = Placement::known(2).await;
-    let hold = Hold::start(placed.placer.clone(), 8, LONG, CancellationToken::new());
+    let hold = Hold::start(placed.placer.clone(), Bounds { requests: 8, bytes: 1 << 20, longest: LONG }, CancellationToken::new());
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(seats[0], &cached.token_keys(16));
-    let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 9000, uncached: 9000, due: f64::MAX }, None);
+    let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 30_000, uncached: 30_000, due: f64::MAX }, None);
     let chosen = placed.choose(&cached);
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
     let (patient, prompt) = (hold.clone(), cached.clone());
-    let waiting = Waiting { priority: 0, tenant: 0, uncached: chosen.uncached(), since: 0.0 };
-    let waits = tokio::spawn(async move { patient.turn(&prompt, waiting, &chosen).await.map(|(chosen, _)| chosen.unwrap().replica.id) });
+    let waits = tokio::spawn(async move {
+        patient.turn(&prompt, asked(0, &chosen), patient.take(guest(0, 0))?, &chosen).await.map(|(chosen, _)| chosen.unwrap().replica.id)
+    });
     settle().await;
     let (_, other) = tokio::join!(settle(), turn(&hold, &placed.placer, 0, 100));
     assert_eq!(&*other.unwrap().0.unwrap().replica.id, "n/1");
     assert!(!waits.is_finished());
     drop(full);
     assert_eq!(&*waits.await.unwrap().unwrap(), "n/0");
+}
+
+/// Has a request of a tenant wait until it has its turn, which it gives up at once.
+fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> JoinHandle<Result<(), Overload>> {
+    let (hold, log, placer) = (fixture.hold.clone(), fixture.log.clone(), fixture.placed.placer.clone());
+    tokio::spawn(async move {
+        let prompt = Arc::new(text(&"a".repeat(400)));
+        let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
+        let turn = hold.turn(&prompt, asked(tenant, &chosen), hold.take(guest(tenant, bytes))?, &chosen).await?;
+        log.lock().push(name);
+        drop(turn);
+        Ok(())
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
+    let fixture = Fixture::start(10, LONG).await;
+    let full = fixture.fill(0);
+    let mut flood = Vec::new();
+    for _ in 0..12 {
+        flood.push(wait_for(&fixture, "flood", 1, 0));
+        settle().await;
+    }
+    assert_eq!(fixture.hold.waiting(), 8, "four fifths");
+    let reserve = |model, tenant| fixture.hold.reserve(Some(model), guest(tenant, 0)).map(|spot| spot.is_some());
+    assert_eq!(reserve("m", 1), Err(Overload::Full(Full::Requests)));
+    assert_eq!(reserve("m", 2), Ok(true));
+    assert_eq!(reserve("other", 1), Ok(false), "which may have room");
+    drop(wait_for(&fixture, "light", 2, 0));
+    settle().await;
+    drop(full);
+    settle().await;
+    let log = fixture.log();
+    assert!(log.len() == 9 && log[..2].contains(&"light"), "{log:?}");
+    let refused = futures_util::future::join_all(flood).await.into_iter().filter(|end| end.as_ref().unwrap().is_err()).count();
+    assert_eq!((refused, fixture.hold.waiting()), (4, 0));
+    assert_eq!(reserve("m", 1), Ok(false), "nobody waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_taken_before_a_prompt_is_read_and_given_back_by_who_does_not_need_it() {
+    let fixture = Fixture::start(5, LONG).await;
+    let full = fixture.fill(0);
+    let waits = wait_for(&fixture, "waits", 1, 0);
+    settle().await;
+    let reading: Vec<Spot> = (0..3).map(|_| fixture.hold.reserve(Some("m"), guest(1, 0)).unwrap().unwrap()).collect();
+    assert!(fixture.hold.reserve(Some("m"), guest(1, 0)).is_err(), "those whose prompts are being read count");
+    assert_eq!(fixture.hold.waiting(), 1);
+    drop(reading);
+    assert!(fixture.hold.reserve(Some("m"), guest(1, 0)).is_ok());
+    drop(full);
+    settle().await;
+    assert!(waits.is_finished() && fixture.hold.0.lines.lock().places.taken() == 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_bytes_wait_than_may_and_they_are_free_again_when_a_client_leaves() {
+    let fixture = Fixture::start(10, LONG).await;
+    let _full = fixture.fill(0);
+    let large = wait_for(&fixture, "large", 1, 900_000);
+    settle().await;
+    assert_eq!(wait_for(&fixture, "too much", 2, 200_000).await.unwrap(), Err(Overload::Full(Full::Bytes)));
+    drop(wait_for(&fixture, "small", 2, 100_000));
+    settle().await;
+    assert_eq!(fixture.hold.waiting(), 2);
+    large.abort();
+    settle().await;
+    drop(wait_for(&fixture, "next", 3, 200_000));
+    settle().await;
+    assert_eq!(fixture.hold.waiting(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_went_without_waiting_is_behind_who_had_nothing() {
+    let fixture = Fixture::start(10, LONG).await;
+    // The first one that waits makes the queue.
+    let full = fixture.fill(0);
+    drop(wait_for(&fixture, "first", 3, 0));
+    settle().await;
+    fixture.hold.passed(Some("m"), &Waiting { priority: 0, tenant: 1, weight: 1.0, uncached: 5000, output: 0, since: 0.0 });
+    for (name, tenant) in [("served before", 1), ("new", 2)] {
+        drop(wait_for(&fixture, name, tenant, 0));
+        settle().await;
+    }
+    drop(full);
+    settle().await;
+    assert_eq!(fixture.log(), ["first", "new", "served before"]);
 }

@@ -96,7 +96,8 @@ pub(crate) fn json_request(path: &str, body: &Value) -> Request<Full<Bytes>> {
     Request::builder().method(Method::POST).uri(path).header(CONTENT_TYPE, "application/json").body(body).unwrap()
 }
 
-async fn exchange<S>(stream: S, mut request: Request<Full<Bytes>>) -> Result<Answering, String>
+/// Sends a request on a connection of whatever kind, and gives back its answer as soon as that begins.
+pub(crate) async fn exchange<S>(stream: S, mut request: Request<Full<Bytes>>) -> Result<Answering, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {

@@ -41,6 +41,11 @@ impl Workplace {
         Self { directory: tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap(), environment: Vec::new() }
     }
 
+    /// Where everything is.
+    pub(crate) fn path(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
     /// Writes a file and gives back its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.directory.path().join(name);

@@ -1,0 +1,61 @@
+//! What makes an agent a node of a fleet: a certificate that names it, and the authority that signed it. As files: `node.der` and `ca.der` beside
+//! the node's key.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hostler_tls::{Certified, ClientConfig, Fingerprint, NodeKey, TlsError, member_config, write_private};
+
+/// In the node's folder.
+const CERTIFICATE: &str = "node.der";
+
+/// In the node's folder.
+const AUTHORITY: &str = "ca.der";
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(super) certified: Certified,
+    pub(super) fleet: Fingerprint,
+    pub(super) config: Arc<ClientConfig>,
+    authority: Vec<u8>,
+    certificate: Vec<u8>,
+}
+
+impl Identity {
+    pub(super) fn new(authority: &[u8], certificate: &[u8], key: &NodeKey, folder: &Path) -> Result<Self, TlsError> {
+        let config = member_config(authority, certificate, key, folder)?;
+        let wrong = |what: &str| TlsError::Content { path: folder.to_owned(), what: what.to_owned() };
+        let certified = Certified::read(certificate).ok_or_else(|| wrong("the certificate is no node's"))?;
+        let fleet = Fingerprint::of_certificate(authority).ok_or_else(|| wrong("the authority's certificate cannot be read"))?;
+        Ok(Self { certified, fleet, config, authority: authority.to_vec(), certificate: certificate.to_vec() })
+    }
+
+    /// What an earlier life has left, if it can be used by this node with this key.
+    pub(super) fn load(folder: &Path, node: &str, key: &NodeKey) -> Option<Self> {
+        let (authority, certificate) = (std::fs::read(folder.join(AUTHORITY)).ok()?, std::fs::read(folder.join(CERTIFICATE)).ok()?);
+        match Self::new(&authority, &certificate, key, folder) {
+            Ok(identity) => Some(identity).filter(|identity| identity.certified.node == node),
+            Err(error) => {
+                tracing::warn!(%error, "the node's old certificate cannot be used; it joins again");
+                None
+            }
+        }
+    }
+
+    /// Leaves it to the agent's next life.
+    pub(super) fn save(&self, folder: &Path) -> Result<(), TlsError> {
+        write_private(&folder.join(AUTHORITY), &self.authority)?;
+        write_private(&folder.join(CERTIFICATE), &self.certificate)
+    }
+
+    /// Whether it has not expired.
+    pub(super) fn holds(&self) -> bool {
+        self.certified.until > hostler_tls::now()
+    }
+
+    /// With another certificate of the same authority.
+    pub(super) fn with(&self, certificate: &[u8], key: &NodeKey, folder: &Path) -> Result<Self, TlsError> {
+        Self::new(&self.authority, certificate, key, folder)
+    }
+}

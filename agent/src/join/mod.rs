@@ -1,0 +1,242 @@
+//! The node's part in a fleet: its key and certificate, got for a join token from the first router that answers, kept in a folder, renewed over
+//! each router's connection, and got anew where they are lost or too old.
+
+mod identity;
+mod renewal;
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::PROTOCOL;
+use hostler_proto::join::v1 as wire;
+use hostler_proto::join::v1::join_client::JoinClient;
+use hostler_tls::{ClientConfig, NodeKey, TlsError, Token, Trust, check_name, read_private};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::AgentConfig;
+use crate::uplink::dial::{DialError, dial};
+pub(crate) use identity::Identity;
+
+/// How long a router may take to sign.
+const DEADLINE: Duration = Duration::from_secs(15);
+
+/// Why the node is in no fleet.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Files of the node, or its token.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// No place for the key.
+    #[error("there is no home directory to keep the node's key in: name a folder with --identity-dir")]
+    NoFolder,
+    /// Nothing on standard input.
+    #[error("the join token cannot be read from standard input: {0}")]
+    Input(#[source] std::io::Error),
+    /// The router has no place or cannot be reached.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The router says no, or is not of the fleet.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// How the agent speaks with routers.
+#[derive(Debug, Clone)]
+pub enum Access {
+    /// In plain text.
+    Plain {
+        /// With routers on other hosts, too.
+        beyond_host: bool,
+    },
+    /// Over TLS, as a node of a fleet.
+    Fleet(Arc<Membership>),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Membership {
+    node: String,
+    /// The scheduler's job that the agent runs in; empty outside of any.
+    job: String,
+    folder: PathBuf,
+    token: Arc<Source>,
+    key: NodeKey,
+    identity: Mutex<Option<Arc<Identity>>>,
+    /// Who asks for a certificate; the others wait for it.
+    turn: Semaphore,
+}
+
+/// Where the token comes from.
+#[derive(Debug)]
+enum Source {
+    File(PathBuf),
+    /// It came by standard input.
+    Given(Token),
+}
+
+impl Source {
+    fn open(path: &Path) -> Result<Self, JoinError> {
+        if path != Path::new("-") {
+            return Ok(Self::File(path.to_owned()));
+        }
+        let mut text = String::new();
+        std::io::stdin().lock().take(4096).read_to_string(&mut text).map_err(JoinError::Input)?;
+        Ok(Self::Given(Token::parse(&text)?))
+    }
+
+    /// The token; of a file as it is now, so that a new one counts at once.
+    fn token(&self) -> Result<Token, TlsError> {
+        match self {
+            Self::Given(token) => Ok(token.clone()),
+            Self::File(path) => {
+                let text = String::from_utf8(read_private(path)?).unwrap_or_default();
+                Token::parse(&text).map_err(|error| TlsError::Content { path: path.clone(), what: error.to_string() })
+            }
+        }
+    }
+}
+
+impl Access {
+    /// As the settings have it.
+    ///
+    /// # Errors
+    /// When a node of a fleet has neither a certificate that holds nor a token to get one with, or no place for its key.
+    pub async fn open(config: &AgentConfig, node: &str) -> Result<Self, JoinError> {
+        if config.join_token_file.as_os_str().is_empty() {
+            return Ok(Self::Plain { beyond_host: config.allow_plain_text });
+        }
+        check_name(node)?;
+        let folder = folder(&config.identity_dir)?.join(node);
+        let (token, node) = (config.join_token_file.clone(), node.to_owned());
+        let opened = tokio::task::spawn_blocking(move || Membership::open(folder, &token, node)).await;
+        Ok(Self::Fleet(Arc::new(opened.expect("opening a folder does not panic")?)))
+    }
+
+    /// What a connection to the router at `address` needs: nothing in plain text, else a certificate, which that router may have to sign first.
+    pub(crate) async fn identity(&self, address: SocketAddr) -> Result<Option<Arc<Identity>>, JoinError> {
+        match self {
+            Self::Fleet(membership) => membership.identity(address).await.map(Some),
+            Self::Plain { beyond_host } if *beyond_host || address.ip().is_loopback() => Ok(None),
+            Self::Plain { .. } => Err(JoinError::Refused(format!(
+                "{address} is on another host, and this agent has no join token, so prompts would travel in plain text: give it one \
+                 (agent.join_token_file; `hostler init` and `hostler token create` make them), or permit it with --allow-plain-text"
+            ))),
+        }
+    }
+
+    /// A router does not take this certificate: the next connection gets another one.
+    pub(crate) fn forget(&self, identity: &Identity) {
+        if let Self::Fleet(membership) = self {
+            let mut known = membership.identity.lock();
+            if known.as_ref().is_some_and(|known| known.certified == identity.certified) {
+                *known = None;
+            }
+        }
+    }
+}
+
+impl Membership {
+    fn open(folder: PathBuf, token: &Path, node: String) -> Result<Self, JoinError> {
+        let token = Source::open(token)?;
+        let key = NodeKey::load_or_create(&folder.join("node.key"))?;
+        let found = token.token();
+        let identity = Identity::load(&folder, &node, &key).map(Arc::new);
+        // A token of another fleet means that the node is to move there.
+        let identity = identity.filter(|identity| identity.holds() && found.as_ref().map_or(true, |token| token.fleet == identity.fleet));
+        if identity.is_none() {
+            found?;
+        }
+        let job = job(|name| std::env::var(name).ok());
+        Ok(Self { node, job, folder, token: Arc::new(token), key, identity: Mutex::new(identity), turn: Semaphore::new(1) })
+    }
+
+    async fn identity(&self, address: SocketAddr) -> Result<Arc<Identity>, JoinError> {
+        let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        let known = self.identity.lock().clone();
+        match known {
+            Some(known) if known.holds() => Ok(known),
+            _ => self.enroll(address).await,
+        }
+    }
+
+    /// Joins by the token.
+    async fn enroll(&self, address: SocketAddr) -> Result<Arc<Identity>, JoinError> {
+        let source = self.token.clone();
+        let token = tokio::task::spawn_blocking(move || source.token()).await.expect("reading a token does not panic")?;
+        let channel = dial(address, Some(Trust::by(token.fleet)?)).await.map_err(|error| match error {
+            DialError::Unreachable(reason) => JoinError::Unreachable(reason),
+            DialError::Tls { reason, .. } => JoinError::Refused(reason),
+        })?;
+        let request = wire::EnrollRequest {
+            protocol: PROTOCOL,
+            token_id: token.id.clone(),
+            token_secret: token.secret().to_vec().into(),
+            node: self.node.clone(),
+            job: self.job.clone(),
+            signing_request: self.key.request()?.into(),
+        };
+        let answered = timeout(DEADLINE, JoinClient::new(channel).enroll(request)).await;
+        let answer = answered.map_err(|_| JoinError::Unreachable("the router did not sign within 15 s".into()))?;
+        let wire::EnrollResponse { certificate, authority } = answer.map_err(|status| refused(&status))?.into_inner();
+        let identity = Identity::new(&authority, &certificate, &self.key, &self.folder)?;
+        if identity.certified.node != self.node || identity.fleet != token.fleet {
+            return Err(JoinError::Refused(
+                "the router has signed for another node or fleet: are router and agent of the same version?".into(),
+            ));
+        }
+        tracing::info!(router = %address, node = self.node, token = token.id, "joined the fleet");
+        Ok(self.keep(identity).await)
+    }
+
+    /// Takes a new certificate into use, and writes it down for the agent's next life. One that cannot be written down serves this life.
+    async fn keep(&self, identity: Identity) -> Arc<Identity> {
+        let identity = Arc::new(identity);
+        let (folder, saved) = (self.folder.clone(), identity.clone());
+        match tokio::task::spawn_blocking(move || saved.save(&folder)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the node's certificate is not kept: its next life has to join again"),
+            Err(error) => tracing::error!(%error, "the node's certificate is not kept"),
+        }
+        *self.identity.lock() = Some(identity.clone());
+        identity
+    }
+}
+
+/// A router that is busy may sign later; one that refuses does not.
+fn refused(status: &tonic::Status) -> JoinError {
+    use tonic::Code;
+    match status.code() {
+        Code::PermissionDenied | Code::InvalidArgument | Code::FailedPrecondition | Code::Unauthenticated => {
+            JoinError::Refused(status.message().to_owned())
+        }
+        Code::Unimplemented => JoinError::Refused("this router admits no nodes: give it its fleet's folder (router.tls_dir)".into()),
+        _ => JoinError::Unreachable(status.message().to_owned()),
+    }
+}
+
+fn folder(configured: &Path) -> Result<PathBuf, JoinError> {
+    if !configured.as_os_str().is_empty() {
+        return Ok(configured.to_owned());
+    }
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
+    Ok(state.ok_or(JoinError::NoFolder)?.join("hostler/identity"))
+}
+
+/// The job as a token names it: of an array the whole where the scheduler has a word for it.
+fn job(variable: impl Fn(&str) -> Option<String>) -> String {
+    ["PBS_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"].into_iter().find_map(variable).unwrap_or_default()
+}
+
+/// The settings of a connection with this certificate, or with none.
+pub(crate) fn config(identity: Option<&Arc<Identity>>) -> Option<Arc<ClientConfig>> {
+    identity.map(|identity| identity.config.clone())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! Renews the node's certificate over the connection on which it is attached, at two thirds of its life, so that the attachment goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::join::v1 as wire;
+use hostler_proto::join::v1::join_client::JoinClient;
+use hostler_tls::Certified;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+
+use super::{Access, DEADLINE, Identity, JoinError, Membership, refused};
+
+/// The clock is looked at this often: it may be set, and the host may sleep.
+const LONGEST_LOOK: Duration = Duration::from_secs(30);
+
+impl Access {
+    /// Keeps the certificate of this connection from expiring, for as long as the caller goes on with it. Other connections renew theirs.
+    pub(crate) async fn keep_renewed(self, channel: Channel, identity: Option<Arc<Identity>>) {
+        match (self, identity) {
+            (Self::Fleet(membership), Some(identity)) => membership.keep_renewed(channel, identity).await,
+            // In plain text nothing expires.
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+impl Membership {
+    async fn keep_renewed(&self, channel: Channel, mut identity: Arc<Identity>) {
+        let mut mentioned = String::new();
+        loop {
+            loop {
+                let left = due(&identity.certified).saturating_sub(hostler_tls::now());
+                if left == 0 {
+                    break;
+                }
+                sleep(Duration::from_secs(left).min(LONGEST_LOOK)).await;
+            }
+            match self.renew(channel.clone(), &identity).await {
+                Ok(renewed) => {
+                    tracing::debug!(until = renewed.certified.until, "the node's certificate was renewed");
+                    mentioned.clear();
+                    identity = renewed;
+                }
+                Err(error) => {
+                    let reason = error.to_string();
+                    if reason != mentioned {
+                        tracing::error!(reason, "the node's certificate is not renewed; trying on until it expires");
+                        mentioned = reason;
+                    }
+                    sleep(pause(&identity.certified)).await;
+                }
+            }
+        }
+    }
+
+    async fn renew(&self, channel: Channel, identity: &Identity) -> Result<Arc<Identity>, JoinError> {
+        let request = wire::RenewRequest { signing_request: self.key.request()?.into() };
+        let answered = timeout(DEADLINE, JoinClient::new(channel).renew(request)).await;
+        let answer = answered.map_err(|_| JoinError::Unreachable("the router did not sign within 15 s".into()))?;
+        let certificate = answer.map_err(|status| refused(&status))?.into_inner().certificate;
+        Ok(self.keep(identity.with(&certificate, &self.key, &self.folder)?).await)
+    }
+}
+
+/// When a certificate is to be renewed, in seconds since 1970.
+fn due(certified: &Certified) -> u64 {
+    certified.issued + certified.until.saturating_sub(certified.issued) * 2 / 3
+}
+
+/// How long to wait after a renewal that failed: a third of a life has some six of them.
+fn pause(certified: &Certified) -> Duration {
+    Duration::from_secs(certified.until.saturating_sub(certified.issued) / 20).clamp(Duration::from_millis(300), Duration::from_secs(600))
+}

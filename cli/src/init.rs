@@ -1,0 +1,204 @@
+//! `hostler init` and `hostler token`: the fleet's authority, and the tokens by which nodes join. They change the authority's folder, which
+//! the routers read whenever a node joins.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use hostler_tls::{Authority, Record, Scope, Token, Tokens, Uses, write_private};
+
+use crate::output::{Side, complain, say, table};
+use crate::settings::tls_dir;
+
+#[derive(Debug, Args)]
+pub(crate) struct InitArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+    /// What the fleet is called; it stands in its nodes' certificates.
+    #[arg(long, default_value = "hostler", value_name = "FLEET")]
+    name: String,
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a join token. It is printed to standard output, this once: the folder keeps only its SHA-256.
+    Create(CreateArgs),
+    /// Show the tokens, without what is secret of them.
+    List(ListArgs),
+    /// Take a token back: nobody joins by it any more, and nodes that did get no further certificate.
+    Revoke(RevokeArgs),
+}
+
+#[derive(Debug, Args)]
+struct FolderArgs {
+    /// The folder of the fleet's authority; without it `router.tls_dir` of the configuration, else `~/.config/hostler/fleet`.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
+#[derive(Debug, Args)]
+struct TokenArgs {
+    /// How long nodes may join by it, such as 24h; who has joined stays.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "24h", value_name = "DURATION")]
+    expires: Duration,
+    /// The scheduler's job whose nodes may join by it: what its agents find in PBS_JOBID, SLURM_ARRAY_JOB_ID or SLURM_JOB_ID. An array's `1234[].server`
+    /// means all of its parts.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
+    job: String,
+    /// How many nodes may join by it, or `unlimited` with --job [default: 1, with --job unlimited]
+    #[arg(long, value_name = "N")]
+    uses: Option<UsesArg>,
+    /// Write it into this file, readable by you alone, instead of printing it.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// `Uses`, for the command line.
+#[derive(Debug, Clone, Copy)]
+struct UsesArg(Uses);
+
+impl FromStr for UsesArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "unlimited" => Ok(Self(Uses::EveryNodeOfItsJob)),
+            number => number.parse().map(|uses| Self(Uses::Count(uses))).map_err(|_| "a number was expected, or `unlimited`".into()),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    folder: FolderArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RevokeArgs {
+    /// The token's id, as `hostler token list` shows it; never the token itself.
+    id: String,
+    #[command(flatten)]
+    folder: FolderArgs,
+}
+
+/// `hostler init`.
+pub(crate) fn init(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
+    let folder = folder(&args.folder, config)?;
+    let authority = Authority::create(&folder, &args.name)?;
+    complain(&format!("fleet        {}", authority.fleet()));
+    complain(&format!("authority    {} (ca.key in it is the fleet: keep it private; its routers share it)", folder.display()));
+    complain(&format!("fingerprint  {}", authority.fingerprint()));
+    complain(&format!("routers      hostler router --tls-dir {} --agents-listen 0.0.0.0:8001", folder.display()));
+    create(&authority, &folder, &args.token)
+}
+
+/// `hostler token`.
+pub(crate) fn token(command: &TokenCommand, config: Option<&Path>) -> anyhow::Result<()> {
+    match command {
+        TokenCommand::Create(args) => {
+            let folder = folder(&args.folder, config)?;
+            create(&Authority::load(&folder)?, &folder, &args.token)
+        }
+        TokenCommand::List(args) => {
+            let records = Tokens::beside(&folder(&args.folder, config)?).list()?;
+            if args.json {
+                say(&serde_json::to_string_pretty(&records)?);
+            } else {
+                lines(&records, hostler_tls::now()).iter().for_each(|line| say(line));
+            }
+            Ok(())
+        }
+        TokenCommand::Revoke(args) => {
+            let folder = folder(&args.folder, config)?;
+            anyhow::ensure!(
+                Tokens::beside(&folder).revoke(&args.id)?,
+                "{} has no token {:?}: `hostler token list` shows them",
+                folder.display(),
+                args.id
+            );
+            say(&format!("token {} is revoked; nodes that joined by it leave when their certificates expire", args.id));
+            Ok(())
+        }
+    }
+}
+
+fn folder(args: &FolderArgs, config: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(folder) = &args.dir {
+        return Ok(folder.clone());
+    }
+    let configured = tls_dir(config)?;
+    if !configured.as_os_str().is_empty() {
+        return Ok(configured);
+    }
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    Ok(base.context("there is no home folder to keep the fleet's authority in: name a folder with --dir DIR")?.join("hostler/fleet"))
+}
+
+fn create(authority: &Authority, folder: &Path, args: &TokenArgs) -> anyhow::Result<()> {
+    let default = if args.job.is_empty() { Uses::Count(1) } else { Uses::EveryNodeOfItsJob };
+    let scope = Scope { expires_in: args.expires, job: args.job.clone(), uses: args.uses.map_or(default, |uses| uses.0) };
+    let token = Tokens::beside(folder).create(authority, &scope, hostler_tls::now())?;
+    complain(&format!("token        {}, {}, expires in {}", token.id, used(&scope), humantime::format_duration(args.expires)));
+    hand_out(&token, args.out.as_deref())
+}
+
+fn hand_out(token: &Token, out: Option<&Path>) -> anyhow::Result<()> {
+    match out {
+        Some(file) => {
+            write_private(file, format!("{}\n", token.text()).as_bytes())?;
+            complain(&format!("agents       hostler agent --join-token-file {} --router HOST:8001", file.display()));
+        }
+        None => {
+            complain(
+                "agents       put the next line into a file that only they can read, and name it: hostler agent --join-token-file FILE --router HOST:8001",
+            );
+            say(&token.text());
+        }
+    }
+    Ok(())
+}
+
+fn used(scope: &Scope) -> String {
+    match scope.uses {
+        Uses::Count(1) => "for one node".into(),
+        Uses::Count(uses) => format!("for {uses} nodes"),
+        Uses::EveryNodeOfItsJob => format!("for every node of job {}", scope.job),
+    }
+}
+
+fn lines(records: &[Record], now: u64) -> Vec<String> {
+    let heading = ["TOKEN", "STATE", "EXPIRES", "JOB", "USED", "BY"].map(str::to_owned);
+    let row = |record: &Record| {
+        let state = match record {
+            Record { revoked: true, .. } => "revoked",
+            Record { expires, .. } if *expires <= now => "expired",
+            Record { uses, used_by, .. } if *uses > 0 && used_by.len() >= *uses as usize => "used up",
+            _ => "good",
+        };
+        let expires = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(record.expires)).to_string();
+        let used = if record.uses == 0 { "not counted".to_owned() } else { format!("{}/{}", record.used_by.len(), record.uses) };
+        [record.id.clone(), state.to_owned(), expires, record.job.clone(), used, record.used_by.join(", ")]
+    };
+    let rows: Vec<_> = std::iter::once(heading).chain(records.iter().map(row)).collect();
+    table([Side::Left; 6], &rows)
+}
+
+#[cfg(test)]
+mod tests;

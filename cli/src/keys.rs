@@ -1,0 +1,280 @@
+//! `hostler keys create`, `list` and `revoke`: who may send requests. They change the key file; routers that have it notice within a second.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueEnum};
+use hostler_router::keys::{Entry, Limits, Moment, Role, Secret, Standing, change, id_within, list as entries};
+
+use crate::output::{Side, complain, say, table};
+use crate::settings::keys_file;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Keys {
+    /// Make a key. It is printed to standard output, this once: the file keeps only its SHA-256.
+    Create(CreateArgs),
+    /// Show the keys, without what is secret of them.
+    List(ListArgs),
+    /// End a key's validity, now or some time from now; requests that run go on.
+    Revoke(RevokeArgs),
+}
+
+#[derive(Debug, Args)]
+struct FileArgs {
+    /// The key file; without it `router.keys_file` of the configuration, else `~/.config/hostler/keys.toml`.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// What you call it. Several keys may have one name, as two do while one replaces the other.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    name: String,
+    /// Whom it shares limits and its turn with; by default its name, or else its id.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// What it is good for.
+    #[arg(long, value_enum, default_value = "use")]
+    role: RoleArg,
+    /// A model that it may ask for, LoRA adapters and aliases by their own names; may be repeated, and without it all are allowed.
+    #[arg(long = "model", value_name = "MODEL")]
+    models: Vec<String>,
+    /// How long it is valid, such as 90d; without it, until it is revoked.
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    expires: Option<Duration>,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// How much it may use; what is left out is unbounded.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// Most requests in flight at once.
+    #[arg(long, value_name = "N")]
+    in_flight: Option<u32>,
+    /// Most requests begun in a minute.
+    #[arg(long, value_name = "N")]
+    requests_per_minute: Option<u64>,
+    /// Most prompt tokens in a minute.
+    #[arg(long, value_name = "TOKENS")]
+    input_per_minute: Option<u64>,
+    /// Most prompt tokens in a day.
+    #[arg(long, value_name = "TOKENS")]
+    input_per_day: Option<u64>,
+    /// Most generated tokens in a minute.
+    #[arg(long, value_name = "TOKENS")]
+    output_per_minute: Option<u64>,
+    /// Most generated tokens in a day.
+    #[arg(long, value_name = "TOKENS")]
+    output_per_day: Option<u64>,
+    /// Its tenant's share beside others' when the fleet is full; 1 without it.
+    #[arg(long, value_name = "X")]
+    weight: Option<f64>,
+}
+
+/// `Role`, for the command line.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum RoleArg {
+    /// Sending requests.
+    Use,
+    /// That, and the operators' subcommands (`hostler ps`, `drain` and the like).
+    Admin,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// JSON, for scripts.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RevokeArgs {
+    /// The key's id, as `hostler keys list` shows it; never the key itself.
+    id: String,
+    /// Leave it valid for this long, such as 24h, so that its users can change to another key meanwhile.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "0s", hide_default_value = true, value_name = "DURATION")]
+    after: Duration,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// `hostler keys`.
+pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> {
+    match command {
+        Keys::Create(args) => create(args, config),
+        Keys::List(args) => {
+            let entries = entries(&place(&args.file, config)?.path)?;
+            let now = SystemTime::now();
+            if args.json {
+                say(&serde_json::to_string_pretty(&json(&entries, now))?);
+            } else {
+                lines(&entries, now).iter().for_each(|line| say(line));
+            }
+            Ok(())
+        }
+        Keys::Revoke(args) => {
+            let now = SystemTime::now();
+            let (id, after) = (args.id.as_str(), args.after);
+            let said = change(&place(&args.file, config)?.path, false, |entries| revoke(entries, id, now, after))?;
+            say(&said);
+            Ok(())
+        }
+    }
+}
+
+/// Which file is meant, and whether a router that is started with this configuration reads it.
+struct Place {
+    path: PathBuf,
+    is_read: bool,
+}
+
+fn place(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<Place> {
+    let configured = keys_file(config)?;
+    let path = match &args.file {
+        Some(file) => file.clone(),
+        None if !configured.as_os_str().is_empty() => configured.clone(),
+        None => {
+            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+            let folder = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+            folder.context("there is no home folder to keep keys in: name the key file with --file FILE")?.join("hostler/keys.toml")
+        }
+    };
+    Ok(Place { is_read: path == configured, path })
+}
+
+fn create(args: &CreateArgs, config: Option<&Path>) -> anyhow::Result<()> {
+    let Place { path, is_read } = place(&args.file, config)?;
+    let now = SystemTime::now();
+    let (secret, made) = change(&path, true, |entries| {
+        let secret = fresh(entries).map_err(|error| format!("the system gives no random numbers: {error}"))?;
+        let entry = entry(args, &secret, now);
+        entries.push(entry.clone());
+        Ok((secret, entry))
+    })?;
+    let printed = writeln!(std::io::stdout(), "{}", secret.reveal());
+    printed.with_context(|| format!("the key {0} was made but cannot be printed: revoke it with `hostler keys revoke {0}`", made.id))?;
+    let until = made.expires.map(|expires| format!(", valid until {}", String::from(expires))).unwrap_or_default();
+    complain(&format!(
+        "key {} of tenant {} is in {}{until}; keep the line above, it is not shown again",
+        made.id,
+        made.tenant,
+        path.display()
+    ));
+    if !is_read {
+        complain(&format!("a router asks for keys when it is started with --keys-file {0} (setting router.keys_file)", path.display()));
+    }
+    Ok(())
+}
+
+/// A key whose id nobody has.
+fn fresh(entries: &[Entry]) -> std::io::Result<Secret> {
+    loop {
+        let secret = Secret::random()?;
+        if entries.iter().all(|entry| entry.id != secret.id()) {
+            return Ok(secret);
+        }
+    }
+}
+
+fn entry(args: &CreateArgs, secret: &Secret, now: SystemTime) -> Entry {
+    let LimitArgs { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight } =
+        args.limits;
+    let name = Some(args.name.clone()).filter(|name| !name.is_empty());
+    Entry {
+        id: secret.id().to_owned(),
+        name: args.name.clone(),
+        tenant: args.tenant.clone().or(name).unwrap_or_else(|| secret.id().to_owned()),
+        role: match args.role {
+            RoleArg::Use => Role::Use,
+            RoleArg::Admin => Role::Admin,
+        },
+        sha256: secret.digest(),
+        created: Moment::of(now),
+        expires: args.expires.map(|span| Moment::after(now, span)),
+        revoked: None,
+        models: Some(args.models.clone()).filter(|models| !models.is_empty()),
+        limits: Limits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight },
+    }
+}
+
+/// Ends a key's validity, and says from when on. A revocation is never taken back: whoever has the key may have lost it.
+fn revoke(entries: &mut [Entry], id: &str, now: SystemTime, after: Duration) -> Result<String, String> {
+    if let Some(id) = id_within(id) {
+        return Err(format!("this is a whole key, which does not belong on a command line: name it by its id, `hostler keys revoke {id}`"));
+    }
+    let named: Vec<&str> = entries.iter().filter(|entry| entry.name == id && !id.is_empty()).map(|entry| entry.id.as_str()).collect();
+    let hint =
+        if named.is_empty() { "`hostler keys list` shows them all".to_owned() } else { format!("keys of that name: {}", named.join(", ")) };
+    let entry = entries.iter_mut().find(|entry| entry.id == id).ok_or_else(|| format!("no key has the id {id:?}; {hint}"))?;
+    let wanted = Moment::after(now, after);
+    if let Some(before) = entry.revoked.filter(|before| *before <= wanted) {
+        return Ok(format!("{id} was revoked before, from {} on", String::from(before)));
+    }
+    entry.revoked = Some(wanted);
+    Ok(if after.is_zero() { format!("{id} is revoked") } else { format!("{id} is valid until {}", String::from(wanted)) })
+}
+
+/// How a key stands, in words.
+fn state(entry: &Entry, now: SystemTime) -> String {
+    let end = entry.revoked.into_iter().chain(entry.expires).min().map(String::from);
+    match (entry.standing(now), end) {
+        (Standing::Valid, None) => "valid".to_owned(),
+        (Standing::Valid, Some(end)) => format!("valid until {end}"),
+        (Standing::Expired, _) => "expired".to_owned(),
+        (Standing::Revoked, _) => "revoked".to_owned(),
+    }
+}
+
+fn word(role: Role) -> &'static str {
+    match role {
+        Role::Use => "use",
+        Role::Admin => "admin",
+    }
+}
+
+/// What is bounded, one after the other.
+fn bounds(limits: &Limits) -> String {
+    let Ok(serde_json::Value::Object(bounds)) = serde_json::to_value(limits) else { return String::new() };
+    bounds.iter().map(|(name, bound)| format!("{}={bound}", name.replace('_', "-"))).collect::<Vec<_>>().join(" ")
+}
+
+fn lines(entries: &[Entry], now: SystemTime) -> Vec<String> {
+    if entries.is_empty() {
+        return vec!["there are no keys yet, so nobody gets in: `hostler keys create` makes one".to_owned()];
+    }
+    let head = ["ID", "NAME", "TENANT", "ROLE", "CREATED", "STATE", "MODELS", "LIMITS"].map(str::to_owned);
+    let rows = entries.iter().map(|entry| {
+        let models = entry.models.as_ref().map_or("all".to_owned(), |models| models.join(" "));
+        let created = String::from(entry.created);
+        let (name, tenant, role) = (entry.name.clone(), entry.tenant.clone(), word(entry.role).to_owned());
+        [entry.id.clone(), name, tenant, role, created, state(entry, now), models, bounds(&entry.limits)]
+    });
+    table([Side::Left; 8], &[head].into_iter().chain(rows).collect::<Vec<_>>())
+}
+
+fn json(entries: &[Entry], now: SystemTime) -> serde_json::Value {
+    let keys = entries.iter().map(|entry| {
+        let state = match entry.standing(now) {
+            Standing::Valid => "valid",
+            Standing::Expired => "expired",
+            Standing::Revoked => "revoked",
+        };
+        serde_json::json!({
+            "id": entry.id, "name": entry.name, "tenant": entry.tenant, "role": entry.role, "state": state, "created": entry.created,
+            "expires": entry.expires, "revoked": entry.revoked, "models": entry.models, "limits": entry.limits,
+        })
+    });
+    serde_json::json!({ "keys": keys.collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests;

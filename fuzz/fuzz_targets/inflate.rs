@@ -1,0 +1,29 @@
+//! The decompression of bodies: never gives more than it may, and the same however the body is cut. The last two bytes of an input choose
+//! coding and cut.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../router/src/edge/body/inflate.rs"]
+mod inflate;
+
+use inflate::{Coding, Inflate};
+
+/// Up to here the ratio is of no interest, which is looked at once for each part.
+const MOST: usize = 1024 * 1024;
+
+fn inflated(coding: Coding, body: &[u8], cut: usize) -> Option<Vec<u8>> {
+    let mut inflate = Inflate::new(coding, MOST);
+    for part in body.chunks(cut) {
+        let pushed = inflate.push(part);
+        assert!(inflate.length() <= MOST);
+        pushed.ok()?;
+    }
+    inflate.finish().ok().map(Vec::from)
+}
+
+fuzz_target!(|input: &[u8]| {
+    let [body @ .., coding, cut] = input else { return };
+    let coding = if coding % 2 == 0 { Coding::Gzip } else { Coding::Deflate };
+    assert_eq!(inflated(coding, body, usize::from(*cut).max(1)), inflated(coding, body, 2048));
+});

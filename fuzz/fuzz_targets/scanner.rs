@@ -1,0 +1,54 @@
+//! The reader of event streams: changes no byte, lets through what it holds in the end, and thinks the same of a stream however it is cut.
+//! The last two bytes of an input choose dialect and cut.
+#![no_main]
+
+use bytes::Bytes;
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../router/src/dispatch/scanner.rs"]
+mod scanner;
+
+use scanner::{Dialect, Passed, Scanner, Usage};
+
+/// What is thought of a stream: what was sent, how it ended, and what it used.
+#[derive(Debug, PartialEq)]
+struct Thought {
+    sent: Vec<u8>,
+    ended: Option<&'static str>,
+    complete: bool,
+    usage: Option<Usage>,
+    events: u64,
+}
+
+fn think(dialect: Dialect, pieces: impl Iterator<Item = Bytes>) -> Thought {
+    let mut scanner = Scanner::new(dialect);
+    let (mut sent, mut ended) = (Vec::new(), None);
+    for piece in pieces {
+        let (bytes, end) = match scanner.pass(piece) {
+            Passed::On(bytes) => (bytes, None),
+            Passed::Failed(bytes) => (bytes, Some("failed")),
+            Passed::Aborted(bytes) => (bytes, Some("aborted")),
+        };
+        sent.extend_from_slice(&bytes);
+        ended = end;
+        if ended.is_some() {
+            break;
+        }
+    }
+    if ended.is_none() {
+        sent.extend_from_slice(&scanner.rest());
+    }
+    let _ = scanner.error_event("why");
+    Thought { sent, ended, complete: scanner.is_complete(), usage: scanner.usage(), events: scanner.events() }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let [stream @ .., which, cut] = input else { return };
+    let dialects = [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic, Dialect::Other];
+    let dialect = dialects[usize::from(*which) % dialects.len()];
+    let whole = think(dialect, std::iter::once(Bytes::copy_from_slice(stream)));
+    assert!(stream.starts_with(&whole.sent));
+    assert!(whole.ended.is_some() || stream == whole.sent);
+    let pieces = stream.chunks(usize::from(*cut).max(1)).map(Bytes::copy_from_slice);
+    assert_eq!(think(dialect, pieces), whole);
+});

@@ -1,0 +1,72 @@
+//! How a caller stands with its limits, as headers of OpenAI's API.
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+/// One limit: how much it allows, how much is left of that, and the milliseconds until all of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// What may be used.
+    pub limit: u64,
+    /// What may be used now.
+    pub left: u64,
+    /// Milliseconds until the whole limit may be used.
+    pub reset: u64,
+}
+
+impl Rate {
+    /// The one of two of which the smaller share is left.
+    pub(super) fn scarcer(self, other: Self) -> Self {
+        let share = |one: &Self, of: &Self| u128::from(one.left) * u128::from(of.limit);
+        if share(&other, &self) < share(&self, &other) { other } else { self }
+    }
+}
+
+/// How a caller stands with its limits of requests and of tokens, where it has any.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Of requests per minute.
+    pub requests: Option<Rate>,
+    /// Of tokens: the one of its limits of which the smallest share is left.
+    pub tokens: Option<Rate>,
+}
+
+/// Their names, for requests and for tokens.
+const NAMES: [[HeaderName; 3]; 2] = [
+    [
+        HeaderName::from_static("x-ratelimit-limit-requests"),
+        HeaderName::from_static("x-ratelimit-remaining-requests"),
+        HeaderName::from_static("x-ratelimit-reset-requests"),
+    ],
+    [
+        HeaderName::from_static("x-ratelimit-limit-tokens"),
+        HeaderName::from_static("x-ratelimit-remaining-tokens"),
+        HeaderName::from_static("x-ratelimit-reset-tokens"),
+    ],
+];
+
+impl Rates {
+    /// Adds the headers of the limits that there are.
+    pub fn tell(&self, headers: &mut HeaderMap) {
+        for ([limit, left, reset], rate) in NAMES.into_iter().zip([self.requests, self.tokens]) {
+            if let Some(rate) = rate {
+                headers.insert(limit, rate.limit.into());
+                headers.insert(left, rate.left.into());
+                headers.insert(reset, HeaderValue::from_str(&duration(rate.reset)).expect("digits and letters are a header's value"));
+            }
+        }
+    }
+}
+
+/// A duration as OpenAI writes it: `120ms`, `1.5s`, `6m0s`, `23h45m0s`.
+fn duration(milliseconds: u64) -> String {
+    let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
+    let fraction = if rest == 0 { String::new() } else { format!(".{rest:03}").trim_end_matches('0').to_owned() };
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    let last = format!("{}{fraction}s", seconds % 60);
+    match (hours, minutes, seconds) {
+        (0, 0, 0) => format!("{rest}ms"),
+        (0, 0, _) => last,
+        (0, ..) => format!("{minutes}m{last}"),
+        _ => format!("{hours}h{minutes}m{last}"),
+    }
+}

@@ -1,0 +1,282 @@
+use std::time::Duration;
+
+use http::HeaderMap;
+use proptest::prelude::*;
+use tokio::time::advance;
+
+use super::account::Account;
+use super::bucket::Bucket;
+use super::window::Window;
+use super::*;
+
+const MINUTE: u64 = 60_000;
+const DAY: u64 = 24 * 60 * MINUTE;
+
+fn caller(key: &str, tenant: &str, limits: Limits) -> Caller {
+    Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anyone(tenant.into()) }
+}
+
+fn asked(input: u64, output: u64) -> Estimate {
+    Estimate { input, output, bytes: 0 }
+}
+
+async fn pass(seconds: f64) {
+    advance(Duration::from_secs_f64(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_router_admits_again_when_a_permit_is_dropped() {
+    let admission = Admission::new(2);
+    let admit = || admission.admit(&Caller::anyone("".into()), Estimate::default());
+    let (first, _second) = (admit().unwrap(), admit().unwrap());
+    assert_eq!(admit().unwrap_err().limit, Limit::Router);
+    drop(first);
+    assert!(admit().is_ok());
+    assert_eq!(admission.in_flight(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_without_limits_leaves_nothing_behind() {
+    let admission = Admission::new(10);
+    let _permit = admission.admit(&caller("k", "t", Limits { weight: Some(2.0), ..Limits::default() }), asked(5, 5)).unwrap();
+    assert!(admission.0.accounts.lock().of.is_empty());
+    assert_eq!(admission.rates(&Caller::anyone("".into())), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "", Limits { in_flight: Some(2), ..Limits::default() });
+    let (first, second) = (admission.admit(&caller, asked(1, 1)).unwrap(), admission.admit(&caller, asked(1, 1)).unwrap());
+    let refused = admission.admit(&caller, asked(1, 1)).unwrap_err();
+    assert_eq!((refused.limit, refused.retry_after), (Limit::InFlight, 1));
+    assert!(refused.message.contains("the key `k` may use 2 requests at once"), "{refused}");
+    assert_eq!(admission.in_flight(), 2, "what was refused takes no place of the router's");
+    drop(first);
+    assert!(admission.admit(&caller, asked(1, 1)).is_ok());
+    drop(second);
+    assert_eq!(admission.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_per_minute_come_back_one_by_one() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "", Limits { requests_per_minute: Some(3), ..Limits::default() });
+    let admit = || admission.admit(&caller, asked(1, 1));
+    for _ in 0..3 {
+        admit().unwrap();
+    }
+    let refused = admit().unwrap_err();
+    assert_eq!((refused.limit, refused.retry_after), (Limit::Requests, 20), "a third of a minute");
+    pass(19.999).await;
+    assert_eq!(admit().unwrap_err().retry_after, 1);
+    pass(0.001).await;
+    admit().unwrap();
+    assert!(admit().is_err(), "one had come back");
+    pass(60.0).await;
+    assert_eq!(admission.rates(&caller).unwrap().requests, Some(Rate { limit: 3, left: 3, reset: 0 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
+    let admission = Admission::new(10);
+    let limits = Limits { input_per_minute: Some(6000), output_per_minute: Some(600), ..Limits::default() };
+    let caller = caller("k", "t", limits);
+    let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
+    let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
+    assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 10), "100 of 600 are missing");
+    first.settle(Used { input: Some(1500), output: 20 });
+    assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 6000, left: 4500, reset: 15_000 }));
+    drop(first);
+    let mut second = admission.admit(&caller, asked(4500, 580)).unwrap();
+    second.settle(Used { input: None, output: 1780 });
+    let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
+    assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 121), "what was used beyond the limit is paid for too");
+    // Told twice, it counts once.
+    second.settle(Used { input: None, output: 1780 });
+    assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, 121);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_settled_stays_counted_as_it_was_expected() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", Limits { output_per_minute: Some(600), ..Limits::default() });
+    drop(admission.admit(&caller, asked(0, 300)).unwrap());
+    assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 600, left: 300, reset: 30_000 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_beyond_a_whole_minutes_limit_goes_when_nothing_else_is_used() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", Limits { input_per_minute: Some(100), ..Limits::default() });
+    drop(admission.admit(&caller, asked(1, 0)).unwrap());
+    assert_eq!(admission.admit(&caller, asked(500, 0)).unwrap_err().retry_after, 1);
+    pass(0.6).await;
+    drop(admission.admit(&caller, asked(500, 0)).unwrap());
+    assert_eq!(admission.admit(&caller, asked(1, 0)).unwrap_err().retry_after, 241);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_days_budget_is_not_refilled_before_its_time() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
+    let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
+    permit.settle(Used { input: None, output: 1000 });
+    drop(permit);
+    pass(23.0 * 3600.0).await;
+    let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
+    assert!(refused.is_quota() && refused.message.contains("1000 generated tokens per day, which are used up"), "{refused}");
+    assert_eq!(refused.retry_after, 3600);
+    pass(3600.0).await;
+    assert!(admission.admit(&caller, asked(0, 1000)).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
+    let admission = Admission::new(10);
+    let limits = || Limits { requests_per_minute: Some(1), ..Limits::default() };
+    drop(admission.admit(&caller("old", "t", limits()), asked(0, 0)).unwrap());
+    assert!(admission.admit(&caller("new", "t", limits()), asked(0, 0)).is_err(), "one budget for a key and its successor");
+    assert!(admission.admit(&caller("old", "other", limits()), asked(0, 0)).is_ok());
+    let own = Limits { requests_per_minute: Some(2), ..Limits::default() };
+    assert!(admission.admit(&caller("third", "t", own), asked(0, 0)).is_ok());
+    assert!(admission.admit(&caller("a", "", limits()), asked(0, 0)).is_ok(), "without a tenant the key counts");
+    assert!(admission.admit(&caller("b", "", limits()), asked(0, 0)).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_flight_are_not() {
+    let admission = Admission::new(1000);
+    let limits = || Limits { requests_per_minute: Some(100), in_flight: Some(1), ..Limits::default() };
+    let stays = admission.admit(&caller("stays", "", limits()), asked(0, 0)).unwrap();
+    for number in 0..100 {
+        drop(admission.admit(&caller(&format!("k{number}"), "", limits()), asked(0, 0)).unwrap());
+    }
+    assert_eq!(admission.0.accounts.lock().of.len(), 101);
+    pass(61.0).await;
+    drop(admission.admit(&caller("new", "", limits()), asked(0, 0)).unwrap());
+    assert_eq!(admission.0.accounts.lock().of.len(), 2);
+    assert!(admission.admit(&caller("stays", "", limits()), asked(0, 0)).is_err(), "its request still runs");
+    drop(stays);
+    assert!(admission.admit(&caller("stays", "", limits()), asked(0, 0)).is_ok());
+}
+
+#[test]
+fn of_the_limits_in_the_way_the_longest_is_told() {
+    let limits = Limits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..Limits::default() };
+    let mut account = Account::default();
+    account.enter(&limits, &asked(60, 0), 0).unwrap();
+    assert_eq!(account.enter(&limits, &asked(30, 0), 0), Err((Limit::Input, MINUTE / 2)));
+    assert_eq!(account.enter(&limits, &asked(31, 0), 0), Err((Limit::DailyInput, DAY)));
+    account.enter(&limits, &asked(30, 0), MINUTE / 2).unwrap();
+}
+
+#[test]
+fn a_limit_of_nothing_admits_nothing() {
+    let mut account = Account::default();
+    for limits in [
+        Limits { in_flight: Some(0), ..Limits::default() },
+        Limits { requests_per_minute: Some(0), ..Limits::default() },
+        Limits { input_per_minute: Some(0), ..Limits::default() },
+        Limits { output_per_day: Some(0), ..Limits::default() },
+    ] {
+        assert!(account.enter(&limits, &asked(1, 1), 5).is_err(), "{limits:?}");
+        account.rates(&limits, 5);
+    }
+}
+
+#[test]
+fn headers_are_those_of_openai() {
+    let requests = Rate { limit: 60, left: 59, reset: 1000 };
+    let tokens = Rate { limit: 150_000, left: 149_984, reset: 6 };
+    let mut headers = HeaderMap::new();
+    Rates { requests: Some(requests), tokens: Some(tokens) }.tell(&mut headers);
+    let mut lines: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+    lines.sort();
+    assert_eq!(
+        lines,
+        [
+            "x-ratelimit-limit-requests: 60",
+            "x-ratelimit-limit-tokens: 150000",
+            "x-ratelimit-remaining-requests: 59",
+            "x-ratelimit-remaining-tokens: 149984",
+            "x-ratelimit-reset-requests: 1s",
+            "x-ratelimit-reset-tokens: 6ms",
+        ]
+    );
+    let reset = |milliseconds| {
+        let mut headers = HeaderMap::new();
+        Rates { requests: Some(Rate { reset: milliseconds, ..requests }), tokens: None }.tell(&mut headers);
+        assert_eq!(headers.len(), 3);
+        headers["x-ratelimit-reset-requests"].to_str().unwrap().to_owned()
+    };
+    assert_eq!([0, 999, 1500, 360_000, 3_600_000, 86_399_010].map(reset), ["0ms", "999ms", "1.5s", "6m0s", "1h0m0s", "23h59m59.01s"]);
+}
+
+#[test]
+fn the_scarcest_tokens_are_those_that_are_told() {
+    let limits = Limits { input_per_minute: Some(1000), output_per_day: Some(1_000_000), ..Limits::default() };
+    let mut account = Account::default();
+    account.enter(&limits, &asked(100, 50_000), 0).unwrap();
+    assert_eq!(account.rates(&limits, 0).tokens.unwrap().limit, 1000);
+    account.enter(&limits, &asked(0, 100_000), 0).unwrap();
+    assert_eq!(account.rates(&limits, 0).tokens, Some(Rate { limit: 1_000_000, left: 850_000, reset: DAY }));
+}
+
+proptest! {
+    /// However requests come, what a limit per minute lets in within any time is at most the limit and what it drains meanwhile.
+    #[test]
+    fn a_bucket_lets_in_no_more_than_its_rate(limit in 1..500_u64, comes in prop::collection::vec((0..5000_u64, 1..60_u64), 1..200)) {
+        let mut bucket = Bucket::default();
+        let mut let_in: Vec<(u64, u64)> = Vec::new();
+        let mut now = 0;
+        for (pause, amount) in comes {
+            now += pause;
+            let amount = amount.min(limit);
+            let wait = bucket.wait(limit, amount, now);
+            if wait == 0 {
+                bucket.add(limit, amount, now);
+                let_in.push((now, amount));
+            } else {
+                prop_assert!(bucket.wait(limit, amount, now + wait - 1) > 0 && bucket.wait(limit, amount, now + wait) == 0);
+                // The two looks were into the future.
+                now += wait;
+            }
+        }
+        for begin in 0..let_in.len() {
+            let mut sum = 0;
+            for &(at, amount) in &let_in[begin..] {
+                sum += amount;
+                prop_assert!(sum * MINUTE <= limit * (MINUTE + at - let_in[begin].0), "{} within {} ms", sum, at - let_in[begin].0);
+            }
+        }
+    }
+
+    /// And a budget for a day no more than that within 23 3/4 hours of any time.
+    #[test]
+    fn a_window_lets_in_no_more_than_its_limit_in_a_day(
+        limit in 1..500_u64, comes in prop::collection::vec((0..DAY / 6, 1..200_u64, 0..200_u64), 1..100),
+    ) {
+        let mut window = Window::default();
+        let mut let_in: Vec<(u64, u64)> = Vec::new();
+        let mut now = 0;
+        for (pause, amount, used) in comes {
+            now += pause;
+            let wait = window.wait(limit, amount, now);
+            if wait == 0 {
+                window.add(amount, now);
+                let used = used.min(amount);
+                window.correct(now, amount, used, now);
+                let_in.push((now, used));
+            } else {
+                prop_assert!(amount > limit || wait < DAY);
+            }
+            let lately = |age: u64| let_in.iter().filter(|(at, _)| at + age > now).map(|(_, used)| used).sum::<u64>();
+            prop_assert!(lately(DAY - DAY / 96) <= limit);
+            let (left, _) = window.left(limit, now);
+            prop_assert!(limit - left >= lately(DAY - DAY / 96) && limit - left <= lately(DAY + 1));
+        }
+        prop_assert!(window.is_empty(now + DAY));
+        prop_assert_eq!(window.left(limit, now + DAY), (limit, 0));
+    }
+}

@@ -1,0 +1,89 @@
+//! What was used in the last 24 hours, to the quarter of an hour: a budget for a day that nothing refills before its time.
+
+/// Milliseconds of a slot.
+const SLOT: u64 = 15 * 60 * 1000;
+
+/// Slots of a day.
+const SLOTS: usize = 96;
+
+/// Use within the last day.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// By the number of their quarter, modulo their count.
+    slots: [u64; SLOTS],
+    /// The number of the newest one.
+    newest: u64,
+    sum: u64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { slots: [0; SLOTS], newest: 0, sum: 0 }
+    }
+}
+
+impl Window {
+    /// Milliseconds until `amount` fits into `limit`; 0 when it fits now, and a day when it never does.
+    pub(super) fn wait(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
+        self.advance(now);
+        let mut sum = self.sum;
+        if sum.saturating_add(amount) <= limit {
+            return 0;
+        }
+        // A slot is over when a whole day has passed since it began.
+        for age in (0..SLOTS as u64).rev() {
+            let Some(number) = self.newest.checked_sub(age) else { continue };
+            sum -= self.slots[slot(number)];
+            if sum.saturating_add(amount) <= limit {
+                return ((number + SLOTS as u64) * SLOT).saturating_sub(now);
+            }
+        }
+        SLOT * SLOTS as u64
+    }
+
+    /// Counts `amount` as used.
+    pub(super) fn add(&mut self, amount: u64, now: u64) {
+        self.advance(now);
+        let newest = &mut self.slots[slot(self.newest)];
+        // So that the sum, which counts the same, cannot overflow before its parts do.
+        let amount = amount.min(u64::MAX - self.sum);
+        *newest += amount;
+        self.sum += amount;
+    }
+
+    /// What was counted as `reserved` at `then` turns out to have been `used`.
+    pub(super) fn correct(&mut self, then: u64, reserved: u64, used: u64, now: u64) {
+        self.add(used.saturating_sub(reserved), now);
+        if self.newest < then / SLOT + SLOTS as u64 {
+            let counted = &mut self.slots[slot(then / SLOT)];
+            let less = reserved.saturating_sub(used).min(*counted);
+            *counted -= less;
+            self.sum -= less;
+        }
+    }
+
+    /// What may still be used, and the milliseconds until that is the whole limit again.
+    pub(super) fn left(&mut self, limit: u64, now: u64) -> (u64, u64) {
+        let reset = if self.is_empty(now) { 0 } else { self.wait(self.sum, self.sum, now) };
+        (limit.saturating_sub(self.sum), reset)
+    }
+
+    pub(super) fn is_empty(&mut self, now: u64) -> bool {
+        self.advance(now);
+        self.sum == 0
+    }
+
+    /// Forgets what is older than a day.
+    fn advance(&mut self, now: u64) {
+        let number = now / SLOT;
+        for gone in self.newest + 1..=number.min(self.newest + SLOTS as u64) {
+            self.sum -= std::mem::take(&mut self.slots[slot(gone)]);
+        }
+        self.newest = self.newest.max(number);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a remainder by 96")]
+fn slot(number: u64) -> usize {
+    (number % SLOTS as u64) as usize
+}

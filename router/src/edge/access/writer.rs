@@ -1,0 +1,172 @@
+//! The one thread that writes the access log, so that a full disk or a stopped terminal holds up no request. It takes what has gathered every
+//! few milliseconds: a request then costs no wake-up and a busy router writes many lines at once.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::counter::Counter;
+
+use super::AccessFormat;
+use super::line::Line;
+
+/// Lines that may wait, of about 400 bytes. At 20 ms a round that is 400,000 requests a second; more wait only where writing is stuck.
+const MOST_WAITING: usize = 8192;
+
+/// How long lines gather.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// How often a file is looked for where it ought to be.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long the last lines may take on shutdown.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// Bytes that are written at once, about.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// The log cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("router.access_log_file: cannot open {}: {source}", path.display())]
+pub struct AccessLogError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+/// The requests' end.
+#[derive(Debug, Clone)]
+pub(super) struct Lines {
+    /// Nothing is the end.
+    sender: SyncSender<Option<Line>>,
+    dropped: Counter,
+}
+
+impl Lines {
+    /// Never waits: a line for which there is no room is counted and lost.
+    pub(super) fn send(&self, line: Line) {
+        if self.sender.try_send(Some(line)).is_err() {
+            self.dropped.inc();
+        }
+    }
+}
+
+/// The thread; [`Writing::end`] has it write what is left.
+#[derive(Debug, Default)]
+pub struct Writing(Option<(SyncSender<Option<Line>>, JoinHandle<()>)>);
+
+impl Writing {
+    /// Waits a moment until what was sent is written. A thread that is stuck is left behind.
+    pub async fn end(self) {
+        let Some((sender, thread)) = self.0 else { return };
+        let deadline = tokio::time::Instant::now() + GOODBYE;
+        let mut told = sender.try_send(None).is_ok();
+        while !thread.is_finished() && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            told = told || sender.try_send(None).is_ok();
+        }
+    }
+}
+
+/// Opens the file and starts the thread.
+pub(super) fn start(format: AccessFormat, path: &Path, dropped: Counter) -> Result<(Lines, Writing), AccessLogError> {
+    let failed = |source| AccessLogError { path: path.to_owned(), source };
+    let sink = Sink::new(path).map_err(failed)?;
+    let (sender, receiver) = sync_channel(MOST_WAITING);
+    let thread = Builder::new().name("access-log".into()).spawn(move || write_lines(&receiver, format, sink)).map_err(failed)?;
+    Ok((Lines { sender: sender.clone(), dropped }, Writing(Some((sender, thread)))))
+}
+
+fn write_lines(receiver: &Receiver<Option<Line>>, format: AccessFormat, mut sink: Sink) {
+    let mut text = String::new();
+    let mut looked = Instant::now();
+    // The router holds a sender, and so does every request.
+    while let Ok(first) = receiver.recv() {
+        let mut ends = take(first, format, &mut text);
+        if !ends {
+            gather();
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            sink.look();
+        }
+        // Until nothing is left of what has gathered.
+        while !ends && let Ok(line) = receiver.try_recv() {
+            ends = take(line, format, &mut text);
+            if text.len() >= PIECE_BYTES {
+                sink.write(&mut text);
+            }
+        }
+        sink.write(&mut text);
+        if ends {
+            return;
+        }
+    }
+}
+
+/// Appends a line; true at the end.
+fn take(line: Option<Line>, format: AccessFormat, text: &mut String) -> bool {
+    if let Some(line) = &line {
+        line.write(format, text);
+    }
+    line.is_none()
+}
+
+/// Lets lines gather. Whoever waits at the channel instead is woken for each of them, at the cost of the request that sends it.
+#[expect(clippy::disallowed_methods, reason = "this thread is no runtime's")]
+fn gather() {
+    std::thread::sleep(GATHER);
+}
+
+/// Where lines end up.
+#[derive(Debug)]
+struct Sink {
+    /// None: standard error.
+    file: Option<(PathBuf, File)>,
+    /// Said once, until it works again.
+    fails: bool,
+}
+
+impl Sink {
+    fn new(path: &Path) -> std::io::Result<Self> {
+        let file = if path.as_os_str().is_empty() { None } else { Some((path.to_owned(), open(path)?)) };
+        Ok(Self { file, fails: false })
+    }
+
+    /// Opens the file anew where it was moved away or removed, as whoever rotates logs does.
+    fn look(&mut self) {
+        let Some((path, file)) = &mut self.file else { return };
+        let id = |of: std::fs::Metadata| (of.dev(), of.ino());
+        let is_there = std::fs::metadata(&*path).ok().map(id) == file.metadata().ok().map(id);
+        if !is_there && let Ok(anew) = open(path) {
+            *file = anew;
+        }
+    }
+
+    /// Writes the text, which is empty then.
+    fn write(&mut self, text: &mut String) {
+        let written = match &mut self.file {
+            Some((_, file)) => file.write_all(text.as_bytes()),
+            None => std::io::stderr().write_all(text.as_bytes()),
+        };
+        text.clear();
+        match written {
+            Ok(()) => self.fails = false,
+            Err(error) if !self.fails => {
+                self.fails = true;
+                tracing::warn!(%error, "the access log cannot be written; requests are answered without");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+}
+
+#[cfg(test)]
+mod tests;

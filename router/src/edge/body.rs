@@ -1,0 +1,211 @@
+//! Reads a request's body to its end, within bounds of size, time and memory, and undoes its compression where that is allowed.
+
+mod inflate;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use self::inflate::{Inflate, NotInflated};
+use super::reply::{self, EdgeBody};
+use super::routes::Edge;
+use crate::config::RouterConfig;
+
+/// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// Memory for the bodies that are arriving, shared by all connections.
+#[derive(Debug, Clone)]
+pub struct Reading(Arc<Semaphore>);
+
+impl Reading {
+    /// For so many bytes at once.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self(Arc::new(Semaphore::new((most / PIECE_BYTES).clamp(1, Semaphore::MAX_PERMITS))))
+    }
+}
+
+/// The memory of one body, given back when it is dropped.
+#[derive(Debug)]
+struct Room {
+    all: Reading,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    fn grow(&mut self, bytes: usize) -> Result<(), Unread> {
+        let have = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = (bytes / PIECE_BYTES + 1).saturating_sub(have);
+        if more > 0 {
+            let more = u32::try_from(more).map_err(|_| Unread::NoRoom)?;
+            let more = self.all.0.clone().try_acquire_many_owned(more).map_err(|_| Unread::NoRoom)?;
+            match &mut self.taken {
+                Some(taken) => taken.merge(more),
+                taken => *taken = Some(more),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a request's body is not there.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum Unread {
+    #[error("the request body is larger than the {0} bytes that router.max_body_bytes allows")]
+    TooLarge(usize),
+    #[error("the request body did not arrive within {} s", .0.as_secs_f64())]
+    TooSlow(Duration),
+    #[error("the request body could not be read: {0}")]
+    Broken(String),
+    #[error("the Content-Encoding `{0}` is not accepted: send the body as it is, or set router.decompress_bodies for gzip and deflate")]
+    Compressed(String),
+    #[error("the Content-Encoding `{0}` is not accepted: send the body as it is, or as gzip or deflate")]
+    Unknown(String),
+    #[error("the request body is not decompressed: {0}")]
+    Bomb(NotInflated),
+    #[error("the requests that are arriving take the memory that router.max_reading_bytes allows")]
+    NoRoom,
+}
+
+impl Unread {
+    /// What the client is told; what is left of the body is not waited for.
+    pub(super) fn answer(&self) -> Response<EdgeBody> {
+        let message = self.to_string();
+        let error = |status, kind| reply::error(status, kind, &message);
+        reply::last(match self {
+            Self::TooLarge(_) | Self::Bomb(NotInflated::TooLarge(_) | NotInflated::Ratio(_)) => {
+                error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError")
+            }
+            Self::TooSlow(_) => error(StatusCode::REQUEST_TIMEOUT, "TimeoutError"),
+            Self::Broken(_) | Self::Bomb(NotInflated::Broken(_)) => error(StatusCode::BAD_REQUEST, "BadRequestError"),
+            Self::Compressed(_) | Self::Unknown(_) => {
+                let mut response = error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError");
+                let accepted = if matches!(self, Self::Unknown(_)) { "gzip, deflate, identity" } else { "identity" };
+                response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
+                response
+            }
+            Self::NoRoom => reply::too_many(&message, 1),
+        })
+    }
+}
+
+impl Edge {
+    /// A request's body, decompressed; an answer where it cannot be had.
+    pub(super) async fn read_body<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Box<Response<EdgeBody>>>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        self.read_whole(headers, body).await.map_err(|unread| Box::new(unread.answer()))
+    }
+
+    /// The same for APIs that have their own words for why it cannot be had.
+    pub(super) async fn read_whole<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        read_body(&self.config, &self.reading, headers, body).await
+    }
+}
+
+async fn read_body<B>(config: &RouterConfig, reading: &Reading, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let coding = coding(headers, config.decompress_bodies)?;
+    let most = config.max_body_bytes;
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > most) {
+        return Err(Unread::TooLarge(most));
+    }
+    let mut room = Room { all: reading.clone(), taken: None };
+    room.grow(0)?;
+    let read = async {
+        match coding {
+            Some(coding) => inflated(Inflate::new(coding, most), body, &mut room).await,
+            None => plain(body, most, &mut room).await,
+        }
+    };
+    timeout(config.body_timeout, read).await.unwrap_or(Err(Unread::TooSlow(config.body_timeout)))
+}
+
+/// The next bytes of a body.
+async fn next<B>(body: &mut B) -> Result<Option<Bytes>, Unread>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    while let Some(frame) = body.frame().await {
+        // Trailers say nothing to an engine.
+        if let Ok(bytes) = frame.map_err(|error| Unread::Broken(error.to_string()))?.into_data() {
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
+}
+
+async fn plain<B>(mut body: B, most: usize, room: &mut Room) -> Result<Bytes, Unread>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let Some(first) = next(&mut body).await? else { return Ok(Bytes::new()) };
+    let mut all = BytesMut::new();
+    // Most bodies come in one piece, which then is the body.
+    let mut only = Some(first);
+    loop {
+        let length = all.len() + only.as_ref().map_or(0, Bytes::len);
+        if length > most {
+            return Err(Unread::TooLarge(most));
+        }
+        room.grow(length)?;
+        let Some(more) = next(&mut body).await? else { break };
+        if let Some(first) = only.take() {
+            all = BytesMut::from(first);
+        }
+        all.extend_from_slice(&more);
+    }
+    Ok(only.unwrap_or_else(|| all.freeze()))
+}
+
+async fn inflated<B>(mut inflate: Inflate, mut body: B, room: &mut Room) -> Result<Bytes, Unread>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    while let Some(bytes) = next(&mut body).await? {
+        // Some thousand bytes may become a million, which takes a millisecond: others get their turn between.
+        for part in bytes.chunks(inflate::STEP_BYTES) {
+            inflate.push(part).map_err(Unread::Bomb)?;
+            room.grow(inflate.length())?;
+            tokio::task::yield_now().await;
+        }
+    }
+    inflate.finish().map_err(Unread::Bomb)
+}
+
+/// How the body is compressed, if it is and we take that.
+fn coding(headers: &HeaderMap, allowed: bool) -> Result<Option<inflate::Coding>, Unread> {
+    let mut codings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let (Some(first), second) = (codings.next(), codings.next()) else { return Ok(None) };
+    let name = String::from_utf8_lossy(first.as_bytes()).trim().to_ascii_lowercase();
+    match (inflate::Coding::of(&name), second) {
+        _ if (name == "identity" || name.is_empty()) && second.is_none() => Ok(None),
+        (Some(coding), None) if allowed => Ok(Some(coding)),
+        _ if allowed => Err(Unread::Unknown(name)),
+        _ => Err(Unread::Compressed(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

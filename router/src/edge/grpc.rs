@@ -1,0 +1,88 @@
+//! Where gRPC enters: on the port of the other APIs, recognized by its content type. Its errors are statuses, also those of the edge itself.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use http::header::{self, HeaderMap};
+use http::{Request, Response, StatusCode, Version};
+use http_body_util::{BodyStream, Full, StreamBody};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::access::Entry;
+use super::reply::{self, EdgeBody};
+use super::routes::Edge;
+use crate::grpc::{self, Service, status};
+use crate::keys::Unauthenticated;
+use crate::metrics::Refused;
+
+/// What every content type of gRPC begins with.
+const TYPE: &str = "application/grpc";
+
+/// Whether a request is gRPC, of whatever kind.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    content_type(headers).starts_with(TYPE)
+}
+
+fn content_type(headers: &HeaderMap) -> &str {
+    headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Whether its messages are protocol buffers, as they are unless it says otherwise.
+fn is_protobuf(headers: &HeaderMap) -> bool {
+    let (kind, _) = content_type(headers).split_once(';').unwrap_or((content_type(headers), ""));
+    matches!(kind.trim().strip_prefix(TYPE), Some("" | "+proto"))
+}
+
+impl Edge {
+    /// Answers one call.
+    pub(super) async fn grpc(self: &Arc<Self>, request: Request<Incoming>, entry: &Entry) -> Response<EdgeBody> {
+        let begun = Instant::now();
+        if request.version() != Version::HTTP_2 || !is_protobuf(request.headers()) {
+            self.dispatch.metrics.refused(Refused::Request);
+            entry.refused("malformed");
+            let message = "gRPC is spoken here over HTTP/2 with `content-type: application/grpc`";
+            return reply::last(reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError", message));
+        }
+        self.call(request, entry, begun).await.unwrap_or_else(Status::into_http).map(EdgeBody::Grpc)
+    }
+
+    async fn call(self: &Arc<Self>, request: Request<Incoming>, entry: &Entry, begun: Instant) -> Result<Response<Body>, Status> {
+        let service = Service::of(request.uri().path());
+        if service == Service::Health {
+            let request = self.one_message(request, entry).await?;
+            return Ok(grpc::check(self.clone(), request).await);
+        }
+        let caller = self.keys.authenticate(request.headers()).map_err(|why| {
+            self.dispatch.metrics.refused(if why == Unauthenticated::Missing { Refused::NoKey } else { Refused::WrongKey });
+            entry.refused("unauthenticated");
+            status::unauthenticated(&why)
+        })?;
+        entry.caller(&caller);
+        if service == Service::Inference {
+            let request = self.one_message(request, entry).await?;
+            let mut response = grpc::serve(self.clone(), request, caller.clone(), entry.clone(), begun).await;
+            if let Some(rates) = self.admission.rates(&caller) {
+                rates.tell(response.headers_mut());
+            }
+            return Ok(response);
+        }
+        // Tools may keep such a call open, which is no reason not to stop.
+        let draining = self.shutdown.draining();
+        let request = request.map(|body| Body::new(StreamBody::new(BodyStream::new(body).take_until(Box::pin(draining)))));
+        Ok(grpc::reflect(request).await)
+    }
+
+    /// The call with its one message, read within the bounds that all bodies have.
+    async fn one_message(&self, request: Request<Incoming>, entry: &Entry) -> Result<Request<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let body = self.read_whole(&head.headers, body).await.map_err(|unread| {
+            self.dispatch.metrics.refused(Refused::Request);
+            entry.refused("unread");
+            status::unread(&unread)
+        })?;
+        Ok(Request::from_parts(head, Body::new(Full::new(body))))
+    }
+}

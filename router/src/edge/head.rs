@@ -1,0 +1,98 @@
+//! What the HTTP library lets through although RFC 9112 and 9113 have it refused: a request whose target or end two proxies may see differently.
+
+use http::header::{self, HeaderMap, HeaderValue};
+use http::uri::Authority;
+use http::{Request, Version};
+
+/// Whether a request's head means one thing only; else what its sender is told.
+pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {
+    check_host(request)?;
+    check_coding(request.headers())
+}
+
+/// One host, the same wherever it stands. HTTP/2 has it in `:authority`, and may have it in either place.
+fn check_host<B>(request: &Request<B>) -> Result<(), &'static str> {
+    let target = request.uri().authority();
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (_, Some(_)) => return Err("a request has one Host header, not several"),
+        (None, None) if request.version() == Version::HTTP_11 => return Err("an HTTP/1.1 request needs a Host header"),
+        (None, None) if request.version() == Version::HTTP_2 && target.is_none() => return Err("an HTTP/2 request needs an :authority"),
+        (None, None) => return Ok(()),
+        (Some(host), None) => host,
+    };
+    // Clients without a name for the server send an empty one.
+    let named = if host.is_empty() { None } else { Some(authority(host).ok_or("the Host header is no host")?) };
+    match (named, target) {
+        (Some(named), Some(target)) if named != *target => Err("the request's target and its Host header name different hosts"),
+        _ => Ok(()),
+    }
+}
+
+/// A host and perhaps a port, without anybody's name before it.
+fn authority(host: &HeaderValue) -> Option<Authority> {
+    Authority::try_from(host.as_bytes()).ok().filter(|authority| !authority.as_str().contains('@'))
+}
+
+/// `Transfer-Encoding` is `chunked` and nothing else: the library looks at its last word only, and others may look at the first.
+fn check_coding(headers: &HeaderMap) -> Result<(), &'static str> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, None) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err("the only Transfer-Encoding is `chunked`, given once"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(version: Version, target: &str, headers: &[(&'static str, &str)]) -> Request<()> {
+        let builder = Request::builder().version(version).uri(target);
+        headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value)).body(()).unwrap()
+    }
+
+    #[test]
+    fn a_request_names_one_host() {
+        for (version, target, headers, fine) in [
+            (Version::HTTP_11, "/", &[("host", "a:1")][..], true),
+            (Version::HTTP_11, "/", &[("host", "[::1]:1")], true),
+            (Version::HTTP_11, "/", &[("host", "")], true),
+            (Version::HTTP_11, "/", &[], false),
+            (Version::HTTP_11, "/", &[("host", "a"), ("host", "a")], false),
+            (Version::HTTP_11, "/", &[("host", "a b")], false),
+            (Version::HTTP_11, "/", &[("host", "a, b")], false),
+            (Version::HTTP_11, "/", &[("host", "a@b")], false),
+            (Version::HTTP_11, "/", &[("host", "a/b")], false),
+            (Version::HTTP_11, "http://a/", &[("host", "A")], true),
+            (Version::HTTP_11, "http://b/", &[("host", "a")], false),
+            (Version::HTTP_10, "/", &[], true),
+            (Version::HTTP_10, "/", &[("host", "a"), ("host", "b")], false),
+            (Version::HTTP_2, "http://a/", &[], true),
+            (Version::HTTP_2, "http://a/", &[("host", "a")], true),
+            (Version::HTTP_2, "http://a/", &[("host", "b")], false),
+            (Version::HTTP_2, "/", &[("host", "a")], true),
+            (Version::HTTP_2, "/", &[], false),
+        ] {
+            assert_eq!(check_head(&request(version, target, headers)).is_ok(), fine, "{version:?} {target} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn the_only_transfer_coding_is_chunked() {
+        for (codings, fine) in [
+            (&["Chunked"][..], true),
+            (&[], true),
+            (&["gzip, chunked"], false),
+            (&["chunked, chunked"], false),
+            (&["chunked", "chunked"], false),
+            (&["identity", "chunked"], false),
+            (&["xchunked"], false),
+        ] {
+            let mut headers = vec![("host", "a")];
+            headers.extend(codings.iter().map(|coding| ("transfer-encoding", *coding)));
+            assert_eq!(check_head(&request(Version::HTTP_11, "/", &headers)).is_ok(), fine, "{codings:?}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Which images, sounds and videos an engine may fetch for a request. An engine stands inside the network, and fetches whatever URL it is
+//! given: without a list of hosts, whoever may send a prompt may have it look at metadata services and neighbours.
+//!
+//! A URL is judged strictly, since the libraries that engines use read odd ones differently: a host is letters, digits, hyphens and dots,
+//! with at most a port behind it. What a name resolves to, and where a server redirects to, are beyond what can be seen here.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use memchr::memmem;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// Bytes of a client's host that an error repeats.
+const MOST_HOST: usize = 80;
+
+/// The hosts that engines may fetch media from.
+#[derive(Debug, Clone, Default)]
+pub struct MediaHosts {
+    every: bool,
+    /// In lower case.
+    exact: Vec<String>,
+    /// What names end in, with the dot before it.
+    endings: Vec<String>,
+}
+
+/// An entry of the list is no host.
+#[derive(Debug, thiserror::Error)]
+#[error("router.media_hosts: {0:?} is no host: write `example.org`, `*.example.org`, or `*` for all; ports and paths do not count")]
+pub struct NoHost(String);
+
+impl MediaHosts {
+    /// Reads the setting.
+    ///
+    /// # Errors
+    /// When an entry is no host.
+    pub fn new(hosts: &[String]) -> Result<Self, NoHost> {
+        let mut known = Self::default();
+        for host in hosts {
+            let name = host.to_ascii_lowercase();
+            match name.strip_prefix("*.") {
+                _ if name == "*" => known.every = true,
+                Some(rest) if is_name(rest) => known.endings.push(format!(".{rest}")),
+                None if is_name(&name) => known.exact.push(name),
+                _ => return Err(NoHost(host.clone())),
+            }
+        }
+        Ok(known)
+    }
+
+    /// Looks at every URL of a JSON body that an engine would fetch; and, where tenants are kept apart, for names of media that an engine
+    /// would remember for all of them.
+    ///
+    /// # Errors
+    /// When one of them may not be used; in words for the client.
+    pub(super) fn check(&self, body: &[u8], apart: bool) -> Result<(), String> {
+        if !may_have_urls(body) && (!apart || memmem::find(body, b"uuid").is_none()) {
+            return Ok(());
+        }
+        let mut found = Found::default();
+        let mut json = serde_json::Deserializer::from_slice(body);
+        // Engines read deeper nesting than this does, so that it must not be passed on unseen.
+        let walked = Walk { found: &mut found, place: Place::Body }.deserialize(&mut json);
+        walked.map_err(|error| format!("the body cannot be searched for the URLs of media: {error}"))?;
+        if apart && found.named {
+            return Err("tenants' caches are kept apart here, so media cannot be named by `uuid`: send them themselves".into());
+        }
+        found.urls.iter().try_for_each(|url| self.judge(url))
+    }
+
+    fn judge(&self, url: &str) -> Result<(), String> {
+        let scheme = |name: &str| url.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name));
+        if scheme("data:") {
+            return Ok(());
+        }
+        let Some(rest) = ["http://", "https://"].iter().find(|name| scheme(name)).map(|name| &url[name.len()..]) else {
+            return Err("media come as `data:` URLs, or as http and https URLs of hosts that are allowed here".into());
+        };
+        if self.every {
+            return Ok(());
+        }
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let host = authority.split_once(':').map_or(authority, |(host, port)| {
+            // Something else than a port makes a host that is none.
+            if port.bytes().all(|byte| byte.is_ascii_digit()) { host } else { authority }
+        });
+        let name = host.to_ascii_lowercase();
+        let name = name.strip_suffix('.').unwrap_or(&name);
+        if is_name(name) && self.knows(name) {
+            return Ok(());
+        }
+        let shown = if is_name(name) { &host[..host.floor_char_boundary(MOST_HOST)] } else { "given" };
+        Err(format!(
+            "media of the host `{shown}` are not fetched here: send them as a `data:` URL, or ask whoever runs the router to list the host in \
+             router.media_hosts"
+        ))
+    }
+
+    fn knows(&self, name: &str) -> bool {
+        self.exact.iter().any(|exact| exact == name)
+            || self.endings.iter().any(|ending| name.ends_with(ending) && name.len() > ending.len())
+    }
+}
+
+/// Whether this could be a host's name or an IPv4 address, in lower case. Addresses count as the text that they are.
+fn is_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+/// Whether a body has what a medium's name looks like, also where a letter of it is escaped (`\u005f` to `\u007a`). Nearly none has,
+/// and is not looked at closer.
+fn may_have_urls(body: &[u8]) -> bool {
+    let names: [&[u8]; 5] = [b"url\"", b"\"source\"", b"\"images\"", b"\"audio\"", b"\"videos\""];
+    let is_letter = |at: usize| body.get(at + 4).is_some_and(|digit| (b'4'..=b'7').contains(digit));
+    names.iter().any(|name| memmem::find(body, name).is_some()) || memmem::find_iter(body, b"\\u00").any(is_letter)
+}
+
+/// What was found in a body.
+#[derive(Debug, Default)]
+struct Found<'de> {
+    urls: Vec<Cow<'de, str>>,
+    /// A medium has a name that the client gave it.
+    named: bool,
+}
+
+/// Where in a body a value stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It is the body.
+    Body,
+    /// Somewhere below.
+    Within,
+    /// The value of a name such as `image_url`: a URL, or an object with one.
+    Medium,
+    /// The value of Anthropic's `source`.
+    Source,
+    /// The value of a name such as `images`: URLs, or the media themselves.
+    List,
+    /// Nothing below is fetched.
+    Free,
+}
+
+/// Names whose values are a client's own business, of which engines fetch nothing: schemas, arguments of tools, and the like.
+const FREE: [&str; 11] = [
+    "tools",
+    "tool_choice",
+    "functions",
+    "arguments",
+    "parameters",
+    "input_schema",
+    "metadata",
+    "response_format",
+    "structured_outputs",
+    "chat_template_kwargs",
+    "logit_bias",
+];
+
+/// Names of media in a part of a message.
+const MEDIA: [&str; 9] =
+    ["image_url", "audio_url", "video_url", "file_url", "input_audio", "image_pil", "image_embeds", "audio_embeds", "video_embeds"];
+
+/// Walks through a value and collects what is to be looked at.
+struct Walk<'a, 'de> {
+    found: &'a mut Found<'de>,
+    place: Place,
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let (mut has_name, mut has_medium) = (false, false);
+        let (mut is_url, mut url) = (false, None);
+        while let Some(Name(name)) = map.next_key()? {
+            has_medium |= MEDIA.contains(&&*name);
+            let place = match (self.place, &*name) {
+                (Place::Medium, "url") => Place::Medium,
+                (Place::Source, "type" | "url") => {
+                    let value = map.next_value::<&RawValue>()?.get();
+                    let Ok(Name(value)) = serde_json::from_str(value) else { continue };
+                    if name == "url" {
+                        url = Some(value);
+                    } else {
+                        is_url |= value == "url";
+                    }
+                    continue;
+                }
+                (_, "uuid") => {
+                    has_name |= map.next_value::<&RawValue>()?.get() != "null";
+                    continue;
+                }
+                // Arguments of a tool; the whole prompt where it stands above all.
+                (Place::Body, "input") => Place::Within,
+                (_, "input") => Place::Free,
+                (_, name) if FREE.contains(&name) => Place::Free,
+                (_, name) if name.ends_with("_url") => Place::Medium,
+                (_, "source") => Place::Source,
+                (_, "images" | "audio" | "videos") => Place::List,
+                _ => Place::Within,
+            };
+            if place == Place::Free {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                map.next_value_seed(Walk { found: self.found, place })?;
+            }
+        }
+        self.found.named |= has_name && has_medium;
+        self.found.urls.extend(url.filter(|_| is_url));
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let place = if self.place == Place::List { Place::List } else { Place::Within };
+        while list.next_element_seed(Walk { found: self.found, place })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<(), E> {
+        self.take(text.into());
+        Ok(())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        self.take(text.to_owned().into());
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+impl<'de> Walk<'_, 'de> {
+    fn take(self, text: Cow<'de, str>) {
+        // Bytes in base64 have no colon.
+        if self.place == Place::Medium || self.place == Place::List && text.contains(':') {
+            self.found.urls.push(text);
+        }
+    }
+}
+
+/// A name or a text, borrowed from the body unless it has escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! What an engine answers, and how it is told to a client of Ollama's API: one JSON object for a whole answer, or one a line.
+
+use std::time::{Duration, SystemTime};
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::request::Form;
+
+/// A chunk of an engine's stream, or all that it says.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Completion {
+    #[serde(default)]
+    pub(super) choices: Vec<Choice>,
+    pub(super) usage: Option<Usage>,
+    pub(super) error: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Choice {
+    /// What is new of a chat, or all of it.
+    #[serde(alias = "delta")]
+    pub(super) message: Option<Message>,
+    /// What is new of a completion, or all of it.
+    pub(super) text: Option<String>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) finish_reason: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Message {
+    pub(super) content: Option<String>,
+    /// vLLM's name for it; the other one is what it and others once said.
+    #[serde(alias = "reasoning_content")]
+    pub(super) reasoning: Option<String>,
+    pub(super) tool_calls: Option<Vec<Call>>,
+}
+
+/// A tool's call, or what is new of it.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Call {
+    #[serde(default)]
+    pub(super) index: usize,
+    pub(super) id: Option<String>,
+    #[serde(default)]
+    pub(super) function: Function,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Function {
+    pub(super) name: Option<String>,
+    pub(super) arguments: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Logprobs {
+    /// Entries have the same form in both APIs.
+    pub(super) content: Option<Box<RawValue>>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct Usage {
+    #[serde(default)]
+    pub(super) prompt_tokens: u64,
+    #[serde(default)]
+    pub(super) completion_tokens: u64,
+}
+
+/// A tool's call as Ollama's clients read it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct ToldCall {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    function: ToldFunction,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct ToldFunction {
+    index: usize,
+    name: String,
+    arguments: Map<String, Value>,
+}
+
+impl ToldCall {
+    /// A call that is complete.
+    ///
+    /// # Errors
+    /// When its arguments are no object, which is what clients read them as: the model was cut short, or wrote nonsense.
+    pub(super) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+        match serde_json::from_str(arguments) {
+            Ok(arguments) => Ok(Self { id, function: ToldFunction { index, name, arguments } }),
+            Err(_) => Err(format!("the model called `{name}` with arguments that are no JSON object, or was cut short while it did")),
+        }
+    }
+}
+
+/// What is told at once: a line of a stream, or a whole answer.
+#[derive(Debug, Default)]
+pub(super) struct Told<'a> {
+    pub(super) text: &'a str,
+    pub(super) thinking: Option<&'a str>,
+    pub(super) calls: &'a [ToldCall],
+    pub(super) logprobs: Option<&'a RawValue>,
+    /// With the last of it.
+    pub(super) end: Option<End<'a>>,
+}
+
+/// How an answer ended, and what it took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct End<'a> {
+    /// The engine's word.
+    pub(super) finish: &'a str,
+    pub(super) usage: Usage,
+    pub(super) took: Took,
+}
+
+/// Times as they were measured here, beside the engine: its queue is in them, and the way there and back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Took {
+    /// From the request to the end of its answer.
+    pub(super) total: Duration,
+    /// From the request to the first token; unknown where the answer came as one.
+    pub(super) prompt: Option<Duration>,
+    /// From the first token to the end; all of it where the answer came as one.
+    pub(super) answer: Duration,
+}
+
+/// The fields of a line in the order in which Ollama has them.
+#[derive(Serialize)]
+struct Line<'a> {
+    model: &'a str,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<ToldMessage<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a RawValue>,
+    done: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done_reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_duration: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct ToldMessage<'a> {
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tool_calls: &'a [ToldCall],
+}
+
+/// A whole answer, or a line of one without its end.
+pub(super) fn tell(form: Form, model: &str, told: &Told<'_>, now: SystemTime) -> Vec<u8> {
+    let chats = form == Form::Chat;
+    let end = told.end;
+    let line = Line {
+        model,
+        created_at: moment(now),
+        message: chats.then_some(ToldMessage { role: "assistant", content: told.text, thinking: told.thinking, tool_calls: told.calls }),
+        response: (!chats).then_some(told.text),
+        thinking: told.thinking.filter(|_| !chats),
+        logprobs: told.logprobs,
+        done: end.is_some(),
+        done_reason: end.map(|end| done_reason(end.finish)),
+        total_duration: end.map(|end| nanoseconds(end.took.total)),
+        // Models here are loaded before anybody asks.
+        load_duration: end.map(|_| 0),
+        prompt_eval_count: end.map(|end| end.usage.prompt_tokens),
+        prompt_eval_duration: end.and_then(|end| end.took.prompt).map(nanoseconds),
+        eval_count: end.map(|end| end.usage.completion_tokens),
+        eval_duration: end.map(|end| nanoseconds(end.took.answer)),
+    };
+    serde_json::to_vec(&line).expect("a line has only names for keys")
+}
+
+/// The answer to a request that but wants its model loaded.
+pub(super) fn loaded(form: Form, model: &str, now: SystemTime) -> Value {
+    let mut told = serde_json::json!({"model": model, "created_at": moment(now)});
+    let more = match form {
+        Form::Chat => serde_json::json!({"message": {"role": "assistant", "content": ""}, "done": true, "done_reason": "load"}),
+        Form::Generate => serde_json::json!({"response": "", "done": true, "done_reason": "load"}),
+        Form::Embed => return serde_json::json!({"model": model, "embeddings": []}),
+        Form::Embedding => return serde_json::json!({"embedding": []}),
+    };
+    if let (Value::Object(told), Value::Object(more)) = (&mut told, more) {
+        told.extend(more);
+    }
+    told
+}
+
+/// An engine's whole answer, retold.
+///
+/// # Errors
+/// When it is none, or calls a tool in a way that clients cannot read.
+pub(super) fn whole(form: Form, model: &str, body: &[u8], took: Duration, now: SystemTime) -> Result<Vec<u8>, String> {
+    if let Form::Embed | Form::Embedding = form {
+        return vectors(form, model, body, took);
+    }
+    let Completion { choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable)?;
+    let Choice { message, text, logprobs, finish_reason } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
+    let Message { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let calls = tool_calls.unwrap_or_default().into_iter().enumerate().map(|(index, call)| {
+        let Function { name, arguments } = call.function;
+        ToldCall::new(index, call.id, name.unwrap_or_default(), arguments.as_deref().unwrap_or_default())
+    });
+    let calls = calls.collect::<Result<Vec<_>, String>>()?;
+    let finish = finish_reason.unwrap_or_default();
+    let took = Took { total: took, prompt: None, answer: took };
+    let told = Told {
+        text: content.as_deref().or(text.as_deref()).unwrap_or_default(),
+        thinking: reasoning.as_deref().filter(|thinking| !thinking.is_empty()),
+        calls: &calls,
+        logprobs: logprobs.as_ref().and_then(|logprobs| logprobs.content.as_deref()),
+        end: Some(End { finish: &finish, usage: usage.unwrap_or_default(), took }),
+    };
+    Ok(tell(form, model, &told, now))
+}
+
+/// Embeddings, every number as the engine wrote it.
+fn vectors(form: Form, model: &str, body: &[u8], took: Duration) -> Result<Vec<u8>, String> {
+    #[derive(Deserialize)]
+    struct Vectors<'a> {
+        #[serde(borrow)]
+        data: Vec<Vector<'a>>,
+        usage: Option<Usage>,
+    }
+    #[derive(Deserialize)]
+    struct Vector<'a> {
+        index: usize,
+        #[serde(borrow)]
+        embedding: &'a RawValue,
+    }
+    #[derive(Serialize)]
+    struct Embedded<'a> {
+        model: &'a str,
+        embeddings: Vec<&'a RawValue>,
+        total_duration: u64,
+        load_duration: u64,
+        prompt_eval_count: u64,
+    }
+    #[derive(Serialize)]
+    struct One<'a> {
+        embedding: &'a RawValue,
+    }
+    let Vectors { mut data, usage } = serde_json::from_slice(body).map_err(unreadable)?;
+    data.sort_by_key(|vector| vector.index);
+    let told = if form == Form::Embedding {
+        let embedding = data.first().ok_or("the engine's answer is empty")?.embedding;
+        serde_json::to_vec(&One { embedding })
+    } else {
+        serde_json::to_vec(&Embedded {
+            model,
+            embeddings: data.iter().map(|vector| vector.embedding).collect(),
+            total_duration: nanoseconds(took),
+            load_duration: 0,
+            prompt_eval_count: usage.unwrap_or_default().prompt_tokens,
+        })
+    };
+    Ok(told.expect("an answer has only names for keys"))
+}
+
+fn unreadable(error: serde_json::Error) -> String {
+    format!("the engine's answer cannot be read: {error}")
+}
+
+/// An error in Ollama's form.
+pub(super) fn error(message: &str) -> Value {
+    serde_json::json!({"error": message})
+}
+
+/// The message of an error in OpenAI's form or Ollama's; a body in neither is its own message.
+pub(super) fn message_of(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Failed {
+        error: Option<Value>,
+        detail: Option<Value>,
+    }
+    let told = serde_json::from_slice::<Failed>(body).ok().and_then(|failed| {
+        let error = failed.error.or(failed.detail)?;
+        let message = error.get("message").unwrap_or(&error);
+        Some(message.as_str().map_or_else(|| message.to_string(), str::to_owned))
+    });
+    told.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned())
+}
+
+/// Ollama's word for why an answer ended.
+fn done_reason(finish: &str) -> &'static str {
+    if finish == "length" { "length" } else { "stop" }
+}
+
+/// A moment as JSON has it.
+pub(super) fn moment(time: SystemTime) -> String {
+    humantime::format_rfc3339_nanos(time).to_string()
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,231 @@
+//! Which models there are, told as Ollama does: its lists, and the names it knows them by.
+
+use std::time::{Duration, SystemTime};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::answer::moment;
+use super::{Read, told};
+use crate::dispatch::Refusal;
+use crate::edge::reply::{self, EdgeBody};
+use crate::edge::routes::Edge;
+use crate::fleet::{FleetView, Model, Replica};
+use crate::keys::Caller;
+
+/// The version of Ollama whose API this is. Clients compare it with what they need, so it is not ours.
+const API_VERSION: &str = "0.12.11";
+
+/// When a model is unloaded that never is, in a form that every client's calendar knows.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+/// What Ollama's clients add to a name without a tag.
+const LATEST: &str = ":latest";
+
+/// `/api/version`.
+pub(super) fn version() -> Value {
+    json!({"version": API_VERSION, "hostler": env!("CARGO_PKG_VERSION")})
+}
+
+/// What an engine says of a model in `/v1/models`.
+#[derive(Debug, Default, Deserialize)]
+struct Card {
+    created: Option<u64>,
+    parent: Option<String>,
+    max_model_len: Option<u64>,
+}
+
+/// What is known of a model; Ollama's fields for the rest stay empty.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Known {
+    name: String,
+    created: Option<u64>,
+    parent: String,
+    longest: Option<u64>,
+    quantization: String,
+    capabilities: Vec<&'static str>,
+    runs: bool,
+}
+
+impl Known {
+    fn of(view: &FleetView, model: &Model) -> Self {
+        let card: Card = serde_json::from_slice(&model.card).unwrap_or_default();
+        let serving = || view.replicas.iter().filter(|replica| replica.serves(Some(&model.id)));
+        let launch = serving().find_map(|replica| replica.state.wire.launch.as_ref());
+        let flags = Flags(launch.map_or(&[], |launch| &launch.arguments));
+        Self {
+            name: model.id.clone(),
+            created: card.created,
+            // An adapter's card has no length, but its engine has.
+            longest: card.max_model_len.or(launch.map(|launch| launch.max_model_len)).filter(|length| *length > 0),
+            parent: card.parent.unwrap_or_default(),
+            quantization: flags.value("--quantization").unwrap_or_default().to_owned(),
+            capabilities: flags.capabilities(),
+            runs: serving().any(Replica::is_ready),
+        }
+    }
+
+    fn modified(&self) -> String {
+        moment(SystemTime::UNIX_EPOCH + Duration::from_secs(self.created.unwrap_or(0)))
+    }
+
+    fn details(&self) -> Value {
+        json!({
+            "parent_model": self.parent,
+            "format": "",
+            "family": "",
+            "families": [],
+            "parameter_size": "",
+            "quantization_level": self.quantization,
+        })
+    }
+
+    /// An entry of `/api/tags`.
+    pub(super) fn tag(&self) -> Value {
+        json!({
+            "name": self.name,
+            "model": self.name,
+            "modified_at": self.modified(),
+            "size": 0,
+            "digest": "",
+            "details": self.details(),
+        })
+    }
+
+    /// An entry of `/api/ps`.
+    pub(super) fn process(&self) -> Value {
+        json!({
+            "name": self.name,
+            "model": self.name,
+            "size": 0,
+            "digest": "",
+            "details": self.details(),
+            "expires_at": NEVER,
+            "size_vram": 0,
+            "context_length": self.longest.unwrap_or(0),
+        })
+    }
+
+    /// `/api/show`. Clients find a model's longest context only under the name of its architecture, which engines do not tell; it stands
+    /// under theirs.
+    pub(super) fn shown(&self) -> Value {
+        let mut info =
+            Map::from_iter([("general.architecture".to_owned(), json!("vllm")), ("general.basename".to_owned(), json!(self.name))]);
+        if let Some(longest) = self.longest {
+            info.insert("vllm.context_length".to_owned(), longest.into());
+        }
+        json!({
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": self.details(),
+            "model_info": info,
+            "capabilities": self.capabilities,
+            "modified_at": self.modified(),
+        })
+    }
+}
+
+/// The flags that an engine was started with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flags<'a>(pub(super) &'a [String]);
+
+impl<'a> Flags<'a> {
+    /// What follows a flag, as its own word or behind `=`.
+    fn value(self, name: &str) -> Option<&'a str> {
+        let behind = |flag: &'a String| flag.strip_prefix(name)?.strip_prefix('=');
+        let next = || self.0.windows(2).find(|pair| pair[0] == name).map(|pair| pair[1].as_str());
+        self.0.iter().find_map(behind).or_else(next)
+    }
+
+    /// What a model can do, as far as its engine's flags tell. That it sees images they do not.
+    pub(super) fn capabilities(self) -> Vec<&'static str> {
+        let pools = self.value("--runner") == Some("pooling") || matches!(self.value("--convert"), Some("embed" | "classify" | "reward"));
+        if pools {
+            return vec!["embedding"];
+        }
+        let has = |name: &str| self.0.iter().any(|flag| flag == name);
+        let mut capabilities = vec!["completion"];
+        capabilities.extend(has("--enable-auto-tool-choice").then_some("tools"));
+        capabilities.extend(self.value("--reasoning-parser").map(|_| "thinking"));
+        capabilities
+    }
+}
+
+/// The fleet's own name of a model that a client names.
+pub(super) fn resolve<'a>(name: &str, mut known: impl Iterator<Item = &'a str> + Clone) -> String {
+    let short = name.strip_suffix(LATEST);
+    let long = format!("{name}{LATEST}");
+    let is_known = |wanted: &str| known.clone().any(|model| model == wanted);
+    match short {
+        _ if is_known(name) => name.to_owned(),
+        Some(short) if is_known(short) => short.to_owned(),
+        _ => known.find(|model| *model == long).unwrap_or(name).to_owned(),
+    }
+}
+
+impl Edge {
+    /// `/api/tags`: the models of the whole fleet that this caller may use.
+    pub(super) fn tags(&self, caller: &Caller) -> Value {
+        json!({"models": self.all(caller).iter().map(Known::tag).collect::<Vec<_>>()})
+    }
+
+    /// `/api/ps`: those that are served now.
+    pub(super) fn running(&self, caller: &Caller) -> Value {
+        let running = self.all(caller).into_iter().filter(|known| known.runs);
+        json!({"models": running.map(|known| known.process()).collect::<Vec<_>>()})
+    }
+
+    /// `/api/show`.
+    pub(super) async fn show(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
+        #[derive(Deserialize)]
+        struct Show {
+            // The older name of the field.
+            #[serde(alias = "name")]
+            model: String,
+        }
+        let Read { entry, body, .. } = match self.taken_in(request).await {
+            Ok(read) => read,
+            Err(response) => return *response,
+        };
+        match serde_json::from_slice::<Show>(&body) {
+            Err(error) => self.malformed(&entry, &format!("the body cannot be understood: {error}")),
+            Ok(Show { model }) => match self.known(&model, caller) {
+                Ok(known) => told(&known.shown()),
+                Err(refusal) => reply::refusal(&refusal),
+            },
+        }
+    }
+
+    fn all(&self, caller: &Caller) -> Vec<Known> {
+        let view = self.dispatch.fleet.view();
+        let models = view.models().into_iter().filter(|model| caller.may_use(&model.id));
+        models.map(|model| Known::of(&view, model)).collect()
+    }
+
+    /// A model by the name that a client gives it.
+    pub(super) fn known(&self, name: &str, caller: &Caller) -> Result<Known, Refusal> {
+        let mut all = self.all(caller);
+        let wanted = resolve(name, all.iter().map(|known| known.name.as_str()));
+        if let Some(at) = all.iter().position(|known| known.name == wanted) {
+            return Ok(all.swap_remove(at));
+        }
+        let names: Vec<&str> = all.iter().map(|known| known.name.as_str()).collect();
+        Err(Refusal::UnknownModel { model: name.to_owned(), known: names.join(", ") })
+    }
+
+    /// The fleet's own name of a model.
+    pub(super) fn resolved(&self, name: &str) -> String {
+        let view = self.dispatch.fleet.view();
+        resolve(name, view.models().into_iter().map(|model| model.id.as_str()))
+    }
+
+    /// The longest context that a model takes, as far as it is known.
+    pub(super) fn longest_context(&self, name: &str) -> Option<u64> {
+        let view = self.dispatch.fleet.view();
+        let model = view.models().into_iter().find(|model| model.id == name)?;
+        Known::of(&view, model).longest
+    }
+}

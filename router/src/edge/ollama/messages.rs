@@ -1,0 +1,135 @@
+//! Messages of a chat from Ollama's form into the engine's: images become parts of the content, and tool calls get the ids that Ollama's
+//! do without.
+
+use std::collections::VecDeque;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// A message as Ollama's clients write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Message {
+    role: String,
+    content: Option<String>,
+    thinking: Option<String>,
+    images: Option<Vec<String>>,
+    tool_calls: Option<Vec<Call>>,
+    tool_name: Option<String>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Call {
+    id: Option<String>,
+    function: Function,
+}
+
+#[derive(Debug, Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    arguments: Value,
+}
+
+/// A call that no result has come for.
+struct Open {
+    id: String,
+    name: String,
+}
+
+/// Hands out ids of calls. They depend on the position alone, so that each turn of a chat repeats the prompt of the one before and finds it
+/// cached. Nine letters and digits are what the strictest templates, Mistral's, accept.
+#[derive(Default)]
+struct Ids(usize);
+
+impl Ids {
+    fn next(&mut self) -> String {
+        self.0 += 1;
+        format!("call{:05}", self.0)
+    }
+}
+
+/// The same messages for an engine.
+///
+/// # Errors
+/// When an image is no base64.
+pub(super) fn for_engine(messages: Vec<Message>) -> Result<Vec<Value>, String> {
+    let mut ids = Ids::default();
+    let mut open = VecDeque::new();
+    messages.into_iter().map(|message| one_for_engine(message, &mut ids, &mut open)).collect()
+}
+
+fn one_for_engine(message: Message, ids: &mut Ids, open: &mut VecDeque<Open>) -> Result<Value, String> {
+    let Message { role, content, thinking, images, tool_calls, tool_name, tool_call_id } = message;
+    let mut told = Map::new();
+    if role == "tool" {
+        let of_name = tool_name.as_ref().and_then(|name| open.iter().position(|call| call.name == *name));
+        let of_id = tool_call_id.as_ref().and_then(|id| open.iter().position(|call| call.id == *id));
+        let answered = open.remove(of_id.or(of_name).unwrap_or(0));
+        let id = tool_call_id.or(answered.map(|call| call.id)).unwrap_or_else(|| ids.next());
+        told.insert("tool_call_id".to_owned(), id.into());
+        if let Some(name) = tool_name {
+            told.insert("name".to_owned(), name.into());
+        }
+    }
+    told.insert("role".to_owned(), role.into());
+    told.insert("content".to_owned(), with_images(content.unwrap_or_default(), images.unwrap_or_default())?);
+    if let Some(thinking) = thinking.filter(|thinking| !thinking.is_empty()) {
+        told.insert("reasoning".to_owned(), thinking.into());
+    }
+    if let Some(calls) = tool_calls.filter(|calls| !calls.is_empty()) {
+        open.clear();
+        let calls = calls.into_iter().map(|call| {
+            let Call { id, function: Function { name, arguments } } = call;
+            let id = id.filter(|id| !id.is_empty()).unwrap_or_else(|| ids.next());
+            let arguments = match arguments {
+                Value::String(json) => json,
+                Value::Null => "{}".to_owned(),
+                object => object.to_string(),
+            };
+            let told = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            open.push_back(Open { id, name });
+            told
+        });
+        told.insert("tool_calls".to_owned(), calls.collect());
+    }
+    Ok(told.into())
+}
+
+/// The content of a message: a text alone, or images with what is said of them.
+///
+/// # Errors
+/// When an image is no base64.
+pub(super) fn with_images(text: String, images: Vec<String>) -> Result<Value, String> {
+    if images.is_empty() {
+        return Ok(text.into());
+    }
+    let mut parts = images.iter().map(|image| image_part(image)).collect::<Result<Vec<Value>, String>>()?;
+    parts.push(json!({"type": "text", "text": text}));
+    Ok(parts.into())
+}
+
+/// An image in the only form that lets no engine fetch anything: its own bytes.
+fn image_part(image: &str) -> Result<Value, String> {
+    let base64 = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte));
+    let is_data = image.strip_prefix("data:image/").and_then(|rest| rest.split_once(";base64,")).is_some_and(|(_, text)| base64(text));
+    let url = match image {
+        _ if is_data => image.to_owned(),
+        _ if base64(image) => format!("data:{};base64,{image}", media_type(image)),
+        _ => return Err("images are the base64 text of a file, as JPEG, PNG, GIF or WebP".to_owned()),
+    };
+    Ok(json!({"type": "image_url", "image_url": {"url": url}}))
+}
+
+/// What the first bytes of a file say that it is, seen through its base64.
+fn media_type(base64: &str) -> &'static str {
+    match base64 {
+        _ if base64.starts_with("/9j/") => "image/jpeg",
+        _ if base64.starts_with("iVBORw0KGgo") => "image/png",
+        _ if base64.starts_with("R0lGOD") => "image/gif",
+        _ if base64.starts_with("UklGR") => "image/webp",
+        _ if base64.starts_with("Qk") => "image/bmp",
+        // The engine looks for itself.
+        _ => "application/octet-stream",
+    }
+}

@@ -1,0 +1,238 @@
+//! What a client of Ollama's API asks, as a request for an engine.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::messages::{self, Message};
+use super::options::{add_format, add_logprobs, add_sampling, add_thinking};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+/// In which form an answer is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As a message: `/api/chat`.
+    Chat,
+    /// As text: `/api/generate`.
+    Generate,
+    /// As vectors: `/api/embed`.
+    Embed,
+    /// As one vector: `/api/embeddings`.
+    Embedding,
+}
+
+/// What a request wants.
+#[derive(Debug, PartialEq)]
+pub(super) struct Wanted {
+    /// The model as the client named it.
+    pub(super) model: String,
+    pub(super) form: Form,
+    /// Whether the answer is to come line by line.
+    pub(super) streams: bool,
+    /// What the engine is asked; absent where the client but has its model loaded.
+    pub(super) asked: Option<Asked>,
+}
+
+/// A request for an engine, but for its model.
+#[derive(Debug, PartialEq)]
+pub(super) struct Asked {
+    pub(super) path: &'static str,
+    pub(super) fields: Map<String, Value>,
+    /// The engine's own limit of this route is a few tokens, and the client wants as many as there may be.
+    pub(super) unlimited: bool,
+}
+
+impl Wanted {
+    /// Reads the body of a request whose answer has this form.
+    ///
+    /// # Errors
+    /// When it cannot be understood, or asks for what no engine here does.
+    pub(super) fn read(form: Form, body: &[u8]) -> Result<Self, String> {
+        let words = |error: serde_json::Error| format!("the body cannot be understood: {error}");
+        let wanted = match form {
+            Form::Chat => serde_json::from_slice::<Chat>(body).map_err(words)?.wanted()?,
+            Form::Generate => serde_json::from_slice::<Generate>(body).map_err(words)?.wanted()?,
+            Form::Embed => serde_json::from_slice::<Embed>(body).map_err(words)?.wanted()?,
+            Form::Embedding => serde_json::from_slice::<Embedding>(body).map_err(words)?.wanted(),
+        };
+        if wanted.model.is_empty() { Err("the body names no model".to_owned()) } else { Ok(wanted) }
+    }
+}
+
+/// What both kinds of generation have.
+#[derive(Debug, Deserialize)]
+struct Common {
+    #[serde(default)]
+    model: String,
+    stream: Option<bool>,
+    format: Option<Value>,
+    options: Option<Map<String, Value>>,
+    think: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+}
+
+impl Common {
+    /// Whether the answer is to come line by line: yes, unless the client says no.
+    fn streams(&self) -> bool {
+        self.stream.unwrap_or(true)
+    }
+
+    fn add_to(&self, fields: &mut Map<String, Value>) -> Result<(), String> {
+        if self.streams() {
+            fields.insert("stream".to_owned(), true.into());
+            fields.insert("stream_options".to_owned(), json!({"include_usage": true}));
+        }
+        add_sampling(self.options.as_ref().unwrap_or(&Map::new()), fields)?;
+        add_format(self.format.as_ref(), fields)
+    }
+
+    /// What only a templated prompt has.
+    fn add_to_chat(&self, fields: &mut Map<String, Value>) -> Result<(), String> {
+        self.add_to(fields)?;
+        add_logprobs(self.logprobs, self.top_logprobs, fields);
+        add_thinking(self.think.as_ref(), fields)
+    }
+
+    fn wanted(self, form: Form, asked: Option<Asked>) -> Wanted {
+        Wanted { streams: self.streams(), model: self.model, form, asked }
+    }
+}
+
+/// `/api/chat`.
+#[derive(Debug, Deserialize)]
+struct Chat {
+    #[serde(flatten)]
+    common: Common,
+    messages: Option<Vec<Message>>,
+    tools: Option<Vec<Value>>,
+}
+
+impl Chat {
+    fn wanted(self) -> Result<Wanted, String> {
+        let Self { common, messages, tools } = self;
+        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else { return Ok(common.wanted(Form::Chat, None)) };
+        let mut fields = Map::new();
+        fields.insert("messages".to_owned(), messages::for_engine(messages)?.into());
+        if let Some(tools) = tools.filter(|tools| !tools.is_empty()) {
+            fields.insert("tools".to_owned(), tools.into());
+        }
+        common.add_to_chat(&mut fields)?;
+        Ok(common.wanted(Form::Chat, Some(Asked { path: CHAT, fields, unlimited: false })))
+    }
+}
+
+/// `/api/generate`.
+#[derive(Debug, Deserialize)]
+struct Generate {
+    #[serde(flatten)]
+    common: Common,
+    prompt: Option<String>,
+    suffix: Option<String>,
+    system: Option<String>,
+    template: Option<String>,
+    context: Option<Vec<Value>>,
+    raw: Option<bool>,
+    images: Option<Vec<String>>,
+}
+
+impl Generate {
+    fn wanted(self) -> Result<Wanted, String> {
+        let Self { common, prompt, suffix, system, template, context, raw, images } = self;
+        let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let (prompt, suffix, system, images) = (given(prompt), given(suffix), given(system), images.unwrap_or_default());
+        if given(template).is_some() {
+            return Err("`template` cannot be set here, the engine applies its model's own: send the finished prompt with `raw`".to_owned());
+        }
+        if context.is_some_and(|context| !context.is_empty()) {
+            return Err("`context` is neither given nor taken here: send the conversation to /api/chat".to_owned());
+        }
+        let Some(prompt) = prompt else { return Ok(common.wanted(Form::Generate, None)) };
+        let mut fields = Map::new();
+        if raw != Some(true) && suffix.is_none() {
+            let mut messages: Vec<Value> = system.into_iter().map(|system| json!({"role": "system", "content": system})).collect();
+            messages.push(json!({"role": "user", "content": messages::with_images(prompt, images)?}));
+            fields.insert("messages".to_owned(), messages.into());
+            common.add_to_chat(&mut fields)?;
+            return Ok(common.wanted(Form::Generate, Some(Asked { path: CHAT, fields, unlimited: false })));
+        }
+        if system.is_some() || !images.is_empty() || common.logprobs == Some(true) {
+            return Err("a prompt with `raw` or `suffix` goes to the model as it is: it has no `system`, `images` or `logprobs`".to_owned());
+        }
+        fields.insert("prompt".to_owned(), prompt.into());
+        if let Some(suffix) = suffix {
+            fields.insert("suffix".to_owned(), suffix.into());
+        }
+        common.add_to(&mut fields)?;
+        let unlimited = !fields.contains_key("max_tokens");
+        Ok(common.wanted(Form::Generate, Some(Asked { path: COMPLETIONS, fields, unlimited })))
+    }
+}
+
+/// `/api/embed`.
+#[derive(Debug, Deserialize)]
+struct Embed {
+    #[serde(default)]
+    model: String,
+    input: Option<Texts>,
+    truncate: Option<bool>,
+    dimensions: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Embed {
+    fn wanted(self) -> Result<Wanted, String> {
+        let Self { model, input, truncate, dimensions } = self;
+        let texts = match input {
+            None => Vec::new(),
+            Some(Texts::One(text)) if text.is_empty() => Vec::new(),
+            Some(Texts::One(text)) => vec![text],
+            Some(Texts::Many(texts)) => texts,
+        };
+        if texts.iter().any(String::is_empty) {
+            return Err("an empty text has no embedding".to_owned());
+        }
+        let mut asked = embeddings(texts, truncate);
+        if let (Some(asked), Some(dimensions)) = (&mut asked, dimensions.filter(|dimensions| !dimensions.is_null())) {
+            asked.fields.insert("dimensions".to_owned(), dimensions);
+        }
+        Ok(Wanted { model, form: Form::Embed, streams: false, asked })
+    }
+}
+
+/// `/api/embeddings`, the older one.
+#[derive(Debug, Deserialize)]
+struct Embedding {
+    #[serde(default)]
+    model: String,
+    prompt: Option<String>,
+}
+
+impl Embedding {
+    fn wanted(self) -> Wanted {
+        let texts = self.prompt.into_iter().filter(|text| !text.is_empty()).collect();
+        Wanted { model: self.model, form: Form::Embedding, streams: false, asked: embeddings(texts, None) }
+    }
+}
+
+/// What too long a text is cut to is as much as the model takes, unless the client will not have it cut.
+fn embeddings(texts: Vec<String>, truncate: Option<bool>) -> Option<Asked> {
+    if texts.is_empty() {
+        return None;
+    }
+    let mut fields = Map::new();
+    fields.insert("input".to_owned(), texts.into());
+    fields.insert("encoding_format".to_owned(), "float".into());
+    if truncate != Some(false) {
+        fields.insert("truncate_prompt_tokens".to_owned(), (-1).into());
+    }
+    Some(Asked { path: EMBEDDINGS, fields, unlimited: false })
+}

@@ -1,0 +1,181 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn noon() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5)
+}
+
+const STREAM: &str = concat!(
+    ": keep-alive\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{"reasoning":"hm"},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{"content":"Hé\n"},"logprobs":{"content":[{"token":"H","logprob":-0.10}]},"finish_reason":null}],"usage":null}"#,
+    "\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{"content":null,"tool_calls":[{"id":"t1","type":"function","index":0,"function":{"name":"look"}}]},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\"at\""}}]},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":": 1}"}},{"index":1,"id":"t2","function":{"name":"rest","arguments":""}}]},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}"#,
+    "\n\n",
+    r#"data: {"choices":[],"usage":{"prompt_tokens":7,"total_tokens":12,"completion_tokens":5}}"#,
+    "\n\ndata: [DONE]\n\n",
+);
+
+/// Tells a stream whose pieces come 100 ms apart, after half a second.
+fn told_of(form: Form, pieces: &[&[u8]]) -> (String, Option<Cut>) {
+    let begun = Instant::now();
+    let mut teller = Teller::new(form, "m".into(), begun);
+    let mut instant = begun + Duration::from_millis(500);
+    let mut lines = Vec::new();
+    let mut cut = None;
+    for piece in pieces {
+        match teller.take(piece, Now { instant, time: noon() }) {
+            Ok(more) => lines.extend(more),
+            Err(why) => {
+                cut = Some(why);
+                lines.extend(teller.lines());
+                break;
+            }
+        }
+        instant += Duration::from_millis(100);
+    }
+    if cut.is_none() {
+        match teller.end(Now { instant, time: noon() }) {
+            Ok(more) => lines.extend(more),
+            Err(why) => cut = Some(why),
+        }
+    }
+    (String::from_utf8(lines).unwrap(), cut)
+}
+
+/// An event a piece, with the blank line behind it.
+fn events(stream: &str) -> Vec<&[u8]> {
+    stream.split_inclusive("\n\n").map(str::as_bytes).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_becomes_a_line_and_calls_are_told_when_they_are_whole() {
+    let (lines, cut) = told_of(Form::Chat, &events(STREAM));
+    assert_eq!(cut, None);
+    // The first token comes with the third piece, after 700 ms; the end after 1500 ms.
+    insta::assert_snapshot!(lines, @r#"
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":"","thinking":"hm"},"done":false}
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":"Hé\n"},"logprobs":[{"token":"H","logprob":-0.10}],"done":false}
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":"","tool_calls":[{"id":"t1","function":{"index":0,"name":"look","arguments":{"at":1}}},{"id":"t2","function":{"index":1,"name":"rest","arguments":{}}}]},"done":false}
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"prompt_eval_duration":700000000,"eval_count":5,"eval_duration":800000000}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_completion_is_told_as_text() {
+    let stream = "data: {\"choices\":[{\"index\":0,\"text\":\"One\",\"finish_reason\":null}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" more\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+    let (lines, cut) = told_of(Form::Generate, &events(stream));
+    assert_eq!(cut, None);
+    insta::assert_snapshot!(lines, @r#"
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","response":"One","done":false}
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","response":" more","done":false}
+    {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","response":"","done":true,"done_reason":"length","total_duration":800000000,"load_duration":0,"prompt_eval_count":0,"prompt_eval_duration":500000000,"eval_count":0,"eval_duration":300000000}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engines_error_ends_the_lines_with_its_message() {
+    let failing = format!(
+        "{}data: {{\"error\":{{\"message\":\"the core died\",\"code\":500}}}}\n\ndata: [DONE]\n\n",
+        &STREAM[..STREAM.find("\"Hé").unwrap()].rsplit_once("data: ").unwrap().0
+    );
+    let (lines, cut) = told_of(Form::Chat, &[failing.as_bytes()]);
+    assert_eq!(cut, Some(Cut("the core died".into())));
+    assert_eq!(lines.lines().count(), 1, "what came before is told: {lines}");
+    assert!(!lines.contains("\"done\":true"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_whole_is_never_told_as_done() {
+    for (stream, why) in [
+        ("", "the engine ended the answer before it was complete"),
+        ("data: [DONE]\n\n", "the engine ended the answer before it was complete"),
+        ("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n", "the engine ended the answer before it was complete"),
+    ] {
+        let (lines, cut) = told_of(Form::Chat, &[stream.as_bytes()]);
+        assert_eq!((cut, lines.contains("\"done\":true")), (Some(Cut(why.into())), false), "{stream}");
+    }
+    let (_, cut) = told_of(Form::Chat, &[b"data: {\"choices\"\n\n"]);
+    assert!(cut.unwrap().0.starts_with("an event of the engine cannot be read: "));
+    let cut_short = STREAM.replace(": 1}", ": 1");
+    assert!(told_of(Form::Chat, &events(&cut_short)).1.unwrap().0.starts_with("the model called `look` with arguments"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_held_without_bound() {
+    let mut teller = Teller::new(Form::Chat, "m".into(), Instant::now());
+    let now = Now { instant: Instant::now(), time: noon() };
+    let endless = vec![b'x'; 64 * 1024];
+    let taken = (0..1000).take_while(|_| teller.take(&endless, now).is_ok()).count();
+    assert!((1..100).contains(&taken), "{taken} pieces were held");
+
+    let mut teller = Teller::new(Form::Chat, "m".into(), Instant::now());
+    let call = format!(
+        "data: {{\"choices\":[{{\"delta\":{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":\"{}\"}}}}]}}}}]}}\n\n",
+        "x".repeat(500_000)
+    );
+    let taken = (0..1000).take_while(|_| teller.take(call.as_bytes(), now).is_ok()).count();
+    assert!((1..100).contains(&taken), "{taken} pieces were held");
+}
+
+/// Cuts bytes where it is told to.
+fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
+    let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+    cuts.extend([0, stream.len()]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
+}
+
+/// Lines without their times, which depend on when pieces come.
+fn timeless(lines: &str) -> Vec<Value> {
+    let timeless = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        line.as_object_mut().unwrap().retain(|name, _| !name.ends_with("_duration"));
+        line
+    };
+    lines.lines().map(timeless).collect()
+}
+
+proptest! {
+    #[test]
+    fn however_the_bytes_are_cut_the_same_lines_are_told(cuts in prop::collection::vec(any::<usize>(), 0..40), crlf: bool, ends: bool) {
+        let mut stream = STREAM.to_owned();
+        if !ends {
+            stream.truncate(stream.trim_end().len());
+        }
+        if crlf {
+            stream = stream.replace('\n', "\r\n");
+        }
+        let (whole, _) = told_of(Form::Chat, &[stream.as_bytes()]);
+        let (lines, cut) = told_of(Form::Chat, &pieces(stream.as_bytes(), &cuts));
+        prop_assert_eq!(cut, None);
+        prop_assert_eq!(timeless(&lines).len(), 4);
+        prop_assert_eq!(timeless(&lines), timeless(&whole));
+    }
+
+    #[test]
+    fn any_text_arrives_as_it_was_generated(texts in prop::collection::vec(any::<String>(), 1..8), cuts in prop::collection::vec(any::<usize>(), 0..20)) {
+        let mut stream: String = texts.iter().map(|text| format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": null}]}))).collect();
+        stream.push_str("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n");
+        let (lines, cut) = told_of(Form::Chat, &pieces(stream.as_bytes(), &cuts));
+        prop_assert_eq!(cut, None);
+        let text: String = timeless(&lines).iter().map(|line| line["message"]["content"].as_str().unwrap().to_owned()).collect();
+        prop_assert_eq!(text, texts.concat());
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes: Vec<u8>) {
+        let _ = told_of(Form::Chat, &[b"data:", &bytes, b"\n"]);
+    }
+}

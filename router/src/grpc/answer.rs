@@ -1,0 +1,215 @@
+//! An engine's JSON as typed messages.
+
+use bytes::{Bytes, BytesMut};
+use hostler_proto::inference::v1 as wire;
+use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tonic::Status;
+use wire::finish::StoppedBy;
+
+use super::engine::{Answered, Choice, Embedded, Logprob, Logprobs, Message, Usage};
+use super::status;
+use crate::dispatch::{Answer, Relay};
+use crate::placement::Record;
+
+/// The largest whole answer that is read; log probabilities of long answers make the largest.
+const MOST_BYTES: usize = 256 * 1024 * 1024;
+
+/// A whole answer that went well, in its type.
+///
+/// # Errors
+/// When it is the engine's refusal, has broken, or is something else.
+pub(super) async fn read<T: DeserializeOwned>(mut answer: Answer) -> Result<T, Status> {
+    let body = whole(&mut answer.body).await?;
+    if answer.head.status != 200 {
+        return Err(status::engine(answer.head.status, &answer.head.headers, &body));
+    }
+    serde_json::from_slice(&body).map_err(|error| status::not_understood(&error.to_string()))
+}
+
+/// The whole body of an answer.
+pub(super) async fn whole(relay: &mut Relay) -> Result<Bytes, Status> {
+    let mut only: Option<Bytes> = None;
+    let mut all = BytesMut::new();
+    while let Some(frame) = relay.frame().await {
+        let Ok(bytes) = frame.map_err(|broken| status::broken(&broken))?.into_data() else { continue };
+        if all.len() + bytes.len() > MOST_BYTES {
+            return Err(status::not_understood(&format!("it is longer than {MOST_BYTES} bytes; ask for a stream")));
+        }
+        if all.is_empty() && only.is_none() {
+            only = Some(bytes);
+            continue;
+        }
+        all.extend_from_slice(&only.take().unwrap_or_default());
+        all.extend_from_slice(&bytes);
+    }
+    Ok(only.unwrap_or_else(|| all.freeze()))
+}
+
+/// A generation's whole answer.
+pub(super) fn generated(mut answered: Answered, record: &Record) -> wire::GenerateResponse {
+    let prompt = prompt_token_ids(&mut answered);
+    let choices = answered.choices.unwrap_or_default();
+    wire::GenerateResponse {
+        id: answered.id.unwrap_or_default(),
+        model: answered.model.unwrap_or_default(),
+        choices: choices.into_iter().map(choice).collect(),
+        usage: answered.usage.as_ref().map(usage),
+        placement: Some(placement(record)),
+        prompt_token_ids: prompt,
+    }
+}
+
+/// The vectors of an answer.
+pub(super) fn embedded(embedded: Embedded, record: &Record) -> wire::EmbedResponse {
+    let vectors = embedded.data.into_iter().zip(0..);
+    wire::EmbedResponse {
+        id: embedded.id.unwrap_or_default(),
+        model: embedded.model.unwrap_or_default(),
+        embeddings: vectors.map(|(of, at)| wire::Embedding { index: of.index.unwrap_or(at), values: of.embedding }).collect(),
+        usage: embedded.usage.as_ref().map(usage),
+        placement: Some(placement(record)),
+    }
+}
+
+/// The prompt's tokens, wherever the engine put them.
+pub(super) fn prompt_token_ids(answered: &mut Answered) -> Vec<u32> {
+    let beside = answered.prompt_token_ids.take();
+    let within = || answered.choices.iter().flatten().find_map(|choice| choice.prompt_token_ids.clone());
+    beside.or_else(within).unwrap_or_default()
+}
+
+/// Where a request went and why.
+pub(super) fn placement(record: &Record) -> wire::Placement {
+    let (replica, choice) = record.choice();
+    wire::Placement {
+        request_id: format!("{:016x}", record.id),
+        replica: replica.to_owned(),
+        matched_tokens: choice.candidate.matched,
+        prompt_tokens: record.tokens,
+        level: record.level.word().to_owned(),
+        why: record.why().to_owned(),
+        predicted_first_token_seconds: choice.terms.first_token(),
+        attempt: record.attempt,
+        held_seconds: record.held.into(),
+        candidates: u32::try_from(record.candidates).unwrap_or(u32::MAX),
+    }
+}
+
+pub(super) fn usage(usage: &Usage) -> wire::Usage {
+    wire::Usage {
+        prompt_tokens: usage.prompt_tokens.unwrap_or(0),
+        completion_tokens: usage.completion_tokens.unwrap_or(0),
+        cached_tokens: usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens),
+        reasoning_tokens: usage.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens),
+    }
+}
+
+fn choice(choice: Choice) -> wire::Choice {
+    let finish = finish(&choice);
+    let index = choice.index.unwrap_or(0);
+    let Message { content, reasoning, reasoning_content, refusal, tool_calls } = choice.message.unwrap_or_default();
+    let calls = tool_calls.unwrap_or_default().into_iter().map(|call| {
+        let function = call.function.unwrap_or_default();
+        wire::ToolCall {
+            id: call.id.unwrap_or_default(),
+            name: function.name.unwrap_or_default(),
+            arguments: function.arguments.unwrap_or_default(),
+        }
+    });
+    wire::Choice {
+        index,
+        text: choice.text.or(content).unwrap_or_default(),
+        reasoning: reasoning.or(reasoning_content).unwrap_or_default(),
+        tool_calls: calls.collect(),
+        token_ids: choice.token_ids.unwrap_or_default(),
+        logprobs: choice.logprobs.map(logprobs).unwrap_or_default(),
+        finish,
+        refusal: refusal.unwrap_or_default(),
+    }
+}
+
+/// A piece of a choice; `None` where it brings nothing, as the event that only says who speaks.
+pub(super) fn delta(choice: Choice) -> Option<wire::Delta> {
+    let index = choice.index.unwrap_or(0);
+    let Message { content, reasoning, reasoning_content, refusal, tool_calls } = choice.delta.unwrap_or_default();
+    let calls = tool_calls.unwrap_or_default().into_iter().zip(0..).map(|(call, at)| {
+        let function = call.function.unwrap_or_default();
+        wire::ToolCallDelta {
+            index: call.index.unwrap_or(at),
+            id: call.id.unwrap_or_default(),
+            name: function.name.unwrap_or_default(),
+            arguments: function.arguments.unwrap_or_default(),
+        }
+    });
+    let delta = wire::Delta {
+        index,
+        text: choice.text.or(content).unwrap_or_default(),
+        reasoning: reasoning.or(reasoning_content).unwrap_or_default(),
+        tool_calls: calls.collect(),
+        token_ids: choice.token_ids.unwrap_or_default(),
+        logprobs: choice.logprobs.map(logprobs).unwrap_or_default(),
+        refusal: refusal.unwrap_or_default(),
+    };
+    (delta != wire::Delta { index, ..wire::Delta::default() }).then_some(delta)
+}
+
+/// How a choice ended, if it has.
+pub(super) fn finish(choice: &Choice) -> Option<wire::Finish> {
+    let word = choice.finish_reason.clone()?;
+    let reason = match word.as_str() {
+        "stop" => wire::FinishReason::Stop,
+        "length" => wire::FinishReason::Length,
+        "tool_calls" | "function_call" => wire::FinishReason::ToolCalls,
+        "content_filter" => wire::FinishReason::ContentFilter,
+        "repetition" => wire::FinishReason::Repetition,
+        _ => wire::FinishReason::Other,
+    };
+    let stopped_by = match &choice.stop_reason {
+        Some(Value::String(text)) => Some(StoppedBy::Text(text.clone())),
+        Some(Value::Number(id)) => id.as_i64().map(StoppedBy::TokenId),
+        _ => None,
+    };
+    Some(wire::Finish { index: choice.index.unwrap_or(0), reason: reason.into(), word, stopped_by })
+}
+
+fn logprobs(logprobs: Logprobs) -> Vec<wire::TokenLogprob> {
+    if let Some(content) = logprobs.content {
+        return content.into_iter().map(chat_logprob).collect();
+    }
+    let mut probabilities = logprobs.token_logprobs.unwrap_or_default().into_iter();
+    let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
+    let tokens = logprobs.tokens.unwrap_or_default().into_iter();
+    let of_text = tokens.map(|token| {
+        let top = tops.next().flatten().unwrap_or_default().into_iter();
+        let alternatives =
+            top.map(|(token, logprob)| wire::Alternative { token, logprob: logprob.as_f64().unwrap_or(0.0), bytes: Bytes::new() });
+        // The first token of a prompt has none.
+        wire::TokenLogprob {
+            token,
+            logprob: probabilities.next().flatten().unwrap_or(0.0),
+            bytes: Bytes::new(),
+            alternatives: alternatives.collect(),
+        }
+    });
+    of_text.collect()
+}
+
+fn chat_logprob(of: Logprob) -> wire::TokenLogprob {
+    let alternatives = of.top_logprobs.unwrap_or_default().into_iter();
+    let alternatives = alternatives.map(|other| wire::Alternative {
+        token: other.token,
+        logprob: other.logprob.unwrap_or(0.0),
+        bytes: other.bytes.unwrap_or_default().into(),
+    });
+    wire::TokenLogprob {
+        token: of.token,
+        logprob: of.logprob.unwrap_or(0.0),
+        bytes: of.bytes.unwrap_or_default().into(),
+        alternatives: alternatives.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! What engines answer on `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`, as far as it is told on: one shape for whole answers
+//! and for events, chats and texts. Whatever else is there is passed over, and whatever is null or missing is absent.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// A whole answer, or one event of a stream.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Answered {
+    pub(super) id: Option<String>,
+    pub(super) model: Option<String>,
+    pub(super) choices: Option<Vec<Choice>>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) usage: Option<Usage>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) prompt_token_ids: Option<Vec<u32>>,
+    pub(super) error: Option<EngineError>,
+}
+
+/// One answer to the prompt, or a piece of it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Choice {
+    #[serde(deserialize_with = "lenient")]
+    pub(super) index: Option<u32>,
+    /// Of a text.
+    pub(super) text: Option<String>,
+    /// Of a chat that is answered whole.
+    pub(super) message: Option<Message>,
+    /// Of a chat that is streamed.
+    pub(super) delta: Option<Message>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) finish_reason: Option<String>,
+    pub(super) stop_reason: Option<Value>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) token_ids: Option<Vec<u32>>,
+    /// Texts have it here, chats beside the choices.
+    #[serde(deserialize_with = "lenient")]
+    pub(super) prompt_token_ids: Option<Vec<u32>>,
+}
+
+/// What an assistant says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Message {
+    pub(super) content: Option<String>,
+    pub(super) reasoning: Option<String>,
+    /// Its name before vLLM 0.12, and elsewhere.
+    pub(super) reasoning_content: Option<String>,
+    pub(super) refusal: Option<String>,
+    pub(super) tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// A call, or a piece of one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ToolCall {
+    #[serde(deserialize_with = "lenient")]
+    pub(super) index: Option<u32>,
+    pub(super) id: Option<String>,
+    pub(super) function: Option<Function>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Function {
+    pub(super) name: Option<String>,
+    pub(super) arguments: Option<String>,
+}
+
+/// Of chats it is `content`, of texts the other three lists.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Logprobs {
+    pub(super) content: Option<Vec<Logprob>>,
+    pub(super) tokens: Option<Vec<String>>,
+    pub(super) token_logprobs: Option<Vec<Option<f64>>>,
+    pub(super) top_logprobs: Option<Vec<Option<serde_json::Map<String, Value>>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Logprob {
+    pub(super) token: String,
+    pub(super) logprob: Option<f64>,
+    pub(super) bytes: Option<Vec<u8>>,
+    pub(super) top_logprobs: Option<Vec<Logprob>>,
+}
+
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct Usage {
+    pub(super) prompt_tokens: Option<u64>,
+    pub(super) completion_tokens: Option<u64>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) prompt_tokens_details: Option<PromptDetails>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct PromptDetails {
+    pub(super) cached_tokens: Option<u64>,
+}
+
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct CompletionDetails {
+    pub(super) reasoning_tokens: Option<u64>,
+}
+
+/// Vectors.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Embedded {
+    pub(super) id: Option<String>,
+    pub(super) model: Option<String>,
+    pub(super) data: Vec<Vector>,
+    #[serde(deserialize_with = "lenient")]
+    pub(super) usage: Option<Usage>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Vector {
+    pub(super) index: Option<u32>,
+    pub(super) embedding: Vec<f32>,
+}
+
+/// An error in OpenAI's form.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct EngineError {
+    pub(super) message: Option<String>,
+    #[serde(rename = "type")]
+    pub(super) kind: Option<String>,
+    pub(super) param: Option<String>,
+    code: Option<Value>,
+}
+
+impl EngineError {
+    /// The status code that it would have had as an answer of its own.
+    pub(super) fn http(&self) -> Option<u32> {
+        let code = self.code.as_ref()?;
+        let number = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
+        u32::try_from(number).ok().filter(|code| (400..600).contains(code))
+    }
+}
+
+/// The body of a refusal: an error in OpenAI's form, the same without a frame as older engines have it, or FastAPI's `detail`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Refused {
+    error: Option<EngineError>,
+    #[serde(flatten)]
+    bare: EngineError,
+    detail: Option<Value>,
+}
+
+impl Refused {
+    pub(super) fn into_error(self) -> Option<EngineError> {
+        let detail = self.detail.map(|detail| detail.as_str().map_or_else(|| detail.to_string(), str::to_owned));
+        let bare = Some(self.bare).filter(|bare| bare.message.is_some());
+        self.error.or(bare).or_else(|| Some(EngineError { message: Some(detail?), ..EngineError::default() }))
+    }
+}
+
+/// A value if it is what is expected: an engine that says it in another way has not said it.
+fn lenient<'de, T: DeserializeOwned, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let raw = Option::<&RawValue>::deserialize(deserializer)?;
+    Ok(raw.and_then(|raw| serde_json::from_str(raw.get()).ok()))
+}

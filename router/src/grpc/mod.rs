@@ -1,0 +1,181 @@
+//! `hostler.inference.v1.Inference`: typed messages become the engine's JSON, take the way of every other request into the fleet, and the
+//! engine's JSON becomes typed messages. Health and reflection are beside it. The edge calls `serve` with what is gRPC.
+
+mod answer;
+mod deadline;
+mod engine;
+mod health;
+mod json;
+mod models;
+mod place;
+mod reflection;
+mod request;
+pub(crate) mod status;
+mod stream;
+
+use std::sync::Arc;
+
+use hostler_proto::inference::v1 as wire;
+use hostler_proto::inference::v1::inference_server::{self, Inference, InferenceServer};
+use http::{HeaderMap, Method, Response};
+use tokio::time::Instant;
+use tonic::body::Body;
+use tonic::{Code, Request, Status};
+use tonic_health::pb::health_server::{self, HealthServer};
+use tower::ServiceExt;
+
+use crate::dispatch::Answer;
+use crate::edge::access::Entry;
+use crate::edge::{Edge, Inquiry};
+use crate::keys::Caller;
+use deadline::Deadline;
+pub use place::Bookings;
+use request::EngineRequest;
+use stream::Events;
+
+/// Which service a path is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// Needs no key.
+    Health,
+    /// Its requests are one message, which is read whole before.
+    Inference,
+    /// Reflection, and what nobody serves.
+    Other,
+}
+
+impl Service {
+    /// The service of a path.
+    pub(crate) fn of(path: &str) -> Self {
+        match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
+            Some((health_server::SERVICE_NAME, _)) => Self::Health,
+            Some((inference_server::SERVICE_NAME, _)) => Self::Inference,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Answers a call of a health check.
+pub(crate) async fn check(edge: Arc<Edge>, request: http::Request<Body>) -> Response<Body> {
+    let Ok(response) = HealthServer::new(health::Health(edge)).oneshot(request).await;
+    response
+}
+
+/// Answers a call of reflection, or of what is not there.
+pub(crate) async fn reflect(request: http::Request<Body>) -> Response<Body> {
+    let Ok(response) = reflection::REFLECTION.clone().oneshot(request).await;
+    response
+}
+
+/// Answers a call of the service, of which the message has been read.
+pub(crate) async fn serve(edge: Arc<Edge>, request: http::Request<Body>, caller: Caller, entry: Entry, begun: Instant) -> Response<Body> {
+    let most = edge.config.max_body_bytes;
+    let deadline = Deadline::of(request.headers(), begun);
+    let call = Call { edge, caller, headers: request.headers().clone(), entry, begun, deadline };
+    let Ok(response) = InferenceServer::new(call).max_decoding_message_size(most).oneshot(request).await;
+    response
+}
+
+/// One call: who makes it, how it came, and how long it may take.
+#[derive(Debug)]
+struct Call {
+    edge: Arc<Edge>,
+    caller: Caller,
+    headers: HeaderMap,
+    entry: Entry,
+    begun: Instant,
+    deadline: Deadline,
+}
+
+impl Call {
+    /// The same in the engine's words, for the way that all requests take.
+    fn inquiry(&self, request: EngineRequest) -> Inquiry {
+        Inquiry {
+            method: Method::POST,
+            path: http::uri::PathAndQuery::from_static(request.path),
+            headers: request.headers,
+            body: request.body,
+            caller: self.caller.clone(),
+            entry: self.entry.clone(),
+            begun: self.begun,
+        }
+    }
+
+    async fn submit(&self, request: EngineRequest) -> Result<Answer, Status> {
+        let answer = self.edge.submit(self.inquiry(request)).await.map_err(|declined| status::declined(&declined))?;
+        if answer.head.status != 200 {
+            self.entry.refused("engine");
+        }
+        Ok(answer)
+    }
+
+    /// What comes of `future` while the client waits.
+    async fn in_time<T>(&self, future: impl Future<Output = Result<T, Status>>) -> Result<tonic::Response<T>, Status> {
+        let kept = self.deadline.keep(future).await;
+        kept.map(tonic::Response::new).inspect_err(|status| {
+            if status.code() == Code::DeadlineExceeded {
+                self.entry.refused("deadline");
+            }
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Inference for Call {
+    type GenerateStreamStream = Events;
+
+    async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<wire::GenerateResponse>, Status> {
+        let request = request::generate(request.into_inner(), self.headers.clone(), false)?;
+        let generated = async {
+            let answer = self.submit(request).await?;
+            let reason = answer.reason.clone();
+            Ok(answer::generated(answer::read(answer).await?, &reason))
+        };
+        self.in_time(generated).await
+    }
+
+    async fn generate_stream(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<Events>, Status> {
+        let request = request::generate(request.into_inner(), self.headers.clone(), true)?;
+        let begun = async {
+            let mut answer = self.submit(request).await?;
+            if answer.head.status == 200 {
+                return Ok(Events::new(answer.body, &answer.reason, self.deadline, self.entry.clone()));
+            }
+            let body = answer::whole(&mut answer.body).await?;
+            Err(status::engine(answer.head.status, &answer.head.headers, &body))
+        };
+        self.in_time(begun).await
+    }
+
+    async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<tonic::Response<wire::EmbedResponse>, Status> {
+        let request = request::embed(request.into_inner(), self.headers.clone())?;
+        let embedded = async {
+            let answer = self.submit(request).await?;
+            let reason = answer.reason.clone();
+            Ok(answer::embedded(answer::read(answer).await?, &reason))
+        };
+        self.in_time(embedded).await
+    }
+
+    async fn list_models(&self, _: Request<wire::ListModelsRequest>) -> Result<tonic::Response<wire::ListModelsResponse>, Status> {
+        let models = models::list(&self.edge.dispatch.fleet.view(), &self.caller);
+        Ok(tonic::Response::new(wire::ListModelsResponse { models }))
+    }
+
+    async fn place(&self, request: Request<wire::PlaceRequest>) -> Result<tonic::Response<wire::PlaceResponse>, Status> {
+        let mut asked = request.into_inner();
+        let generation = asked.request.take().ok_or_else(|| status::wrong("request", "say which request is to be placed"))?;
+        let lasts = place::lasts(asked.hold.as_ref())?;
+        let request = request::generate(generation, self.headers.clone(), false)?;
+        let placed = async {
+            let (reserved, permit) = self.edge.reserve(self.inquiry(request)).await.map_err(|declined| status::declined(&declined))?;
+            Ok(place::booked(reserved, permit, &self.edge.bookings, &self.caller, (lasts, asked.candidates)))
+        };
+        self.in_time(placed).await
+    }
+
+    async fn release(&self, request: Request<wire::ReleaseRequest>) -> Result<tonic::Response<wire::ReleaseResponse>, Status> {
+        place::release(&self.edge.bookings, &self.caller, &request.into_inner().booking)?;
+        Ok(tonic::Response::new(wire::ReleaseResponse {}))
+    }
+}

@@ -1,0 +1,73 @@
+use super::*;
+use crate::admission::{Admission, Estimate};
+use crate::fleet::{Booking as Cost, Own};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Bookings on one replica, for two callers.
+struct Fixture {
+    own: Arc<Own>,
+    admission: Admission,
+    booked: Booked,
+    began: Instant,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self { own: Arc::default(), admission: Admission::new(10), booked: Booked::default(), began: Instant::now() }
+    }
+
+    /// A request that is computed for a second, and was expected to be answered then.
+    fn book(&mut self, id: u64, seconds: u32) {
+        let in_flight = self.own.enter(Cost { tokens: 100, uncached: 60, due: 1.0 }, None);
+        let permit = self.admission.admit(&Caller::anyone("a".into()), Estimate::default()).unwrap();
+        let expires = self.began + seconds * SECOND;
+        let next = expires.min(self.began + SECOND);
+        let owner = ("".into(), "a".into());
+        self.booked.by_id.insert(id, Booking { in_flight, _permit: permit, owner, next, expires });
+        self.booked.agenda.insert((next, id));
+    }
+
+    /// What counts after `seconds`: requests, tokens to compute, seconds overdue, permits.
+    fn after(&mut self, seconds: u32) -> (u32, u64, f64, usize) {
+        drop(self.booked.pass(self.began + seconds * SECOND));
+        (self.own.in_flight(), self.own.pending(), self.own.overdue(seconds.into()), self.admission.in_flight())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_booking_counts_until_it_expires_and_its_prompt_until_it_was_to_be_computed() {
+    let mut fixture = Fixture::new();
+    fixture.book(1, 30);
+    assert_eq!(fixture.after(0), (1, 60, 0.0, 1));
+    assert_eq!(fixture.booked.pass(fixture.began).0, Some(fixture.began + SECOND));
+    assert_eq!(fixture.after(1), (1, 0, 0.0, 1));
+    assert_eq!(fixture.after(29), (1, 0, 0.0, 1), "that nobody says it was answered is no sign of a slow engine");
+    assert_eq!(fixture.after(30), (0, 0, 0.0, 0));
+    assert_eq!(fixture.booked.pass(fixture.began + 31 * SECOND).0, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookings_end_each_at_its_time() {
+    let mut fixture = Fixture::new();
+    for (id, seconds) in [(1, 5), (2, 3), (3, 8)] {
+        fixture.book(id, seconds);
+    }
+    assert_eq!(fixture.after(2).0, 3);
+    assert_eq!(fixture.after(4).0, 2);
+    assert!(fixture.booked.remove(3).is_some());
+    assert!(fixture.booked.remove(3).is_none());
+    assert_eq!(fixture.after(4).0, 1);
+    assert_eq!(fixture.after(6).0, 0);
+    assert!(fixture.booked.agenda.is_empty());
+}
+
+#[test]
+fn a_booking_lasts_as_long_as_is_asked_within_a_bound() {
+    let of = |seconds, nanos| lasts(Some(&prost_types::Duration { seconds, nanos })).map_err(|status| status.code());
+    assert_eq!(lasts(None).unwrap(), HOLD);
+    assert_eq!(of(0, 250_000_000), Ok(Duration::from_millis(250)));
+    assert_eq!(of(1_000_000, 0), Ok(LONGEST_HOLD));
+    assert_eq!(of(0, 0), Err(Code::InvalidArgument));
+    assert_eq!(of(-1, 0), Err(Code::InvalidArgument));
+}

@@ -1,0 +1,291 @@
+//! A typed request as the JSON that engines understand, with its headers. What is absent stays absent, so that the engine's own defaults hold.
+
+use std::fmt::Display;
+
+use bytes::Bytes;
+use hostler_proto::inference::v1 as wire;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Map, Value, json};
+use tonic::Status;
+use wire::content_part::Part;
+use wire::generate_request::Prompt;
+use wire::response_format::Format;
+
+use super::json::object;
+use super::status::wrong;
+
+/// Names of a conversation and of a request are passed on up to this many bytes.
+const MOST_NAME: usize = 256;
+
+/// A request in an engine's own API.
+#[derive(Debug)]
+pub(super) struct EngineRequest {
+    pub(super) path: &'static str,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// A generation; `streams` says whether its answer is a stream.
+pub(super) fn generate(request: wire::GenerateRequest, mut headers: HeaderMap, streams: bool) -> Result<EngineRequest, Status> {
+    let wire::GenerateRequest { model, prompt, sampling, tools, tool_choice, response_format, .. } = request;
+    let prompt = prompt.ok_or_else(|| wrong("prompt", "set one of text, chat and tokens"))?;
+    let mut body = Map::new();
+    put(&mut body, "model", text(model));
+    let is_chat = matches!(prompt, Prompt::Chat(_));
+    let path = match prompt {
+        Prompt::Chat(chat) => {
+            put_chat(&mut body, chat)?;
+            "/v1/chat/completions"
+        }
+        Prompt::Text(text) => {
+            body.insert("prompt".into(), text.into());
+            "/v1/completions"
+        }
+        Prompt::Tokens(tokens) => {
+            body.insert("prompt".into(), tokens.ids.into());
+            "/v1/completions"
+        }
+    };
+    put_sampling(&mut body, sampling.unwrap_or_default(), is_chat)?;
+    if !is_chat && (!tools.is_empty() || tool_choice.is_some()) {
+        return Err(wrong("tools", "functions can be called in chats only"));
+    }
+    put(&mut body, "tools", list(tools.into_iter().enumerate().map(|(index, of)| tool(index, of)).collect::<Result<_, _>>()?));
+    put(&mut body, "tool_choice", tool_choice.and_then(self::tool_choice));
+    put_format(&mut body, response_format.and_then(|format| format.format))?;
+    put(&mut body, "user", text(request.user));
+    put(&mut body, "cache_salt", text(request.cache_salt));
+    put(&mut body, "return_token_ids", flag(request.return_token_ids));
+    body.insert("stream".into(), streams.into());
+    if streams {
+        body.insert("stream_options".into(), json!({"include_usage": true}));
+    }
+    name(&mut headers, "session", "x-session-id", &request.session)?;
+    name(&mut headers, "request_id", "x-request-id", &request.request_id)?;
+    turn(&mut headers, request.priority);
+    finish(path, headers, body, request.extra)
+}
+
+/// Vectors.
+pub(super) fn embed(request: wire::EmbedRequest, mut headers: HeaderMap) -> Result<EngineRequest, Status> {
+    use wire::embed_request::Input;
+    let mut body = Map::new();
+    put(&mut body, "model", text(request.model));
+    let input = match request.input.ok_or_else(|| wrong("input", "set one of texts and tokens"))? {
+        Input::Texts(texts) => Value::from(texts.texts),
+        Input::Tokens(tokens) => tokens.prompts.into_iter().map(|prompt| prompt.ids).collect(),
+    };
+    body.insert("input".into(), input);
+    body.insert("encoding_format".into(), "float".into());
+    put(&mut body, "dimensions", request.dimensions);
+    put(&mut body, "user", text(request.user));
+    name(&mut headers, "request_id", "x-request-id", &request.request_id)?;
+    turn(&mut headers, request.priority);
+    finish("/v1/embeddings", headers, body, request.extra)
+}
+
+/// The request with what its caller added to it, and headers that are right for the new body.
+fn finish(
+    path: &'static str,
+    mut headers: HeaderMap,
+    mut body: Map<String, Value>,
+    extra: Option<prost_types::Struct>,
+) -> Result<EngineRequest, Status> {
+    for (name, value) in extra.map(object).unwrap_or_default() {
+        if body.contains_key(&name) {
+            return Err(wrong(&format!("extra.{name}"), "this is set by another field of the request"));
+        }
+        body.insert(name, value);
+    }
+    let of_grpc = |name: &HeaderName| name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin");
+    let names: Vec<HeaderName> = headers.keys().filter(|name| of_grpc(name)).cloned().collect();
+    // The answer is read here, so it comes as it is.
+    for name in names.iter().chain(&[header::TE, header::ACCEPT_ENCODING, header::ACCEPT, header::CONTENT_LENGTH]) {
+        headers.remove(name);
+    }
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let body = serde_json::to_vec(&body).expect("a map with text as its keys is always valid JSON");
+    Ok(EngineRequest { path, headers, body: body.into() })
+}
+
+fn put(body: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>>) {
+    if let Some(value) = value {
+        body.insert(name.into(), value.into());
+    }
+}
+
+/// Without a word means absent.
+fn text(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn flag(is_set: bool) -> Option<bool> {
+    is_set.then_some(true)
+}
+
+fn list<T>(list: Vec<T>) -> Option<Vec<T>> {
+    Some(list).filter(|list| !list.is_empty())
+}
+
+fn name(headers: &mut HeaderMap, field: &str, header: &'static str, name: &str) -> Result<(), Status> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    if name.len() > MOST_NAME {
+        return Err(wrong(field, &format!("a name has at most {MOST_NAME} bytes")));
+    }
+    let value = HeaderValue::from_str(name).map_err(|_| wrong(field, "a name has no control characters"))?;
+    headers.insert(header, value);
+    Ok(())
+}
+
+/// The turn is the router's. Engines refuse a `priority` unless they schedule by it; whoever wants that says it in `extra`.
+fn turn(headers: &mut HeaderMap, priority: Option<i32>) {
+    if let Some(priority) = priority {
+        headers.insert("x-hostler-priority", HeaderValue::from(priority));
+    }
+}
+
+fn put_chat(body: &mut Map<String, Value>, chat: wire::Chat) -> Result<(), Status> {
+    let messages: Vec<Value> = chat.messages.into_iter().enumerate().map(|(index, of)| message(index, of)).collect::<Result<_, _>>()?;
+    body.insert("messages".into(), messages.into());
+    put(body, "chat_template_kwargs", chat.template_arguments.map(object));
+    // Engines refuse both at once, and the one is the other's default.
+    let opens = chat.add_generation_prompt.or(chat.continue_final_message.then_some(false));
+    put(body, "add_generation_prompt", opens);
+    put(body, "continue_final_message", flag(chat.continue_final_message));
+    Ok(())
+}
+
+fn message(index: usize, message: wire::Message) -> Result<Value, Status> {
+    if message.role.is_empty() {
+        return Err(wrong(&format!("chat.messages[{index}].role"), "a message has a role, such as \"user\""));
+    }
+    let mut json = Map::new();
+    json.insert("role".into(), message.role.into());
+    let content = match <[_; 1]>::try_from(message.content) {
+        // Templates know a text by itself best.
+        Ok([wire::ContentPart { part: Some(Part::Text(text)) }]) => Value::String(text),
+        Ok(one) => Value::Array(parts(index, one.into())?),
+        Err(none) if none.is_empty() && message.tool_calls.is_empty() => Value::String(String::new()),
+        Err(none) if none.is_empty() => Value::Null,
+        Err(several) => Value::Array(parts(index, several)?),
+    };
+    json.insert("content".into(), content);
+    let calls = message.tool_calls.into_iter();
+    let calls = calls.map(|call| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}));
+    put(&mut json, "tool_calls", list(calls.collect()));
+    put(&mut json, "tool_call_id", text(message.tool_call_id));
+    put(&mut json, "name", text(message.name));
+    put(&mut json, "reasoning", text(message.reasoning));
+    Ok(Value::Object(json))
+}
+
+fn parts(message: usize, parts: Vec<wire::ContentPart>) -> Result<Vec<Value>, Status> {
+    let part = |(index, part): (usize, wire::ContentPart)| match part.part {
+        Some(Part::Text(text)) => Ok(json!({"type": "text", "text": text})),
+        Some(Part::ImageUrl(url)) => Ok(json!({"type": "image_url", "image_url": {"url": url}})),
+        Some(Part::AudioUrl(url)) => Ok(json!({"type": "audio_url", "audio_url": {"url": url}})),
+        Some(Part::VideoUrl(url)) => Ok(json!({"type": "video_url", "video_url": {"url": url}})),
+        Some(Part::Other(other)) => Ok(Value::Object(object(other))),
+        None => Err(wrong(
+            &format!("chat.messages[{message}].content[{index}]"),
+            "a part has one of text, image_url, audio_url, video_url, other",
+        )),
+    };
+    parts.into_iter().enumerate().map(part).collect()
+}
+
+fn tool(index: usize, tool: wire::Tool) -> Result<Value, Status> {
+    let mut function = Map::new();
+    function.insert("name".into(), tool.name.into());
+    put(&mut function, "description", text(tool.description));
+    if !tool.parameters_json.is_empty() {
+        function.insert("parameters".into(), parsed(&format!("tools[{index}].parameters_json"), &tool.parameters_json)?);
+    }
+    put(&mut function, "strict", tool.strict);
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn tool_choice(choice: wire::ToolChoice) -> Option<Value> {
+    use wire::tool_choice::{Choice, Mode};
+    Some(match choice.choice? {
+        Choice::Function(name) => json!({"type": "function", "function": {"name": name}}),
+        Choice::Mode(mode) => match Mode::try_from(mode).unwrap_or_default() {
+            Mode::Unspecified => return None,
+            Mode::Auto => "auto".into(),
+            Mode::None => "none".into(),
+            Mode::Required => "required".into(),
+        },
+    })
+}
+
+fn put_format(body: &mut Map<String, Value>, format: Option<Format>) -> Result<(), Status> {
+    let guide = |name: &str, value: Value| ("structured_outputs", json!({name: value}));
+    let (name, value) = match format {
+        None | Some(Format::JsonObject(false)) => return Ok(()),
+        Some(Format::JsonObject(true)) => ("response_format", json!({"type": "json_object"})),
+        Some(Format::JsonSchema(schema)) => {
+            let schema = parsed("response_format.json_schema", &schema)?;
+            // OpenAI's form wants a name, and engines make nothing of it.
+            ("response_format", json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}))
+        }
+        Some(Format::Regex(regex)) => guide("regex", regex.into()),
+        Some(Format::Grammar(grammar)) => guide("grammar", grammar.into()),
+        Some(Format::Choice(choices)) => guide("choice", choices.texts.into()),
+        Some(Format::StructuralTag(tag)) => guide("structural_tag", tag.into()),
+    };
+    body.insert(name.into(), value);
+    Ok(())
+}
+
+fn put_sampling(body: &mut Map<String, Value>, sampling: wire::Sampling, is_chat: bool) -> Result<(), Status> {
+    for (name, number) in [
+        ("temperature", sampling.temperature),
+        ("top_p", sampling.top_p),
+        ("min_p", sampling.min_p),
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+        ("repetition_penalty", sampling.repetition_penalty),
+    ] {
+        if number.is_some_and(|number| !number.is_finite()) {
+            return Err(wrong(&format!("sampling.{name}"), "this is no finite number"));
+        }
+        put(body, name, number);
+    }
+    put(body, "max_tokens", sampling.max_tokens);
+    put(body, "min_tokens", sampling.min_tokens);
+    put(body, "top_k", sampling.top_k);
+    put(body, "n", sampling.n);
+    put(body, "seed", sampling.seed);
+    put(body, "stop", list(sampling.stop));
+    put(body, "stop_token_ids", list(sampling.stop_token_ids));
+    put(body, "ignore_eos", flag(sampling.ignore_eos));
+    put(body, "skip_special_tokens", sampling.skip_special_tokens);
+    put(body, "include_stop_str_in_output", flag(sampling.include_stop_in_output));
+    let mut bias: Vec<(u32, f64)> = sampling.logit_bias.into_iter().collect();
+    bias.sort_by_key(|(token, _)| *token);
+    let bias: Map<String, Value> = bias.into_iter().map(|(token, bias)| (token.to_string(), bias.into())).collect();
+    put(body, "logit_bias", Some(bias).filter(|bias| !bias.is_empty()));
+    match (sampling.logprobs, is_chat) {
+        (Some(alternatives), true) => {
+            body.insert("logprobs".into(), true.into());
+            body.insert("top_logprobs".into(), alternatives.into());
+        }
+        (alternatives, _) => put(body, "logprobs", alternatives),
+    }
+    if sampling.echo && is_chat {
+        return Err(wrong("sampling.echo", "an answer repeats texts and tokens, not chats"));
+    }
+    put(body, "echo", flag(sampling.echo));
+    Ok(())
+}
+
+/// JSON that came as text.
+fn parsed(field: &str, json: &str) -> Result<Value, Status> {
+    let not_json = |error: &dyn Display| wrong(field, &format!("this is no JSON: {error}"));
+    serde_json::from_str(json).map_err(|error| not_json(&error))
+}
+
+#[cfg(test)]
+mod tests;

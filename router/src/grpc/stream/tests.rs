@@ -1,0 +1,133 @@
+use tonic::Code;
+
+use super::*;
+
+/// A body as vLLM sent it, without the frames of its chunks.
+fn recorded(raw: &[u8]) -> Vec<u8> {
+    let head = memchr::memmem::find(raw, b"\r\n\r\n").unwrap();
+    let (mut rest, mut body) = (&raw[head + 4..], Vec::new());
+    loop {
+        let line = memchr::memchr(b'\n', rest).unwrap();
+        let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap().trim(), 16).unwrap();
+        if length == 0 {
+            return body;
+        }
+        body.extend_from_slice(&rest[line + 1..line + 1 + length]);
+        rest = &rest[line + 1 + length + 2..];
+    }
+}
+
+/// The events of a stream that comes in pieces of this size, and how it ended.
+fn told(body: &[u8], piece: usize) -> (Vec<Event>, Result<(), Status>) {
+    let mut lines = Lines::default();
+    let mut translation =
+        Translation { placement: wire::Placement { replica: "n/0".into(), ..Default::default() }, started: false, usage: None };
+    let mut events = VecDeque::new();
+    let mut ended = Ok(());
+    let mut read = |lines: &mut Lines, events: &mut VecDeque<_>| {
+        while let Some(data) = lines.event()? {
+            translation.event(&data, events)?;
+        }
+        Ok(())
+    };
+    for piece in body.chunks(piece) {
+        lines.push(piece);
+        ended = ended.and_then(|()| read(&mut lines, &mut events));
+    }
+    lines.end();
+    ended = ended.and_then(|()| read(&mut lines, &mut events));
+    if ended.is_ok() {
+        events.extend(translation.end());
+    }
+    (events.into_iter().map(|event| event.event.unwrap()).collect(), ended)
+}
+
+fn deltas(events: &[Event]) -> impl Iterator<Item = &wire::Delta> {
+    events.iter().filter_map(|event| if let Event::Delta(delta) = event { Some(delta) } else { None })
+}
+
+#[test]
+fn a_recorded_chat_is_told_the_same_however_its_bytes_are_cut() {
+    let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_chat_stream_usage.raw"));
+    let (events, ended) = told(&body, body.len());
+    ended.unwrap();
+    assert!(matches!(&events[0], Event::Started(started)
+        if started.id == "chatcmpl-my-req-1" && started.model == "tiny" && started.placement.as_ref().unwrap().replica == "n/0"));
+    assert_eq!(deltas(&events).map(|delta| delta.text.as_str()).collect::<String>(), "\n\n\n\n\n\n");
+    let [.., Event::Finish(finish), Event::Usage(usage)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((finish.reason(), finish.word.as_str()), (wire::FinishReason::Length, "length"));
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (13, 6, None));
+    for piece in [1, 2, 3, 7, 64, 1000] {
+        assert_eq!(told(&body, piece).0, events, "in pieces of {piece}");
+    }
+}
+
+#[test]
+fn a_recorded_completion_gives_token_ids_and_those_of_its_prompt_once() {
+    let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_completions_usage.raw"));
+    let (events, _) = told(&body, 100);
+    assert!(matches!(&events[0], Event::Started(started) if started.prompt_token_ids == [74, 75, 1348]));
+    let ids: Vec<u32> = deltas(&events).flat_map(|delta| delta.token_ids.clone()).collect();
+    assert_eq!(ids[..3], [1348, 1348, 1030]);
+    assert!(matches!(events.last(), Some(Event::Usage(usage)) if usage.completion_tokens == ids.len() as u64));
+}
+
+#[test]
+fn a_recorded_call_of_a_tool_comes_in_pieces_of_one_call() {
+    let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_chat_tool_required.raw"));
+    let (events, ended) = told(&body, 100);
+    ended.unwrap();
+    let calls: Vec<&wire::ToolCallDelta> = deltas(&events).flat_map(|delta| &delta.tool_calls).collect();
+    assert_eq!((calls[0].name.as_str(), calls[0].id.as_str()), ("get_weather", "chatcmpl-tool-bf6474d0d72c5b92"));
+    assert!(calls[1..].iter().all(|call| call.id.is_empty() && call.index == 0));
+    let arguments: String = calls.iter().map(|call| call.arguments.as_str()).collect();
+    assert!(arguments.starts_with("[\"") && arguments.len() > 4, "{arguments}");
+}
+
+#[test]
+fn a_recorded_death_of_an_engine_ends_in_a_status_after_what_came_before() {
+    let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_error_midstream_worker_killed.raw"));
+    let (events, ended) = told(&body, 50);
+    let status = ended.unwrap_err();
+    assert_eq!(status.code(), Code::Internal);
+    assert!(status.message().starts_with("EngineCore encountered an issue"), "{}", status.message());
+    assert!(deltas(&events).count() > 1);
+    assert!(!events.iter().any(|event| matches!(event, Event::Finish(_) | Event::Usage(_))));
+}
+
+#[test]
+fn what_is_unknown_null_missing_or_of_another_kind_breaks_nothing() {
+    let body = concat!(
+        ": keep-alive\n\n",
+        "id: 7\nretry: 1\n\n",
+        "data: {\"id\":null,\"new\":{\"deep\":[1,{\"a\":null}]},\"choices\":null,\"usage\":\"soon\"}\n\n",
+        "event: message\r\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"content\":null,\"reasoning\":\"hm\",\"extra\":1},\"logprobs\":7,\"token_ids\":[\"a\"]}]}\r\n\r\n",
+        "data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"so\",\"tool_calls\":null}},\n",
+        "data: {\"index\":1,\"delta\":null,\"finish_reason\":\"sunset\",\"stop_reason\":151645}]}\n\n",
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":1,\"x\":2},\"completion_tokens_details\":{\"reasoning_tokens\":2}}}\n\n",
+        "data: [DONE]",
+    );
+    let (events, ended) = told(body.as_bytes(), 11);
+    ended.unwrap();
+    let delta = |reasoning: &str| Event::Delta(wire::Delta { reasoning: reasoning.into(), ..wire::Delta::default() });
+    assert_eq!(events[1..3], [delta("hm"), delta("so")]);
+    let Event::Finish(finish) = &events[3] else { panic!("{events:?}") };
+    assert_eq!((finish.index, finish.reason(), finish.word.as_str()), (1, wire::FinishReason::Other, "sunset"));
+    assert_eq!(finish.stopped_by, Some(wire::finish::StoppedBy::TokenId(151_645)));
+    let usage = wire::Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: Some(1), reasoning_tokens: Some(2) };
+    assert_eq!(events[4..], [Event::Usage(usage)]);
+}
+
+#[test]
+fn what_is_no_json_ends_the_answer_with_a_status() {
+    let (events, ended) = told(b"data: {\"choices\":[]}\n\ndata: <html>\n\n", 5);
+    assert_eq!((events.len(), ended.unwrap_err().code()), (1, Code::Internal));
+}
+
+#[test]
+fn an_event_without_an_end_is_not_held_for_ever() {
+    let mut lines = Lines::default();
+    lines.push(b"data: ");
+    lines.push(&vec![b'x'; MOST_EVENT]);
+    assert_eq!(lines.event().unwrap_err().code(), Code::Internal);
+}

@@ -1,0 +1,131 @@
+//! A node at the other end of a connection, as its certificate names it: which name it may attach by, and until when. A certificate that was
+//! copied is of little use: its node's name is taken while the node is attached, only who is attached gets the next certificate, and
+//! once there is a newer one the older is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hostler_tls::{BACKDATED, Certified};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tonic::Status;
+
+/// How often an attachment's end is looked at: the clock may be set, and the host may sleep.
+const LONGEST_LOOK: Duration = Duration::from_secs(30);
+
+/// More names than this are looked through for those whose certificates have expired.
+const MANY_NAMES: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Member {
+    certified: Certified,
+    /// Of its newest certificate, which it may have got over this connection.
+    until: AtomicU64,
+    attached: AtomicU32,
+    fence: Arc<Fence>,
+}
+
+impl Member {
+    pub(crate) fn new(certified: Certified, fence: Arc<Fence>) -> Self {
+        Self { until: AtomicU64::new(certified.until), certified, attached: AtomicU32::new(0), fence }
+    }
+
+    /// What its certificate says.
+    pub(crate) fn certified(&self) -> &Certified {
+        &self.certified
+    }
+
+    /// Whether it is attached over this connection.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.attached.load(Ordering::Relaxed) > 0
+    }
+
+    /// It has a certificate that holds until this second of the clock.
+    pub(crate) fn renewed(&self, until: u64) {
+        self.until.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// Lets it attach by a name.
+    ///
+    /// # Errors
+    /// When the name is another node's, or its certificate has expired or is not its newest.
+    pub(crate) fn attach(self: &Arc<Self>, node: &str) -> Result<Attached, Status> {
+        let own = &self.certified.node;
+        if own != node {
+            return Err(Status::permission_denied(format!(
+                "this agent calls itself node `{node}`, and its certificate is node `{own}`'s: let it join under its own name, with a token \
+                 (agent.join_token_file) and an agent.identity_dir of its own"
+            )));
+        }
+        if self.has_expired(hostler_tls::now()) {
+            return Err(Status::unauthenticated(EXPIRED));
+        }
+        self.fence.admit(&self.certified)?;
+        self.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(Attached(self.clone()))
+    }
+
+    fn has_expired(&self, now: u64) -> bool {
+        self.until.load(Ordering::Relaxed) <= now
+    }
+}
+
+const EXPIRED: &str = "the node's certificate has expired and it has no newer one: it joins again by its token";
+
+/// A node that is attached.
+#[derive(Debug)]
+pub(crate) struct Attached(Arc<Member>);
+
+impl Attached {
+    /// Resolves when its newest certificate has expired.
+    pub(crate) async fn expired(&self) -> Status {
+        loop {
+            let left = self.0.until.load(Ordering::Relaxed).saturating_sub(hostler_tls::now());
+            if left == 0 {
+                return Status::unauthenticated(EXPIRED);
+            }
+            tokio::time::sleep(Duration::from_secs(left).min(LONGEST_LOOK)).await;
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.attached.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Of each node, when its newest certificate that this router knows of was issued, and until when that holds.
+#[derive(Debug, Default)]
+pub(crate) struct Fence(Mutex<FxHashMap<String, (u64, u64)>>);
+
+impl Fence {
+    /// A certificate was issued.
+    pub(crate) fn issued(&self, certified: &Certified) {
+        let mut newest = self.0.lock();
+        if newest.len() > MANY_NAMES {
+            let now = hostler_tls::now();
+            newest.retain(|_, (_, until)| *until > now);
+        }
+        let known = newest.entry(certified.node.clone()).or_default();
+        *known = (known.0.max(certified.issued), known.1.max(certified.until));
+    }
+
+    /// Refuses one whose node has a newer one. Routers' clocks may differ by as much as certificates are backdated.
+    fn admit(&self, certified: &Certified) -> Result<(), Status> {
+        let newest = self.0.lock().get(&certified.node).map_or(0, |(issued, _)| *issued);
+        if certified.issued + BACKDATED < newest {
+            return Err(Status::unauthenticated(format!(
+                "node `{}` has a newer certificate than this one, so this one was copied or brought back: the node joins again by its token",
+                certified.node
+            )));
+        }
+        self.issued(certified);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! Who may attach by which name, with which certificate, and for how long.
+
+use hostler_tls::{Authority, NodeKey};
+use tonic::Code;
+
+use super::*;
+
+fn certified(node: &str, issued: u64, until: u64) -> Certified {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create(&folder.path().join("ca"), "f").unwrap();
+    let request = NodeKey::load_or_create(&folder.path().join("key")).unwrap().request().unwrap();
+    let read = authority.issue(node, "0011223344556677", &request, Duration::from_secs(3600)).unwrap().certified;
+    Certified { issued, until, ..read }
+}
+
+fn member(certified: &Certified, fence: &Arc<Fence>) -> Arc<Member> {
+    Arc::new(Member::new(certified.clone(), fence.clone()))
+}
+
+#[test]
+fn a_node_attaches_by_the_name_in_its_certificate_alone() {
+    let now = hostler_tls::now();
+    let member = member(&certified("n1", now, now + 60), &Arc::default());
+    let refused = member.attach("n2").unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert!(refused.message().contains("calls itself node `n2`") && refused.message().contains("node `n1`'s"), "{refused}");
+    assert!(!member.is_attached());
+    let attached = member.attach("n1").unwrap();
+    assert!(member.is_attached());
+    drop(attached);
+    assert!(!member.is_attached());
+}
+
+#[test]
+fn a_certificate_is_refused_once_its_node_has_a_much_newer_one() {
+    let (now, fence) = (hostler_tls::now(), Arc::<Fence>::default());
+    let old = certified("n1", now - 1000, now + 60);
+    drop(member(&old, &fence).attach("n1").unwrap());
+    // Another router whose clock is a little behind.
+    fence.issued(&Certified { issued: now - 1000 + BACKDATED, ..old.clone() });
+    drop(member(&old, &fence).attach("n1").unwrap());
+    fence.issued(&Certified { issued: now, ..old.clone() });
+    let refused = member(&old, &fence).attach("n1").unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    assert!(refused.message().contains("newer certificate"), "{refused}");
+    drop(member(&Certified { node: "n2".into(), ..old }, &fence).attach("n2").unwrap());
+}
+
+#[tokio::test]
+async fn an_attachment_lasts_as_long_as_its_newest_certificate() {
+    let good = certified("n1", hostler_tls::now(), hostler_tls::now() + 3600);
+    let until = |until: u64| member(&Certified { until, ..good.clone() }, &Arc::default());
+    let attached = until(good.until).attach("n1").unwrap();
+    let ended = tokio::time::timeout(Duration::from_millis(50), attached.expired()).await;
+    assert!(ended.is_err(), "it holds for an hour: {ended:?}");
+    assert_eq!(until(hostler_tls::now()).attach("n1").unwrap_err().code(), Code::Unauthenticated);
+
+    let ending = until(hostler_tls::now() + 2);
+    let attached = ending.attach("n1").unwrap();
+    ending.renewed(0);
+    let ended = tokio::time::timeout(Duration::from_secs(10), attached.expired()).await;
+    assert_eq!(ended.unwrap().code(), Code::Unauthenticated, "an older certificate takes nothing away, and adds nothing");
+
+    let renewed = until(hostler_tls::now() + 2);
+    let attached = renewed.attach("n1").unwrap();
+    renewed.renewed(good.until);
+    let ended = tokio::time::timeout(Duration::from_millis(2500), attached.expired()).await;
+    assert!(ended.is_err(), "it goes on with the newer one: {ended:?}");
+}

@@ -1,0 +1,157 @@
+//! Admits nodes to the fleet: a certificate for a join token, and the next one for a node that is attached. Served on the agents' port where
+//! that speaks TLS.
+
+mod member;
+mod peer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::PROTOCOL;
+use hostler_proto::join::v1 as wire;
+use hostler_proto::join::v1::join_server::{Join, JoinServer};
+use hostler_tls::{Applicant, Authority, Issued, TokenRefused};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tonic::{Request, Response, Status};
+
+use crate::fleet::Fleet;
+use crate::tls::FleetAuthority;
+pub(crate) use member::{Attached, Fence, Member};
+pub(crate) use peer::{Connection, Peer};
+
+/// How long looking at tokens and signing may take: the folder may be on a network file system.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Nodes that are looked at, at once; each takes a thread for as long as the file system takes.
+const AT_ONCE: usize = 8;
+
+/// The largest request: a signing request is some hundred bytes.
+const REQUEST_BYTES: usize = 64 * 1024;
+
+/// What is logged of a name that may be anything, in characters.
+const LOGGED: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Joining {
+    fleet: Fleet,
+    admitting: FleetAuthority,
+    fence: Arc<Fence>,
+    places: Semaphore,
+}
+
+impl Joining {
+    /// The calls for nodes that join.
+    pub(crate) fn server(fleet: Fleet, admitting: FleetAuthority, fence: Arc<Fence>) -> JoinServer<Self> {
+        let joining = Self { fleet, admitting, fence, places: Semaphore::new(AT_ONCE) };
+        JoinServer::new(joining).max_decoding_message_size(REQUEST_BYTES)
+    }
+
+    /// Does what needs the folder or the key, away from the runtime's threads.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(FleetAuthority) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = async {
+            let _place = self.places.acquire().await.map_err(|_| Status::unavailable("the router is leaving"))?;
+            let admitting = self.admitting.clone();
+            tokio::task::spawn_blocking(move || work(admitting)).await.map_err(|error| Status::internal(error.to_string()))?
+        };
+        timeout(DEADLINE, done).await.map_err(|_| Status::unavailable("the router's folder of tokens does not answer (router.tls_dir)"))?
+    }
+
+    async fn enroll(&self, request: wire::EnrollRequest) -> Result<Issued, Status> {
+        if request.protocol != PROTOCOL {
+            let version = env!("CARGO_PKG_VERSION");
+            return Err(Status::failed_precondition(format!(
+                "the agent speaks protocol {}, router {version} speaks protocol {PROTOCOL}: install the same version of hostler on both",
+                request.protocol
+            )));
+        }
+        // Before the token is used.
+        hostler_tls::check_name(&request.node).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        // No life is 0: the name is taken by whoever has it.
+        if self.fleet.view().is_taken(&request.node, 0) {
+            return Err(Status::failed_precondition(format!(
+                "another agent is attached as node `{}`, so nobody can join by that name now: give each agent a name of its own with --node",
+                request.node
+            )));
+        }
+        self.blocking(move |admitting| {
+            let wire::EnrollRequest { token_id, token_secret, node, job, signing_request, .. } = request;
+            let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            let applicant = Applicant { node, job, key };
+            admitting.tokens.redeem(&token_id, &token_secret, &applicant, hostler_tls::now()).map_err(|refused| refusal(&refused))?;
+            let issued = admitting.authority.issue(&applicant.node, &token_id, &signing_request, admitting.lifetime);
+            issued.map_err(|error| Status::invalid_argument(error.to_string()))
+        })
+        .await
+    }
+
+    async fn renew(&self, member: &Member, signing_request: bytes::Bytes) -> Result<Issued, Status> {
+        if !member.is_attached() {
+            return Err(Status::permission_denied("only a node that is attached over this connection gets its next certificate"));
+        }
+        let (node, token) = (member.certified().node.clone(), member.certified().token.clone());
+        self.blocking(move |admitting| {
+            if admitting.tokens.is_revoked(&token) {
+                return Err(refusal(&TokenRefused::Revoked(token)));
+            }
+            let issued = admitting.authority.issue(&node, &token, &signing_request, admitting.lifetime);
+            issued.map_err(|error| Status::invalid_argument(error.to_string()))
+        })
+        .await
+    }
+}
+
+fn beginning(text: &str) -> String {
+    text.chars().take(LOGGED).collect()
+}
+
+/// For a token that does not count. A folder that does not work may work again soon.
+fn refusal(refused: &TokenRefused) -> Status {
+    match refused {
+        TokenRefused::Folder(_) => Status::unavailable(refused.to_string()),
+        _ => Status::permission_denied(refused.to_string()),
+    }
+}
+
+#[tonic::async_trait]
+impl Join for Joining {
+    async fn enroll(&self, request: Request<wire::EnrollRequest>) -> Result<Response<wire::EnrollResponse>, Status> {
+        let peer = Peer::of(&request);
+        let request = request.into_inner();
+        // For the log; until they are checked they may be anything.
+        let (node, token) = (beginning(&request.node), beginning(&request.token_id));
+        match Joining::enroll(self, request).await {
+            Ok(Issued { certificate, certified }) => {
+                self.fence.issued(&certified);
+                tracing::info!(node, token, peer = ?peer.address, "a node has joined");
+                let authority = self.admitting.authority.certificate().to_vec().into();
+                Ok(Response::new(wire::EnrollResponse { certificate: certificate.into(), authority }))
+            }
+            Err(status) => {
+                tracing::warn!(node, token, peer = ?peer.address, reason = status.message(), "a node may not join");
+                Err(status)
+            }
+        }
+    }
+
+    async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::RenewResponse>, Status> {
+        let peer = Peer::of(&request);
+        let member = peer.member.ok_or_else(|| Status::permission_denied("only a node with a certificate gets its next one"))?;
+        match Joining::renew(self, &member, request.into_inner().signing_request).await {
+            Ok(Issued { certificate, certified }) => {
+                self.fence.issued(&certified);
+                member.renewed(certified.until);
+                tracing::debug!(node = certified.node, "a node has its next certificate");
+                Ok(Response::new(wire::RenewResponse { certificate: certificate.into() }))
+            }
+            Err(status) => {
+                tracing::warn!(node = member.certified().node, reason = status.message(), "a node gets no new certificate");
+                Err(status)
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A connection to the agents' port, and who is at its other end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hostler_tls::{Certified, Stream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+use tonic::Request;
+use tonic::transport::server::Connected;
+
+use super::{Fence, Member};
+
+/// How long a connection without a certificate may last where agents need one: it is for asking for one.
+const STRANGERS_STAY: Duration = Duration::from_secs(60);
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Peer {
+    pub(crate) address: Option<SocketAddr>,
+    /// The node whose certificate it has shown.
+    pub(crate) member: Option<Arc<Member>>,
+}
+
+impl Peer {
+    /// Of the connection that a call came by.
+    pub(crate) fn of<T>(request: &Request<T>) -> Self {
+        request.extensions().get::<Self>().cloned().unwrap_or_default()
+    }
+}
+
+/// A connection, with or without TLS.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: Stream,
+    peer: Peer,
+    /// When it has lasted long enough.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl Connection {
+    /// Whatever certificate has come with it was found good in the handshake.
+    pub(crate) fn new(stream: Stream, fence: &Arc<Fence>) -> Self {
+        let address = stream.tcp().peer_addr().ok();
+        let certified = stream.certificate().and_then(Certified::read);
+        let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
+        let is_strangers = matches!(stream, Stream::Tls(_)) && member.is_none();
+        Self { stream, peer: Peer { address, member }, until: is_strangers.then(|| Box::pin(sleep(STRANGERS_STAY))) }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let connection = self.get_mut();
+        if connection.until.as_mut().is_some_and(|until| until.as_mut().poll(context).is_ready()) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut connection.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}

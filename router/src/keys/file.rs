@@ -1,0 +1,381 @@
+//! The key file: what it may hold, and how it is read and replaced. It is TOML with one `[[key]]` for each key, mode 0600, written by
+//! `hostler keys` and read by the router.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::secret::{Digest, is_id};
+use super::{Limits, Role};
+
+/// What a key file begins with.
+const HEAD: &str = "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
+
+/// The largest key file that is read: some 40,000 keys.
+const MOST_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Longest name of a key, a tenant or a model.
+const NAME_BYTES: usize = 256;
+
+/// The last second of the year 9999: the notation has no more.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// How long another program may be changing the file.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// How often the lock is tried.
+const LOCK_TRY: Duration = Duration::from_millis(20);
+
+/// A moment, as precise as the file: whole seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Moment(SystemTime);
+
+impl Moment {
+    /// This time, without its fraction of a second.
+    #[must_use]
+    pub fn of(time: SystemTime) -> Self {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self(SystemTime::UNIX_EPOCH + Duration::from_secs(since.min(LAST_SECOND)))
+    }
+
+    /// So long after this time; the end of time if that is too far.
+    #[must_use]
+    pub fn after(time: SystemTime, span: Duration) -> Self {
+        Self::of(time.checked_add(span).unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND)))
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn time(self) -> SystemTime {
+        self.0
+    }
+}
+
+impl TryFrom<String> for Moment {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let time = humantime::parse_rfc3339(&text).map_err(|error| format!("{text:?} is no time such as 2026-01-31T12:00:00Z: {error}"))?;
+        Ok(Self::of(time))
+    }
+}
+
+impl From<Moment> for String {
+    fn from(moment: Moment) -> Self {
+        humantime::format_rfc3339_seconds(moment.0).to_string()
+    }
+}
+
+/// One key of the file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Its public name, the middle part of its text.
+    pub id: String,
+    /// What its owner calls it; several keys may have one name, as two do while one replaces the other.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Whom it shares limits and its turn with.
+    pub tenant: String,
+    /// What it is good for.
+    pub role: Role,
+    /// How it is known.
+    pub sha256: Digest,
+    /// When it was made.
+    pub created: Moment,
+    /// From when on it is no longer valid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Moment>,
+    /// From when on it is no longer valid, because somebody said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<Moment>,
+    /// The models that it may ask for; absent means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+    /// How much it may use.
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
+}
+
+/// How a key stands at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It is accepted.
+    Valid,
+    /// Its time is over.
+    Expired,
+    /// Somebody revoked it, and the time that was left to it is over.
+    Revoked,
+}
+
+impl Entry {
+    /// How it stands at this time.
+    #[must_use]
+    pub fn standing(&self, now: SystemTime) -> Standing {
+        let is_past = |moment: Option<Moment>| moment.is_some_and(|moment| moment.time() <= now);
+        match (is_past(self.revoked), is_past(self.expires)) {
+            (true, _) => Standing::Revoked,
+            (_, true) => Standing::Expired,
+            _ => Standing::Valid,
+        }
+    }
+
+    /// What makes it no key that anybody can have meant.
+    fn fault(&self) -> Option<String> {
+        let is_name = |text: &str| text.len() <= NAME_BYTES && !text.chars().any(char::is_control);
+        if !is_id(&self.id) {
+            return Some("its id is not one that `hostler keys create` makes".into());
+        }
+        if !is_name(&self.name) || !is_name(&self.tenant) || self.tenant.is_empty() {
+            return Some(format!("its name and its tenant must be one line of at most {NAME_BYTES} bytes, and the tenant not empty"));
+        }
+        match self.models.as_deref() {
+            Some([]) => return Some("its list of models is empty, so it could ask for none: leave `models` out to allow all".into()),
+            Some(models) if models.iter().any(|model| model.is_empty() || !is_name(model)) => {
+                return Some(format!("a model's name is one line of 1 to {NAME_BYTES} bytes"));
+            }
+            _ => {}
+        }
+        self.limits.fault()
+    }
+}
+
+/// The file's outline.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Outline {
+    #[serde(default)]
+    key: Vec<Entry>,
+}
+
+/// Why a key file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// There is none.
+    #[error(
+        "the key file {0} does not exist: make a first key with `hostler keys create --file {0} --role admin`, or leave router.keys_file empty \
+         to ask for no keys"
+    )]
+    Missing(PathBuf),
+    /// Others may read or change it.
+    #[error("{path} has mode {mode:04o}, so others than its owner may use it: `chmod 600 {path}`")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// The operating system refuses.
+    #[error("cannot {verb} the key file {path}: {source}")]
+    Io {
+        /// What was tried.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Its words.
+        source: std::io::Error,
+    },
+    /// What is in it is no key file.
+    #[error("{path}: {message}")]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// What, and where.
+        message: String,
+    },
+    /// Another program has it.
+    #[error("another program has been changing {0} for 5 s: try again when it has ended")]
+    Busy(PathBuf),
+    /// The change itself was refused.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The keys in a text.
+///
+/// # Errors
+/// What is wrong with it, in one sentence.
+pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    let Outline { key: entries } = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
+    let mut seen = std::collections::HashSet::new();
+    for entry in &entries {
+        if let Some(fault) = entry.fault() {
+            return Err(format!("the key {:?}: {fault}", entry.id));
+        }
+        if !seen.insert(&entry.id) {
+            return Err(format!("the key {:?} is there twice", entry.id));
+        }
+    }
+    Ok(entries)
+}
+
+/// The text that holds these keys.
+///
+/// # Errors
+/// When one of them is no sound key.
+pub(super) fn text(entries: Vec<Entry>) -> Result<String, String> {
+    let text = toml::to_string(&Outline { key: entries }).map_err(|error| error.to_string())?;
+    // What is written must be what a router reads.
+    parse(&text)?;
+    Ok(format!("{HEAD}\n{text}"))
+}
+
+/// What tells one state of a file from the next, without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &std::fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// The state of the file at `path` now; `None` when there is none that one may look at.
+    pub(super) fn now(path: &Path) -> Option<Self> {
+        std::fs::metadata(path).ok().as_ref().map(Self::of)
+    }
+}
+
+/// Reads the whole file, and the state in which it was before that.
+pub(super) fn read(path: &Path) -> Result<(Vec<Entry>, Stamp), KeysError> {
+    let mut file = File::open(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => KeysError::Missing(path.to_owned()),
+        _ => KeysError::Io { verb: "read", path: path.to_owned(), source },
+    })?;
+    read_open(&mut file, path)
+}
+
+fn read_open(file: &mut File, path: &Path) -> Result<(Vec<Entry>, Stamp), KeysError> {
+    let (text, stamp) = private_text(file, path)?;
+    let entries = parse(&text).map_err(|message| KeysError::Wrong { path: path.to_owned(), message })?;
+    Ok((entries, stamp))
+}
+
+/// The text of a file that nobody but its owner may read or change.
+///
+/// # Errors
+/// When there is none, or others may.
+pub fn read_private(path: &Path) -> Result<String, KeysError> {
+    let mut file = File::open(path).map_err(|source| KeysError::Io { verb: "read", path: path.to_owned(), source })?;
+    private_text(&mut file, path).map(|(text, _)| text)
+}
+
+fn private_text(file: &mut File, path: &Path) -> Result<(String, Stamp), KeysError> {
+    let io = |source| KeysError::Io { verb: "read", path: path.to_owned(), source };
+    let metadata = file.metadata().map_err(io)?;
+    let wrong = |message: String| Err(KeysError::Wrong { path: path.to_owned(), message });
+    if !metadata.is_file() {
+        return wrong("this is not a file".into());
+    }
+    let mode = metadata.permissions().mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(KeysError::Open { path: path.to_owned(), mode });
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return wrong(format!("it has more than {MOST_BYTES} bytes"));
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok((text, Stamp::of(&metadata))),
+        Err(_) => wrong("it is no text".into()),
+    }
+}
+
+/// The keys in the file at `path`.
+///
+/// # Errors
+/// When it cannot be read, or others may read it, or it holds something else.
+pub fn list(path: &Path) -> Result<Vec<Entry>, KeysError> {
+    read(path).map(|(entries, _)| entries)
+}
+
+/// Replaces the file by one with the keys that `change` leaves, whole or not at all. Other programs that change it wait meanwhile. A file that
+/// does not exist is made when `create` is set.
+///
+/// # Errors
+/// When the file cannot be used, or `change` refuses.
+pub fn change<T>(path: &Path, create: bool, change: impl FnOnce(&mut Vec<Entry>) -> Result<T, String>) -> Result<T, KeysError> {
+    let mut locked = lock(path, create)?;
+    let (mut entries, _) = read_open(&mut locked, path)?;
+    let changed = change(&mut entries).map_err(KeysError::Refused)?;
+    let text = text(entries).map_err(KeysError::Refused)?;
+    replace(path, &text).map_err(|source| KeysError::Io { verb: "write", path: path.to_owned(), source })?;
+    Ok(changed)
+}
+
+/// The file, locked. Whoever had the lock before may have put another file into its place: then that one is locked.
+#[allow(clippy::disallowed_methods, reason = "only the command line changes the file, and it has nothing else to do")]
+fn lock(path: &Path, create: bool) -> Result<File, KeysError> {
+    let io = |verb| move |source| KeysError::Io { verb, path: path.to_owned(), source };
+    let deadline = Instant::now() + LOCK_WAIT;
+    if create && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(io("make the folder of"))?;
+    }
+    loop {
+        let file = OpenOptions::new().read(true).write(true).create(create).mode(0o600).open(path);
+        let file = file.map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => KeysError::Missing(path.to_owned()),
+            _ => io("change")(source),
+        })?;
+        match file.try_lock() {
+            Ok(()) => {
+                let ours = file.metadata().map_err(io("read"))?;
+                if std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+                    return Ok(file);
+                }
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_TRY),
+            Err(TryLockError::Error(source)) => return Err(io("lock")(source)),
+        }
+        if Instant::now() >= deadline {
+            return Err(KeysError::Busy(path.to_owned()));
+        }
+    }
+}
+
+/// Puts a file with this text into the place of the one at `path`, which its readers see whole, before or after. A link is followed.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let path = std::fs::canonicalize(path)?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = folder.join(format!(".{name}.{}.new", std::process::id()));
+    // Only a program that died while it had the lock, and whose number this one has, can have left one.
+    let _ = std::fs::remove_file(&new);
+    let before = std::fs::metadata(&path)?;
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        let ours = file.metadata()?;
+        if (before.uid(), before.gid()) != (ours.uid(), ours.gid()) {
+            // Root changes the file of another user, whose router must still be able to read it.
+            fchown(&file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, &path)?;
+        // So that the new name outlives a loss of power, too.
+        File::open(folder)?.sync_all()
+    })();
+    written.inspect_err(|_| {
+        let _ = std::fs::remove_file(&new);
+    })
+}
+
+#[cfg(test)]
+mod tests;

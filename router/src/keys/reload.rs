@@ -1,0 +1,58 @@
+//! Follows the key file: what is changed in it is in force a second later, and a file that cannot be read changes nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio_util::sync::CancellationToken;
+
+use super::file::{self, Stamp};
+use super::ring::Ring;
+use super::{Kept, Keys};
+use crate::metrics::RouterMetrics;
+
+/// How often the file is looked at. A notification by the kernel would come sooner, but not from a network's file system.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Follows the file of these keys until `end`.
+pub(crate) async fn follow(keys: Keys, metrics: Arc<RouterMetrics>, end: CancellationToken) {
+    let Keys(Some(kept)) = keys else { return };
+    let mut seen = kept.first;
+    loop {
+        tokio::select! {
+            () = end.cancelled() => return,
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+        }
+        let (looked, metrics) = (kept.clone(), metrics.clone());
+        // A file system that hangs must not hold up the router.
+        let look = tokio::task::spawn_blocking(move || look(&looked, seen, &metrics));
+        tokio::select! {
+            () = end.cancelled() => return,
+            now = look => seen = now.unwrap_or(seen),
+        }
+    }
+}
+
+/// Reads the file again if it is another than the one that was `seen`, and gives back which one it is now.
+fn look(kept: &Kept, seen: Option<Stamp>, metrics: &RouterMetrics) -> Option<Stamp> {
+    let now = Stamp::now(&kept.path);
+    if now == seen {
+        return now;
+    }
+    match file::read(&kept.path) {
+        Ok((entries, stamp)) => {
+            let ring = Ring::new(entries);
+            tracing::info!(path = %kept.path.display(), valid = ring.valid(SystemTime::now()), "the keys were read again");
+            kept.ring.store(Arc::new(ring));
+            metrics.keys_read(true);
+            Some(stamp)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the keys stay as they were");
+            metrics.keys_read(false);
+            now
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

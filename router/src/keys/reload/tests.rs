@@ -1,0 +1,99 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::keys::tests::headers;
+use crate::keys::{Entry, Limits, Moment, Role, Secret, change};
+
+fn add(path: &Path) -> Secret {
+    let secret = Secret::random().unwrap();
+    let entry = Entry {
+        id: secret.id().to_owned(),
+        name: String::new(),
+        tenant: "t".into(),
+        role: Role::Use,
+        sha256: secret.digest(),
+        created: Moment::of(SystemTime::now()),
+        expires: None,
+        revoked: None,
+        models: None,
+        limits: Limits::default(),
+    };
+    change(path, true, |entries| {
+        entries.push(entry);
+        Ok(())
+    })
+    .unwrap();
+    secret
+}
+
+fn knows(keys: &Keys, secret: &Secret) -> bool {
+    keys.authenticate(&headers(&[("x-api-key", secret.reveal())])).is_ok()
+}
+
+/// How often the file was read: with success, and without.
+fn counts(metrics: &RouterMetrics) -> (u64, u64) {
+    metrics.keys_were_read()
+}
+
+#[test]
+fn a_changed_file_is_read_once_and_a_broken_one_changes_nothing() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("keys.toml");
+    let first = add(&path);
+    let keys = Keys::open(&path).unwrap();
+    let kept = keys.0.clone().unwrap();
+    let metrics = RouterMetrics::default();
+    let mut seen = kept.first;
+    let mut turn = || {
+        seen = look(&kept, seen, &metrics);
+        counts(&metrics)
+    };
+    assert_eq!(turn(), (0, 0));
+
+    let second = add(&path);
+    assert!(!knows(&keys, &second));
+    assert_eq!((turn(), turn()), ((1, 0), (1, 0)));
+    assert!(knows(&keys, &first) && knows(&keys, &second));
+
+    // Written in place, and broken.
+    std::fs::write(&path, "[[key]]\nid = 5").unwrap();
+    assert_eq!((turn(), turn()), ((1, 1), (1, 1)));
+    assert!(knows(&keys, &first) && knows(&keys, &second));
+
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!((turn(), turn()), ((1, 2), (1, 2)));
+    assert!(knows(&keys, &first));
+
+    let third = add(&path);
+    assert_eq!(turn(), (2, 2));
+    assert!(knows(&keys, &third) && !knows(&keys, &first));
+
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(turn(), (2, 3));
+    assert!(knows(&keys, &third));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(turn(), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_noticed_within_two_seconds_and_following_ends_when_told() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("keys.toml");
+    add(&path);
+    let keys = Keys::open(&path).unwrap();
+    let end = CancellationToken::new();
+    let task = tokio::spawn(follow(keys.clone(), Arc::new(RouterMetrics::default()), end.clone()));
+    let second = add(&path);
+    let begun = tokio::time::Instant::now();
+    while !knows(&keys, &second) {
+        assert!(begun.elapsed() < Duration::from_secs(2), "the change is not noticed");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    end.cancel();
+    task.await.unwrap();
+    // Where there are no keys there is nothing to follow.
+    follow(Keys::default(), Arc::default(), CancellationToken::new()).await;
+}

@@ -1,0 +1,55 @@
+//! The keys of one reading of the file, by their ids: who shows this text, at this time? Pure, so that it can be asked for any time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::file::{Entry, Standing};
+use super::secret::{Digest, Secret};
+use super::{Caller, Unauthenticated};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Ring(HashMap<Box<str>, Known>);
+
+/// One key.
+#[derive(Debug)]
+struct Known {
+    digest: Digest,
+    caller: Caller,
+    entry: Entry,
+}
+
+impl Ring {
+    /// The ring of these keys.
+    pub(super) fn new(entries: Vec<Entry>) -> Self {
+        let known = entries.into_iter().map(|entry| {
+            let caller = Caller {
+                key: entry.id.as_str().into(),
+                tenant: entry.tenant.as_str().into(),
+                role: entry.role,
+                limits: Arc::new(entry.limits.clone()),
+                models: entry.models.as_deref().map(Into::into),
+            };
+            (entry.id.as_str().into(), Known { digest: entry.sha256, caller, entry })
+        });
+        Self(known.collect())
+    }
+
+    /// Whose key this is. Ids are public: whether one exists may show in the time that this takes, how much of a secret is right may not.
+    pub(super) fn find(&self, text: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {
+        let secret: Secret = text.parse().map_err(|_| Unauthenticated::Unknown)?;
+        let known = self.0.get(secret.id()).filter(|known| known.digest.is(&secret.digest())).ok_or(Unauthenticated::Unknown)?;
+        // Only whoever has the whole key learns what became of it.
+        match known.entry.standing(now) {
+            Standing::Valid => Ok(&known.caller),
+            Standing::Expired => Err(Unauthenticated::Expired(known.caller.key.clone())),
+            Standing::Revoked => Err(Unauthenticated::Revoked(known.caller.key.clone())),
+        }
+    }
+
+    /// Keys that are valid at this time.
+    pub(super) fn valid(&self, now: SystemTime) -> usize {
+        self.0.values().filter(|known| known.entry.standing(now) == Standing::Valid).count()
+    }
+}

@@ -1,0 +1,141 @@
+//! The text of a key, which only its owner keeps, and the digest by which it is known here.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// Every key begins so: scanners for leaked secrets find it, and people see what it is.
+const MARK: &str = "hk_";
+
+/// RFC 4648's letters, small: no sign among them needs quoting anywhere, and a double click selects the whole key.
+const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+
+/// Letters of a key's public id: 50 bits. Whoever makes a key looks whether the id is taken.
+const ID_LETTERS: usize = 10;
+
+/// Letters of its secret part: 260 bits, of which the system's generator fills every one.
+const SECRET_LETTERS: usize = 52;
+
+/// A whole key, `hk_ID_SECRET`. It is shown to whoever asked for it and nowhere else: not in a log, not by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+/// A text that cannot be a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this is no key: keys look like {MARK}ID_SECRET, {} letters and digits in all", MARK.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
+pub struct NoKey;
+
+impl Secret {
+    /// A key that nobody has seen.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn random() -> std::io::Result<Self> {
+        let mut random = [0_u8; ID_LETTERS + SECRET_LETTERS];
+        let mut filled = 0;
+        while filled < random.len() {
+            filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
+        }
+        // 256 is a multiple of the number of letters, so that each is as likely as the others.
+        let letters: String = random.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect();
+        let (id, secret) = letters.split_at(ID_LETTERS);
+        Ok(Self(format!("{MARK}{id}_{secret}")))
+    }
+
+    /// Its public part.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.0[MARK.len()..MARK.len() + ID_LETTERS]
+    }
+
+    /// The text itself, for its owner's eyes and for the header that carries it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// What is kept of it.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        Digest(Sha256::digest(self.0.as_bytes()).into())
+    }
+}
+
+impl std::str::FromStr for Secret {
+    type Err = NoKey;
+
+    fn from_str(text: &str) -> Result<Self, NoKey> {
+        let (id, secret) = text.strip_prefix(MARK).and_then(|rest| rest.split_once('_')).ok_or(NoKey)?;
+        let is_sound = is_id(id) && secret.len() == SECRET_LETTERS && is_spelled(secret);
+        if is_sound { Ok(Self(text.to_owned())) } else { Err(NoKey) }
+    }
+}
+
+/// The id of what may be a whole key, in the wrong place.
+#[must_use]
+pub fn id_within(text: &str) -> Option<&str> {
+    let id = text.strip_prefix(MARK)?.split('_').next()?;
+    is_id(id).then_some(id)
+}
+
+/// Whether this can be a key's id.
+pub(super) fn is_id(text: &str) -> bool {
+    text.len() == ID_LETTERS && is_spelled(text)
+}
+
+fn is_spelled(text: &str) -> bool {
+    text.bytes().all(|letter| LETTERS.contains(&letter))
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Secret({})", self.id())
+    }
+}
+
+/// The SHA-256 of a key's text. A key has 256 bits that nobody can guess, so a slow hash would add nothing.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// Whether both are the same, in a time that does not depend on where they differ.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        let difference = self.0.iter().zip(other.0).fold(0, |difference, (ours, theirs)| difference | (ours ^ theirs));
+        // The compiler must not learn that a difference, once found, stays.
+        std::hint::black_box(difference) == 0
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let wrong = "64 hexadecimal digits were expected";
+        let mut digest = [0; 32];
+        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(wrong);
+        }
+        for (byte, digits) in digest.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = std::str::from_utf8(digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok()).ok_or(wrong)?;
+        }
+        Ok(Self(digest))
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Digest(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use std::time::Duration;
+
+use super::*;
+
+fn key(change: impl FnOnce(&mut Entry)) -> (Secret, Entry) {
+    let secret = Secret::random().unwrap();
+    let mut entry = Entry {
+        id: secret.id().to_owned(),
+        name: "name".into(),
+        tenant: "tenant".into(),
+        role: Role::Use,
+        sha256: secret.digest(),
+        created: Moment::of(SystemTime::now()),
+        expires: None,
+        revoked: None,
+        models: None,
+        limits: Limits::default(),
+    };
+    change(&mut entry);
+    (secret, entry)
+}
+
+/// Keys of these entries, which no file holds.
+pub(super) fn keys(entries: Vec<Entry>) -> Keys {
+    Keys::kept(Path::new("/nowhere"), None, entries)
+}
+
+pub(super) fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+    pairs.iter().map(|(name, value)| (HeaderName::try_from(*name).unwrap(), HeaderValue::from_str(value).unwrap())).collect()
+}
+
+#[test]
+fn without_keys_anybody_may_do_anything() {
+    let caller = Keys::default().authenticate(&headers(&[("authorization", "Bearer whatever")])).unwrap();
+    assert_eq!((&*caller.key, &*caller.tenant, caller.role), ("", "", Role::Admin));
+    assert!(!Keys::default().are_wanted());
+    assert!(!Keys::open(Path::new("")).unwrap().are_wanted());
+}
+
+#[test]
+fn a_key_is_known_however_the_sdks_send_it() {
+    let (secret, entry) = key(|_| {});
+    let keys = keys(vec![entry]);
+    let text = secret.reveal();
+    let ways: &[&[(&str, &str)]] = &[
+        &[("authorization", &format!("Bearer {text}"))],
+        &[("authorization", &format!("bEARER   {text} "))],
+        &[("x-api-key", text)],
+        &[("x-api-key", text), ("authorization", &format!("Bearer {text}"))],
+        &[("x-api-key", text), ("authorization", "Basic dXNlcjpwYXNz")],
+        &[("x-api-key", text), ("authorization", "Bearer ")],
+    ];
+    for way in ways {
+        let caller = keys.authenticate(&headers(way)).unwrap_or_else(|error| panic!("{error}: {way:?}"));
+        assert_eq!((&*caller.key, &*caller.tenant), (secret.id(), "tenant"));
+    }
+}
+
+#[test]
+fn what_shows_no_valid_key_is_refused() {
+    let (secret, entry) = key(|_| {});
+    let (other, _) = key(|_| {});
+    let keys = keys(vec![entry]);
+    let text = secret.reveal();
+    let swapped = format!("hk_{}_{}", secret.id(), other.reveal().rsplit('_').next().unwrap());
+    let cases: &[(&[(&str, &str)], Unauthenticated)] = &[
+        (&[], Unauthenticated::Missing),
+        (&[("authorization", text)], Unauthenticated::Missing),
+        (&[("authorization", &format!("Basic {text}"))], Unauthenticated::Missing),
+        (&[("x-api-key", "")], Unauthenticated::Missing),
+        (&[("x-api-key", other.reveal())], Unauthenticated::Unknown),
+        (&[("x-api-key", &swapped)], Unauthenticated::Unknown),
+        (&[("x-api-key", secret.id())], Unauthenticated::Unknown),
+        (&[("x-api-key", "EMPTY")], Unauthenticated::Unknown),
+        (&[("x-api-key", text), ("x-api-key", other.reveal())], Unauthenticated::Several),
+        (&[("x-api-key", text), ("authorization", "Bearer other")], Unauthenticated::Several),
+    ];
+    for (shown, expected) in cases {
+        assert_eq!(keys.authenticate(&headers(shown)).unwrap_err(), *expected, "{shown:?}");
+    }
+    let bytes = HeaderValue::from_bytes(b"Bearer \xff\xfe").unwrap();
+    let shown = HeaderMap::from_iter([(AUTHORIZATION, bytes)]);
+    assert_eq!(keys.authenticate(&shown).unwrap_err(), Unauthenticated::Missing);
+}
+
+#[test]
+fn a_key_that_has_ended_says_so_to_whoever_has_all_of_it() {
+    let past = Some(Moment::of(SystemTime::now() - Duration::from_secs(10)));
+    let future = Some(Moment::of(SystemTime::now() + Duration::from_secs(1000)));
+    let (expired, first) = key(|entry| entry.expires = past);
+    let (revoked, second) = key(|entry| (entry.revoked, entry.expires) = (past, past));
+    let (leaving, third) = key(|entry| (entry.revoked, entry.expires) = (future, future));
+    let keys = keys(vec![first, second, third]);
+    let ask = |secret: &Secret| keys.authenticate(&headers(&[("x-api-key", secret.reveal())])).map(|caller| caller.key);
+    assert_eq!(ask(&expired), Err(Unauthenticated::Expired(expired.id().into())));
+    assert_eq!(ask(&revoked), Err(Unauthenticated::Revoked(revoked.id().into())));
+    assert_eq!(ask(&leaving).as_deref(), Ok(leaving.id()));
+    let guess = format!("hk_{}_{}", expired.id(), "a".repeat(52));
+    assert_eq!(keys.authenticate(&headers(&[("x-api-key", &guess)])).unwrap_err(), Unauthenticated::Unknown);
+}
+
+#[test]
+fn a_caller_asks_only_for_models_that_its_key_names() {
+    let (secret, entry) = key(|entry| entry.models = Some(vec!["base".into(), "poet".into()]));
+    let caller = keys(vec![entry]).authenticate(&headers(&[("x-api-key", secret.reveal())])).unwrap();
+    let (post, get, chat) = (Method::POST, Method::GET, "/v1/chat/completions");
+    for model in ["base", "poet"] {
+        assert_eq!(caller.permit(&post, chat, Some(model)), Ok(()));
+    }
+    for model in ["", "Base", "base ", "other"] {
+        assert!(caller.permit(&post, chat, Some(model)).unwrap_err().contains("may not use"), "{model:?}");
+    }
+    // An engine would answer with its default model, whichever that is.
+    for path in [chat, "/v1/audio/transcriptions", "/tokenize", "/v1/responses", "/v1/chat/completions/cancel"] {
+        assert!(caller.permit(&post, path, None).unwrap_err().contains("say which"), "{path}");
+    }
+    assert_eq!(caller.permit(&get, "/version", None), Ok(()));
+    assert_eq!(caller.permit(&get, "/v1/responses/resp_1", None), Ok(()));
+    assert_eq!(caller.permit(&post, "/v1/responses/resp_1/cancel", None), Ok(()));
+    assert_eq!(Caller::anyone("".into()).permit(&post, chat, None), Ok(()));
+}
+
+#[test]
+fn keys_in_headers_are_not_printed() {
+    let mut shown = headers(&[("authorization", "Bearer canary-one"), ("x-api-key", "canary-two"), ("x-other", "seen")]);
+    hide(&mut shown);
+    let printed = format!("{shown:?}");
+    assert!(!printed.contains("canary") && printed.contains("seen"), "{printed}");
+    assert_eq!(bearer(&shown[AUTHORIZATION]), Some("canary-one"));
+}

@@ -1,0 +1,97 @@
+use http::Method;
+
+use super::*;
+use crate::fleet::tests::{attach, fleet, ready};
+
+fn home(replica: &str, epoch: u64) -> Home {
+    Home { replica: replica.into(), epoch }
+}
+
+fn named(method: &str, path: &str, previous: Option<&str>) -> Named {
+    Named::of(&Method::from_bytes(method.as_bytes()).unwrap(), path, previous)
+}
+
+#[test]
+fn a_request_names_a_response_in_its_path_or_in_its_body() {
+    let about = |id: &str| Named::About(id.into());
+    for (method, path, previous, expected) in [
+        ("POST", "/v1/responses", None, Named::Makes),
+        ("POST", "/v1/responses", Some("resp_1"), Named::Continues("resp_1".into())),
+        ("GET", "/v1/responses", None, Named::None),
+        ("GET", "/v1/responses/resp_1", None, about("resp_1")),
+        ("POST", "/v1/responses/resp_1/cancel", None, about("resp_1")),
+        ("DELETE", "/v1/responses/resp_1", None, about("resp_1")),
+        ("GET", "/v1/responses/resp%5f1/input_items", None, about("resp_1")),
+        ("GET", "/v1/%72esponses/resp_1", None, about("resp_1")),
+        ("POST", "/v1/responses/render", Some("resp_1"), Named::Continues("resp_1".into())),
+        ("POST", "/v1/responses/render", None, Named::None),
+        ("GET", "/v1/responses/", None, Named::None),
+        ("POST", "/v1/responses2", Some("resp_1"), Named::None),
+        ("POST", "/v1/chat/completions", Some("resp_1"), Named::None),
+    ] {
+        assert_eq!(named(method, path, previous), expected, "{method} {path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_is_its_tenants_until_it_is_forgotten() {
+    let (sticky, owner, thief): (_, Arc<str>, Arc<str>) = (Sticky::default(), "owner".into(), "thief".into());
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0), ready(1)]).await;
+    let view = fleet.view();
+    let find = |id: &str, tenant: &str| sticky.find(id, tenant, &view, Instant::now());
+    sticky.learn("resp_1", home("n/0", 1), &owner, Instant::now());
+    assert_eq!(find("resp_1", "owner"), Known::Here(home("n/0", 1)));
+    assert_eq!((find("resp_1", "thief"), find("resp_2", "owner")), (Known::Gone, Known::Unknown));
+    assert!(sticky.is_of_another("resp_1", "thief", Instant::now()) && !sticky.is_of_another("resp_1", "owner", Instant::now()));
+    sticky.learn("resp_1", home("n/1", 1), &thief, Instant::now());
+    assert_eq!(find("resp_1", "owner"), Known::Here(home("n/0", 1)), "a name that is taken is not given away");
+    sticky.learn("resp_1", home("n/1", 1), &owner, Instant::now());
+    assert_eq!(find("resp_1", "owner"), Known::Here(home("n/1", 1)));
+    sticky.learn("resp_3", home("n/0", 0), &owner, Instant::now());
+    assert_eq!(find("resp_3", "owner"), Known::Gone, "its engine has begun another life");
+    tokio::time::advance(LIFE).await;
+    assert_eq!(find("resp_1", "owner"), Known::Unknown);
+    sticky.learn(&"x".repeat(ID_BYTES + 1), home("n/0", 1), &owner, Instant::now());
+    sticky.learn("resp_4", home("n/0", 1), &owner, Instant::now());
+    assert_eq!(sticky.len(), 1, "what is over has made way");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_oldest_response_makes_way() {
+    let (sticky, tenant): (_, Arc<str>) = (Sticky::default(), "".into());
+    let now = Instant::now();
+    for number in 0..MOST + 10 {
+        sticky.learn(&format!("resp_{number}"), home("n/0", 1), &tenant, now);
+        // Again and again the same one: it holds one place.
+        sticky.learn("resp_same", home("n/0", 1), &tenant, now + Duration::from_nanos(number as u64));
+    }
+    assert!(sticky.len() <= MOST && sticky.0.lock().ends.len() <= MOST, "{}", sticky.len());
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let view = fleet.view();
+    assert_eq!(sticky.find("resp_0", "", &view, now), Known::Unknown);
+    assert_eq!(sticky.find("resp_same", "", &view, now), Known::Here(home("n/0", 1)));
+}
+
+#[test]
+fn the_id_is_read_from_a_whole_answer_and_from_the_first_event_however_they_are_cut() {
+    let whole = br#"{"id":"resp_a\"b","created_at":1,"output":[{"id":"msg_1"}]}"#;
+    let streamed = b": keep-alive\n\nevent: response.created\ndata: {\"response\":{\"id\": \"resp_a\\\"b\",\"object\":\"response\"}}\n\n";
+    for answer in [&whole[..], &streamed[..]] {
+        for cut in 0..answer.len() {
+            let sticky = Sticky::default();
+            let mut watch = Watch::new(Keep { sticky: sticky.clone(), tenant: "".into() }, home("n/0", 1));
+            let done = watch.look(&answer[..cut]) || watch.look(&answer[cut..]);
+            assert!(done && sticky.0.lock().kept.contains_key("resp_a\"b"), "{cut}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_without_an_id_is_not_looked_at_for_long() {
+    let sticky = Sticky::default();
+    let mut watch = Watch::new(Keep { sticky: sticky.clone(), tenant: "".into() }, home("n/0", 1));
+    assert!(!watch.look(&[b' '; 1000]));
+    assert!(watch.look(&[b' '; 100_000]) && sticky.is_empty());
+}

@@ -1,0 +1,138 @@
+//! What of the router speaks TLS, by its settings: the edge with the operator's certificate, the agents' port with the fleet's authority. And
+//! the rule that plain text stays on this host unless somebody has said otherwise.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_tls::{AgentsTls, Authority, EdgeFiles, EdgeTls, TlsError, Tokens};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::RouterConfig;
+
+/// Shorter lives of certificates than this would end before they can be renewed.
+const SHORTEST_LIFETIME: Duration = Duration::from_secs(2);
+
+/// Longer ones would let a stolen certificate work for too long.
+const LONGEST_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Why TLS cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum SecurityError {
+    /// The edge's files.
+    #[error("{0} (settings router.tls_cert, router.tls_key, router.tls_client_ca)")]
+    Edge(#[source] TlsError),
+    /// The fleet's authority.
+    #[error("{0} (setting router.tls_dir)")]
+    Agents(#[source] TlsError),
+    /// One file of a pair.
+    #[error("router.tls_cert and router.tls_key belong together: give both, or neither")]
+    Half,
+    /// Clients' certificates without TLS.
+    #[error("router.tls_client_ca asks clients for certificates, which takes TLS: give router.tls_cert and router.tls_key too")]
+    ClientsOnly,
+    /// A lifetime out of bounds.
+    #[error("router.certificate_lifetime is to be between 2 s and 30 days")]
+    Lifetime,
+    /// Plain text beyond this host.
+    #[error(
+        "{setting} is {address}, which other hosts reach, and would be in plain text: {remedy}; on a network where everybody may read and \
+             send everything, --allow-plain-text (setting router.allow_plain_text) permits it"
+    )]
+    PlainText {
+        /// Which address.
+        setting: &'static str,
+        /// What it is.
+        address: SocketAddr,
+        /// How to have TLS instead.
+        remedy: &'static str,
+    },
+}
+
+/// The TLS of both ports, where they have it.
+#[derive(Debug, Clone)]
+pub(crate) struct Security {
+    pub(crate) edge: Option<Arc<EdgeTls>>,
+    pub(crate) agents: Option<FleetAuthority>,
+}
+
+/// What admits nodes to the fleet.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetAuthority {
+    pub(crate) tls: Arc<AgentsTls>,
+    pub(crate) authority: Arc<Authority>,
+    pub(crate) tokens: Tokens,
+    /// Of nodes' certificates.
+    pub(crate) lifetime: Duration,
+}
+
+impl Security {
+    /// Reads what the settings name.
+    pub(crate) fn load(config: &RouterConfig) -> Result<Self, SecurityError> {
+        if !(SHORTEST_LIFETIME..=LONGEST_LIFETIME).contains(&config.certificate_lifetime) {
+            return Err(SecurityError::Lifetime);
+        }
+        let client_authority = given(&config.tls_client_ca);
+        let edge = match (given(&config.tls_cert), given(&config.tls_key)) {
+            (Some(certificate), Some(key)) => {
+                let files = EdgeFiles { certificate, key, client_authority };
+                Some(Arc::new(EdgeTls::load(files).map_err(SecurityError::Edge)?))
+            }
+            (None, None) if client_authority.is_some() => return Err(SecurityError::ClientsOnly),
+            (None, None) => None,
+            _ => return Err(SecurityError::Half),
+        };
+        let agents = given(&config.tls_dir).map(|folder| FleetAuthority::load(&folder, config.certificate_lifetime)).transpose();
+        Ok(Self { edge, agents: agents.map_err(SecurityError::Agents)? })
+    }
+
+    /// Refuses addresses that others reach in plain text, unless the settings permit it.
+    pub(crate) fn check(&self, config: &RouterConfig, edge: SocketAddr, agents: SocketAddr) -> Result<(), SecurityError> {
+        let doors = [
+            ("router.listen", edge, self.edge.is_some(), "give it a certificate (router.tls_cert and router.tls_key)"),
+            (
+                "router.agents_listen",
+                agents,
+                self.agents.is_some(),
+                "make the fleet's authority with `hostler init` and name its folder (router.tls_dir)",
+            ),
+        ];
+        for (setting, address, secured, remedy) in doors {
+            if !secured && !config.allow_plain_text && !address.ip().is_loopback() {
+                return Err(SecurityError::PlainText { setting, address, remedy });
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the edge's certificate as its files have it and the agents' port's from expiring, until `end`.
+    pub(crate) async fn keep_fresh(self, end: CancellationToken) {
+        let edge = async {
+            if let Some(edge) = self.edge {
+                edge.keep_fresh(end.clone()).await;
+            }
+        };
+        let agents = async {
+            if let Some(agents) = self.agents {
+                agents.tls.keep_fresh(end.clone()).await;
+            }
+        };
+        tokio::join!(edge, agents);
+    }
+}
+
+impl FleetAuthority {
+    fn load(folder: &Path, lifetime: Duration) -> Result<Self, TlsError> {
+        let authority = Arc::new(Authority::load(folder)?);
+        let tls = Arc::new(AgentsTls::new(authority.clone(), lifetime)?);
+        Ok(Self { tls, authority, tokens: Tokens::beside(folder), lifetime })
+    }
+}
+
+fn given(path: &Path) -> Option<PathBuf> {
+    (!path.as_os_str().is_empty()).then(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

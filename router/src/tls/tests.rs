@@ -1,0 +1,46 @@
+//! Which settings make sense together, and what may be in plain text.
+
+use super::*;
+
+fn config(change: impl FnOnce(&mut RouterConfig)) -> RouterConfig {
+    let mut config = RouterConfig::default();
+    change(&mut config);
+    config
+}
+
+fn refusal(change: impl FnOnce(&mut RouterConfig)) -> String {
+    Security::load(&config(change)).unwrap_err().to_string()
+}
+
+#[test]
+fn half_of_a_pair_and_lives_out_of_bounds_are_refused_in_sentences() {
+    assert!(refusal(|config| config.tls_cert = "a.pem".into()).contains("belong together"));
+    assert!(refusal(|config| config.tls_client_ca = "a.pem".into()).contains("takes TLS"));
+    assert!(refusal(|config| config.certificate_lifetime = Duration::from_secs(1)).contains("2 s"));
+    let missing = refusal(|config| config.tls_dir = "/nowhere/at/all".into());
+    assert!(missing.contains("hostler init --dir /nowhere/at/all") && missing.contains("router.tls_dir"), "{missing}");
+}
+
+#[test]
+fn plain_text_stays_on_this_host_unless_it_is_permitted() {
+    let security = Security::load(&RouterConfig::default()).unwrap();
+    let (here, everywhere): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:2".parse().unwrap());
+    let check = |allow: bool, edge, agents| security.check(&config(|config| config.allow_plain_text = allow), edge, agents);
+    check(false, here, here).unwrap();
+    for (edge, agents, setting) in [(everywhere, here, "router.listen"), (here, everywhere, "router.agents_listen")] {
+        let refused = check(false, edge, agents).unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("{setting} is 0.0.0.0:2")) && refused.contains("--allow-plain-text"), "{refused}");
+        check(true, edge, agents).unwrap();
+    }
+}
+
+#[test]
+fn an_authority_secures_the_agents_port_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    Authority::create(folder.path(), "f").unwrap();
+    let config = config(|config| config.tls_dir = folder.path().to_owned());
+    let security = Security::load(&config).unwrap();
+    let (here, everywhere): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "[::]:2".parse().unwrap());
+    security.check(&config, here, everywhere).unwrap();
+    assert!(matches!(security.check(&config, everywhere, everywhere), Err(SecurityError::PlainText { setting: "router.listen", .. })));
+}

@@ -1,0 +1,82 @@
+//! The responses that the engine keeps, as `/v1/responses` gives them: found by id, and ended while they run in the background.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+
+/// Responses that are kept at most. vLLM keeps all there ever were.
+const MOST: usize = 1024;
+
+/// All that are kept. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stored(Arc<Mutex<VecDeque<Kept>>>);
+
+#[derive(Debug)]
+struct Kept {
+    id: String,
+    json: String,
+    /// What computes it.
+    running: Option<AbortHandle>,
+}
+
+/// Why a response is not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotEnded {
+    /// There is none of this id.
+    Missing,
+    /// It does not run in the background.
+    Complete,
+}
+
+impl Stored {
+    /// Keeps a response that is complete, unless it was ended before.
+    pub(crate) fn complete(&self, id: &str, json: String) {
+        let mut kept = self.0.lock();
+        match kept.iter_mut().find(|kept| kept.id == id) {
+            Some(Kept { running: None, json, .. }) if json.contains(CANCELLED) => {}
+            Some(kept) => (kept.json, kept.running) = (json, None),
+            None => push(&mut kept, Kept { id: id.to_owned(), json, running: None }),
+        }
+    }
+
+    /// Keeps one that will be computed in the background.
+    pub(crate) fn begin(&self, id: &str, json: String) {
+        push(&mut self.0.lock(), Kept { id: id.to_owned(), json, running: None });
+    }
+
+    /// What computes it; nothing if it is complete by now.
+    pub(crate) fn runs(&self, id: &str, task: AbortHandle) {
+        if let Some(kept) = self.0.lock().iter_mut().find(|kept| kept.id == id && kept.json.contains(QUEUED)) {
+            kept.running = Some(task);
+        }
+    }
+
+    /// The response of this id.
+    pub(crate) fn get(&self, id: &str) -> Option<String> {
+        self.0.lock().iter().find(|kept| kept.id == id).map(|kept| kept.json.clone())
+    }
+
+    /// Ends one that runs in the background, and says what is left of it.
+    pub(crate) fn cancel(&self, id: &str) -> Result<String, NotEnded> {
+        let mut kept = self.0.lock();
+        let kept = kept.iter_mut().find(|kept| kept.id == id).ok_or(NotEnded::Missing)?;
+        let running = kept.running.take().ok_or(NotEnded::Complete)?;
+        running.abort();
+        kept.json = kept.json.replace(QUEUED, CANCELLED);
+        Ok(kept.json.clone())
+    }
+}
+
+/// The field of a response that waits or runs in the background.
+pub(crate) const QUEUED: &str = r#""status":"queued""#;
+
+const CANCELLED: &str = r#""status":"cancelled""#;
+
+fn push(kept: &mut VecDeque<Kept>, new: Kept) {
+    if kept.len() == MOST {
+        kept.pop_front();
+    }
+    kept.push_back(new);
+}

@@ -1,0 +1,235 @@
+//! Who may send how much, who goes first when the fleet is full, and what those hear who may not.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use hostler_router::keys::{Entry, Limits, Moment, Role, Secret, change};
+use http::Request;
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, chat_stream, soon, until};
+
+/// Makes a key with these limits for a tenant of this name.
+fn key(file: &Path, tenant: &str, limits: Limits) -> String {
+    let secret = Secret::random().unwrap();
+    let entry = Entry {
+        id: secret.id().to_owned(),
+        name: tenant.to_owned(),
+        tenant: tenant.to_owned(),
+        role: Role::Use,
+        sha256: secret.digest(),
+        created: Moment::of(SystemTime::now()),
+        expires: None,
+        revoked: None,
+        models: None,
+        limits,
+    };
+    change(file, true, |entries| {
+        entries.push(entry);
+        Ok(())
+    })
+    .unwrap();
+    secret.reveal().to_owned()
+}
+
+/// A chat request with a key.
+fn by(key: &str, body: &Value) -> Request<Full<Bytes>> {
+    let request = Request::post(CHAT).header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
+    request.body(Full::from(body.to_string())).unwrap()
+}
+
+/// An answer's headers of OpenAI's limits: `limit`, `remaining` and `reset` of requests or tokens.
+fn rate<'a>(answer: &'a Answer, of: &str) -> Option<[&'a str; 3]> {
+    let header = |what: &str| answer.header(&format!("x-ratelimit-{what}-{of}"));
+    Some([header("limit")?, header("remaining")?, header("reset")?])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back() {
+    let keys = TempDir::new().unwrap();
+    let file = keys.path().join("keys.toml");
+    let limited = key(&file, "limited", Limits { requests_per_minute: Some(2), output_per_minute: Some(600_000), ..Limits::default() });
+    let free = key(&file, "free", Limits::default());
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
+    let edge = fleet.edge();
+
+    let first = edge.request(by(&limited, &chat(5))).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    let [limit, remaining, reset] = rate(&first, "requests").unwrap();
+    assert!((limit, remaining) == ("2", "1") && reset.ends_with('s'), "{:?}", first.headers);
+    let models =
+        edge.request(Request::get("/v1/models").header("authorization", format!("Bearer {limited}")).body(Full::default()).unwrap());
+    assert_eq!(rate(&models.await, "requests").unwrap()[..2], ["2", "1"], "every answer says it, and this one costs nothing");
+
+    // What was generated counts, not what was expected: 5 tokens each.
+    until("the answer's tokens", async || {
+        let models = Request::get("/v1/models").header("authorization", format!("Bearer {limited}")).body(Full::default()).unwrap();
+        let answer = edge.request(models).await;
+        let [limit, remaining, _] = rate(&answer, "tokens").unwrap();
+        let used = limit.parse::<u64>().unwrap() - remaining.parse::<u64>().unwrap();
+        if used <= 5 { Ok(()) } else { Err(format!("{used} are counted")) }
+    })
+    .await;
+
+    assert_eq!(edge.request(by(&limited, &chat(5))).await.status, 200);
+    let refused = edge.request(by(&limited, &chat(5))).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_exceeded");
+    assert!(refused.message().contains("`limited` may use 2 requests per minute"), "{}", refused.text());
+    let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=30).contains(&seconds), "{seconds}");
+    assert_eq!(rate(&refused, "requests").unwrap()[1], "0");
+    assert!(fleet.routers[0].metric("hostler_refused_total").await >= 1.0);
+
+    let other = edge.request(by(&free, &chat(1))).await;
+    assert_eq!((other.status.as_u16(), rate(&other, "requests"), rate(&other, "tokens")), (200, None, None));
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_used_up_budget_for_a_day_is_no_matter_of_waiting() {
+    let keys = TempDir::new().unwrap();
+    let file = keys.path().join("keys.toml");
+    let poor = key(&file, "poor", Limits { output_per_day: Some(8), ..Limits::default() });
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        answers.push(fleet.edge().request(by(&poor, &chat_stream(4))).await);
+        fleet.until_idle().await;
+    }
+    answers.iter().for_each(Answer::assert_whole_stream);
+    let refused = fleet.edge().request(by(&poor, &chat_stream(4))).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["type"]), (429, &json!("insufficient_quota")), "{}", refused.text());
+    assert_eq!(refused.header("x-should-retry"), Some("false"), "SDKs would send it again at once");
+    assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() > 80_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_at_once_are_counted_until_their_last_byte() {
+    let keys = TempDir::new().unwrap();
+    let file = keys.path().join("keys.toml");
+    let one = key(&file, "one", Limits { in_flight: Some(1), ..Limits::default() });
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
+    let mut running = fleet.edge().send(by(&one, &chat_stream(10_000))).await;
+    running.events(2).await;
+    let refused = fleet.edge().request(by(&one, &chat(1))).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    drop(running);
+    until("its place", async || {
+        let answer = fleet.edge().request(by(&one, &chat(1))).await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
+    })
+    .await;
+    fleet.until_idle().await;
+}
+
+/// A prompt of 6,000 bytes, some 1,500 tokens to a router, that has nothing in common with one of another name.
+fn long(name: &str) -> Value {
+    let words: Vec<String> = (0..900).map(|number| format!("{name}q{number}")).collect();
+    let mut content = words.join(" ");
+    content.truncate(6000);
+    json!({"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1, "stream": true})
+}
+
+/// Sends a long prompt that the engine cannot begin with.
+fn send(fleet: &Fleet, key: &str, name: &str, priority: i32) -> JoinHandle<Answer> {
+    let mut request = by(key, &long(name));
+    request.headers_mut().insert("x-request-id", name.parse().unwrap());
+    request.headers_mut().insert("x-hostler-priority", priority.to_string().parse().unwrap());
+    let edge = fleet.edge();
+    tokio::spawn(async move { edge.request(request).await })
+}
+
+async fn until_held(fleet: &Fleet, count: f64) {
+    until(&format!("{count} held"), async || {
+        let held = fleet.routers[0].metric("hostler_held_requests").await;
+        if held == count { Ok(()) } else { Err(format!("{held} are held")) }
+    })
+    .await;
+}
+
+/// A fleet of one engine that hangs over a first request larger than it takes at once; two keys, of a tenant that floods and one that does not.
+async fn hung(most: usize) -> (Fleet, TempDir, [String; 2], JoinHandle<Answer>) {
+    let keys = TempDir::new().unwrap();
+    let file = keys.path().join("keys.toml");
+    let both = ["flood", "light"].map(|tenant| key(&file, tenant, Limits::default()));
+    let setup = Setup::agents(1).engine("--max-num-batched-tokens 256").router(|router| {
+        router.keys_file = file;
+        router.max_held = most;
+    });
+    let fleet = Fleet::start(setup).await;
+    fleet.fault("n0/0", "hang").await;
+    let first = send(&fleet, &both[0], "first", 0);
+    fleet.until_replica("n0/0", "the first request", |replica| replica.own == 1).await;
+    (fleet, keys, both, first)
+}
+
+/// The requests that were placed, in that order, by what their clients call them.
+async fn order(fleet: &Fleet) -> Vec<String> {
+    let decisions = fleet.admin().explain("", 100).await.unwrap();
+    decisions.iter().rev().map(|decision| decision.client_id.clone()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_had_less_goes_first_and_a_flood_takes_not_every_place() {
+    let (fleet, _keys, [flood, light], first) = hung(10).await;
+    let mut answering = vec![first];
+    for number in 1..=8 {
+        answering.push(send(&fleet, &flood, &format!("flood{number}"), -9));
+        until_held(&fleet, f64::from(number)).await;
+    }
+    let refused = send(&fleet, &flood, "too-many", 0).await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("5")), "{}", refused.text());
+    answering.push(send(&fleet, &light, "light", 0));
+    until_held(&fleet, 9.0).await;
+    fleet.fault("n0/0", "ok").await;
+    for answer in answering {
+        soon("an answer", answer).await.unwrap().assert_whole_stream();
+    }
+    let order = order(&fleet).await;
+    // What a tenant had before anybody had to wait is not counted, so one of the flood's may go before it.
+    let turn = order.iter().position(|name| name == "light").unwrap();
+    assert!(order.len() == 10 && turn <= 2, "a key that is no admin's has no band before the others': {order:?}");
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_less_urgent_band_has_its_tenth() {
+    let (fleet, _keys, [flood, light], first) = hung(100).await;
+    let mut answering = vec![first, send(&fleet, &light, "patient", 7)];
+    until_held(&fleet, 1.0).await;
+    for number in 2..=24 {
+        answering.push(send(&fleet, &flood, &format!("urgent{number}"), 0));
+        until_held(&fleet, f64::from(number)).await;
+    }
+    fleet.fault("n0/0", "ok").await;
+    for answer in answering {
+        soon("an answer", answer).await.unwrap().assert_whole_stream();
+    }
+    let turn = order(&fleet).await.iter().position(|name| name == "patient").unwrap();
+    assert!((8..=12).contains(&turn), "it had turn {turn} of 25");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_full_engine_says_is_never_shown_while_another_has_room() {
+    let fleet = Fleet::start(Setup::agents(5)).await;
+    for id in ["n0/0", "n1/0", "n2/0", "n3/0"] {
+        fleet.fault(id, "busy").await;
+    }
+    for body in [chat(1), chat_stream(1), chat(2), chat_stream(2)] {
+        let answer = fleet.edge().post(CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    fleet.until_replica("n4/0", "all four answered", |replica| replica.served == 4).await;
+    fleet.fault("n4/0", "busy").await;
+    until("a refusal", async || {
+        let answer = fleet.edge().post(CHAT, &chat(1)).await;
+        let told = (answer.status.as_u16(), answer.header("retry-after"));
+        if told == (503, Some("1")) { Ok(()) } else { Err(answer.text()) }
+    })
+    .await;
+}

@@ -1,0 +1,95 @@
+//! Bodies of requests at their bounds: compressed, arriving slowly by the dozen, and answers that a client of HTTP/2 does not take.
+
+use std::io::Write;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::Request;
+use http_body_util::Full;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::harness::{CHAT, Fleet, Setup, chat, chat_stream, raw, soon};
+
+fn in_gzip(body: &[u8]) -> Request<Full<Bytes>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(body).unwrap();
+    let body = Full::from(encoder.finish().unwrap());
+    Request::post(CHAT).header("content-type", "application/json").header("content-encoding", "gzip").body(body).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compressed_body_is_refused_by_name_and_where_it_is_allowed_the_engine_gets_it_plain() {
+    let body = chat(3).to_string();
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let answer = fleet.edge().request(in_gzip(body.as_bytes())).await;
+    assert_eq!((answer.status.as_u16(), answer.header("accept-encoding")), (415, Some("identity")));
+    assert!(answer.message().contains("`gzip`") && answer.message().contains("router.decompress_bodies"), "{}", answer.text());
+    assert_eq!(fleet.replica("n0/0").await.served, 0);
+
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.decompress_bodies = true)).await;
+    let answer = fleet.edge().request(in_gzip(body.as_bytes())).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let bomb = fleet.edge().request(in_gzip(&vec![b' '; 64 << 20])).await;
+    assert_eq!(bomb.status, 413, "{}", bomb.text());
+    assert!(bomb.message().contains("200 times as large"), "{}", bomb.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.max_reading_bytes = 1 << 20)).await;
+    let edge = fleet.routers[0].edge;
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n";
+    let mut first = TcpStream::connect(edge).await.unwrap();
+    first.write_all(format!("{head}{}", "x".repeat(800_000)).as_bytes()).await.unwrap();
+    let refused = format!("{head}{}", "x".repeat(400_000));
+    crate::harness::until("a refusal for want of memory", async || {
+        let answer = raw(edge, refused.as_bytes()).await;
+        let is_refused = answer.starts_with("HTTP/1.1 429 ") && answer.contains("router.max_reading_bytes");
+        if is_refused { Ok(()) } else { Err(answer) }
+    })
+    .await;
+    assert_eq!(fleet.edge().post(CHAT, &chat(1)).await.status, 200, "a small one finds room");
+    drop(first);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_http_2_that_takes_one_of_its_answers_cannot_keep_the_others_waiting_for_ever() {
+    let stall = Duration::from_millis(400);
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.client_stall_timeout = stall)).await;
+    let stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
+    let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    // Some events fit into this window, no whole answer does.
+    builder.initial_stream_window_size(1000);
+    let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut ask = async |tokens: usize| {
+        let body = Full::<Bytes>::from(chat_stream(tokens).to_string());
+        let request = Request::post(format!("http://a{CHAT}")).header("content-type", "application/json").body(body).unwrap();
+        sender.send_request(request).await.unwrap()
+    };
+    let untouched = ask(10_000).await;
+    let taken = ask(10).await;
+    assert_eq!((untouched.status(), taken.status()), (http::StatusCode::OK, http::StatusCode::OK));
+    let whole = soon("the answer that is taken", http_body_util::BodyExt::collect(taken.into_body())).await.unwrap().to_bytes();
+    assert!(whole.ends_with(b"data: [DONE]\n\n"));
+    let _ = soon("the end of the connection", connection).await;
+    drop(untouched);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_ends_in_a_line_feed_alone_is_refused_and_nothing_after_it_is_read() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let mut stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
+    let hidden = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
+    stream.write_all(format!("GET /health HTTP/1.1\r\nHost: a\nX: y\r\n\r\n{hidden}").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let _ = soon("the end", stream.read_to_string(&mut answer)).await;
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("carriage return and line feed"), "{answer}");
+    assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+}

@@ -1,0 +1,91 @@
+//! What is beside the service: health, reflection, and the other APIs on the same port.
+
+use http_body_util::Full;
+use tonic::Code;
+use tonic::transport::Endpoint as TonicEndpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::raw::Raw;
+use super::text;
+use crate::harness::{CHAT, Fleet, Setup, chat, soon};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_follows_the_fleet() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
+    let mut health = HealthClient::new(endpoint.connect().await.unwrap());
+    let service = |service: &str| HealthCheckRequest { service: service.into() };
+    for name in ["", "hostler.inference.v1.Inference"] {
+        assert_eq!(health.check(service(name)).await.unwrap().into_inner().status(), ServingStatus::Serving, "{name:?}");
+    }
+    assert_eq!(health.check(service("somebody")).await.unwrap_err().code(), Code::NotFound);
+    let mut watch = health.watch(service("")).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    fleet.admin().drain("n0/0").await.unwrap();
+    assert_eq!(soon("the change", watch.message()).await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    assert_eq!(health.check(service("")).await.unwrap().into_inner().status(), ServingStatus::NotServing);
+    fleet.routers[0].shutdown.drain();
+    assert!(soon("the end of the watch", watch.message()).await.unwrap().is_none(), "a watch keeps no router from leaving");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reflection_tells_the_contract_in_both_versions() {
+    use tonic_reflection::pb::{v1, v1alpha};
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let services = [
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "hostler.inference.v1.Inference",
+    ];
+
+    let ask = |request| tokio_stream::once(v1::ServerReflectionRequest { host: String::new(), message_request: Some(request) });
+    let mut client = v1::server_reflection_client::ServerReflectionClient::new(channel.clone());
+    let list = v1::server_reflection_request::MessageRequest::ListServices(String::new());
+    let answer = client.server_reflection_info(ask(list)).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let Some(v1::server_reflection_response::MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+        panic!("{answer:?}")
+    };
+    let mut listed: Vec<String> = list.service.into_iter().map(|service| service.name).collect();
+    listed.sort();
+    assert_eq!(listed, services);
+    let symbol = v1::server_reflection_request::MessageRequest::FileContainingSymbol("hostler.inference.v1.Inference.Place".into());
+    let answer = client.server_reflection_info(ask(symbol)).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let Some(v1::server_reflection_response::MessageResponse::FileDescriptorResponse(files)) = answer.message_response else {
+        panic!("{answer:?}")
+    };
+    let file = <prost_types::FileDescriptorProto as prost::Message>::decode(&files.file_descriptor_proto[0][..]).unwrap();
+    assert_eq!(file.package(), "hostler.inference.v1");
+
+    let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
+    let ask = tokio_stream::once(v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) });
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel);
+    let answer = client.server_reflection_info(ask).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let Some(v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(list.service.len(), services.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_grpc_over_http_2_is_told_so() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let raw = Raw::connect(&fleet).await;
+    let unknown = raw.call("/hostler.inference.v1.Inference/Nothing", &text("x", 1), &[]).await;
+    assert_eq!(unknown.code(), Code::Unimplemented);
+    let elsewhere = raw.call("/somebody.Else/Nothing", &text("x", 1), &[]).await;
+    assert_eq!(elsewhere.code(), Code::Unimplemented);
+    let json = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("content-type", "application/grpc+json")]).await;
+    assert_eq!(json.status, 415);
+    let compressed = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("grpc-encoding", "gzip")]).await;
+    assert_eq!(compressed.code(), Code::Unimplemented);
+    // The other APIs are where they were.
+    assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
+    let old = http::Request::post("/hostler.inference.v1.Inference/Generate").header("content-type", "application/grpc");
+    let old = fleet.edge().request(old.body(Full::default()).unwrap()).await;
+    assert_eq!(old.status, 415, "{}", old.text());
+}

@@ -1,0 +1,271 @@
+//! Nodes that join a fleet over TLS, stay in it, are turned away, or pretend to be others.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
+use hostler_proto::agent::v1::attach_request::Message;
+use hostler_proto::agent::v1::{AttachRequest, FrameBatch, Hello};
+use hostler_proto::join::v1::join_client::JoinClient;
+use hostler_proto::join::v1::{EnrollRequest, RenewRequest};
+use hostler_proto::{PROTOCOL, TICKET_KEY};
+use hostler_tls::{Applicant, Authority, Certified, ClientConfig, NodeKey, Scope, Token, Tokens, Trust, Uses, member_config};
+use hyper_util::rt::TokioIo;
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+use crate::harness::{CHAT, Fleet, Program, Setup, Workplace, attach, chat_stream, soon, until};
+
+/// A fleet's folder, and the nodes' own.
+struct Gate {
+    folder: TempDir,
+    authority: Authority,
+    tokens: Tokens,
+}
+
+impl Gate {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("fleet"), "f").unwrap();
+        Self { tokens: Tokens::beside(&folder.path().join("fleet")), folder, authority }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn token(&self, expires_in: Duration, job: &str, uses: Uses) -> Token {
+        self.tokens.create(&self.authority, &Scope { expires_in, job: job.into(), uses }, hostler_tls::now()).unwrap()
+    }
+
+    fn good_token(&self, nodes: u32) -> Token {
+        self.token(Duration::from_secs(600), "", Uses::Count(nodes))
+    }
+
+    /// A router of this fleet, and agents that have this token.
+    fn setup(&self, agents: usize, token: &Token) -> Setup {
+        let file = self.path("token");
+        hostler_tls::write_private(&file, token.text().as_bytes()).unwrap();
+        let setup = Setup::agents(agents).router(|router| router.tls_dir = self.path("fleet"));
+        setup.agent(|agent| (agent.join_token_file, agent.identity_dir) = (file, self.path("nodes")))
+    }
+
+    fn key(&self, node: &str) -> NodeKey {
+        NodeKey::load_or_create(&self.path("nodes").join(node).join("node.key")).unwrap()
+    }
+
+    fn certificate(&self, node: &str) -> Vec<u8> {
+        std::fs::read(self.path("nodes").join(node).join("node.der")).unwrap()
+    }
+
+    /// The settings of whoever has copied a node's folder.
+    fn stolen(&self, node: &str) -> Arc<ClientConfig> {
+        let authority = std::fs::read(self.path("nodes").join(node).join("ca.der")).unwrap();
+        member_config(&authority, &self.certificate(node), &self.key(node), &self.path("nodes")).unwrap()
+    }
+
+    async fn enroll(&self, fleet: &Fleet, token: &Token, node: &str, job: &str) -> Result<Certified, Status> {
+        let request = EnrollRequest {
+            protocol: PROTOCOL,
+            token_id: token.id.clone(),
+            token_secret: token.secret().to_vec().into(),
+            node: node.into(),
+            job: job.into(),
+            signing_request: self.key(&format!("{node}-of-a-test")).request().unwrap().into(),
+        };
+        let channel = dial(fleet, Trust::by(self.authority.fingerprint()).unwrap()).await;
+        let answer = soon("an answer to Enroll", JoinClient::new(channel).enroll(request)).await?;
+        Ok(Certified::read(&answer.into_inner().certificate).unwrap())
+    }
+}
+
+async fn dial(fleet: &Fleet, config: Arc<ClientConfig>) -> Channel {
+    let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
+    let stream = soon("a handshake", hostler_tls::connect(stream, config)).await.unwrap();
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.take();
+        async move { stream.ok_or(std::io::Error::other("only one connection")) }
+    });
+    Endpoint::from_static("http://router").connect_with_connector(connector).await.unwrap()
+}
+
+/// The first answer to an attachment under this name.
+async fn attach_as(channel: Channel, node: &str) -> Result<(), Status> {
+    let hello = Hello { protocol: PROTOCOL, agent_version: "1".into(), node: node.into(), life: 7 };
+    let first = tokio_stream::once(AttachRequest { message: Some(Message::Hello(hello)) });
+    soon("an answer to Attach", AgentLinkClient::new(channel).attach(first)).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_with_a_token_join_and_serve_over_tls() {
+    let gate = Gate::new();
+    let fleet = Fleet::start(gate.setup(2, &gate.good_token(2))).await;
+    fleet.edge().open(CHAT, &chat_stream(20)).await.finish().await.assert_whole_stream();
+    for node in ["n0", "n1"] {
+        let certified = Certified::read(&gate.certificate(node)).unwrap();
+        assert_eq!((certified.node.as_str(), certified.key), (node, gate.key(node).fingerprint()));
+        assert!(certified.until - hostler_tls::now() > 23 * 3600, "a day: {certified:?}");
+        let mode = std::fs::metadata(gate.path("nodes").join(node).join("node.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    assert_eq!(gate.tokens.list().unwrap()[0].used_by.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_renewed_under_a_stream_that_outlives_it() {
+    let gate = Gate::new();
+    let setup = gate.setup(1, &gate.good_token(1)).router(|router| router.certificate_lifetime = Duration::from_secs(4));
+    let fleet = Fleet::start(setup).await;
+    let first = Certified::read(&gate.certificate("n0")).unwrap();
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(1200)).await;
+    stream.events(2).await;
+    until("the first certificate's end", async || {
+        assert!(fleet.admin().nodes().await.unwrap().iter().all(|node| node.attached), "it leaves at no time");
+        if hostler_tls::now() > first.until { Ok(()) } else { Err("it holds still".into()) }
+    })
+    .await;
+    stream.finish().await.assert_whole_stream();
+    let renewed = Certified::read(&gate.certificate("n0")).unwrap();
+    assert!(renewed.until > first.until && renewed.key == first.key, "{first:?} {renewed:?}");
+    assert!(fleet.admin().nodes().await.unwrap()[0].attached);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_slept_too_long_joins_again_by_the_token_that_it_has_used() {
+    let gate = Gate::new();
+    let token = gate.good_token(1);
+    let key = gate.key("n0");
+    let applicant = Applicant { node: "n0".into(), job: String::new(), key: key.fingerprint() };
+    gate.tokens.redeem(&token.id, &token.secret(), &applicant, hostler_tls::now()).unwrap();
+    let old = gate.authority.issue("n0", &token.id, &key.request().unwrap(), Duration::from_secs(1)).unwrap();
+    hostler_tls::write_private(&gate.path("nodes/n0/node.der"), &old.certificate).unwrap();
+    hostler_tls::write_private(&gate.path("nodes/n0/ca.der"), gate.authority.certificate()).unwrap();
+    until("the certificate's end", async || if hostler_tls::now() > old.certified.until { Ok(()) } else { Err("it holds".into()) }).await;
+    let fleet = Fleet::start(gate.setup(1, &token)).await;
+    fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
+    assert!(Certified::read(&gate.certificate("n0")).unwrap().until > old.certified.until);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_does_not_count_is_refused_in_a_sentence() {
+    let gate = Gate::new();
+    let used = gate.good_token(1);
+    let fleet = Fleet::launch(gate.setup(0, &used)).await;
+    assert_eq!(gate.enroll(&fleet, &used, "a", "").await.unwrap().node, "a");
+    assert_eq!(gate.enroll(&fleet, &used, "a", "").await.unwrap().node, "a", "its first answer may have been lost");
+    let expired = gate.token(Duration::ZERO, "", Uses::Count(1));
+    let revoked = gate.good_token(1);
+    gate.tokens.revoke(&revoked.id).unwrap();
+    let of_job = gate.token(Duration::from_secs(600), "12.host", Uses::EveryNodeOfItsJob);
+    assert_eq!(gate.enroll(&fleet, &of_job, "b", "12.host").await.unwrap().token, of_job.id);
+    let unknown = Token::generate(gate.authority.fingerprint()).unwrap();
+    let cases = [
+        (&used, "c", "", "has been used already, by a"),
+        (&expired, "c", "", "expired at"),
+        (&revoked, "c", "", "was revoked"),
+        (&of_job, "c", "13.host", "is for nodes of job 12.host"),
+        (&unknown, "c", "", "has no token"),
+    ];
+    for (token, node, job, sentence) in cases {
+        let refused = gate.enroll(&fleet, token, node, job).await.unwrap_err();
+        assert!(refused.code() == Code::PermissionDenied && refused.message().contains(sentence), "{sentence}: {refused}");
+    }
+    let refused = gate.enroll(&fleet, &gate.good_token(1), "no/name", "").await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_copied_a_nodes_certificate_can_neither_take_its_place_nor_live_on() {
+    let gate = Gate::new();
+    let fleet = Fleet::start(gate.setup(1, &gate.good_token(1))).await;
+    let stolen = gate.stolen("n0");
+    let taken = attach_as(dial(&fleet, stolen.clone()).await, "n0").await.unwrap_err();
+    assert!(taken.code() == Code::FailedPrecondition && taken.message().contains("another agent is attached"), "{taken}");
+    let other = attach_as(dial(&fleet, stolen.clone()).await, "n1").await.unwrap_err();
+    assert!(other.code() == Code::PermissionDenied && other.message().contains("its certificate is node `n0`'s"), "{other}");
+    let signing_request = gate.key("n0").request().unwrap().into();
+    let renewed = JoinClient::new(dial(&fleet, stolen.clone()).await).renew(RenewRequest { signing_request }).await.unwrap_err();
+    assert_eq!(renewed.code(), Code::PermissionDenied, "{renewed}");
+    let mut lane = Request::new(tokio_stream::pending::<FrameBatch>());
+    lane.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(b"a guess"));
+    let lane = AgentLinkClient::new(dial(&fleet, stolen).await).carry(lane).await.map(drop).unwrap_err();
+    assert_eq!(lane.code(), Code::Unauthenticated, "{lane}");
+    let by_token = gate.enroll(&fleet, &gate.good_token(1), "n0", "").await.unwrap_err();
+    assert!(by_token.code() == Code::FailedPrecondition && by_token.message().contains("another agent is attached"), "{by_token}");
+    let nobody = attach_as(dial(&fleet, Trust::by(gate.authority.fingerprint()).unwrap()).await, "n0").await.unwrap_err();
+    assert!(nobody.code() == Code::Unauthenticated && nobody.message().contains("agent.join_token_file"), "{nobody}");
+    fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
+    assert_eq!(fleet.admin().nodes().await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_token_was_revoked_leaves_when_its_certificate_ends() {
+    let gate = Gate::new();
+    let token = gate.good_token(1);
+    let fleet = Fleet::start(gate.setup(1, &token).router(|router| router.certificate_lifetime = Duration::from_secs(3))).await;
+    gate.tokens.revoke(&token.id).unwrap();
+    until("the node to leave", async || {
+        let nodes = fleet.admin().nodes().await.unwrap();
+        if nodes.iter().all(|node| !node.attached) { Ok(()) } else { Err(format!("{nodes:?}")) }
+    })
+    .await;
+    assert!(Certified::read(&gate.certificate("n0")).unwrap().until <= hostler_tls::now());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_text_at_the_agents_port_gets_nothing() {
+    let gate = Gate::new();
+    let fleet = Fleet::launch(gate.setup(0, &gate.good_token(1))).await;
+    let address = fleet.routers[0].agents;
+    let hello = Message::Hello(Hello { protocol: PROTOCOL, agent_version: "1".into(), node: "n".into(), life: 7 });
+    let refused = tokio::spawn(async move { attach(address, [hello]).await.map(drop) }).await;
+    assert!(!matches!(refused, Ok(Ok(()))), "{refused:?}");
+    assert_eq!(fleet.admin().nodes().await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_programs_make_a_fleet_and_say_why_a_second_node_may_not_join_by_the_same_token() {
+    let (workplace, folder) = (Workplace::new(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (fleet, token, other) = (path("fleet"), path("token"), path("other-token"));
+    let made = workplace.run(&["init", "--dir", &fleet, "--name", "f", "--out", &token]).await;
+    assert!(made.success, "{}", made.stderr);
+    let again = workplace.run(&["init", "--dir", &fleet]).await;
+    assert!(!again.success && again.stderr.contains("has the authority of a fleet already"), "{}", again.stderr);
+    let any = ["--listen", "127.0.0.1:0", "--agents-listen", "0.0.0.0:0", "--admin-listen", "127.0.0.1:0"];
+    let router = workplace.start("router", &[&["router", "--tls-dir", &fleet], &any[..]].concat());
+    let port = router.address("agents").await.port();
+    let address = format!("127.0.0.1:{port}");
+    let agent = |name: &'static str, token: &str| {
+        let engine = ["--engine", "simulated", "--replicas", "1", "--node", name, "--", "--sim-start-ms", "50"];
+        workplace.start(name, &[&["agent", "--router", &address, "--join-token-file", token], &engine[..]].concat())
+    };
+    let says = async |program: &Program, sentence: &str| {
+        until(sentence, async || if program.stderr().contains(sentence) { Ok(()) } else { Err(program.stderr()) }).await;
+    };
+    let first = agent("a", &token);
+    says(&first, "attached").await;
+    let second = agent("b", &token);
+    says(&second, "has been used already, by a").await;
+    says(&router, "a node may not join").await;
+    let foreign = path("foreign");
+    assert!(workplace.run(&["init", "--dir", &foreign, "--out", &other]).await.success);
+    let stranger = agent("c", &other);
+    says(&stranger, "the router's certificate is not of this agent's fleet").await;
+    says(&router, "does not take this router's certificate").await;
+    let listed = workplace.run(&["token", "list", "--dir", &fleet]).await.stdout;
+    assert!(listed.contains("used up") && listed.contains(" a\n"), "{listed}");
+    let printed = workplace.run(&["token", "create", "--dir", &fleet, "--expires", "1h"]).await;
+    let printed = Token::parse(&printed.stdout).unwrap();
+    assert!(workplace.run(&["token", "revoke", "--dir", &fleet, &printed.id]).await.success);
+    let secret = std::fs::read_to_string(&token).unwrap().trim().split_once('.').unwrap().1.to_owned();
+    for program in [&router, &first, &second] {
+        assert!(!program.stderr().contains(&secret[..64]) && !program.stdout().contains(&secret[..64]), "the token is in no log");
+    }
+}

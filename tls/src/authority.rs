@@ -1,0 +1,210 @@
+//! The authority of a fleet: a key that signs the certificates of its routers and nodes, in a folder that all its routers share. And a
+//! node's own key with its request to be signed for.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType,
+};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::certified::{check_name, node_uri, token_uri};
+use crate::files::{make_folder, read, write_new, write_public};
+use crate::{BACKDATED, Certified, Fingerprint, ROUTER_NAME, TlsError, read_private, write_private};
+
+/// The authority's certificate, in its folder. Anybody may read it.
+const CERTIFICATE: &str = "ca.crt";
+
+/// Its key. Whoever has it can be any router and any node of the fleet.
+const KEY: &str = "ca.key";
+
+/// How long the authority itself holds.
+const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A fleet's authority.
+#[derive(Debug)]
+pub struct Authority {
+    fleet: String,
+    certificate: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate that was just signed, and what it says.
+#[derive(Debug, Clone)]
+pub struct Issued {
+    /// The certificate.
+    pub certificate: Vec<u8>,
+    /// What it says.
+    pub certified: Certified,
+}
+
+impl Authority {
+    /// Makes the authority of a new fleet in `folder`.
+    ///
+    /// # Errors
+    /// When there is one already, the name cannot be one, or the folder cannot be written.
+    pub fn create(folder: &Path, fleet: &str) -> Result<Self, TlsError> {
+        check_name(fleet)?;
+        make_folder(folder)?;
+        if folder.join(KEY).exists() || folder.join(CERTIFICATE).exists() {
+            return Err(TlsError::Exists(folder.to_owned()));
+        }
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.remove(DnType::CommonName);
+        params.distinguished_name.push(DnType::CommonName, fleet);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        hold(&mut params, LIFETIME);
+        let certificate = params.self_signed(&key)?;
+        // The key first: a folder with a key alone is no authority yet, and nothing has been signed by it.
+        write_new(&folder.join(KEY), key.serialize_pem().as_bytes())?;
+        write_public(&folder.join(CERTIFICATE), certificate.pem().as_bytes())?;
+        Self::load(folder)
+    }
+
+    /// The authority in `folder`.
+    ///
+    /// # Errors
+    /// When it is not there, is damaged, or its key is open to others.
+    pub fn load(folder: &Path) -> Result<Self, TlsError> {
+        let (certificate_file, key_file) = (folder.join(CERTIFICATE), folder.join(KEY));
+        if !certificate_file.exists() || !key_file.exists() {
+            return Err(TlsError::NoAuthority(folder.to_owned()));
+        }
+        let wrong = |what: &str| TlsError::Content { path: certificate_file.clone(), what: what.to_owned() };
+        let certificate = CertificateDer::from_pem_slice(&read(&certificate_file)?).map_err(|_| wrong("no certificate is in it"))?;
+        let pem = String::from_utf8(read_private(&key_file)?).unwrap_or_default();
+        let key = KeyPair::from_pem(&pem)
+            .map_err(|_| TlsError::Content { path: key_file, what: "no key of a kind that is known is in it".into() })?;
+        let fleet = {
+            let (_, parsed) = X509Certificate::from_der(&certificate).map_err(|_| wrong("its certificate cannot be read"))?;
+            if Fingerprint::of_key(parsed.public_key().raw) != Fingerprint::of_key(&key.subject_public_key_info()) {
+                return Err(wrong("it is not the certificate of the key in ca.key beside it: bring back the pair"));
+            }
+            let name = parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+            name.ok_or_else(|| wrong("it does not name its fleet"))?.to_owned()
+        };
+        let issuer = Issuer::from_ca_cert_der(&certificate, key)?;
+        Ok(Self { fleet, issuer, certificate })
+    }
+
+    /// The fleet's name.
+    #[must_use]
+    pub fn fleet(&self) -> &str {
+        &self.fleet
+    }
+
+    /// By what agents know it.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
+    }
+
+    /// Its certificate.
+    #[must_use]
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// Signs for a node. Of the request only the key counts; who the node is was decided by the caller.
+    ///
+    /// # Errors
+    /// When the request is damaged, does not prove that its sender has the key, or a name cannot stand in a certificate.
+    pub fn issue(&self, node: &str, token: &str, request: &[u8], lifetime: Duration) -> Result<Issued, TlsError> {
+        check_name(node)?;
+        let request = parse_request(request)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.remove(DnType::CommonName);
+        params.distinguished_name.push(DnType::CommonName, node);
+        let uri = |uri: String| uri.as_str().try_into().map(SanType::URI);
+        params.subject_alt_names = vec![uri(node_uri(&self.fleet, node))?, uri(token_uri(&self.fleet, token))?];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        hold(&mut params, lifetime);
+        let certificate = params.signed_by(&request.public_key, &self.issuer)?.der().to_vec();
+        let certified = Certified::read(&certificate).ok_or_else(|| TlsError::Crypto("the new certificate cannot be read".into()))?;
+        Ok(Issued { certificate, certified })
+    }
+
+    /// The key in a signing request.
+    ///
+    /// # Errors
+    /// When the request is damaged, or does not prove that its sender has the key.
+    pub fn requested_key(request: &[u8]) -> Result<Fingerprint, TlsError> {
+        Ok(Fingerprint::of_key(&parse_request(request)?.public_key.subject_public_key_info()))
+    }
+
+    /// A certificate for a router, with its key.
+    pub(crate) fn issue_router(&self, lifetime: Duration) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![ROUTER_NAME.to_owned()])?;
+        params.distinguished_name.remove(DnType::CommonName);
+        params.distinguished_name.push(DnType::CommonName, "router");
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        hold(&mut params, lifetime);
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        // With the authority's own: an agent that joins has only its fingerprint.
+        Ok((vec![certificate.der().clone(), self.certificate.clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
+    }
+}
+
+fn parse_request(request: &[u8]) -> Result<CertificateSigningRequestParams, TlsError> {
+    CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request))
+        .map_err(|error| TlsError::Request(error.to_string()))
+}
+
+/// Valid from a little before now until `lifetime` from now.
+fn hold(params: &mut CertificateParams, lifetime: Duration) {
+    let now = SystemTime::now();
+    params.not_before = (now - Duration::from_secs(BACKDATED)).into();
+    params.not_after = (now + lifetime).into();
+}
+
+/// A node's own key.
+#[derive(Debug)]
+pub struct NodeKey(KeyPair);
+
+impl NodeKey {
+    /// The key in this file; a new one where there is none.
+    ///
+    /// # Errors
+    /// When the file is damaged, open to others, or cannot be written.
+    pub fn load_or_create(path: &Path) -> Result<Self, TlsError> {
+        if !path.exists() {
+            path.parent().map_or(Ok(()), make_folder)?;
+            write_private(path, KeyPair::generate()?.serialize_pem().as_bytes())?;
+        }
+        let pem = String::from_utf8(read_private(path)?).unwrap_or_default();
+        let damaged = |_| TlsError::Content {
+            path: path.to_owned(),
+            what: "no key of a kind that is known is in it: remove it, and the node joins with a new one".into(),
+        };
+        Ok(Self(KeyPair::from_pem(&pem).map_err(damaged)?))
+    }
+
+    /// A request to be signed for, which proves that its sender has the key.
+    ///
+    /// # Errors
+    /// When the cryptographic library refuses.
+    pub fn request(&self) -> Result<Vec<u8>, TlsError> {
+        Ok(CertificateParams::default().serialize_request(&self.0)?.der().to_vec())
+    }
+
+    /// By what it is known.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of_key(&self.0.subject_public_key_info())
+    }
+
+    pub(crate) fn secret(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.0.serialize_der()).into()
+    }
+}

@@ -1,0 +1,97 @@
+//! What a node's certificate says: which node of which fleet its holder is, by which token it joined, and for how long that holds.
+
+use sha2::{Digest, Sha256};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use crate::{BACKDATED, TlsError, hex};
+
+/// SHA-256 of a public key: by it an authority or a node's key is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint(pub(crate) [u8; 32]);
+
+impl Fingerprint {
+    /// Of the public key in a certificate; `None` where it cannot be read.
+    #[must_use]
+    pub fn of_certificate(certificate: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        Some(Self::of_key(certificate.public_key().raw))
+    }
+
+    /// Of a public key with its algorithm (SubjectPublicKeyInfo).
+    pub(crate) fn of_key(key: &[u8]) -> Self {
+        Self(Sha256::digest(key).into())
+    }
+}
+
+impl std::fmt::Display for Fingerprint {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&hex(&self.0))
+    }
+}
+
+/// What is read out of a node's certificate. Whether it holds was decided in the handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certified {
+    /// The node's name.
+    pub node: String,
+    /// The id of the token by which it joined.
+    pub token: String,
+    /// Its key.
+    pub key: Fingerprint,
+    /// When it was issued, in seconds since 1970 by the issuing router's clock.
+    pub issued: u64,
+    /// Until when it holds.
+    pub until: u64,
+}
+
+impl Certified {
+    /// Reads a certificate; `None` where it is no node's.
+    #[must_use]
+    pub fn read(certificate: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let names = certificate.subject_alternative_name().ok().flatten()?;
+        let said = |what: &str| {
+            names.value.general_names.iter().find_map(|name| match name {
+                GeneralName::URI(uri) => uri.strip_prefix(SCHEME)?.split_once('/')?.1.strip_prefix(what).map(str::to_owned),
+                _ => None,
+            })
+        };
+        let seconds = |time: i64| u64::try_from(time).unwrap_or(0);
+        let validity = certificate.validity();
+        Some(Self {
+            node: said("node/")?,
+            token: said("token/")?,
+            key: Fingerprint::of_key(certificate.public_key().raw),
+            issued: seconds(validity.not_before.timestamp()) + BACKDATED,
+            until: seconds(validity.not_after.timestamp()),
+        })
+    }
+}
+
+const SCHEME: &str = "hostler://";
+
+/// The longest name of a node or fleet, in bytes; a file's name has 255.
+const LONGEST_NAME: usize = 200;
+
+/// How a node is named in its certificate.
+pub(crate) fn node_uri(fleet: &str, node: &str) -> String {
+    format!("{SCHEME}{fleet}/node/{node}")
+}
+
+/// How the token by which a node joined is named in its certificate.
+pub(crate) fn token_uri(fleet: &str, token: &str) -> String {
+    format!("{SCHEME}{fleet}/token/{token}")
+}
+
+/// A name that can stand in such a URI as it is, and be a folder's.
+///
+/// # Errors
+/// When it cannot.
+pub fn check_name(name: &str) -> Result<(), TlsError> {
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
+    if !name.is_empty() && !name.starts_with('.') && name.len() <= LONGEST_NAME && name.chars().all(fits) {
+        Ok(())
+    } else {
+        Err(TlsError::Name(name.to_owned()))
+    }
+}

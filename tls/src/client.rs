@@ -1,0 +1,110 @@
+//! The agent's side of TLS: what it trusts, and the handshake with a router. Routers are known by the fleet's authority; before the agent has
+//! that, by the fingerprint in its token.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::io::AsyncBufReadExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme, version};
+
+use crate::{Fingerprint, NodeKey, ROUTER_NAME, Stream, TlsError, provider};
+
+/// What an agent without a certificate trusts: the authority with this fingerprint, which the router shows beside its own certificate.
+#[derive(Debug)]
+pub struct Trust {
+    authority: Fingerprint,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Trust {
+    /// Settings for a connection on which a certificate is asked for.
+    ///
+    /// # Errors
+    /// When the cryptographic library refuses.
+    pub fn by(authority: Fingerprint) -> Result<Arc<ClientConfig>, TlsError> {
+        let trust = Self { authority, provider: provider() };
+        let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13])?;
+        Ok(finish(builder.dangerous().with_custom_certificate_verifier(Arc::new(trust)).with_no_client_auth()))
+    }
+}
+
+impl ServerCertVerifier for Trust {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let ours = intermediates.iter().find(|shown| Fingerprint::of_certificate(shown) == Some(self.authority));
+        let ours = ours.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(ours.clone().into_owned())?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone()).build();
+        let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
+        verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Settings for the connections of a node that has a certificate.
+///
+/// # Errors
+/// When the authority or the certificate cannot be used, or the key is not the certificate's. `from` is for the error.
+pub fn member_config(authority: &[u8], certificate: &[u8], key: &NodeKey, from: &Path) -> Result<Arc<ClientConfig>, TlsError> {
+    let wrong = |what: String| TlsError::Content { path: from.to_owned(), what };
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from(authority.to_vec()))
+        .map_err(|error| wrong(format!("the authority's certificate cannot be used ({error})")))?;
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13])?;
+    let certificate = vec![CertificateDer::from(certificate.to_vec())];
+    let config = builder.with_root_certificates(roots).with_client_auth_cert(certificate, key.secret());
+    Ok(finish(config.map_err(|error| wrong(format!("its certificate and key cannot be used ({error})")))?))
+}
+
+fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.resumption = Resumption::disabled();
+    Arc::new(config)
+}
+
+/// Does the client's part of a handshake with a router, and waits for its first word: only then has it found our certificate good.
+///
+/// # Errors
+/// When it fails; `agent_side` says why.
+pub async fn connect(stream: TcpStream, config: Arc<ClientConfig>) -> io::Result<Stream> {
+    let name = ServerName::try_from(ROUTER_NAME).map_err(io::Error::other)?;
+    let mut stream = TlsConnector::from(config).connect(name, stream).await?;
+    stream.fill_buf().await?;
+    Ok(Stream::Tls(Box::new(stream.into())))
+}

@@ -1,0 +1,84 @@
+//! Files with secrets: written whole and readable by their owner alone, and refused where others may read them.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::TlsError;
+
+/// The largest file with a key, a certificate or a token that is read: a chain of a few certificates is some kilobytes.
+const LARGEST: u64 = 1024 * 1024;
+
+/// Makes a folder, and those above it, that only its owner may enter.
+pub(crate) fn make_folder(path: &Path) -> Result<(), TlsError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| TlsError::Write { path: path.to_owned(), source })
+}
+
+/// Writes a file that only its owner may read, whole or not at all. One that is there already is replaced.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_private(path: &Path, content: &[u8]) -> Result<(), TlsError> {
+    write(path, content, 0o600, true)
+}
+
+pub(crate) fn write_public(path: &Path, content: &[u8]) -> Result<(), TlsError> {
+    write(path, content, 0o644, true)
+}
+
+/// Writes a private file that must not be there yet.
+///
+/// # Errors
+/// When it is there already, or cannot be written.
+pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
+    write(path, content, 0o600, false)
+}
+
+/// Sets apart what this process writes at once.
+static WRITES: AtomicU64 = AtomicU64::new(0);
+
+fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
+    let failed = |source| TlsError::Write { path: path.to_owned(), source };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}-{}.new", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
+    let unfinished = path.with_file_name(name);
+    let written = (|| {
+        // Left by a process of this number that was killed.
+        let _ = fs::remove_file(&unfinished);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished)?;
+        // The user's mask must not decide.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        // A link is made only where nothing is yet, even on a file system that hosts share.
+        if replace { fs::rename(&unfinished, path) } else { fs::hard_link(&unfinished, path) }
+    })();
+    if !replace || written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written.map_err(failed)
+}
+
+/// Reads a file, at most a megabyte of it.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let failed = |source| TlsError::Read { path: path.to_owned(), source };
+    if fs::metadata(path).map_err(failed)?.len() > LARGEST {
+        return Err(TlsError::Content { path: path.to_owned(), what: "larger than a megabyte, so no key, certificate or token".into() });
+    }
+    fs::read(path).map_err(failed)
+}
+
+/// Reads a file with a secret.
+///
+/// # Errors
+/// When it cannot be read, or others than its owner may read it too.
+pub fn read_private(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let found = fs::metadata(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
+    let mode = found.permissions().mode() & 0o777;
+    if found.is_file() && mode & 0o077 != 0 {
+        return Err(TlsError::Exposed { path: path.to_owned(), mode });
+    }
+    read(path)
+}

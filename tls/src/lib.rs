@@ -1,0 +1,73 @@
+//! TLS for Hostler: the authority that signs for a fleet, the tokens by which nodes join it, what a certificate says of its holder, and the
+//! settings of both ends of a connection. Router, agent and command line use it; nothing here knows of requests or replicas.
+
+mod authority;
+mod certified;
+mod client;
+mod error;
+mod files;
+mod server;
+mod stream;
+mod token;
+mod tokens;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+
+pub use authority::{Authority, Issued, NodeKey};
+pub use certified::{Certified, Fingerprint, check_name};
+pub use client::{Trust, connect, member_config};
+pub use error::{TlsError, agent_side, is_alert_about_certificate, router_side};
+pub use files::{read_private, write_private};
+pub use server::{AgentsTls, EdgeFiles, EdgeTls};
+pub use stream::{Handshake, Stream, accept};
+pub use token::Token;
+pub use tokens::{Applicant, Record, Scope, TokenRefused, Tokens, Uses};
+
+/// The TLS settings of one kind of client, ready to be used.
+pub use tokio_rustls::rustls::ClientConfig;
+
+/// The name that routers' certificates bear. Agents ask for it whatever address they dialled: a router is known by the fleet's authority,
+/// not by where it runs.
+const ROUTER_NAME: &str = "router.hostler.internal";
+
+/// How far before its issue a certificate is valid already: clocks may differ by as much.
+pub const BACKDATED: u64 = 300;
+
+/// The one cryptographic provider.
+fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: std::sync::OnceLock<Arc<CryptoProvider>> = std::sync::OnceLock::new();
+    PROVIDER.get_or_init(|| Arc::new(aws_lc_rs::default_provider())).clone()
+}
+
+/// Seconds since 1970 by this host's clock.
+#[must_use]
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of a hexadecimal text in small letters, when it has just this many.
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits: Option<Vec<u8>> =
+        text.bytes().map(|letter| char::from(letter).to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+    let digits = digits.filter(|digits| digits.len() == 2 * N && !text.bytes().any(|letter| letter.is_ascii_uppercase()))?;
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(bytes)
+}
+
+/// When a second of the clock is, for people.
+fn moment(seconds: u64) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + std::time::Duration::from_secs(seconds)).to_string()
+}
+
+#[cfg(test)]
+mod tests;

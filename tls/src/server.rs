@@ -1,0 +1,220 @@
+//! The router's two TLS listeners: the edge, whose certificate an operator keeps in files that are read again when they change, and the
+//! agents' port, whose certificate the router makes for itself. Connections that are open are never touched by a change.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use sha2::{Digest, Sha256};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, version};
+use tokio_util::sync::CancellationToken;
+
+use crate::files::read;
+use crate::{Authority, Handshake, TlsError, provider};
+
+/// How often the edge's files are looked at: three small files.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// HTTP/2 before HTTP/1.1.
+const BOTH: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// Where the edge's certificate is.
+#[derive(Debug, Clone)]
+pub struct EdgeFiles {
+    /// The certificate and those between it and its authority, in PEM.
+    pub certificate: PathBuf,
+    /// Its key, in PEM.
+    pub key: PathBuf,
+    /// The authorities of clients' certificates, in PEM; where given, every client needs one.
+    pub client_authority: Option<PathBuf>,
+}
+
+/// The files' bytes at one moment.
+struct Read {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_authority: Option<Vec<u8>>,
+}
+
+/// The edge's TLS.
+#[derive(Debug)]
+pub struct EdgeTls {
+    files: EdgeFiles,
+    current: ArcSwap<ServerConfig>,
+    /// Of the files that `current` was made from.
+    digest: ArcSwap<[u8; 32]>,
+}
+
+impl EdgeTls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// When one cannot be read, holds something else, or key and certificate are no pair.
+    pub fn load(files: EdgeFiles) -> Result<Self, TlsError> {
+        let found = files.read()?;
+        let current = ArcSwap::new(files.settings(&found)?);
+        let digest = ArcSwap::from_pointee(found.digest());
+        Ok(Self { files, current, digest })
+    }
+
+    /// For the next handshake.
+    #[must_use]
+    pub fn handshake(&self) -> Handshake {
+        self.current.load_full()
+    }
+
+    /// Reads the files again whenever they have changed, until `end`. What cannot be used is mentioned once, and the last good certificate stays.
+    pub async fn keep_fresh(self: Arc<Self>, end: CancellationToken) {
+        let mut mentioned = String::new();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = end.cancelled() => return,
+            }
+            let tls = self.clone();
+            let looked = tokio::task::spawn_blocking(move || tls.look()).await;
+            match looked {
+                Ok(Ok(true)) => {
+                    mentioned.clear();
+                    tracing::info!(certificate = %self.files.certificate.display(), "the edge's certificate was read again");
+                }
+                Ok(Ok(false)) => mentioned.clear(),
+                // A pair that is being replaced does not fit for a moment; the next look finds it whole.
+                Ok(Err(error)) if mentioned != error.to_string() => {
+                    tracing::warn!(%error, "the edge's new certificate cannot be used; the last one stays");
+                    mentioned = error.to_string();
+                }
+                Ok(Err(_)) => {}
+                Err(error) => tracing::error!(%error, "the edge's certificate could not be looked at"),
+            }
+        }
+    }
+
+    /// Looks at the files; whether they had changed.
+    fn look(&self) -> Result<bool, TlsError> {
+        let found = self.files.read()?;
+        let digest = found.digest();
+        if **self.digest.load() == digest {
+            return Ok(false);
+        }
+        self.current.store(self.files.settings(&found)?);
+        self.digest.store(Arc::new(digest));
+        Ok(true)
+    }
+}
+
+impl EdgeFiles {
+    fn read(&self) -> Result<Read, TlsError> {
+        Ok(Read {
+            certificate: read(&self.certificate)?,
+            // Who else may read it is the operator's: secrets are mounted with modes of all kinds.
+            key: read(&self.key)?,
+            client_authority: self.client_authority.as_deref().map(read).transpose()?,
+        })
+    }
+
+    fn settings(&self, found: &Read) -> Result<Arc<ServerConfig>, TlsError> {
+        let certificates = certificates(&self.certificate, &found.certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(&found.key)
+            .map_err(|_| TlsError::Content { path: self.key.clone(), what: "no private key in PEM is in it".into() })?;
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+        let builder = match (&self.client_authority, &found.client_authority) {
+            (Some(path), Some(pem)) => {
+                let mut roots = RootCertStore::empty();
+                for authority in self::certificates(path, pem)? {
+                    roots.add(authority)?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+                builder.with_client_cert_verifier(verifier.map_err(|error| TlsError::Crypto(error.to_string()))?)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut settings = builder.with_single_cert(certificates, key).map_err(|error| TlsError::Content {
+            path: self.key.clone(),
+            what: format!("it is not the key of the certificate in {} ({error})", self.certificate.display()),
+        })?;
+        settings.alpn_protocols = BOTH.map(<[u8]>::to_vec).to_vec();
+        Ok(Arc::new(settings))
+    }
+}
+
+impl Read {
+    fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for part in [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()] {
+            let part = part.map_or(&[][..], Vec::as_slice);
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+        digest.finalize().into()
+    }
+}
+
+/// The certificates in a file, one at least.
+fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(TlsError::Content { path: path.to_owned(), what: "no certificate in PEM is in it".into() }),
+    }
+}
+
+/// The TLS of the agents' port.
+#[derive(Debug)]
+pub struct AgentsTls {
+    authority: Arc<Authority>,
+    lifetime: Duration,
+    current: ArcSwap<ServerConfig>,
+}
+
+impl AgentsTls {
+    /// Makes the router its first certificate, good for `lifetime`.
+    ///
+    /// # Errors
+    /// When the cryptographic library refuses.
+    pub fn new(authority: Arc<Authority>, lifetime: Duration) -> Result<Self, TlsError> {
+        let current = ArcSwap::new(agents_settings(&authority, lifetime)?);
+        Ok(Self { authority, lifetime, current })
+    }
+
+    /// For the next handshake.
+    #[must_use]
+    pub fn handshake(&self) -> Handshake {
+        self.current.load_full()
+    }
+
+    /// Makes the router a new certificate at half of the lifetime of each, until `end`.
+    pub async fn keep_fresh(self: Arc<Self>, end: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.lifetime / 2) => {}
+                () = end.cancelled() => return,
+            }
+            match agents_settings(&self.authority, self.lifetime) {
+                Ok(settings) => self.current.store(settings),
+                Err(error) => tracing::error!(%error, "the router cannot make itself a new certificate for agents"),
+            }
+        }
+    }
+}
+
+fn agents_settings(authority: &Authority, lifetime: Duration) -> Result<Arc<ServerConfig>, TlsError> {
+    let (certificates, key) = authority.issue_router(lifetime)?;
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.certificate().clone())?;
+    // One that has no certificate may come as far as asking for one.
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).allow_unauthenticated().build();
+    let mut settings = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&version::TLS13])?
+        .with_client_cert_verifier(verifier.map_err(|error| TlsError::Crypto(error.to_string()))?)
+        .with_single_cert(certificates, key)?;
+    settings.alpn_protocols = vec![BOTH[0].to_vec()];
+    // A resumed connection would go on with a certificate that has expired meanwhile.
+    settings.session_storage = Arc::new(NoServerSessionStorage {});
+    settings.send_tls13_tickets = 0;
+    Ok(Arc::new(settings))
+}

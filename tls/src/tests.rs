@@ -1,0 +1,292 @@
+//! Tokens, the authority's folder, and handshakes in which one side is not what it should be.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::rustls::ServerConfig;
+
+use super::*;
+
+const NOW: u64 = 1_000_000;
+
+struct Fleet {
+    folder: TempDir,
+    authority: Arc<Authority>,
+    tokens: Tokens,
+}
+
+fn fleet() -> Fleet {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("fleet");
+    let authority = Arc::new(Authority::create(&place, "f").unwrap());
+    Fleet { tokens: Tokens::beside(&place), folder, authority }
+}
+
+impl Fleet {
+    fn key(&self, name: &str) -> NodeKey {
+        NodeKey::load_or_create(&self.folder.path().join(name).join("node.key")).unwrap()
+    }
+
+    fn token(&self, job: &str, uses: Uses) -> Token {
+        let scope = Scope { expires_in: Duration::from_secs(60), job: job.into(), uses };
+        self.tokens.create(&self.authority, &scope, NOW).unwrap()
+    }
+
+    fn redeem(&self, token: &Token, node: &str, job: &str, now: u64) -> Result<(), String> {
+        let applicant = Applicant { node: node.into(), job: job.into(), key: self.key(node).fingerprint() };
+        self.tokens.redeem(&token.id, &token.secret(), &applicant, now).map_err(|refused| refused.to_string())
+    }
+
+    fn member(&self, name: &str, lifetime: Duration) -> Arc<ClientConfig> {
+        let key = self.key(name);
+        let issued = self.authority.issue(name, "0011223344556677", &key.request().unwrap(), lifetime).unwrap();
+        member_config(self.authority.certificate(), &issued.certificate, &key, Path::new("here")).unwrap()
+    }
+
+    fn router(&self) -> Handshake {
+        AgentsTls::new(self.authority.clone(), Duration::from_secs(60)).unwrap().handshake()
+    }
+}
+
+#[test]
+fn a_token_is_read_as_it_was_written_and_shows_its_secret_nowhere_else() {
+    let fleet = fleet();
+    let token = fleet.token("", Uses::Count(1));
+    let text = token.text();
+    assert_eq!(Token::parse(&format!(" {text}\n")).unwrap(), token);
+    for damaged in ["", "x", &text[1..], &text[..text.len() - 1], &text.replace('#', "."), &text.to_uppercase()] {
+        assert!(matches!(Token::parse(damaged), Err(TlsError::NotAToken)), "{damaged}");
+    }
+    let secret = hex(&token.secret());
+    assert!(!format!("{token:?}").contains(&secret));
+    for entry in std::fs::read_dir(fleet.folder.path().join("fleet/tokens")).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
+        assert!(!std::fs::read_to_string(path).unwrap().contains(&secret));
+    }
+}
+
+#[test]
+fn a_token_counts_for_whom_it_was_made_and_the_refusal_says_what_to_do() {
+    let fleet = fleet();
+    let single = fleet.token("", Uses::Count(1));
+    fleet.redeem(&single, "n1", "", NOW).unwrap();
+    fleet.redeem(&single, "n1", "", NOW + 59).unwrap();
+    let revoked = fleet.token("", Uses::Count(1));
+    assert!(fleet.tokens.revoke(&revoked.id).unwrap());
+    assert!(!fleet.tokens.revoke("0000000000000000").unwrap());
+    let of_job = fleet.token("12.host", Uses::EveryNodeOfItsJob);
+    let of_array = fleet.token("12[].host", Uses::Count(2));
+    let stranger = Token::generate(fleet.authority.fingerprint()).unwrap();
+    for (node, job) in [("a", "12.host"), ("b", "12.host")] {
+        fleet.redeem(&of_job, node, job, NOW).unwrap();
+    }
+    for (node, job) in [("a", "12[1].host"), ("b", "12[2].host")] {
+        fleet.redeem(&of_array, node, job, NOW).unwrap();
+    }
+    let cases = [
+        (&single, "n2", "", NOW, "has been used already, by n1: make one for each node"),
+        (
+            &single,
+            "n1",
+            "",
+            NOW + 60,
+            "expired at 1970-01-12T13:47:40Z, and it is 1970-01-12T13:47:40Z by the router's clock: make another",
+        ),
+        (&revoked, "n1", "", NOW, "was revoked: ask for another"),
+        (&of_job, "c", "13.host", NOW, "is for nodes of job 12.host, and this agent is in job 13.host"),
+        (&of_job, "c", "", NOW, "and this agent is in no job"),
+        (&of_array, "c", "12[3].host", NOW, "has been used already, by a, b"),
+        (&of_array, "c", "13[1].host", NOW, "is for nodes of job 12[].host"),
+        (&stranger, "n1", "", NOW, "has no token"),
+    ];
+    for (token, node, job, now, sentence) in cases {
+        let refused = fleet.redeem(token, node, job, now).unwrap_err();
+        assert!(refused.contains(sentence), "{sentence}: {refused}");
+    }
+    let wrong_secret = Token::parse(&format!("{}.{}#{}", single.id, "00".repeat(32), single.fleet)).unwrap();
+    assert!(fleet.redeem(&wrong_secret, "n1", "", NOW).unwrap_err().contains("has no token"));
+    let applicant = Applicant { node: "n".into(), job: String::new(), key: fleet.key("n").fingerprint() };
+    assert!(fleet.tokens.redeem("../../ca", b"x", &applicant, NOW).is_err());
+    let listed: Vec<_> = fleet.tokens.list().unwrap().into_iter().map(|record| (record.id, record.used_by, record.revoked)).collect();
+    assert!(
+        listed.contains(&(single.id.clone(), vec!["n1".into()], false)) && listed.contains(&(revoked.id.clone(), vec![], true)),
+        "{listed:?}"
+    );
+}
+
+#[test]
+fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
+    let fleet = fleet();
+    let token = fleet.token("", Uses::Count(1));
+    let (barrier, fleet) = (Barrier::new(8), &fleet);
+    let admitted = std::thread::scope(|scope| {
+        let come = |number: usize| {
+            let (barrier, token) = (&barrier, &token);
+            scope.spawn(move || {
+                let key = fleet.key(&format!("n{number}")).fingerprint();
+                barrier.wait();
+                let applicant = Applicant { node: format!("n{number}"), job: String::new(), key };
+                fleet.tokens.redeem(&token.id, &token.secret(), &applicant, NOW).is_ok()
+            })
+        };
+        let all: Vec<_> = (0..8).map(come).collect();
+        all.into_iter().filter_map(|one| one.join().ok()).filter(|is_in| *is_in).count()
+    });
+    assert_eq!(admitted, 1);
+}
+
+#[test]
+fn scopes_without_bounds_are_refused() {
+    let fleet = fleet();
+    for uses in [Uses::Count(0), Uses::Count(1_000_000), Uses::EveryNodeOfItsJob] {
+        let scope = Scope { expires_in: Duration::from_secs(1), job: String::new(), uses };
+        assert!(fleet.tokens.create(&fleet.authority, &scope, NOW).is_err(), "{uses:?}");
+    }
+}
+
+#[test]
+fn an_authority_is_made_once_and_its_key_is_its_owners_alone() {
+    let fleet = fleet();
+    let place = fleet.folder.path().join("fleet");
+    assert!(matches!(Authority::create(&place, "g"), Err(TlsError::Exists(_))));
+    let again = Authority::load(&place).unwrap();
+    assert_eq!((again.fleet(), again.fingerprint()), ("f", fleet.authority.fingerprint()));
+    let key = place.join("ca.key");
+    assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let exposed = Authority::load(&place).unwrap_err().to_string();
+    assert!(exposed.contains("mode 640") && exposed.contains("chmod 600"), "{exposed}");
+    assert!(Authority::create(&fleet.folder.path().join("x"), "a/b").is_err());
+    let nowhere = Authority::load(&fleet.folder.path().join("y")).unwrap_err().to_string();
+    assert!(nowhere.contains("hostler init --dir"), "{nowhere}");
+}
+
+#[test]
+fn a_certificate_says_who_its_holder_is_and_a_damaged_request_gets_none() {
+    let fleet = fleet();
+    let key = fleet.key("n1");
+    let mut request = key.request().unwrap();
+    let before = now();
+    let certified = fleet.authority.issue("n1", "0011223344556677", &request, Duration::from_secs(3600)).unwrap().certified;
+    assert_eq!((certified.node.as_str(), certified.token.as_str(), certified.key), ("n1", "0011223344556677", key.fingerprint()));
+    assert!(
+        (before..before + 10).contains(&certified.issued) && (before + 3599..before + 3610).contains(&certified.until),
+        "{certified:?}"
+    );
+    assert_eq!(Authority::requested_key(&request).unwrap(), key.fingerprint());
+    assert!(matches!(fleet.authority.issue("a b", "t", &request, Duration::from_secs(1)), Err(TlsError::Name(_))));
+    let last = request.len() - 5;
+    request[last] ^= 1;
+    assert!(matches!(fleet.authority.issue("n1", "t", &request, Duration::from_secs(1)), Err(TlsError::Request(_))));
+    assert_eq!(Certified::read(fleet.authority.certificate()), None);
+}
+
+/// One handshake; what each side says of it.
+async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<String>, String>, Result<(), String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = accept(stream, server, Duration::from_secs(10))
+            .await
+            .map_err(|error| router_side(&error).unwrap_or_else(|| error.to_string()))?;
+        tokio::io::AsyncWriteExt::write_all(&mut stream, b"a first word").await.unwrap();
+        let node = stream.certificate().and_then(Certified::read).map(|certified| certified.node);
+        // Until the other side has gone.
+        let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 1]).await;
+        Ok(node)
+    });
+    let dialled = connect(TcpStream::connect(address).await.unwrap(), client).await;
+    let dialled = dialled.map(drop).map_err(|error| agent_side(&error).unwrap_or_else(|| error.to_string()));
+    (served.await.unwrap(), dialled)
+}
+
+#[tokio::test]
+async fn nodes_and_routers_of_a_fleet_know_each_other() {
+    let fleet = fleet();
+    assert_eq!(shake(fleet.router(), fleet.member("n1", Duration::from_secs(60))).await, (Ok(Some("n1".into())), Ok(())));
+    assert_eq!(shake(fleet.router(), Trust::by(fleet.authority.fingerprint()).unwrap()).await, (Ok(None), Ok(())));
+}
+
+#[tokio::test]
+async fn whoever_is_of_another_fleet_or_too_late_is_told_so_on_both_sides() {
+    let (ours, theirs) = (fleet(), fleet());
+    let with_token = shake(theirs.router(), Trust::by(ours.authority.fingerprint()).unwrap()).await;
+    assert!(with_token.1.as_ref().unwrap_err().contains("is not of this agent's fleet"), "{with_token:?}");
+    assert!(with_token.0.as_ref().unwrap_err().contains("does not take this router's certificate"), "{with_token:?}");
+    let as_member = shake(theirs.router(), ours.member("n1", Duration::from_secs(60))).await;
+    assert!(as_member.1.as_ref().unwrap_err().contains("is not of this agent's fleet"), "{as_member:?}");
+    let (old_member, old_router) =
+        (ours.member("n1", Duration::ZERO), AgentsTls::new(ours.authority.clone(), Duration::ZERO).unwrap().handshake());
+    let made = now();
+    while now() < made + 2 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let expired = shake(ours.router(), old_member).await;
+    assert!(expired.0.as_ref().unwrap_err().contains("the agent's certificate has expired"), "{expired:?}");
+    assert!(expired.1.as_ref().unwrap_err().contains("expired by the router's clock: it joins again"), "{expired:?}");
+    let old_router = shake(old_router, ours.member("n1", Duration::from_secs(60))).await;
+    assert!(old_router.1.as_ref().unwrap_err().contains("has expired by this host's clock: set the clocks"), "{old_router:?}");
+    assert!(old_router.0.as_ref().unwrap_err().contains("set the clocks"), "{old_router:?}");
+}
+
+#[tokio::test]
+async fn a_member_that_trusts_us_but_is_of_another_fleet_is_refused() {
+    let (ours, theirs) = (fleet(), fleet());
+    let key = theirs.key("n1");
+    let foreign = theirs.authority.issue("n1", "0011223344556677", &key.request().unwrap(), Duration::from_secs(60)).unwrap();
+    let config = member_config(ours.authority.certificate(), &foreign.certificate, &key, Path::new("here")).unwrap();
+    let (router, agent) = shake(ours.router(), config).await;
+    assert!(router.as_ref().unwrap_err().contains("is not of this fleet: give it a token"), "{router:?}");
+    assert!(agent.as_ref().unwrap_err().contains("does not take this agent's certificate"), "{agent:?}");
+}
+
+#[tokio::test]
+async fn a_node_cannot_pass_for_a_router() {
+    let fleet = fleet();
+    let key = fleet.key("n1");
+    let issued = fleet.authority.issue("n1", "0011223344556677", &key.request().unwrap(), Duration::from_secs(60)).unwrap();
+    let chain = vec![issued.certificate.into(), fleet.authority.certificate().clone()];
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
+    let impostor = Arc::new(builder.with_no_client_auth().with_single_cert(chain, key.secret()).unwrap());
+    for client in [Trust::by(fleet.authority.fingerprint()).unwrap(), fleet.member("n2", Duration::from_secs(60))] {
+        let (_, agent) = shake(impostor.clone(), client).await;
+        assert!(agent.is_err(), "{agent:?}");
+    }
+}
+
+#[tokio::test]
+async fn plain_text_on_either_side_is_named() {
+    let fleet = fleet();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let plain = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut Vec::new()).await
+    });
+    let config = Trust::by(fleet.authority.fingerprint()).unwrap();
+    let refused = connect(TcpStream::connect(address).await.unwrap(), config).await.unwrap_err();
+    assert!(agent_side(&refused).unwrap().contains("does not speak TLS"), "{refused}");
+    let _ = plain.await.unwrap();
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let refused = accept(listener.accept().await.unwrap().0, fleet.router(), Duration::from_secs(10)).await.unwrap_err();
+    assert!(router_side(&refused).unwrap().contains("spoke plain text"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_is_not_waited_for() {
+    let fleet = fleet();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let late = accept(listener.accept().await.unwrap().0, fleet.router(), Duration::from_millis(20)).await.unwrap_err();
+    assert_eq!(late.kind(), std::io::ErrorKind::TimedOut);
+}

@@ -1,0 +1,76 @@
+//! A join token's text: `ID.SECRET#FINGERPRINT`. Its holder may become a node of the fleet, so it is never shown by accident.
+
+use sha2::{Digest, Sha256};
+
+use crate::{Fingerprint, TlsError, hex, provider, unhex};
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Names it in lists and logs.
+    pub id: String,
+    secret: [u8; 32],
+    /// The authority of its fleet.
+    pub fleet: Fingerprint,
+}
+
+impl Token {
+    /// A new token for the fleet of this authority.
+    ///
+    /// # Errors
+    /// When the system has no randomness.
+    pub fn generate(fleet: Fingerprint) -> Result<Self, TlsError> {
+        let mut random = [0; 40];
+        provider().secure_random.fill(&mut random).map_err(|_| TlsError::Crypto("the system has no randomness for a token".into()))?;
+        let mut secret = [0; 32];
+        secret.copy_from_slice(&random[8..]);
+        Ok(Self { id: hex(&random[..8]), secret, fleet })
+    }
+
+    /// Reads a token's text; blanks and line ends around it do not count.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub fn parse(text: &str) -> Result<Self, TlsError> {
+        let parts = || {
+            let (id, rest) = text.trim().split_once('.')?;
+            let (secret, fleet) = rest.split_once('#')?;
+            is_id(id).then_some(())?;
+            Some(Self { id: id.to_owned(), secret: unhex(secret)?, fleet: Fingerprint(unhex(fleet)?) })
+        };
+        parts().ok_or(TlsError::NotAToken)
+    }
+
+    /// The text, to be shown once.
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("{}.{}#{}", self.id, hex(&self.secret), self.fleet)
+    }
+
+    /// What proves to a router that one has it.
+    #[must_use]
+    pub fn secret(&self) -> [u8; 32] {
+        self.secret
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Token").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Whether this may be a token's id; it is part of a file's name.
+pub(crate) fn is_id(id: &str) -> bool {
+    unhex::<8>(id).is_some()
+}
+
+/// What is kept of a secret.
+pub(crate) fn hash(secret: &[u8]) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+/// Compares in a time that does not depend on where the two differ.
+pub(crate) fn is_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    one.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
+}

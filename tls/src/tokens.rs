@@ -1,0 +1,294 @@
+//! The join tokens of a fleet, as files beside its authority: what was promised (`ID.json`), who has used it (`ID.use-N`), and whether it was
+//! taken back (`ID.revoked`). Files are only ever added, each made where nothing was, so that several routers and people may share the folder
+//! without locks, on a network file system too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::{make_folder, read, write_new};
+use crate::token::{hash, is_id, is_same};
+use crate::{Authority, Fingerprint, TlsError, Token, hex, moment, read_private, unhex, write_private};
+
+/// More nodes than one token may bring in; a larger fleet's job has a token without a count.
+const MOST_USES: u32 = 1000;
+
+/// How often a token may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uses {
+    /// By this many nodes.
+    Count(u32),
+    /// By every node of its job.
+    EveryNodeOfItsJob,
+}
+
+/// What a token is good for.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// For how long.
+    pub expires_in: Duration,
+    /// In which job of a scheduler; empty where it does not matter.
+    pub job: String,
+    /// How often.
+    pub uses: Uses,
+}
+
+/// Who wants to join.
+#[derive(Debug, Clone)]
+pub struct Applicant {
+    /// The node's name.
+    pub node: String,
+    /// The job that it runs in; empty outside of any.
+    pub job: String,
+    /// Its key.
+    pub key: Fingerprint,
+}
+
+/// Why a token does not count. What is said is for its holder and the log alike.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenRefused {
+    /// No such token, or not this secret.
+    #[error("this router's fleet has no token {0} with this secret: make one with `hostler token create`")]
+    Unknown(String),
+    /// Taken back.
+    #[error("token {0} was revoked: ask for another (`hostler token create`)")]
+    Revoked(String),
+    /// Too old.
+    #[error("token {id} expired at {}, and it is {} by the router's clock: make another with `hostler token create`", moment(*.expired), moment(*.now))]
+    Expired {
+        /// Which.
+        id: String,
+        /// When.
+        expired: u64,
+        /// What the router's clock shows.
+        now: u64,
+    },
+    /// Used up.
+    #[error(
+        "token {id} has been used already, by {by}: make one for each node with `hostler token create`, or one for several with --uses"
+    )]
+    Used {
+        /// Which.
+        id: String,
+        /// The nodes.
+        by: String,
+    },
+    /// For another job.
+    #[error("token {id} is for nodes of job {wanted}, and this agent is {}: make one for its job with `hostler token create --job`", in_job(.found))]
+    OtherJob {
+        /// Which.
+        id: String,
+        /// Its job.
+        wanted: String,
+        /// The agent's.
+        found: String,
+    },
+    /// The folder does not work.
+    #[error("the router cannot look at its tokens: {0}")]
+    Folder(#[from] TlsError),
+}
+
+fn in_job(job: &str) -> String {
+    if job.is_empty() { "in no job".into() } else { format!("in job {job}") }
+}
+
+/// A token as lists show it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Record {
+    /// Its id.
+    pub id: String,
+    /// When it expires, in seconds since 1970.
+    pub expires: u64,
+    /// Its job; empty for any.
+    pub job: String,
+    /// How many nodes may use it; 0 for every node of its job.
+    pub uses: u32,
+    /// Nodes that have used it, where that is counted.
+    pub used_by: Vec<String>,
+    /// Whether it was taken back.
+    pub revoked: bool,
+}
+
+/// What `ID.json` holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Promise {
+    /// SHA-256 of the secret.
+    secret: String,
+    expires: u64,
+    job: String,
+    /// 0 means without a count.
+    uses: u32,
+}
+
+/// What `ID.use-N` holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Use {
+    node: String,
+    /// The node's key: with it the node may use the token again, since its first answer may have been lost.
+    key: String,
+    at: u64,
+}
+
+/// The tokens of one fleet.
+#[derive(Debug, Clone)]
+pub struct Tokens {
+    folder: PathBuf,
+}
+
+impl Tokens {
+    /// The tokens beside the authority in this folder.
+    #[must_use]
+    pub fn beside(authority: &Path) -> Self {
+        Self { folder: authority.join("tokens") }
+    }
+
+    /// Makes a token.
+    ///
+    /// # Errors
+    /// When its scope makes no sense, or the folder cannot be written.
+    pub fn create(&self, authority: &Authority, scope: &Scope, now: u64) -> Result<Token, TlsError> {
+        let uses = match scope.uses {
+            Uses::Count(uses) if (1..=MOST_USES).contains(&uses) => uses,
+            Uses::Count(_) => {
+                return Err(TlsError::Crypto(format!("a token is used by 1 to {MOST_USES} nodes, or by every node of a job (--job)")));
+            }
+            Uses::EveryNodeOfItsJob if scope.job.is_empty() => {
+                return Err(TlsError::Crypto("a token without a count of uses is for one job: say which with --job".into()));
+            }
+            Uses::EveryNodeOfItsJob => 0,
+        };
+        make_folder(&self.folder)?;
+        let token = Token::generate(authority.fingerprint())?;
+        let expires = now.saturating_add(scope.expires_in.as_secs());
+        let promise = Promise { secret: hex(&hash(&token.secret())), expires, job: scope.job.clone(), uses };
+        self.write(&format!("{}.json", token.id), &promise)?;
+        Ok(token)
+    }
+
+    /// Lets a node join by a token, and notes that it did. A node may use its token again with the same key.
+    ///
+    /// # Errors
+    /// When the token does not count, or not for this node.
+    pub fn redeem(&self, id: &str, secret: &[u8], applicant: &Applicant, now: u64) -> Result<(), TokenRefused> {
+        let unknown = || TokenRefused::Unknown(id.chars().filter(char::is_ascii_alphanumeric).take(16).collect());
+        if !is_id(id) {
+            return Err(unknown());
+        }
+        let promise = self.promise(id)?.ok_or_else(unknown)?;
+        let kept = unhex(&promise.secret).ok_or_else(unknown)?;
+        if !is_same(&kept, &hash(secret)) {
+            return Err(unknown());
+        }
+        if self.is_revoked(id) {
+            return Err(TokenRefused::Revoked(id.to_owned()));
+        }
+        if promise.expires <= now {
+            return Err(TokenRefused::Expired { id: id.to_owned(), expired: promise.expires, now });
+        }
+        if !promise.job.is_empty() && !is_of_job(&promise.job, &applicant.job) {
+            return Err(TokenRefused::OtherJob { id: id.to_owned(), wanted: promise.job, found: applicant.job.clone() });
+        }
+        self.take_use(id, &promise, applicant, now)
+    }
+
+    fn take_use(&self, id: &str, promise: &Promise, applicant: &Applicant, now: u64) -> Result<(), TokenRefused> {
+        if promise.uses == 0 {
+            return Ok(());
+        }
+        let used = Use { node: applicant.node.clone(), key: applicant.key.to_string(), at: now };
+        let mut by = Vec::new();
+        for number in 1..=promise.uses.min(MOST_USES) {
+            let name = format!("{id}.use-{number}");
+            match self.write(&name, &used) {
+                Ok(()) => return Ok(()),
+                Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error.into()),
+            }
+            let earlier: Option<Use> = self.read(&name)?;
+            if earlier.as_ref().is_some_and(|earlier| earlier.node == used.node && earlier.key == used.key) {
+                return Ok(());
+            }
+            by.extend(earlier.map(|earlier| earlier.node));
+        }
+        Err(TokenRefused::Used { id: id.to_owned(), by: by.join(", ") })
+    }
+
+    /// Whether a token was taken back. Nodes that joined by it are not signed for again.
+    #[must_use]
+    pub fn is_revoked(&self, id: &str) -> bool {
+        is_id(id) && self.folder.join(format!("{id}.revoked")).exists()
+    }
+
+    /// Takes a token back; `false` where there is none.
+    ///
+    /// # Errors
+    /// When the folder cannot be read or written.
+    pub fn revoke(&self, id: &str) -> Result<bool, TlsError> {
+        if !is_id(id) || self.promise(id)?.is_none() {
+            return Ok(false);
+        }
+        write_private(&self.folder.join(format!("{id}.revoked")), b"")?;
+        Ok(true)
+    }
+
+    /// All tokens, the one that expires last first.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn list(&self) -> Result<Vec<Record>, TlsError> {
+        let failed = |source| TlsError::Read { path: self.folder.clone(), source };
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed)?,
+        };
+        let name = |entry: std::io::Result<fs::DirEntry>| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+        let names: Result<Vec<String>, TlsError> = entries.map(name).collect();
+        let mut records = Vec::new();
+        for id in names?.iter().filter_map(|name| name.strip_suffix(".json")).filter(|id| is_id(id)) {
+            let Some(promise) = self.promise(id)? else { continue };
+            let uses = (1..=promise.uses.min(MOST_USES)).map_while(|number| self.read::<Use>(&format!("{id}.use-{number}")).ok().flatten());
+            let used_by = uses.map(|used| used.node).collect();
+            let revoked = self.is_revoked(id);
+            records.push(Record { id: id.to_owned(), expires: promise.expires, job: promise.job, uses: promise.uses, used_by, revoked });
+        }
+        records.sort_by(|one, other| other.expires.cmp(&one.expires).then_with(|| one.id.cmp(&other.id)));
+        Ok(records)
+    }
+
+    fn promise(&self, id: &str) -> Result<Option<Promise>, TlsError> {
+        let path = self.folder.join(format!("{id}.json"));
+        // Of all the files this one is to be private: who can guess nothing from a hash can still count on its expiry.
+        if path.exists() {
+            read_private(&path)?;
+        }
+        self.read(&format!("{id}.json"))
+    }
+
+    /// What a file holds; `None` where there is none.
+    fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TlsError> {
+        let path = self.folder.join(name);
+        match read(&path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|error| TlsError::Content { path, what: format!("it is damaged ({error}); remove it") }),
+            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn write<T: Serialize>(&self, name: &str, content: &T) -> Result<(), TlsError> {
+        let text = serde_json::to_vec(content).map_err(|error| TlsError::Crypto(error.to_string()))?;
+        write_new(&self.folder.join(name), &text)
+    }
+}
+
+/// Whether a node in job `found` is in the job that was meant. Schedulers name a part of an array job `1234[7].server`, and the whole of it `1234[].server`.
+fn is_of_job(wanted: &str, found: &str) -> bool {
+    let whole = |job: &str| match (job.find('['), job.find(']')) {
+        (Some(open), Some(close)) if open < close => Some(format!("{}[]{}", &job[..open], &job[close + 1..])),
+        _ => None,
+    };
+    wanted == found || (wanted.contains("[]") && whole(found).as_deref() == Some(wanted))
+}
