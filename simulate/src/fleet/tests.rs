@@ -57,10 +57,10 @@ fn every_policy_answers_everything_and_no_sooner_than_it_came() {
 
 #[test]
 fn held_requests_are_released_shortest_first_and_all_of_them() {
-    // Two replicas, and far more prompts at once than two steps can take.
-    let arrivals: Vec<Arrival> = (0..40).map(|name| arrival(name, if name % 2 == 0 { 8000 } else { 400 }, 2, Start::At(0.0))).collect();
+    // Two replicas, and far more prompts at once than the three steps of each that are not held.
+    let arrivals: Vec<Arrival> = (0..120).map(|name| arrival(name, if name % 2 == 0 { 8000 } else { 400 }, 2, Start::At(0.0))).collect();
     let run = play(arrivals, Name::Hostler, &small());
-    let mean = |odd: usize| run.records.iter().skip(odd).step_by(2).map(|record| record.first).sum::<f64>() / 20.0;
+    let mean = |odd: usize| run.records.iter().skip(odd).step_by(2).map(|record| record.first).sum::<f64>() / 60.0;
     assert!(mean(1) * 2.0 < mean(0), "short ones {} s, long ones {} s", mean(1), mean(0));
 }
 

@@ -195,7 +195,7 @@ async fn what_cannot_be_done_is_told_in_ollamas_form() {
         assert_eq!(answer.status.as_u16(), status, "{what}: {}", answer.text());
         assert!(error(&answer).contains(words), "{what}: {}", answer.text());
     }
-    assert_eq!(fleet.replica("n0/0").await.in_flight, 0);
+    fleet.until_idle().await;
 
     let alone = Fleet::start(Setup::agents(0)).await;
     let answer = alone.edge().post(OLLAMAS_CHAT, &chat(1)).await;
