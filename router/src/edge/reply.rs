@@ -9,6 +9,7 @@ use hostler_proto::lane::Broken;
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
 
 use super::ollama::Retold;
 use super::submit::Declined;
@@ -92,6 +93,12 @@ pub(super) fn bad_request(message: &str) -> Response<EdgeBody> {
 pub(super) fn last(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
+}
+
+/// An answer to a request whose body nobody reads. Where there is one, the connection is closed, and says so: a client that is still sending
+/// it would else find the connection gone under its next request.
+pub(super) fn unread(body: &Incoming, response: Response<EdgeBody>) -> Response<EdgeBody> {
+    if body.is_end_stream() { response } else { last(response) }
 }
 
 /// The form in which engines refuse a path.

@@ -107,7 +107,7 @@ impl Edge {
             Err(error) => {
                 self.dispatch.metrics.refused(if error == Unauthenticated::Missing { Refused::NoKey } else { Refused::WrongKey });
                 entry.refused("unauthenticated");
-                return reply::unauthenticated(&error);
+                return reply::unread(request.body(), reply::unauthenticated(&error));
             }
         };
         entry.caller(&caller);
@@ -131,7 +131,7 @@ impl Edge {
             _ if is_operators(path) => reply::for_operators(),
             _ if ollama::is_ours(path) => self.ollama(request, caller).await,
             _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_passed(path) => self.pass(request, caller).await,
-            _ => own::elsewhere(path),
+            _ => reply::unread(request.body(), own::elsewhere(path)),
         }
     }
 

@@ -54,6 +54,17 @@ pub(super) fn retold(response: Response<EdgeBody>) -> Response<EdgeBody> {
     })
 }
 
+/// The answer to a request for what is not done here, or not by this method.
+fn refused(path: &str) -> Response<EdgeBody> {
+    match path {
+        "/" | "/api/version" | "/api/tags" | "/api/ps" => wrong_method("GET, HEAD"),
+        "/api/show" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => wrong_method("POST"),
+        "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => for_operators(),
+        path if path.starts_with("/api/blobs/") => for_operators(),
+        path => failed(StatusCode::NOT_FOUND, &format!("there is no {path} here")),
+    }
+}
+
 impl Edge {
     /// Answers a request to one of Ollama's paths.
     pub(super) async fn ollama(&self, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
@@ -69,11 +80,7 @@ impl Edge {
             "/api/generate" if posts => self.retell(Form::Generate, request, caller).await,
             "/api/embed" if posts => self.retell(Form::Embed, request, caller).await,
             "/api/embeddings" if posts => self.retell(Form::Embedding, request, caller).await,
-            "/" | "/api/version" | "/api/tags" | "/api/ps" => wrong_method("GET, HEAD"),
-            "/api/show" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => wrong_method("POST"),
-            "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => for_operators(),
-            path if path.starts_with("/api/blobs/") => for_operators(),
-            path => failed(StatusCode::NOT_FOUND, &format!("there is no {path} here")),
+            path => reply::unread(request.body(), refused(path)),
         }
     }
 
