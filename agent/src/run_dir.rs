@@ -165,8 +165,7 @@ impl Drop for RunDir {
 /// The directory for engine logs: the configured one, else `$XDG_STATE_HOME/hostler/logs`, else `~/.local/state/hostler/logs`; made if it is not there.
 pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     let path = if configured.as_os_str().is_empty() {
-        let state = absolute_variable("XDG_STATE_HOME").or_else(|| Some(absolute_variable("HOME")?.join(".local/state")));
-        match state {
+        match state_home() {
             Some(state) => state.join("hostler/logs"),
             // Without a home there is still the place for sockets.
             None => {
@@ -192,6 +191,11 @@ fn base(configured: &Path) -> Result<PathBuf, RunDirError> {
 
 fn temporary_base() -> PathBuf {
     PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
+}
+
+/// `$XDG_STATE_HOME`, else `~/.local/state`; paths that are not absolute do not count.
+pub(crate) fn state_home() -> Option<PathBuf> {
+    absolute_variable("XDG_STATE_HOME").or_else(|| Some(absolute_variable("HOME")?.join(".local/state")))
 }
 
 fn absolute_variable(name: &str) -> Option<PathBuf> {

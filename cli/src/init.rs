@@ -146,8 +146,7 @@ fn folder(args: &FolderArgs, config: Option<&Path>) -> anyhow::Result<PathBuf> {
     if !configured.as_os_str().is_empty() {
         return Ok(configured);
     }
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    let base = hostler_boot::home::config();
     Ok(base.context("there is no home folder to keep the fleet's authority in: name a folder with --dir DIR")?.join("hostler/fleet"))
 }
 

@@ -143,8 +143,7 @@ fn place(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<Place> {
         Some(file) => file.clone(),
         None if !configured.as_os_str().is_empty() => configured.clone(),
         None => {
-            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-            let folder = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+            let folder = hostler_boot::home::config();
             folder.context("there is no home folder to keep keys in: name the key file with --file FILE")?.join("hostler/keys.toml")
         }
     };
@@ -189,20 +188,17 @@ fn entry(args: &CreateArgs, secret: &Secret, now: SystemTime) -> Entry {
     let LimitArgs { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight } =
         args.limits;
     let name = Some(args.name.clone()).filter(|name| !name.is_empty());
+    let tenant = args.tenant.clone().or(name).unwrap_or_else(|| secret.id().to_owned());
     Entry {
-        id: secret.id().to_owned(),
         name: args.name.clone(),
-        tenant: args.tenant.clone().or(name).unwrap_or_else(|| secret.id().to_owned()),
         role: match args.role {
             RoleArg::Use => Role::Use,
             RoleArg::Admin => Role::Admin,
         },
-        sha256: secret.digest(),
-        created: Moment::of(now),
         expires: args.expires.map(|span| Moment::after(now, span)),
-        revoked: None,
         models: Some(args.models.clone()).filter(|models| !models.is_empty()),
         limits: Limits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight },
+        ..Entry::new(secret, &tenant, now)
     }
 }
 

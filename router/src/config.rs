@@ -194,9 +194,7 @@ impl RouterConfig {
         if !self.cache_dir.as_os_str().is_empty() {
             return self.cache_dir.clone();
         }
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-        caches.map(|caches| caches.join("hostler/router")).unwrap_or_default()
+        hostler_boot::home::cache().map(|caches| caches.join("hostler/router")).unwrap_or_default()
     }
 
     /// Where the secret for `isolate_tenants` is, if that is set.

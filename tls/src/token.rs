@@ -69,8 +69,3 @@ pub(crate) fn is_id(id: &str) -> bool {
 pub(crate) fn hash(secret: &[u8]) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
-
-/// Compares in a time that does not depend on where the two differ.
-pub(crate) fn is_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
-    one.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
-}

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
 
 use crate::files::{make_folder, read, write_new};
-use crate::token::{hash, is_id, is_same};
+use crate::token::{hash, is_id};
 use crate::{Authority, Fingerprint, TlsError, Token, hex, moment, read_private, unhex, write_private};
 
 /// More nodes than one token may bring in; a larger fleet's job has a token without a count.
@@ -177,8 +178,8 @@ impl Tokens {
             return Err(unknown());
         }
         let promise = self.promise(id)?.ok_or_else(unknown)?;
-        let kept = unhex(&promise.secret).ok_or_else(unknown)?;
-        if !is_same(&kept, &hash(secret)) {
+        let kept: [u8; 32] = unhex(&promise.secret).ok_or_else(unknown)?;
+        if !bool::from(kept.ct_eq(&hash(secret))) {
             return Err(unknown());
         }
         if self.is_revoked(id) {

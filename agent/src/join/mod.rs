@@ -19,6 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::AgentConfig;
+use crate::run_dir;
 use crate::uplink::dial::{DialError, dial};
 pub(crate) use identity::Identity;
 
@@ -223,9 +224,7 @@ fn folder(configured: &Path) -> Result<PathBuf, JoinError> {
     if !configured.as_os_str().is_empty() {
         return Ok(configured.to_owned());
     }
-    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
-    Ok(state.ok_or(JoinError::NoFolder)?.join("hostler/identity"))
+    Ok(run_dir::state_home().ok_or(JoinError::NoFolder)?.join("hostler/identity"))
 }
 
 /// The job as a token names it: of an array the whole where the scheduler has a word for it.

@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 
 use super::peek::Peek;
-use crate::keys::{KeysError, read_private};
+use crate::keys::{KeysError, random, read_private};
 
 /// SHA-256 hashes blocks of so many bytes; RFC 2104 pads its key to one.
 const HASH_BLOCK: usize = 64;
@@ -109,18 +109,12 @@ pub(super) struct Plain<'a> {
 
 /// Where the secret is kept unless a setting says so: empty where no folder can be thought of.
 pub(crate) fn usual_path() -> PathBuf {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
-    state.map(|state| state.join("hostler/router.secret")).unwrap_or_default()
+    hostler_boot::home::state().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
 }
 
 /// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.
 fn create(path: &Path) -> std::io::Result<()> {
-    let mut random = [0_u8; SECRET_BYTES];
-    let mut filled = 0;
-    while filled < random.len() {
-        filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
+    let random: [u8; SECRET_BYTES] = random()?;
     let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::secret::{Digest, is_id};
+use super::secret::{Digest, Secret, is_id};
 use super::{Limits, Role};
 
 /// What a key file begins with.
@@ -114,6 +114,23 @@ pub enum Standing {
 }
 
 impl Entry {
+    /// A key made now, for sending requests, without limits or an end.
+    #[must_use]
+    pub fn new(secret: &Secret, tenant: &str, now: SystemTime) -> Self {
+        Self {
+            id: secret.id().to_owned(),
+            name: String::new(),
+            tenant: tenant.to_owned(),
+            role: Role::Use,
+            sha256: secret.digest(),
+            created: Moment::of(now),
+            expires: None,
+            revoked: None,
+            models: None,
+            limits: Limits::default(),
+        }
+    }
+
     /// How it stands at this time.
     #[must_use]
     pub fn standing(&self, now: SystemTime) -> Standing {

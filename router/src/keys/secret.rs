@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
 
 /// Every key begins so: scanners for leaked secrets find it, and people see what it is.
 const MARK: &str = "hk_";
@@ -26,17 +27,26 @@ pub struct Secret(String);
 #[error("this is no key: keys look like {MARK}ID_SECRET, {} letters and digits in all", MARK.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
 pub struct NoKey;
 
+/// Bytes of the system's generator.
+///
+/// # Errors
+/// When it gives none.
+pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut random = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(random)
+}
+
 impl Secret {
     /// A key that nobody has seen.
     ///
     /// # Errors
     /// When the system has no random numbers.
     pub fn random() -> std::io::Result<Self> {
-        let mut random = [0_u8; ID_LETTERS + SECRET_LETTERS];
-        let mut filled = 0;
-        while filled < random.len() {
-            filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
-        }
+        let random: [u8; ID_LETTERS + SECRET_LETTERS] = random()?;
         // 256 is a multiple of the number of letters, so that each is as likely as the others.
         let letters: String = random.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect();
         let (id, secret) = letters.split_at(ID_LETTERS);
@@ -103,9 +113,7 @@ impl Digest {
     /// Whether both are the same, in a time that does not depend on where they differ.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        let difference = self.0.iter().zip(other.0).fold(0, |difference, (ours, theirs)| difference | (ours ^ theirs));
-        // The compiler must not learn that a difference, once found, stays.
-        std::hint::black_box(difference) == 0
+        self.0.ct_eq(&other.0).into()
     }
 }
 

@@ -4,18 +4,7 @@ use super::*;
 
 fn key(change: impl FnOnce(&mut Entry)) -> (Secret, Entry) {
     let secret = Secret::random().unwrap();
-    let mut entry = Entry {
-        id: secret.id().to_owned(),
-        name: "name".into(),
-        tenant: "tenant".into(),
-        role: Role::Use,
-        sha256: secret.digest(),
-        created: Moment::of(SystemTime::now()),
-        expires: None,
-        revoked: None,
-        models: None,
-        limits: Limits::default(),
-    };
+    let mut entry = Entry { name: "name".into(), ..Entry::new(&secret, "tenant", SystemTime::now()) };
     change(&mut entry);
     (secret, entry)
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_router::keys::{Entry, Limits, Moment, Role, Secret, change};
+use hostler_router::keys::{Entry, Limits, Secret, change};
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -16,18 +16,7 @@ use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, chat_stream, soon,
 /// Makes a key with these limits for a tenant of this name.
 fn key(file: &Path, tenant: &str, limits: Limits) -> String {
     let secret = Secret::random().unwrap();
-    let entry = Entry {
-        id: secret.id().to_owned(),
-        name: tenant.to_owned(),
-        tenant: tenant.to_owned(),
-        role: Role::Use,
-        sha256: secret.digest(),
-        created: Moment::of(SystemTime::now()),
-        expires: None,
-        revoked: None,
-        models: None,
-        limits,
-    };
+    let entry = Entry { name: tenant.to_owned(), limits, ..Entry::new(&secret, tenant, SystemTime::now()) };
     change(file, true, |entries| {
         entries.push(entry);
         Ok(())

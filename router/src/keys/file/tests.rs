@@ -8,18 +8,7 @@ use crate::keys::Secret;
 
 fn entry(name: &str) -> Entry {
     let secret = Secret::random().unwrap();
-    Entry {
-        id: secret.id().to_owned(),
-        name: name.to_owned(),
-        tenant: "t".into(),
-        role: Role::Use,
-        sha256: secret.digest(),
-        created: Moment::of(SystemTime::now()),
-        expires: None,
-        revoked: None,
-        models: None,
-        limits: Limits::default(),
-    }
+    Entry { name: name.to_owned(), ..Entry::new(&secret, "t", SystemTime::now()) }
 }
 
 fn names(entries: &[Entry]) -> Vec<&str> {

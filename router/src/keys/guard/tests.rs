@@ -2,8 +2,8 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use super::*;
+use crate::keys::Entry;
 use crate::keys::tests::{headers, keys};
-use crate::keys::{Entry, Limits, Moment};
 
 const LIST: &str = "/hostler.fleet.v1.Fleet/List";
 
@@ -15,18 +15,7 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let entry = |secret: &Secret, role| Entry {
-        id: secret.id().to_owned(),
-        name: String::new(),
-        tenant: "t".into(),
-        role,
-        sha256: secret.digest(),
-        created: Moment::of(SystemTime::now()),
-        expires: None,
-        revoked: None,
-        models: None,
-        limits: Limits::default(),
-    };
+    let entry = |secret: &Secret, role| Entry { role, ..Entry::new(secret, "t", SystemTime::now()) };
     let [admin, user, own] = [(); 3].map(|()| Secret::random().unwrap());
     let keys = keys(vec![entry(&admin, Role::Admin), entry(&user, Role::Use)]);
     Bench { keys, admin, user, own }

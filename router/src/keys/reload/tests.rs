@@ -5,22 +5,11 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::keys::tests::headers;
-use crate::keys::{Entry, Limits, Moment, Role, Secret, change};
+use crate::keys::{Entry, Secret, change};
 
 fn add(path: &Path) -> Secret {
     let secret = Secret::random().unwrap();
-    let entry = Entry {
-        id: secret.id().to_owned(),
-        name: String::new(),
-        tenant: "t".into(),
-        role: Role::Use,
-        sha256: secret.digest(),
-        created: Moment::of(SystemTime::now()),
-        expires: None,
-        revoked: None,
-        models: None,
-        limits: Limits::default(),
-    };
+    let entry = Entry::new(&secret, "t", SystemTime::now());
     change(path, true, |entries| {
         entries.push(entry);
         Ok(())
