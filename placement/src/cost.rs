@@ -171,9 +171,8 @@ const MOST_OUTPUT: f64 = 1e6;
 
 /// An engine that is kept busy has this many steps' tokens of prompts that nobody has seen a first token of: those of the step that runs, of
 /// the next one, which is planned meanwhile, and of the one after it, for which prompts are on their way. With less it would run out of them:
-/// with one step's, on two H200s under 1,024 streams, up to half of these
-/// waited in the router. In the simulator, whose engines have neither of the two
-/// delays, three cost 4 % of the mean time to the first token at the heaviest load against one.
+/// with one step's, on two H200s under 1,024 streams, up to half of these waited in the router. In the simulator, whose engines have neither
+/// of the two delays, three cost 4 % of the mean time to the first token at the heaviest load against one.
 const STEPS_UNDER_WAY: u64 = 3;
 
 /// With more than this share of the KV cache in use, the next sequence probably evicts one that runs.

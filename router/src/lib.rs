@@ -45,7 +45,7 @@ use metrics::Now;
 pub use metrics::RouterMetrics;
 pub use openings::Opening;
 use operators::Operators;
-use placement::{Bounds, Hold, Placer, keep_readers};
+use placement::{Bounds, Gather, Hold, Placer, keep_readers};
 use prompt::Prompts;
 use sticky::Sticky;
 use tls::Security;
@@ -53,9 +53,6 @@ pub use tls::SecurityError;
 
 /// How long connections to agents and operators may take to close.
 const GOODBYE: Duration = Duration::from_secs(1);
-
-/// Decisions that can be explained afterwards.
-const EXPLAINED: usize = 10_000;
 
 /// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
 const SHORTEST_LEASE: Duration = Duration::from_millis(500);
@@ -221,7 +218,7 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), EXPLAINED));
+        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), Gather::from_now(self.config.gather)));
         let bounds = Bounds { requests: self.config.max_held, bytes: self.config.max_held_bytes, longest: self.config.longest_wait };
         let hold = Hold::start(placer.clone(), bounds, end.clone());
         let overview = Overview {

@@ -16,6 +16,25 @@ use crate::host::Resolved;
 /// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by default instead of 0.9.
 const GRAPHS_COUNTED_SINCE: Version = Version::new(0, 20);
 
+/// vLLM makes graphs for steps of at most this many tokens by itself.
+const USUAL_GRAPH_TOKENS: u32 = 512;
+
+/// Steps with more tokens than this take so long to compute that the time to start their kernels is hidden behind it.
+const MOST_GRAPH_TOKENS: u32 = 4_096;
+
+/// A user who gives an argument that begins like this decides about graphs, or about something that graphs must fit.
+const GRAPHS_DECIDED_BY: [&str; 9] = [
+    "--enforce-eager",
+    "--compilation-config",
+    "-cc",
+    "-O",
+    "--optimization-level",
+    "--cudagraph-capture-sizes",
+    "--max-cudagraph-capture-size",
+    "--spec",
+    "-sc",
+];
+
 /// GPUs of 160 GiB and more have larger steps by default since this release.
 const LARGE_STEPS_SINCE: Version = Version::new(0, 28);
 
@@ -143,6 +162,18 @@ impl Setup {
             (Profile::Throughput, 16..) => Some(Steps { tokens: 2 * default.tokens, sequences: 2 * default.sequences }),
             (Profile::Throughput, _) => None,
         }
+    }
+
+    /// Most tokens of a step for which there is a CUDA graph, where that is not left to the engine: a release that counts the graphs' memory and
+    /// a profile and user that leave the steps to the agent.
+    #[must_use]
+    pub fn graph_tokens(&self, gpu: Option<&Gpu>) -> Option<u32> {
+        let decides = |argument: &String| GRAPHS_DECIDED_BY.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
+        if self.profile != Profile::Throughput || !self.since(GRAPHS_COUNTED_SINCE) || self.arguments.iter().any(decides) {
+            return None;
+        }
+        self.profile_steps(gpu)?;
+        Some(self.steps(gpu).tokens.min(MOST_GRAPH_TOKENS)).filter(|tokens| *tokens > USUAL_GRAPH_TOKENS)
     }
 
     /// What the release does by itself. What vLLM makes of it for models with unusual limits is not followed.

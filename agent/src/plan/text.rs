@@ -64,7 +64,7 @@ pub(super) fn summary(plan: &Plan) -> String {
     if let Some(first) = cache(plan).into_iter().next() {
         sentences.push(format!("KV cache: {first}"));
     }
-    let hostlers = |choice: &Choice| (choice.origin == Origin::Hostler).then(|| choice.words().collect::<Vec<_>>().join(" "));
+    let hostlers = |choice: &Choice| (choice.origin == Origin::Hostler).then(|| choice.short());
     let flags: Vec<String> = plan
         .replicas
         .first()
@@ -231,9 +231,9 @@ fn flags(plan: &Plan) -> Vec<String> {
         if !told.is_empty() {
             lines.push(format!("  from replica {} on:", replica.index));
         }
-        let shown = |choice: &Choice| format!("{} {}", choice.flag, choice.value).trim_end().to_owned();
-        let width = choices.iter().map(|choice| shown(choice).len()).max().unwrap_or(0);
-        lines.extend(choices.iter().map(|choice| format!("  {:<width$}  {:<14}  {}", shown(choice), choice.origin.word(), choice.because)));
+        let width = choices.iter().map(|choice| choice.short().chars().count()).max().unwrap_or(0);
+        lines
+            .extend(choices.iter().map(|choice| format!("  {:<width$}  {:<14}  {}", choice.short(), choice.origin.word(), choice.because)));
         told.push(choices);
     }
     lines

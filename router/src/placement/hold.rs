@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hostler_placement::cost::has_room;
 use hostler_placement::hold::{Full, Place, Places, Queue, Waiting};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -13,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Chosen, Placer, Prompt, candidate};
+use super::{Chosen, Placer, Prompt};
 
 /// While somebody waits, replicas are looked at this often even if nothing was heard: reports come every 10 ms at most.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
@@ -293,7 +292,7 @@ impl Hold {
         for (model, queue) in models {
             let mut eligible = view.eligible(Some(model.as_str()).filter(|model| !model.is_empty()), &[]).peekable();
             // Most looks end here: they cost a glance at each replica.
-            if eligible.peek().is_some() && !eligible.any(|(_, replica)| has_room(&candidate(&view, replica, now))) {
+            if eligible.peek().is_some() && !eligible.any(|(_, replica)| shared.placer.has_room(&view, replica, now)) {
                 continue;
             }
             if let Some(done) = wake_first(&shared.placer, queue, view.seconds(now), now) {

@@ -2,6 +2,7 @@
 //! take for it. The choice itself is the placement crate's, which knows neither requests nor views.
 
 mod explain;
+mod gather;
 mod hold;
 mod learn;
 mod prompt;
@@ -10,7 +11,7 @@ mod readers;
 use std::sync::Arc;
 
 use hostler_placement::affinity::{Guess, Holes, Index, Overlay, Popularity, Seat};
-use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, place};
+use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, has_room, place};
 use hostler_placement::keys::{Key, TEXT_BLOCK_TOKENS};
 use hostler_placement::offered::Offered;
 use hostler_placement::rates::{Learned, Pool, Rates};
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use explain::{Outcome, Record, Ring};
+pub use gather::Gather;
 pub use hold::{Bounds, Guest, Hold, Overload, Spot, Turn};
 pub use learn::Placed;
 pub use prompt::{Asked, Level, Prompt};
@@ -27,6 +29,9 @@ use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
 use learn::Outputs;
+
+/// Decisions that can be explained afterwards.
+const EXPLAINED: usize = 10_000;
 
 /// Tokens that a step computes where nobody knows: vLLM's default on smaller GPUs.
 const USUAL_BUDGET: u32 = 2048;
@@ -63,6 +68,7 @@ pub struct Placer {
     guess: Arc<Guess>,
     offered: Mutex<Offered>,
     outputs: Outputs,
+    gather: Gather,
 }
 
 /// A replica that was chosen.
@@ -84,13 +90,15 @@ pub struct Chosen {
     seat: Option<Seat>,
     /// Tokens of a block there.
     block_tokens: u32,
+    /// Whether it is given prompts now.
+    is_open: bool,
 }
 
 impl Chosen {
-    /// Whether the request would begin to be computed there as soon as anything can.
+    /// Whether the request would begin to be computed there as soon as anything can, and the replica is given prompts now.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        hostler_placement::cost::has_room(&self.decision.choice().candidate)
+        self.is_open && has_room(&self.decision.choice().candidate)
     }
 
     /// Seconds until the first token, as predicted.
@@ -131,21 +139,28 @@ enum Known {
 }
 
 impl Placer {
-    /// A placer that has learned nothing yet; it remembers its last `remembered` decisions.
+    /// A placer that has learned nothing yet.
     #[must_use]
-    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, remembered: usize) -> Self {
+    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: Gather) -> Self {
         Self {
             fleet,
             index,
             prompts,
             metrics,
-            ring: Ring::new(remembered),
+            ring: Ring::new(EXPLAINED),
             overlay: Arc::default(),
             popularity: Popularity::default(),
             guess: Arc::default(),
             offered: Mutex::new(Offered::new()),
             outputs: Outputs::default(),
+            gather,
         }
+    }
+
+    /// Whether any request would be sent to that replica now, rather than be held.
+    fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
+        let candidate = candidate(view, replica, now);
+        has_room(&candidate) && self.gather.is_open(&replica.id, candidate.in_flight, now)
     }
 
     /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
@@ -188,7 +203,8 @@ impl Placer {
         };
         let names = eligible.iter().map(|(_, replica)| replica.id.clone()).collect();
         let ages = eligible.iter().map(|(_, replica)| now.saturating_duration_since(replica.heard).as_secs_f32()).collect();
-        Some(Chosen { replica, decision, names, ages, level, output, seat, block_tokens })
+        let is_open = self.gather.is_open(&replica.id, decision.choice().candidate.in_flight, now);
+        Some(Chosen { replica, decision, names, ages, level, output, seat, block_tokens, is_open })
     }
 
     /// Tokens that an answer of at most `most` is expected to have.

@@ -1,4 +1,5 @@
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use hostler_proto::agent::v1 as wire;
 
@@ -38,9 +39,16 @@ impl Fixture {
 
     /// With this many replicas, of whose caches nothing is reported.
     pub(super) async fn guessed(replicas: u32) -> Self {
+        Self::gathering(replicas, Duration::ZERO).await
+    }
+
+    /// The same, whose prompts are gathered for so long.
+    pub(super) async fn gathering(replicas: u32, every: Duration) -> Self {
         let (fleet, index) = (fleet(), Arc::new(Index::new()));
         let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
-        let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), Prompts::new(PathBuf::new(), 1), Arc::default(), 100));
+        let gather = Gather::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
+        let prompts = Prompts::new(PathBuf::new(), 1);
+        let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), prompts, Arc::default(), gather));
         Self { fleet, index, placer, _lane: lane }
     }
 

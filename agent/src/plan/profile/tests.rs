@@ -14,15 +14,50 @@ fn setup(minor: u32, profile: Profile, line: &str) -> Setup {
     Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, minor)), &config)
 }
 
-/// What is put on the command line, without what every engine gets.
+/// What is put on the command line, without what every engine gets and without graphs, which have a test of their own.
 fn line(setup: &Setup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
     let choices = choices(setup, &Place { gpu, tp, shortened: None, front_end });
-    let words: Vec<&str> = choices.iter().flat_map(Choice::words).collect();
+    let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(Choice::words).collect();
     let line = words.join(" ");
     line.strip_suffix("--disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers")
         .unwrap()
         .trim_end()
         .to_owned()
+}
+
+const GRAPHS: &str = "--cudagraph-capture-sizes";
+
+/// The sizes of graphs that are asked for.
+fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
+    let place = Place { gpu: Some(&gpu(gib)), tp: 1, shortened: None, front_end: PYTHON };
+    let choices = choices(&setup(minor, profile, given), &place);
+    let words: Vec<&str> = choices.iter().filter(|choice| choice.flag == GRAPHS).flat_map(Choice::words).collect();
+    assert!(words.is_empty() || words[0] == GRAPHS);
+    words.iter().skip(1).map(|size| size.parse().unwrap()).collect()
+}
+
+#[test]
+fn steps_that_read_prompts_have_graphs_too_with_little_padding() {
+    let sizes = graphs(24, Profile::Throughput, "", 80);
+    assert_eq!((sizes.len(), sizes.last()), (59, Some(&4_096)));
+    assert!(sizes.is_sorted());
+    let padding = |pair: &[u32]| f64::from(pair[1] - pair[0] - 1) / f64::from(pair[1]);
+    assert!(sizes.windows(2).filter(|pair| pair[0] >= 64).all(|pair| padding(pair) < 0.125), "{sizes:?}");
+    assert_eq!(graphs(24, Profile::Throughput, "--max-num-batched-tokens 1000", 80).last(), Some(&1_000), "no larger than a step");
+}
+
+#[test]
+fn graphs_are_left_to_engines_and_users_that_decide_about_them() {
+    assert!(graphs(19, Profile::Throughput, "", 80).is_empty(), "its memory is not counted by this release");
+    assert!(graphs(24, Profile::Latency, "", 80).is_empty());
+    assert!(graphs(24, Profile::Conservative, "", 80).is_empty());
+    assert!(graphs(24, Profile::Throughput, "", 10).is_empty(), "small");
+    let given =
+        ["--enforce-eager", "-O2", "-cc.mode=3", "--compilation_config {}", "--cudagraph-capture-sizes 1 2", "--speculative-config {}"];
+    for given in given {
+        assert!(graphs(24, Profile::Throughput, given, 80).is_empty(), "{given}");
+    }
+    assert!(graphs(24, Profile::Throughput, "--max-num-batched-tokens 512", 80).is_empty(), "the engine's own reach as far");
 }
 
 const PYTHON: FrontEndInUse = FrontEndInUse::Python;

@@ -17,7 +17,10 @@ struct Fixture {
 
 impl Fixture {
     async fn start(most: usize, longest: Duration) -> Self {
-        let placed = Placement::guessed(1).await;
+        Self::on(Placement::guessed(1).await, most, longest)
+    }
+
+    fn on(placed: Placement, most: usize, longest: Duration) -> Self {
         let bounds = Bounds { requests: most, bytes: 1 << 20, longest };
         let hold = Hold::start(placed.placer.clone(), bounds, CancellationToken::new());
         Self { placed, hold, log: Arc::default() }
@@ -73,6 +76,43 @@ async fn nobody_is_held_while_a_replica_has_room() {
     let fixture = Fixture::start(8, LONG).await;
     assert_eq!(fixture.wait("at once", 0, 100).await.unwrap(), Ok(()));
     assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompts_for_a_busy_replica_are_gathered_and_go_together() {
+    let every = Duration::from_millis(400);
+    let fixture = Fixture::on(Placement::gathering(1, every).await, 8, LONG);
+    let own = fixture.placed.fleet.view().replicas[0].own.clone();
+    let streams: Vec<InFlight> = (0..100).map(|_| own.enter(Booking::default(), None)).collect();
+    let begun = Instant::now();
+    let mut turns = Vec::new();
+    for _ in 0..4 {
+        // They come at different moments of the first two intervals.
+        sleep(Duration::from_millis(130)).await;
+        let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
+        turns.push(tokio::spawn(async move {
+            let prompt = Arc::new(text("hello"));
+            let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
+            if !chosen.has_room() {
+                let spot = hold.take(guest(0, 5)).unwrap();
+                hold.turn(&prompt, asked(0, &chosen), spot, &chosen).await.unwrap();
+            }
+            begun.elapsed()
+        }));
+    }
+    let mut windows = Vec::new();
+    for turn in turns {
+        let at = turn.await.unwrap();
+        // What begins within a window's length of another is the same window.
+        if windows.iter().all(|window: &Duration| at.abs_diff(*window) > every / 8) {
+            windows.push(at);
+        }
+    }
+    assert!(windows.len() <= 2, "{windows:?}");
+    assert!(begun.elapsed() < 3 * every, "nobody waits for more than an interval");
+    drop(streams);
+    let chosen = fixture.placed.choose(&text("hello"));
+    assert!(chosen.has_room(), "a replica that is not busy takes them at any time");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,69 @@
+//! Prompts in bursts. A step of an engine that reads prompts beside its streams takes much longer than one that only generates, and not much
+//! longer for ten prompts than for one. A busy replica that is given prompts in short windows, with pauses between them, therefore generates
+//! more, for some more time to a first token. Off unless `router.gather` is set.
+
+use std::hash::{Hash, Hasher};
+use std::time::{Duration, SystemTime};
+
+use rustc_hash::FxHasher;
+use tokio::time::Instant;
+
+/// A replica with fewer requests in flight than this is given prompts at any time: its steps are short anyway, and few streams are slowed.
+const BUSY: u32 = 64;
+
+/// The part of the time in which prompts are given out.
+const OPEN_SHARE: f64 = 0.125;
+
+/// A window is at least this long, in seconds: those that wait are looked at every ten milliseconds.
+const LEAST_OPEN: f64 = 0.02;
+
+/// Windows are no farther apart than this: whoever wants more does not want a first token.
+const MOST_APART: Duration = Duration::from_secs(5);
+
+/// When busy replicas are given prompts. It follows from the time of day and the replica's name alone, so that all routers give theirs at the
+/// same moments, and replicas are not all given theirs at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Gather {
+    /// Seconds from one window to the next; 0 when there is no pause between them.
+    every: f64,
+    /// A moment, and what time of day it was, in seconds.
+    moment: Instant,
+    time: f64,
+}
+
+impl Gather {
+    /// Windows that are `every` so long apart, zero for none.
+    #[must_use]
+    pub fn from_now(every: Duration) -> Self {
+        Self::new(every, Instant::now(), SystemTime::now())
+    }
+
+    /// The same, where it is `time` now.
+    #[must_use]
+    pub fn new(every: Duration, now: Instant, time: SystemTime) -> Self {
+        let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { every: every.min(MOST_APART).as_secs_f64(), moment: now, time: time.as_secs_f64() }
+    }
+
+    /// Whether a replica that has so many requests in flight is given prompts now.
+    #[must_use]
+    pub fn is_open(&self, replica: &str, in_flight: u32, now: Instant) -> bool {
+        if self.every == 0.0 || in_flight < BUSY {
+            return true;
+        }
+        let time = self.time + now.saturating_duration_since(self.moment).as_secs_f64();
+        let into = (time / self.every + phase(replica)).fract() * self.every;
+        into < (self.every * OPEN_SHARE).max(LEAST_OPEN)
+    }
+}
+
+/// Where in the interval a replica's window begins, 0 to 1.
+fn phase(replica: &str) -> f64 {
+    // It has no seed: the same in every router.
+    let mut hasher = FxHasher::default();
+    replica.hash(&mut hasher);
+    f64::from((hasher.finish() >> 32) as u32) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;
