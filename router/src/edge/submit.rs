@@ -134,22 +134,22 @@ impl Edge {
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Outgoing, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
+        let (route, content_type) = (path.path(), content_type(&headers));
         let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let peek = peeked(content_type(&headers), &body, depends).map_err(Declined::Malformed)?;
+        let peek = peeked(content_type, &body, depends).map_err(Declined::Malformed)?;
         let id = ids::draw();
         entry.submitted(id, peek.model.as_deref());
-        caller.permit(&method, path.path(), peek.model.as_deref()).map_err(Declined::Forbidden)?;
+        caller.permit(&method, route, peek.model.as_deref()).map_err(Declined::Forbidden)?;
         self.media.check(&body, self.isolation.is_some()).map_err(|message| {
             entry.refused("media");
             Declined::Malformed(message)
         })?;
-        let plain = Plain { tenant: owner(&caller), route: path.path(), content_type: content_type(&headers), body: &body, peek: &peek };
+        let plain = Plain { tenant: owner(&caller), route, content_type, body: &body, peek: &peek };
         let salted = match &self.isolation {
-            Some(isolation) if !computes_nothing(path.path()) => isolation.salted(&plain).map_err(Declined::Malformed)?,
+            Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
         };
         let text: usize = peek.text.iter().map(|text| text.len()).sum();
-        let route = path.path();
         let output = if generates(route) { self.dispatch.placer.expected_output(peek.most_output) } else { 0 };
         let input = if computes_nothing(route) { 0 } else { (text / BYTES_PER_TOKEN) as u64 };
         let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;

@@ -5,6 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hostler_proto::inference::v1::generate_event::Event;
+use hostler_proto::inference::v1::generate_request::Prompt;
+use hostler_proto::inference::v1::inference_client::InferenceClient;
+use hostler_proto::inference::v1::{GenerateRequest, Sampling, Usage};
 use hostler_router::{Router, RouterConfig};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -18,8 +22,10 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_stream::StreamExt;
+use tonic::transport::Endpoint;
 
-use crate::harness::{CHAT, Fleet, Setup, chat, chat_stream, exchange, json_request, soon, until};
+use crate::harness::{CHAT, Fleet, MODEL, Setup, chat, chat_stream, exchange, json_request, soon, until};
 
 /// An authority of the operator's own, and the files that it gives to a router.
 struct Operator {
@@ -106,6 +112,29 @@ async fn clients_of_both_http_versions_are_served_over_tls_and_plain_text_is_not
     assert!(!answer.into_body().collect().await.unwrap().to_bytes().is_empty());
     let plain = fleet.edge().try_send(json_request(CHAT, &chat(1))).await;
     assert!(plain.is_err(), "{plain:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grpc_is_spoken_over_tls_on_the_same_port() {
+    let operator = Operator::new();
+    operator.renew();
+    let fleet = Fleet::start(Setup::agents(1).router(|router| operator.configure(router))).await;
+    let mut stream = Some(TokioIo::new(connect(&fleet, &operator.client(false, "h2")).await.unwrap()));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.take();
+        async move { stream.ok_or(std::io::Error::other("only one connection")) }
+    });
+    let channel = Endpoint::from_static("http://edge.test").connect_with_connector(connector).await.unwrap();
+    let request = GenerateRequest {
+        model: MODEL.into(),
+        prompt: Some(Prompt::Text("Tell me about locks.".into())),
+        sampling: Some(Sampling { max_tokens: Some(7), ..Sampling::default() }),
+        ..GenerateRequest::default()
+    };
+    let answer = soon("a stream over TLS", InferenceClient::new(channel).generate_stream(request)).await.unwrap();
+    let events: Vec<_> = soon("its events", answer.into_inner().collect()).await;
+    let last = events.into_iter().next_back().unwrap().unwrap().event;
+    assert!(matches!(last, Some(Event::Usage(Usage { completion_tokens: 7, .. }))), "{last:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
