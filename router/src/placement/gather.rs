@@ -2,10 +2,8 @@
 //! longer for ten prompts than for one. A busy replica that is given prompts in short windows, with pauses between them, therefore generates
 //! more, for some more time to a first token. Off unless `router.gather` is set.
 
-use std::hash::{Hash, Hasher};
 use std::time::{Duration, SystemTime};
 
-use rustc_hash::FxHasher;
 use tokio::time::Instant;
 
 /// A replica with fewer requests in flight than this is given prompts at any time: its steps are short anyway, and few streams are slowed.
@@ -20,8 +18,8 @@ const LEAST_OPEN: f64 = 0.02;
 /// Windows are no farther apart than this: whoever wants more does not want a first token.
 const MOST_APART: Duration = Duration::from_secs(5);
 
-/// When busy replicas are given prompts. It follows from the time of day and the replica's name alone, so that all routers give theirs at the
-/// same moments, and replicas are not all given theirs at once.
+/// When busy replicas are given prompts. It follows from the time of day alone, so that all routers give theirs at the same moments, and all
+/// replicas are open at once: a request then goes to the best of them, and not to the one whose turn it is.
 #[derive(Debug, Clone, Copy)]
 pub struct Gather {
     /// Seconds from one window to the next; 0 when there is no pause between them.
@@ -47,22 +45,14 @@ impl Gather {
 
     /// Whether a replica that has so many requests in flight is given prompts now.
     #[must_use]
-    pub fn is_open(&self, replica: &str, in_flight: u32, now: Instant) -> bool {
+    pub fn is_open(&self, in_flight: u32, now: Instant) -> bool {
         if self.every == 0.0 || in_flight < BUSY {
             return true;
         }
         let time = self.time + now.saturating_duration_since(self.moment).as_secs_f64();
-        let into = (time / self.every + phase(replica)).fract() * self.every;
+        let into = (time / self.every).fract() * self.every;
         into < (self.every * OPEN_SHARE).max(LEAST_OPEN)
     }
-}
-
-/// Where in the interval a replica's window begins, 0 to 1.
-fn phase(replica: &str) -> f64 {
-    // It has no seed: the same in every router.
-    let mut hasher = FxHasher::default();
-    replica.hash(&mut hasher);
-    f64::from((hasher.finish() >> 32) as u32) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

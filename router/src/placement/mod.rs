@@ -160,7 +160,7 @@ impl Placer {
     /// Whether any request would be sent to that replica now, rather than be held.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now);
-        has_room(&candidate) && self.gather.is_open(&replica.id, candidate.in_flight, now)
+        has_room(&candidate) && self.gather.is_open(candidate.in_flight, now)
     }
 
     /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
@@ -203,7 +203,7 @@ impl Placer {
         };
         let names = eligible.iter().map(|(_, replica)| replica.id.clone()).collect();
         let ages = eligible.iter().map(|(_, replica)| now.saturating_duration_since(replica.heard).as_secs_f32()).collect();
-        let is_open = self.gather.is_open(&replica.id, decision.choice().candidate.in_flight, now);
+        let is_open = self.gather.is_open(decision.choice().candidate.in_flight, now);
         Some(Chosen { replica, decision, names, ages, level, output, seat, block_tokens, is_open })
     }
 
