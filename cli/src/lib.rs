@@ -3,6 +3,7 @@
 mod admin;
 mod advise;
 mod agent;
+mod bench;
 mod docs;
 mod explain;
 mod init;
@@ -82,6 +83,8 @@ enum Command {
     Logs(operate::LogsArgs),
     /// Show why a request went where it went.
     Explain(explain::ExplainArgs),
+    /// Measure an OpenAI endpoint, or several beside each other under the same load.
+    Bench(hostler_bench::BenchArgs),
     /// The simulated engine, and a load generator.
     #[command(subcommand)]
     Sim(sim::Sim),
@@ -145,6 +148,7 @@ fn run(cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
         Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
+        Command::Bench(args) => runtime.block_on(bench::bench(&args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file } => settings::check(&file),

@@ -4,6 +4,7 @@
 
 mod access;
 mod admission;
+mod bench;
 mod bodies;
 mod cli;
 mod docs;

@@ -1,0 +1,53 @@
+//! The thread that begins sessions: it makes them one after the other and hands each over when it is due. It is a thread of its own because a
+//! runtime's timers are a millisecond coarse, which would be the load generator's own lateness, and because long prompts take time to write.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::session::Session;
+
+/// Sessions that are ready before a client takes them. What is beyond waits in the thread and is late, as its figures say.
+const READY: usize = 256;
+
+/// How long the thread sleeps before it looks whether anybody still wants sessions.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Begins sessions from `start` on; those due at `until` or later do not begin. It ends with the receiver.
+pub(super) fn begin(
+    sessions: impl Iterator<Item = Session> + Send + 'static,
+    start: Instant,
+    until: Option<Instant>,
+) -> std::io::Result<mpsc::Receiver<Session>> {
+    let (sender, receiver) = mpsc::channel(READY);
+    thread::Builder::new().name("sessions".to_owned()).spawn(move || {
+        for session in sessions {
+            if let Some(begins) = session.begins {
+                // A time that no clock can reach is after any end.
+                let Some(due) = start.checked_add(begins).filter(|due| until.is_none_or(|until| *due < until)) else { return };
+                if !wait(due, || sender.is_closed()) {
+                    return;
+                }
+            }
+            if sender.blocking_send(session).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+/// Sleeps until then; false when it was called off.
+fn wait(due: Instant, called_off: impl Fn() -> bool) -> bool {
+    loop {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        if called_off() {
+            return false;
+        }
+        thread::park_timeout(left.min(LOOK));
+    }
+}

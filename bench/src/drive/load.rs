@@ -1,0 +1,231 @@
+//! One load against one target, from its warm-up to the end of its last request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::begin::begin;
+use super::talk::{Endpoint, Talks};
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::fleet::Fleet;
+use crate::progress::{Phase, Progress};
+use crate::record::{Limits, Recorder};
+use crate::session::Session;
+
+/// How often progress is told and metrics are asked for.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What a load is to be.
+pub(super) struct Plan {
+    pub(super) endpoint: Arc<Endpoint>,
+    /// Conversations at once at most.
+    pub(super) at_once: u32,
+    /// Before counting begins.
+    pub(super) warm_up: Duration,
+    /// Time in which counted requests begin.
+    pub(super) duration: Option<Duration>,
+    /// Counted requests at most.
+    pub(super) requests: Option<u64>,
+    pub(super) limits: Limits,
+    /// Whether it is the same all the time, so that what comes within its duration is what the target gives.
+    pub(super) even: bool,
+    /// How it is called while it runs.
+    pub(super) phase: Phase,
+}
+
+/// Makes the load and waits until all that began has ended. The warm-up has the first of the sessions, and counting begins in their midst, so
+/// that the target is found in the middle of its work.
+pub(super) async fn load<S>(plan: &Plan, sessions: S, show: &mut impl FnMut(Progress)) -> Result<Figures, Error>
+where
+    S: Iterator<Item = Session> + Send + 'static,
+{
+    let began = Instant::now();
+    let counted_from = began + plan.warm_up;
+    let until = plan.duration.map(|duration| counted_from + duration);
+    let talks = Arc::new(Talks {
+        endpoint: plan.endpoint.clone(),
+        recorder: Recorder::new(counted_from, until.filter(|_| plan.even), plan.limits),
+        counted_from,
+        until,
+        left: plan.requests.map(AtomicU64::new),
+        idle: Mutex::default(),
+    });
+    let stop = CancellationToken::new();
+    let _stopped_with_this = stop.clone().drop_guard();
+    let sessions = begin(sessions, began, until)?;
+    let all = Beginning { talks: talks.clone(), sessions, waiting: None, began, stop }.all(plan.at_once);
+
+    let mut fleet = plan.endpoint.metrics.clone().map(Fleet::new);
+    let kv_use = Mutex::new(None);
+    let mut told = Told::new(plan, began);
+    {
+        let watching = watch(fleet.as_mut(), counted_from, &kv_use);
+        tokio::pin!(all, watching);
+        loop {
+            tokio::select! {
+                () = &mut all => break,
+                () = &mut watching => {}
+                () = sleep_until(told.next.into()) => {
+                    if told.next > counted_from {
+                        talks.recorder.tick(*kv_use.lock());
+                    }
+                    show(told.tick(&talks));
+                }
+            }
+        }
+    }
+    show(told.progress(&talks, Instant::now()));
+    let fleet = match &mut fleet {
+        None => None,
+        Some(fleet) => {
+            fleet.ask().await;
+            fleet.figures()
+        }
+    };
+    Ok(talks.recorder.figures(fleet))
+}
+
+/// Asks the fleet once a second, for as long as it is waited for.
+async fn watch(fleet: Option<&mut Fleet>, from: Instant, kv_use: &Mutex<Option<f64>>) {
+    let Some(fleet) = fleet else { return std::future::pending().await };
+    let mut next = from;
+    loop {
+        sleep_until(next.into()).await;
+        let seen = fleet.ask().await;
+        *kv_use.lock() = seen;
+        next = (next + TICK).max(Instant::now());
+    }
+}
+
+/// Begins the conversations.
+struct Beginning {
+    talks: Arc<Talks>,
+    sessions: mpsc::Receiver<Session>,
+    /// The one that waits for a client.
+    waiting: Option<Session>,
+    began: Instant,
+    stop: CancellationToken,
+}
+
+impl Beginning {
+    /// Begins them and waits until they are over: each of their requests has a time within which it ends.
+    async fn all(mut self, at_once: u32) {
+        let tracker = TaskTracker::new();
+        // What is due begins late where the target holds all clients, but not for ever.
+        match self.talks.until.map(|until| until + self.talks.endpoint.most) {
+            None => self.begin(at_once, &tracker).await,
+            Some(at) => {
+                if timeout_at(at.into(), self.begin(at_once, &tracker)).await.is_err() {
+                    self.give_up().await;
+                }
+            }
+        }
+        drop(self.sessions);
+        tracker.close();
+        tracker.wait().await;
+    }
+
+    async fn begin(&mut self, at_once: u32, tracker: &TaskTracker) {
+        let clients = Arc::new(Semaphore::new(at_once as usize));
+        while let Some(session) = self.sessions.recv().await {
+            let due = session.begins.map(|begins| self.began + begins);
+            self.waiting = Some(session);
+            let free = clients.clone().acquire_owned();
+            let free = match self.talks.until.filter(|_| due.is_none()) {
+                None => free.await,
+                // In a closed loop there is nothing due after the end.
+                Some(until) => match timeout_at(until.into(), free).await {
+                    Ok(free) => free,
+                    Err(_) => return,
+                },
+            };
+            let Ok(client) = free else { return };
+            let Some(session) = self.waiting.take() else { return };
+            if self.talks.spent() || (due.is_none() && self.talks.over(Instant::now())) {
+                return;
+            }
+            let (talks, stop) = (self.talks.clone(), self.stop.clone());
+            tracker.spawn(async move {
+                stop.run_until_cancelled(talks.talk(session, due)).await;
+                drop(client);
+            });
+        }
+    }
+
+    /// Counts what was due and did not begin.
+    async fn give_up(&mut self) {
+        let mut next = self.waiting.take();
+        while let Some(session) = next {
+            if let Some(begins) = session.begins {
+                self.talks.never_sent(&session, self.began + begins);
+            }
+            next = self.sessions.recv().await;
+        }
+    }
+}
+
+/// What was told of a load while it ran.
+struct Told<'a> {
+    plan: &'a Plan,
+    began: Instant,
+    counted_from: Instant,
+    /// When it is told again.
+    next: Instant,
+    at: Instant,
+    tokens: u64,
+    /// Requests of the warm-up, complete and failed.
+    before: (u64, u64),
+}
+
+impl<'a> Told<'a> {
+    fn new(plan: &'a Plan, began: Instant) -> Self {
+        let counted_from = began + plan.warm_up;
+        let next = (began + TICK).min(if plan.warm_up.is_zero() { began + TICK } else { counted_from });
+        Self { plan, began, counted_from, next, at: began, tokens: 0, before: (0, 0) }
+    }
+
+    /// The progress at the end of a second, of which there is one at the end of the warm-up.
+    fn tick(&mut self, talks: &Talks) -> Progress {
+        let progress = self.progress(talks, self.next);
+        let live = &talks.recorder.live;
+        (self.at, self.tokens) = (self.next, live.tokens.load(Ordering::Relaxed));
+        if self.next == self.counted_from {
+            self.before = (live.complete.load(Ordering::Relaxed), live.failed.load(Ordering::Relaxed));
+            live.forget_first_tokens();
+        }
+        self.next = if self.next < self.counted_from { (self.next + TICK).min(self.counted_from) } else { self.next + TICK };
+        progress
+    }
+
+    fn progress(&self, talks: &Talks, now: Instant) -> Progress {
+        let live = &talks.recorder.live;
+        let warming = now <= self.counted_from && !self.plan.warm_up.is_zero();
+        let (phase, from, most) = if warming {
+            (Phase::WarmUp, self.began, Some(self.plan.warm_up))
+        } else {
+            (self.plan.phase, self.counted_from, self.plan.duration)
+        };
+        let seconds = now.saturating_duration_since(self.at).as_secs_f64();
+        let tokens = live.tokens.load(Ordering::Relaxed) - self.tokens;
+        #[expect(clippy::cast_precision_loss, reason = "tokens of a second are far below 2^52")]
+        let tokens_per_second = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+        Progress {
+            target: self.plan.endpoint.name.clone(),
+            phase,
+            elapsed: now.saturating_duration_since(from),
+            most,
+            in_flight: live.in_flight.load(Ordering::Relaxed),
+            complete: live.complete.load(Ordering::Relaxed) - self.before.0,
+            failed: live.failed.load(Ordering::Relaxed) - self.before.1,
+            tokens_per_second,
+            ttft_p50_ms: live.ttft_p50_ms(),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Makes the measurement that the command line asks for: every target in every round, in alternating order, a sweep step by step.
+
+mod begin;
+mod body;
+mod endpoint;
+mod load;
+mod machine;
+mod talk;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::args::BenchArgs;
+use crate::error::Error;
+use crate::figures::Figures;
+use crate::progress::{Phase, Progress};
+use crate::report::{Report, SweepStep, TargetReport};
+use crate::sweep::broke;
+use crate::workload::{Scenario, Seed, Shape, sessions};
+use load::{Plan, load};
+use talk::Endpoint;
+
+/// Clients of a warm-up that is a load of its own.
+const WARM_UP_CLIENTS: u32 = 4;
+
+/// Measures, and tells `show` about once a second how far it is.
+///
+/// # Errors
+///
+/// When there is nothing to measure: flags that do not go together, a target that is not there, a trace that cannot be read. Requests that
+/// fail are figures.
+pub async fn run(args: &BenchArgs, mut show: impl FnMut(Progress)) -> Result<Report, Error> {
+    args.check()?;
+    let began = SystemTime::now();
+    let endpoints = endpoint::endpoints(args).await?;
+    let mut targets: Vec<TargetReport> = endpoints.iter().map(|endpoint| unmeasured(endpoint)).collect();
+    let mut words = Words::new(began);
+    for round in 0..args.common.rounds {
+        for index in order(targets.len(), round) {
+            let mut measuring = Measuring { args, endpoint: &endpoints[index], round, words: &mut words };
+            if let Scenario::Sweep { steps } = &args.scenario {
+                let why = measuring.sweep(steps, &mut targets[index].sweep, &mut show).await?;
+                add_reason(&mut targets[index].broke, why, round, args.common.rounds);
+            } else {
+                targets[index].rounds.push(measuring.round(&mut show).await?);
+            }
+        }
+    }
+    Ok(Report {
+        scenario: args.scenario.name().to_owned(),
+        began: humantime::format_rfc3339_seconds(began).to_string(),
+        settings: args.settings(),
+        machine: machine::machine(),
+        targets,
+    })
+}
+
+fn unmeasured(endpoint: &Endpoint) -> TargetReport {
+    TargetReport {
+        name: endpoint.name.clone(),
+        url: endpoint.target.to_string(),
+        model: endpoint.form.model.clone(),
+        rounds: Vec::new(),
+        sweep: Vec::new(),
+        broke: None,
+    }
+}
+
+/// The targets of a round: forwards and backwards in turn, so that a machine which becomes slower or faster does so for all of them.
+fn order(targets: usize, round: u32) -> Vec<usize> {
+    if round.is_multiple_of(2) { (0..targets).collect() } else { (0..targets).rev().collect() }
+}
+
+/// Sweeps of several rounds may end for different reasons.
+fn add_reason(reasons: &mut Option<String>, why: Option<String>, round: u32, rounds: u32) {
+    let Some(why) = why else { return };
+    let why = if rounds > 1 { format!("round {}, {why}", round + 1) } else { why };
+    *reasons = Some(reasons.take().map_or(why.clone(), |before| format!("{before}; {why}")));
+}
+
+/// Seeds of words, none of which comes twice: neither in this measurement nor in another one.
+struct Words(u64);
+
+impl Words {
+    fn new(began: SystemTime) -> Self {
+        let since = began.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // Nanoseconds since 1970 fit until 2554; whatever their lower part is, it will do.
+        #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
+        Self(since.as_nanos() as u64)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        fastrand::Rng::with_seed(self.0).u64(..)
+    }
+}
+
+/// One target in one round.
+struct Measuring<'a> {
+    args: &'a BenchArgs,
+    endpoint: &'a Arc<Endpoint>,
+    round: u32,
+    words: &'a mut Words,
+}
+
+impl Measuring<'_> {
+    async fn round(&mut self, show: &mut impl FnMut(Progress)) -> Result<Figures, Error> {
+        let plan = Plan { phase: Phase::Round { number: self.round + 1, of: self.args.common.rounds }, ..self.plan(self.args.at_once()) };
+        let shape = self.args.shape();
+        // Load that comes at times of its own does not begin in its midst: it would lack its first burst, or a trace its beginning.
+        let plan = if self.args.has_own_times() && !plan.warm_up.is_zero() {
+            self.warm_up(&plan, show).await?;
+            Plan { warm_up: Duration::ZERO, ..plan }
+        } else {
+            plan
+        };
+        let seed = self.seed(0);
+        load(&plan, sessions(&self.args.scenario, &shape, seed)?, show).await
+    }
+
+    /// A warm-up that is a load of its own, with a few clients.
+    async fn warm_up(&mut self, plan: &Plan, show: &mut impl FnMut(Progress)) -> Result<(), Error> {
+        let duration = Some(plan.warm_up);
+        let phase = Phase::WarmUp;
+        let plan = Plan { at_once: WARM_UP_CLIENTS, warm_up: Duration::ZERO, duration, requests: None, phase, ..self.plan(1) };
+        let shape = Shape { rate: None, closed: true, ..self.args.shape() };
+        let seed = self.seed(u64::MAX);
+        load(&plan, sessions(&Scenario::Sustained, &shape, seed)?, show).await?;
+        Ok(())
+    }
+
+    /// Step by step until it breaks, which it says then.
+    async fn sweep(&mut self, steps: &[u32], done: &mut Vec<SweepStep>, show: &mut impl FnMut(Progress)) -> Result<Option<String>, Error> {
+        let first = done.len();
+        for (number, concurrency) in (0..).zip(steps.iter().copied()) {
+            let plan = Plan { phase: Phase::Step { concurrency }, ..self.plan(concurrency) };
+            let seed = self.seed(number);
+            let figures = load(&plan, sessions(&self.args.scenario, &self.args.shape(), seed)?, show).await?;
+            let step = SweepStep { round: self.round, concurrency, figures };
+            let why = broke(&step, done[first..].last(), &self.args.limits());
+            done.push(step);
+            if why.is_some() {
+                return Ok(why);
+            }
+        }
+        Ok(None)
+    }
+
+    fn plan(&self, at_once: u32) -> Plan {
+        let common = &self.args.common;
+        Plan {
+            endpoint: self.endpoint.clone(),
+            at_once,
+            warm_up: common.warm_up,
+            duration: self.args.duration(),
+            requests: common.requests,
+            limits: self.args.limits(),
+            even: !self.args.has_own_times(),
+            phase: Phase::WarmUp,
+        }
+    }
+
+    /// All targets of a round meet the same lengths and times, in other words.
+    fn seed(&mut self, step: u64) -> Seed {
+        let shape = self.args.common.seed.wrapping_add(u64::from(self.round) << 32).wrapping_add(step);
+        Seed { shape, words: self.words.next() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

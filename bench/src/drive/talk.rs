@@ -1,0 +1,153 @@
+//! One conversation: its questions after each other, each answer recorded, and appended where a further question follows.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method};
+use parking_lot::Mutex;
+
+use super::body::{Form, body};
+use crate::client::{Answer, Call, Client, Reading};
+use crate::record::Recorder;
+use crate::sample::{Outcome, Sample};
+use crate::session::Session;
+use crate::target::Target;
+
+/// How long a client of a closed loop waits after a failure: a target that refuses at once would be asked a million times a second.
+const FAILED_PAUSE: Duration = Duration::from_millis(50);
+
+/// A target, and how it is asked.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) name: String,
+    pub(super) target: Target,
+    pub(super) key: Option<HeaderValue>,
+    pub(super) form: Form,
+    /// Most time for one request.
+    pub(super) most: Duration,
+    /// Its page of metrics.
+    pub(super) metrics: Option<Target>,
+}
+
+/// What the conversations of one load share.
+pub(super) struct Talks {
+    pub(super) endpoint: std::sync::Arc<Endpoint>,
+    pub(super) recorder: Recorder,
+    /// When counting begins.
+    pub(super) counted_from: Instant,
+    /// When no further question is asked.
+    pub(super) until: Option<Instant>,
+    /// Counted requests that may still begin.
+    pub(super) left: Option<AtomicU64>,
+    /// Clients whose connection is open and unused.
+    pub(super) idle: Mutex<Vec<Client>>,
+}
+
+impl Talks {
+    /// Whether nothing may begin any more.
+    pub(super) fn over(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now >= until) || self.spent()
+    }
+
+    /// Whether all requests that were asked for have begun.
+    pub(super) fn spent(&self) -> bool {
+        self.left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Takes one of the requests that are left; requests of the warm-up are not among them.
+    fn take(&self, due: Instant) -> bool {
+        let Some(left) = self.left.as_ref().filter(|_| due >= self.counted_from) else { return true };
+        left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    /// Has a conversation. Its first question is due when the session says, or now.
+    pub(super) async fn talk(&self, session: Session, due: Option<Instant>) {
+        let mut client = self.idle.lock().pop().unwrap_or_else(|| Client::new(self.endpoint.target.place.clone()));
+        let mut answers = Vec::new();
+        let mut due = due;
+        for number in 0..session.turns.len() {
+            let pause = session.turns[number].pause;
+            if number > 0 && !pause.is_zero() {
+                let next = Instant::now() + pause;
+                if self.over(next) {
+                    break;
+                }
+                tokio::time::sleep_until(next.into()).await;
+                due = Some(next);
+            }
+            if !self.take(due.unwrap_or_else(Instant::now)) {
+                break;
+            }
+            let answer = self.turn(&mut client, &session, &answers, due.take()).await;
+            if answer.outcome != Outcome::Complete {
+                if session.begins.is_none() {
+                    tokio::time::sleep(FAILED_PAUSE).await;
+                }
+                break;
+            }
+            answers.push(answer.text);
+        }
+        self.idle.lock().push(client);
+    }
+
+    async fn turn(&self, client: &mut Client, session: &Session, answers: &[String], due: Option<Instant>) -> Answer {
+        let Endpoint { target, key, form, most, .. } = &*self.endpoint;
+        let call = Call {
+            method: Method::POST,
+            path: format!("{}{}", target.path, form.api.path()),
+            key: key.clone(),
+            body: Bytes::from(body(form, session, answers.len(), answers)),
+        };
+        let reading = Reading { stream: form.stream, keep_text: answers.len() + 1 < session.turns.len(), most: *most };
+        let live = &self.recorder.live;
+        let in_flight = live.begin();
+        let sent = Instant::now();
+        let due = due.unwrap_or(sent);
+        let arrived = |events: u32, first: bool| {
+            live.tokens.fetch_add(u64::from(events), Ordering::Relaxed);
+            if first {
+                live.first_token(due.elapsed());
+            }
+        };
+        let answer = client.ask(call, reading, arrived).await;
+        let whole = due.elapsed();
+        drop(in_flight);
+        let sample = sample(session.kind, &answer, Times { due, sent, whole });
+        self.recorder.record(due, sample, &client.gaps);
+        answer
+    }
+
+    /// Records a request that was due and could not begin within the time for one.
+    pub(super) fn never_sent(&self, session: &Session, due: Instant) {
+        if self.take(due) {
+            let whole = due.elapsed();
+            let never = Answer { outcome: Outcome::TooLate, first: None, events: 0, usage: None, text: String::new() };
+            let sent = due + whole;
+            self.recorder.record(due, sample(session.kind, &never, Times { due, sent, whole }), &[]);
+        }
+    }
+}
+
+struct Times {
+    due: Instant,
+    sent: Instant,
+    whole: Duration,
+}
+
+fn sample(kind: &'static str, answer: &Answer, times: Times) -> Sample {
+    let Times { due, sent, whole } = times;
+    let usage = answer.usage.unwrap_or_default();
+    Sample {
+        kind,
+        // The recorder knows when the load began.
+        due: Duration::ZERO,
+        late: sent.saturating_duration_since(due),
+        first: answer.first.map(|first| first.saturating_duration_since(due)),
+        whole,
+        prompt_tokens: usage.prompt_tokens,
+        cached_tokens: answer.usage.and_then(|usage| usage.cached_tokens()),
+        output_tokens: answer.usage.map_or(u64::from(answer.events), |usage| usage.completion_tokens),
+        outcome: answer.outcome,
+    }
+}

@@ -1,0 +1,211 @@
+//! Reads a stream's events just far enough to count those with text, to know how the stream ended, and to keep its usage. Events may be split
+//! anywhere between reads. Each byte of an event is looked at a few times by vector instructions, nothing is parsed and nothing allocated, since
+//! a load of tens of thousands of events a second is to measure its target and not itself; only a conversation that goes on parses its text.
+
+use std::sync::LazyLock;
+
+use memchr::memchr;
+use memchr::memmem::Finder;
+use serde::Deserialize;
+
+use crate::sample::Outcome;
+
+/// The longest line that is kept until its end comes: no event of a model is as long, and a target that never ends a line is not to fill memory.
+const LONGEST_LINE: usize = 8 << 20;
+
+/// Quotes within a JSON text are escaped, so these can only be names of fields; reasoning comes in fields whose names end alike.
+static CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#"content":"#));
+static TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""text":"#));
+static REASONING: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""reasoning":"#));
+static ARGUMENTS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""arguments":"#));
+static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""finish_reason":"#));
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""usage":"#));
+
+/// What the target says an answer cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Usage {
+    #[serde(default)]
+    pub(crate) prompt_tokens: u64,
+    /// Absent for what generates nothing.
+    #[serde(default)]
+    pub(crate) completion_tokens: u64,
+    #[serde(default)]
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+struct Details {
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+}
+
+impl Usage {
+    pub(crate) fn cached_tokens(&self) -> Option<u64> {
+        self.prompt_tokens_details.and_then(|details| details.cached_tokens)
+    }
+}
+
+/// An event of a stream, or a whole answer: as much of it as matters here.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Reply {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    #[serde(default)]
+    pub(crate) usage: Option<Usage>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    #[serde(default)]
+    delta: Option<Words>,
+    #[serde(default)]
+    message: Option<Words>,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    finish_reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Words {
+    #[serde(default)]
+    content: Option<String>,
+}
+
+impl Reply {
+    /// Adds its text to what came before.
+    pub(crate) fn add_text(&self, text: &mut String) {
+        let Some(choice) = self.choices.first() else { return };
+        let words = choice.delta.as_ref().or(choice.message.as_ref()).and_then(|words| words.content.as_ref());
+        text.push_str(words.or(choice.text.as_ref()).map_or("", String::as_str));
+    }
+
+    /// How a whole answer ended.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self.choices.first().map(|choice| choice.finish_reason.as_deref()) {
+            Some(Some("abort")) => Outcome::Aborted,
+            Some(Some(_)) => Outcome::Complete,
+            _ => Outcome::Truncated,
+        }
+    }
+}
+
+/// The state of one stream.
+#[derive(Debug, Default)]
+pub(crate) struct EventScanner {
+    /// The beginning of a line whose end has not come.
+    partial: Vec<u8>,
+    /// The last event with a usage: parsed at the end, since some targets send one with every event.
+    usage: Vec<u8>,
+    /// The text of the answer, if it is wanted.
+    text: Option<String>,
+    finished: bool,
+    aborted: bool,
+    failed: bool,
+    done: bool,
+}
+
+impl EventScanner {
+    /// Keeps the answer's text when the conversation goes on.
+    pub(crate) fn new(keep_text: bool) -> Self {
+        Self { text: keep_text.then(String::new), ..Self::default() }
+    }
+
+    /// Takes the next bytes; returns how many events with text ended in them. `Err` is a line that is too long to be one.
+    pub(crate) fn scan(&mut self, mut bytes: &[u8]) -> Result<u32, Endless> {
+        let mut events = 0;
+        while let Some(end) = memchr(b'\n', bytes) {
+            let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
+            if self.partial.is_empty() {
+                events += u32::from(self.line(line));
+            } else {
+                let mut whole = std::mem::take(&mut self.partial);
+                whole.extend_from_slice(line);
+                events += u32::from(self.line(&whole));
+                // Its memory serves the next line that is split.
+                whole.clear();
+                self.partial = whole;
+            }
+            bytes = rest;
+        }
+        if self.partial.len() + bytes.len() > LONGEST_LINE {
+            return Err(Endless);
+        }
+        self.partial.extend_from_slice(bytes);
+        Ok(events)
+    }
+
+    /// How the stream ended, when there is no more of it.
+    pub(crate) fn outcome(&self) -> Outcome {
+        if self.failed {
+            Outcome::ErrorEvent
+        } else if !self.finished || !self.done {
+            Outcome::Truncated
+        } else if self.aborted {
+            Outcome::Aborted
+        } else {
+            Outcome::Complete
+        }
+    }
+
+    /// What the target said of the answer's tokens.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        serde_json::from_slice::<Reply>(&self.usage).ok()?.usage
+    }
+
+    /// The answer's text, if it was kept.
+    pub(crate) fn into_text(self) -> String {
+        self.text.unwrap_or_default()
+    }
+
+    /// Takes one line; true for an event with text.
+    fn line(&mut self, line: &[u8]) -> bool {
+        let Some(data) = line.strip_prefix(b"data:") else { return false };
+        let data = data.trim_ascii();
+        if data == b"[DONE]" {
+            self.done = true;
+            return false;
+        }
+        if data.starts_with(br#"{"error""#) || data.starts_with(br#"{"object":"error""#) {
+            self.failed = true;
+            return false;
+        }
+        if let Some(reason) = string_after(&FINISH, data) {
+            self.finished = true;
+            self.aborted |= reason.starts_with(b"abort\"");
+        }
+        if USAGE.find(data).is_some_and(|at| data[at + USAGE.needle().len()..].trim_ascii_start().starts_with(b"{")) {
+            self.usage.clear();
+            self.usage.extend_from_slice(data);
+        }
+        let has_text = [&*CONTENT, &*TEXT, &*REASONING, &*ARGUMENTS].into_iter().any(|name| has_text(name, data));
+        if has_text
+            && let Some(text) = &mut self.text
+            && let Ok(reply) = serde_json::from_slice::<Reply>(data)
+        {
+            reply.add_text(text);
+        }
+        has_text
+    }
+}
+
+/// A line that does not end.
+#[derive(Debug)]
+pub(crate) struct Endless;
+
+/// Whether a field of this name anywhere in the event is a text that is not empty: the first event of a chat has an empty one.
+fn has_text(name: &Finder<'_>, data: &[u8]) -> bool {
+    name.find_iter(data).any(|at| text_from(&data[at + name.needle().len()..]).is_some_and(|text| text.first() != Some(&b'"')))
+}
+
+fn string_after<'a>(name: &Finder<'_>, data: &'a [u8]) -> Option<&'a [u8]> {
+    text_from(&data[name.find(data)? + name.needle().len()..])
+}
+
+/// What follows the quote that begins a text, if one begins here; some targets write a space before it.
+fn text_from(value: &[u8]) -> Option<&[u8]> {
+    value.trim_ascii_start().strip_prefix(b"\"")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! Tests of what is read from pages of metrics.
+
+use super::*;
+
+const TWO_ENGINES: &str = r#"# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="a {b} c"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="a {b} c"} 0.75 1700000000
+vllm:prefix_cache_queries_total{engine="0"} 1000.0
+vllm:prefix_cache_queries_total{engine="1"} 3e3
+vllm:prefix_cache_queries_created{engine="1"} 1.7e9
+vllm:prefix_cache_hits_total{engine="0"} 500
+vllm:prefix_cache_hits_total{engine="1"} NaN
+"#;
+
+fn fleet() -> Fleet {
+    Fleet::new(Target::page("unix:/nowhere").unwrap())
+}
+
+#[test]
+fn engines_on_one_page_are_added_up() {
+    let reading = Reading::of(TWO_ENGINES);
+    assert_eq!(reading, Reading { queries: Some(4000.0), hits: Some(500.0), kv_use: Some(0.5) });
+}
+
+#[test]
+fn a_router_of_ours_says_the_same_by_its_own_names() {
+    let page = "hostler_replica_kv_use{node=\"a\",replica=\"a/0\"} 0.5\nhostler_replica_prefix_queries_total{replica=\"a/0\"} 8\nhostler_replica_prefix_hits_total{replica=\"a/0\"} 6\n# EOF\n";
+    assert_eq!(Reading::of(page), Reading { queries: Some(8.0), hits: Some(6.0), kv_use: Some(0.5) });
+}
+
+#[test]
+fn a_page_of_something_else_says_nothing() {
+    for page in
+        ["", "<html>{}</html>", "process_open_fds 12\n", "vllm:kv_cache_usage_perc{engine=\"0\"}", "vllm:kv_cache_usage_perc nothing"]
+    {
+        assert!(!Reading::of(page).says_something(), "{page}");
+    }
+}
+
+#[test]
+fn the_hit_rate_is_that_of_the_load_and_not_of_what_was_before() {
+    let mut fleet = fleet();
+    assert_eq!(fleet.figures(), None);
+    let reading = |queries, hits, kv_use| Reading { queries: Some(queries), hits: Some(hits), kv_use: Some(kv_use) };
+    fleet.take(reading(1000.0, 1000.0, 0.2));
+    fleet.take(reading(1500.0, 1000.0, 0.6));
+    fleet.take(reading(2000.0, 1250.0, 0.4));
+    let figures = fleet.figures().unwrap();
+    assert_eq!(figures.prefix_hit_rate, Some(0.25));
+    assert!((figures.kv_use_mean.unwrap() - 0.4).abs() < 1e-9);
+    assert_eq!(figures.kv_use_max, Some(0.6));
+}
+
+#[test]
+fn counters_that_began_anew_give_no_rate() {
+    let mut fleet = fleet();
+    fleet.take(Reading { queries: Some(1000.0), hits: Some(900.0), kv_use: None });
+    fleet.take(Reading { queries: Some(1100.0), hits: Some(10.0), kv_use: None });
+    assert_eq!(fleet.figures(), Some(FleetFigures::default()));
+}

@@ -1,0 +1,24 @@
+//! Measures an OpenAI endpoint, or several beside each other under the same load: what users would wait, what the endpoint gives, and up
+//! to where. A [`workload`] says which conversations there are and when they begin, the `drive` has them with a `target`, and each request
+//! leaves a [`sample`]; [`figures`] are what all samples of a load come to, and [`report`] shows them.
+
+mod args;
+mod client;
+mod drive;
+mod error;
+mod events;
+pub mod figures;
+mod fleet;
+pub mod progress;
+mod record;
+pub mod report;
+pub mod sample;
+pub mod session;
+mod sweep;
+mod target;
+pub mod workload;
+
+pub use args::{Api, BenchArgs, Common};
+pub use drive::run;
+pub use error::Error;
+pub use target::Target;

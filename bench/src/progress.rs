@@ -1,0 +1,182 @@
+//! What is seen while a load runs: on a terminal one line that is written again and again, elsewhere a plain line every few seconds, so
+//! that a log stays short. It shows what the `drive` tells it and measures nothing.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// How far apart plain lines are.
+const PLAIN_EVERY: Duration = Duration::from_secs(5);
+
+/// Columns of a terminal that does not tell; most have as many. Everything but the time to the first token fits.
+const USUAL_WIDTH: usize = 100;
+
+/// Width of a bar in characters.
+const BAR: usize = 20;
+
+/// How far a load is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Progress {
+    /// Name of the target.
+    pub target: String,
+    /// Which part of the measurement.
+    pub phase: Phase,
+    /// Since the phase began.
+    pub elapsed: Duration,
+    /// How long the phase takes, if that is given.
+    pub most: Option<Duration>,
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Requests that ended well.
+    pub complete: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// In the last second.
+    pub tokens_per_second: f64,
+    /// Median time to the first token so far, in milliseconds; 0 before the first one.
+    pub ttft_p50_ms: f64,
+}
+
+/// A part of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Not counted.
+    WarmUp,
+    /// One round of several, from 1.
+    Round {
+        /// This one.
+        number: u32,
+        /// All of them.
+        of: u32,
+    },
+    /// A step of a sweep.
+    Step {
+        /// Its clients.
+        concurrency: u32,
+    },
+}
+
+/// Writes progress.
+#[derive(Debug)]
+pub struct Shown<W> {
+    to: W,
+    look: Look,
+    /// What was shown last.
+    last: Option<Progress>,
+    /// When the next plain line of this phase is due.
+    due: Duration,
+}
+
+/// How progress looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// A line that is written again and again.
+    Terminal {
+        /// Characters of a line; more are cut off, as a line that wraps cannot be written again.
+        width: usize,
+    },
+    /// Lines of a log.
+    Plain,
+    /// Not at all.
+    Quiet,
+}
+
+impl Look {
+    /// For where it is written. `columns` is what the shell says of the terminal's width, if it says anything.
+    #[must_use]
+    pub fn choose(quiet: bool, terminal: bool, columns: Option<&str>) -> Self {
+        match (quiet, terminal) {
+            (true, _) => Self::Quiet,
+            (false, true) => Self::Terminal { width: columns.and_then(|columns| columns.parse().ok()).unwrap_or(USUAL_WIDTH) },
+            (false, false) => Self::Plain,
+        }
+    }
+}
+
+impl<W: Write> Shown<W> {
+    /// Nothing is written before the first progress.
+    pub fn new(to: W, look: Look) -> Self {
+        Self { to, look, last: None, due: Duration::ZERO }
+    }
+
+    /// Shows it, if it is time to.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn show(&mut self, progress: &Progress) -> io::Result<()> {
+        let next = self.last.as_ref().is_none_or(|last| last.phase != progress.phase || last.target != progress.target);
+        match self.look {
+            Look::Quiet => {}
+            Look::Terminal { width } => {
+                // A phase that is over stays, as the line above.
+                if next && self.last.is_some() {
+                    writeln!(self.to)?;
+                }
+                let line: String = line(progress, true).chars().take(width.saturating_sub(1)).collect();
+                write!(self.to, "\r\x1b[K{line}")?;
+                self.to.flush()?;
+            }
+            Look::Plain => {
+                if next {
+                    self.due = Duration::ZERO;
+                }
+                if progress.elapsed >= self.due {
+                    self.due = progress.elapsed + PLAIN_EVERY;
+                    writeln!(self.to, "{}", line(progress, false))?;
+                    self.to.flush()?;
+                }
+            }
+        }
+        self.last = Some(progress.clone());
+        Ok(())
+    }
+
+    /// Leaves the line, when all is over.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn end(&mut self) -> io::Result<()> {
+        match (self.look, self.last.take()) {
+            (Look::Terminal { .. }, Some(_)) => writeln!(self.to),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn line(progress: &Progress, bar: bool) -> String {
+    let Progress { target, phase, elapsed, most, in_flight, complete, failed, tokens_per_second, ttft_p50_ms } = progress;
+    let mut line = format!("{target:<12} {:<12}", phase.to_string());
+    // Writing to a string does not fail.
+    if let (true, Some(most)) = (bar, most) {
+        let _ = write!(line, " {}", drawn(*elapsed, *most));
+    }
+    let _ = match most {
+        Some(most) => write!(line, " {:>4.0} of {:.0} s", elapsed.as_secs_f64(), most.as_secs_f64()),
+        None => write!(line, " {:>4.0} s", elapsed.as_secs_f64()),
+    };
+    let _ = write!(line, "  {in_flight} in flight  {complete} done  {failed} failed  {tokens_per_second:.0} tokens/s");
+    if *ttft_p50_ms > 0.0 {
+        let _ = write!(line, "  TTFT p50 {ttft_p50_ms:.1} ms");
+    }
+    line
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share of twenty characters")]
+fn drawn(elapsed: Duration, most: Duration) -> String {
+    let share = if most.is_zero() { 1.0 } else { (elapsed.as_secs_f64() / most.as_secs_f64()).min(1.0) };
+    let full = (share * BAR as f64) as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::WarmUp => to.write_str("warm-up"),
+            Self::Round { number, of } => write!(to, "round {number}/{of}"),
+            Self::Step { concurrency } => write!(to, "{concurrency} clients"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Tests of what is seen while a load runs.
+
+use super::*;
+
+fn at(seconds: u64, phase: Phase) -> Progress {
+    Progress {
+        target: "direct".into(),
+        phase,
+        elapsed: Duration::from_secs(seconds),
+        most: Some(Duration::from_secs(10)),
+        in_flight: 16,
+        complete: 12 * seconds,
+        failed: 1,
+        tokens_per_second: 1234.5,
+        ttft_p50_ms: 18.25,
+    }
+}
+
+fn shown(look: Look) -> String {
+    let mut written = Vec::new();
+    let mut shown = Shown::new(&mut written, look);
+    for second in [0, 2] {
+        shown.show(&at(second, Phase::WarmUp)).unwrap();
+    }
+    for second in 0..=10 {
+        shown.show(&at(second, Phase::Round { number: 1, of: 2 })).unwrap();
+    }
+    shown.end().unwrap();
+    String::from_utf8(written).unwrap()
+}
+
+#[test]
+fn a_terminal_has_one_line_for_a_phase_that_is_written_again() {
+    let text = shown(Look::Terminal { width: 200 });
+    assert_eq!(text.matches('\n').count(), 2);
+    assert_eq!(text.matches('\r').count(), 13);
+    let last = text.trim_end().rsplit('\r').next().unwrap();
+    insta::assert_snapshot!(last.trim_start_matches("\u{1b}[K"), @"direct       round 1/2    ████████████████████   10 of 10 s  16 in flight  120 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms");
+}
+
+#[test]
+fn a_narrow_terminal_is_not_wrapped() {
+    let text = shown(Look::Terminal { width: 40 });
+    assert!(text.split(['\r', '\n']).all(|line| line.trim_start_matches("\u{1b}[K").chars().count() < 40), "{text}");
+}
+
+#[test]
+fn a_log_has_a_line_every_five_seconds_and_one_for_each_phase() {
+    insta::assert_snapshot!(shown(Look::Plain), @r"
+    direct       warm-up         0 of 10 s  16 in flight  0 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
+    direct       round 1/2       0 of 10 s  16 in flight  0 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
+    direct       round 1/2       5 of 10 s  16 in flight  60 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
+    direct       round 1/2      10 of 10 s  16 in flight  120 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
+    ");
+}
+
+#[test]
+fn quiet_writes_nothing() {
+    assert_eq!(shown(Look::Quiet), "");
+}
+
+#[test]
+fn a_file_gets_lines_and_a_terminal_a_bar_of_its_width() {
+    assert_eq!(Look::choose(false, true, Some("72")), Look::Terminal { width: 72 });
+    assert_eq!(Look::choose(false, true, Some("wide")), Look::Terminal { width: USUAL_WIDTH });
+    assert_eq!([Look::choose(false, false, Some("72")), Look::choose(true, true, None)], [Look::Plain, Look::Quiet]);
+}

@@ -1,0 +1,77 @@
+//! What one request came to. Times are measured from when the request was due, not from when it was sent: a load generator or a target that
+//! falls behind delays requests, and those who would have sent them would have waited.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// One request that ended, in any way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// The kind of its session.
+    pub kind: &'static str,
+    /// When it was due, after the start of the load.
+    pub due: Duration,
+    /// By how much later it was really sent: the generator's own lateness, or a client of a closed loop that is never late.
+    pub late: Duration,
+    /// From due to the first token; `None` when there was none, or when the answer was not streamed.
+    pub first: Option<Duration>,
+    /// From due to the end.
+    pub whole: Duration,
+    /// Tokens of the prompt as the target counted them; 0 when it did not say.
+    pub prompt_tokens: u64,
+    /// Those of them that the target had cached; `None` when it did not say.
+    pub cached_tokens: Option<u64>,
+    /// Tokens of the answer as the target counted them; events with text where it did not say.
+    pub output_tokens: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Answered to its end.
+    Complete,
+    /// Answered with this status instead of 200.
+    Status(u16),
+    /// The connection could not be made.
+    Unreachable,
+    /// The connection failed or broke.
+    Broken,
+    /// Not complete within the time for one request.
+    TooLate,
+    /// A stream that ended without a finish reason or without `[DONE]`.
+    Truncated,
+    /// A stream that the engine aborted.
+    Aborted,
+    /// A stream that contained an error event.
+    ErrorEvent,
+}
+
+impl Sample {
+    /// Mean time between the tokens of its answer; `None` when there were fewer than two, or when it did not come as a stream.
+    #[must_use]
+    pub fn tpot(&self) -> Option<Duration> {
+        let gaps = u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
+        Some(self.whole.saturating_sub(self.first?) / gaps)
+    }
+}
+
+/// As reports name it.
+impl fmt::Display for Outcome {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Complete => to.write_str("complete"),
+            Self::Status(status) => write!(to, "status {status}"),
+            Self::Unreachable => to.write_str("unreachable"),
+            Self::Broken => to.write_str("broken"),
+            Self::TooLate => to.write_str("too late"),
+            Self::Truncated => to.write_str("truncated"),
+            Self::Aborted => to.write_str("aborted"),
+            Self::ErrorEvent => to.write_str("error event"),
+        }
+    }
+}

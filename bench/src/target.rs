@@ -1,0 +1,102 @@
+//! Where requests go, as it is written on the command line. `client` connects there.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// An OpenAI endpoint, or a page of metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// As it was written.
+    text: String,
+    pub(crate) place: Place,
+    /// The path before `/chat/completions`, or the page's own; without a slash at its end.
+    pub(crate) path: String,
+}
+
+/// What to connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// `HOST:PORT`.
+    Tcp(String),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl Target {
+    /// A page of metrics: as a target, but `/metrics` where no path is written.
+    ///
+    /// # Errors
+    ///
+    /// As for targets.
+    pub fn page(text: &str) -> Result<Self, String> {
+        Self::parse(text, "/metrics")
+    }
+
+    /// Its own page of metrics, where engines and routers usually have it.
+    pub(crate) fn metrics(&self) -> Self {
+        Self { text: format!("{}/metrics", self.place), place: self.place.clone(), path: "/metrics".to_owned() }
+    }
+
+    fn parse(text: &str, path: &str) -> Result<Self, String> {
+        if let Some(socket) = text.strip_prefix("unix:") {
+            return if socket.is_empty() {
+                Err("a path belongs after unix:".to_owned())
+            } else {
+                Ok(Self { text: text.to_owned(), place: Place::Unix(socket.into()), path: path.to_owned() })
+            };
+        }
+        if text.starts_with("https://") {
+            // TLS would cost the load generator about as much as everything else it does, and would be measured with the target.
+            return Err("https is not spoken here; name the endpoint's http port or its unix socket".to_owned());
+        }
+        let rest = text.strip_prefix("http://").ok_or("expected http://HOST:PORT or unix:PATH")?;
+        let (authority, given) = rest.split_once('/').unwrap_or((rest, ""));
+        let authority = authority_with_port(authority)?;
+        let given = given.trim_end_matches('/');
+        if given.contains(['?', '#', ' ']) {
+            return Err("a path of a target has no query and no spaces".to_owned());
+        }
+        let path = if given.is_empty() { path.to_owned() } else { format!("/{given}") };
+        Ok(Self { text: text.to_owned(), place: Place::Tcp(authority), path })
+    }
+}
+
+fn authority_with_port(authority: &str) -> Result<String, String> {
+    let expected = || "expected http://HOST:PORT or unix:PATH".to_owned();
+    if authority.is_empty() || authority.contains(['@', ' ', '?', '#']) {
+        return Err(expected());
+    }
+    // The colons within the brackets of an IPv6 address are none before a port.
+    match authority.rsplit_once(':').filter(|(_, after)| !after.ends_with(']')) {
+        None => Ok(format!("{authority}:80")),
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(authority.to_owned()),
+        Some(_) => Err(expected()),
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text, "/v1")
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(&self.text)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(authority) => write!(to, "http://{authority}"),
+            Self::Unix(path) => write!(to, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! Randomness of a workload. Each number of a load has draws of its own for each purpose, so that a conversation does not change because an
+//! earlier one took more of them.
+
+/// What is drawn for; purposes share no sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The time to the next conversation.
+    Gap = 1,
+    /// Lengths, kinds and groups.
+    Shape = 2,
+    /// The words of a conversation.
+    Words = 3,
+    /// The words of a system prompt.
+    System = 4,
+    /// The words of a block of a trace.
+    Block = 5,
+}
+
+/// One sequence of draws.
+#[derive(Debug, Clone)]
+pub(super) struct Draw(fastrand::Rng);
+
+impl Draw {
+    pub(super) fn new(seed: u64, purpose: Purpose, number: u64) -> Self {
+        Self(fastrand::Rng::with_seed(mix(mix(seed ^ mix(purpose as u64)) ^ number)))
+    }
+
+    /// From 0 up to 1.
+    pub(super) fn unit(&mut self) -> f64 {
+        self.0.f64()
+    }
+
+    /// With this mean: the time between events that know nothing of each other.
+    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.unit()).ln()
+    }
+
+    /// Any of them, both ends included.
+    pub(super) fn between(&mut self, least: u32, most: u32) -> u32 {
+        self.0.u32(least..=most.max(least))
+    }
+
+    /// Eight independent bytes.
+    pub(super) fn bytes(&mut self) -> [u8; 8] {
+        self.0.u64(..).to_le_bytes()
+    }
+}
+
+/// Spreads numbers that are close to each other over all of them, each to another one (the last steps of `SplitMix64`).
+pub(super) fn mix(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+/// Which of several, the k-th with a frequency of 1/k to the power of a skew.
+#[derive(Debug, Clone)]
+pub(super) struct Zipf {
+    /// The share of the first k, for each k.
+    up_to: Vec<f64>,
+}
+
+impl Zipf {
+    /// Of so many, at least of one.
+    pub(super) fn new(count: u32, skew: f64) -> Self {
+        let mut sum = 0.0;
+        let sums: Vec<f64> = (1..=count.max(1))
+            .map(|rank| {
+                sum += f64::from(rank).powf(-skew);
+                sum
+            })
+            .collect();
+        Self { up_to: sums.into_iter().map(|up_to| up_to / sum).collect() }
+    }
+
+    /// The one at this place between 0 and 1.
+    pub(super) fn pick(&self, place: f64) -> usize {
+        self.up_to.partition_point(|up_to| *up_to <= place).min(self.up_to.len() - 1)
+    }
+}

@@ -1,0 +1,59 @@
+//! `hostler bench`: measures OpenAI endpoints. The measuring is a crate of its own; here it meets the terminal and files.
+
+use std::fs;
+use std::io::{IsTerminal, stderr};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use hostler_bench::progress::{Look, Shown};
+use hostler_bench::{BenchArgs, report};
+
+use crate::output::say;
+
+/// Characters of a line where the terminal does not say.
+const WIDTH: usize = 100;
+
+/// Measures, shows how far it is, and writes the report.
+pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
+    hostler_boot::raise_file_limit();
+    let files = [&args.common.json, &args.common.html];
+    for file in files.into_iter().flatten() {
+        // After a measurement of an hour it would be too late to say so.
+        writable(file)?;
+    }
+    let mut shown = Shown::new(stderr(), look(args.common.quiet));
+    // Progress that nobody reads any more is no reason to stop measuring.
+    let report = hostler_bench::run(args, |progress| drop(shown.show(&progress))).await;
+    let _ = shown.end();
+    let report = report?;
+    say(report::table(&report).trim_end());
+    write(args.common.json.as_deref(), || report::json(&report))?;
+    write(args.common.html.as_deref(), || report::html(&report))?;
+    let figures = report.targets.iter().map(|target| target.rounds.iter().chain(target.sweep.iter().map(|step| &step.figures)));
+    for (target, figures) in report.targets.iter().zip(figures) {
+        if figures.map(|figures| figures.all.complete).sum::<u64>() == 0 {
+            bail!("{} answered no request; see above how they failed", target.name);
+        }
+    }
+    Ok(())
+}
+
+fn look(quiet: bool) -> Look {
+    if quiet {
+        Look::Quiet
+    } else if stderr().is_terminal() {
+        let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        Look::Terminal { width: width.unwrap_or(WIDTH) }
+    } else {
+        Look::Plain
+    }
+}
+
+fn writable(file: &Path) -> anyhow::Result<()> {
+    fs::OpenOptions::new().create(true).append(true).open(file).map(drop).with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn write(file: Option<&Path>, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    fs::write(file, text()).with_context(|| format!("cannot write {}", file.display()))
+}
