@@ -11,8 +11,6 @@ use serde::Serialize;
 pub struct Sample {
     /// The kind of its session.
     pub kind: &'static str,
-    /// When it was due, after the start of the load.
-    pub due: Duration,
     /// By how much later it was really sent: the generator's own lateness, or a client of a closed loop that is never late.
     pub late: Duration,
     /// From due to the first token; `None` when there was none, or when the answer was not streamed.

@@ -10,9 +10,6 @@ use hostler_bench::{BenchArgs, report};
 
 use crate::output::say;
 
-/// Characters of a line where the terminal does not say.
-const WIDTH: usize = 100;
-
 /// Measures, shows how far it is, and writes the report.
 pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
@@ -21,7 +18,9 @@ pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         // After a measurement of an hour it would be too late to say so.
         writable(file)?;
     }
-    let mut shown = Shown::new(stderr(), look(args.common.quiet));
+    let columns = std::env::var("COLUMNS").ok();
+    let look = Look::choose(args.common.quiet, stderr().is_terminal(), columns.as_deref());
+    let mut shown = Shown::new(stderr(), look);
     // Progress that nobody reads any more is no reason to stop measuring.
     let report = hostler_bench::run(args, |progress| drop(shown.show(&progress))).await;
     let _ = shown.end();
@@ -36,17 +35,6 @@ pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-fn look(quiet: bool) -> Look {
-    if quiet {
-        Look::Quiet
-    } else if stderr().is_terminal() {
-        let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        Look::Terminal { width: width.unwrap_or(WIDTH) }
-    } else {
-        Look::Plain
-    }
 }
 
 fn writable(file: &Path) -> anyhow::Result<()> {

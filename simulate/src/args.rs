@@ -12,7 +12,8 @@ use crate::measure::Objectives;
 use crate::plot::svg;
 use crate::policy::Name;
 use crate::report::{csv, table};
-use crate::workload::{Kind, Shape, TraceError};
+use crate::trace::TraceError;
+use crate::workload::{Kind, Shape};
 
 /// Compare ways to choose a replica, on a model of engines.
 #[derive(Debug, Clone, Args)]

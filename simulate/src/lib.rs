@@ -14,6 +14,7 @@ mod plot;
 mod policy;
 mod report;
 mod request;
+pub mod trace;
 mod workload;
 
 pub use args::{SimulateArgs, SimulateError, simulate};
@@ -26,4 +27,5 @@ pub use plot::svg;
 pub use policy::Name as PolicyName;
 pub use report::{csv, table};
 pub use request::Request;
-pub use workload::{Arrival, Kind, Shape, Start, TraceError, Workload};
+pub use trace::TraceError;
+pub use workload::{Arrival, Kind, Shape, Start, Workload};

@@ -9,10 +9,9 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-pub use mooncake::TraceError;
-
 use crate::numbers::{positive, share};
 use crate::request::Request;
+use crate::trace::TraceError;
 
 /// See the module.
 #[derive(Debug, Clone)]

@@ -140,8 +140,6 @@ fn sample(kind: &'static str, answer: &Answer, times: Times) -> Sample {
     let usage = answer.usage.unwrap_or_default();
     Sample {
         kind,
-        // The recorder knows when the load began.
-        due: Duration::ZERO,
         late: sent.saturating_duration_since(due),
         first: answer.first.map(|first| first.saturating_duration_since(due)),
         whole,

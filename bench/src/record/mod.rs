@@ -121,10 +121,9 @@ impl Recorder {
         Self { limits, start, end, shards, next: AtomicU32::new(0), ticks, live }
     }
 
-    /// Takes a request that ended: when it was due, what it came to (its `due` is filled in here), and the microseconds between its events.
-    pub(crate) fn record(&self, due: Instant, mut sample: Sample, gaps: &[u32]) {
+    /// Takes a request that ended: when it was due, what it came to, and the microseconds between its events.
+    pub(crate) fn record(&self, due: Instant, sample: Sample, gaps: &[u32]) {
         let counted = due >= self.start;
-        sample.due = due.saturating_duration_since(self.start);
         let complete = sample.outcome == Outcome::Complete;
         let live = if complete { &self.live.complete } else { &self.live.failed };
         live.fetch_add(1, Ordering::Relaxed);

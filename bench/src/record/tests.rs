@@ -13,7 +13,6 @@ const fn ms(milliseconds: u64) -> Duration {
 fn complete() -> Sample {
     Sample {
         kind: "short",
-        due: Duration::ZERO,
         late: Duration::ZERO,
         first: Some(ms(100)),
         whole: ms(1100),

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draw::{Draw, Purpose, Zipf};
+pub use hostler_simulate::TraceError;
 use scenario::Lengths;
 pub use scenario::{Description, Scenario, Shape};
-use trace::Trace;
-pub use trace::TraceError;
+use trace::{Trace, prompt};
 
 use crate::session::{Session, Turn};
 
@@ -122,7 +122,7 @@ impl Iterator for Sessions {
             }
             Kind::Trace { trace, .. } => {
                 let request = trace.request(number)?;
-                let says = request.text(seed.words);
+                let says = prompt(request, seed.words);
                 session("trace", vec![Turn { says, most_tokens: request.output, pause: Duration::ZERO }])
             }
         })

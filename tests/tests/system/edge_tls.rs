@@ -23,9 +23,8 @@ use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_stream::StreamExt;
-use tonic::transport::Endpoint;
 
-use crate::harness::{CHAT, Fleet, MODEL, Setup, chat, chat_stream, exchange, json_request, soon, until};
+use crate::harness::{CHAT, Fleet, MODEL, Setup, channel, chat, chat_stream, exchange, json_request, soon, until};
 
 /// An authority of the operator's own, and the files that it gives to a router.
 struct Operator {
@@ -119,12 +118,7 @@ async fn grpc_is_spoken_over_tls_on_the_same_port() {
     let operator = Operator::new();
     operator.renew();
     let fleet = Fleet::start(Setup::agents(1).router(|router| operator.configure(router))).await;
-    let mut stream = Some(TokioIo::new(connect(&fleet, &operator.client(false, "h2")).await.unwrap()));
-    let connector = tower::service_fn(move |_| {
-        let stream = stream.take();
-        async move { stream.ok_or(std::io::Error::other("only one connection")) }
-    });
-    let channel = Endpoint::from_static("http://edge.test").connect_with_connector(connector).await.unwrap();
+    let channel = channel(connect(&fleet, &operator.client(false, "h2")).await.unwrap()).await;
     let request = GenerateRequest {
         model: MODEL.into(),
         prompt: Some(Prompt::Text("Tell me about locks.".into())),

@@ -12,14 +12,13 @@ use hostler_proto::join::v1::join_client::JoinClient;
 use hostler_proto::join::v1::{EnrollRequest, RenewRequest};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use hostler_tls::{Applicant, Authority, Certified, ClientConfig, NodeKey, Scope, Token, Tokens, Trust, Uses, member_config};
-use hyper_util::rt::TokioIo;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::harness::{CHAT, Fleet, Program, Setup, Workplace, attach, chat_stream, soon, until};
+use crate::harness::{CHAT, Fleet, Program, Setup, Workplace, attach, channel, chat_stream, soon, until};
 
 /// A fleet's folder, and the nodes' own.
 struct Gate {
@@ -87,12 +86,7 @@ impl Gate {
 async fn dial(fleet: &Fleet, config: Arc<ClientConfig>) -> Channel {
     let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
     let stream = soon("a handshake", hostler_tls::connect(stream, config)).await.unwrap();
-    let mut stream = Some(TokioIo::new(stream));
-    let connector = tower::service_fn(move |_| {
-        let stream = stream.take();
-        async move { stream.ok_or(std::io::Error::other("only one connection")) }
-    });
-    Endpoint::from_static("http://router").connect_with_connector(connector).await.unwrap()
+    channel(stream).await
 }
 
 /// The first answer to an attachment under this name.

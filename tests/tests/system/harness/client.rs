@@ -14,8 +14,19 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_util::task::AbortOnDropHandle;
+use tonic::transport::Channel;
 
 use super::wait::soon;
+
+/// A channel for gRPC over a connection that is there already: one over TLS.
+pub(crate) async fn channel(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Channel {
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.take();
+        async move { stream.ok_or(std::io::Error::other("only one connection")) }
+    });
+    tonic::transport::Endpoint::from_static("http://tls.test").connect_with_connector(connector).await.unwrap()
+}
 
 /// Something that answers HTTP.
 #[derive(Debug, Clone)]

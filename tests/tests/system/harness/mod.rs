@@ -7,7 +7,7 @@ mod program;
 mod wait;
 
 pub(crate) use admin::{Admin, Seen};
-pub(crate) use client::{Answer, Answering, Endpoint, exchange, json_request, raw};
+pub(crate) use client::{Answer, Answering, Endpoint, channel, exchange, json_request, raw};
 pub(crate) use fleet::{Fleet, RunningRouter, Setup, attach, link};
 pub(crate) use program::{Ended, Program, Workplace, hostler, is_alive, kill_group, signal};
 pub(crate) use wait::{DEADLINE, soon, until};

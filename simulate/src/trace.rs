@@ -1,0 +1,129 @@
+//! Recorded traces in the format that Mooncake's authors published theirs in: one JSON object a line, with an id for each 512 tokens of the
+//! prompt instead of its text. Equal ids are equal content after an equal beginning. The simulator makes blocks of them, `hostler bench` words.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Tokens that an id stands for.
+pub const ID_TOKENS: u32 = 512;
+
+/// Longer prompts than this are mistakes.
+const MOST_TOKENS: u32 = 10_000_000;
+
+/// A line longer than this is a mistake; the longest prompt has 20,000 ids.
+const MOST_LINE_BYTES: u64 = 1 << 20;
+
+/// Why a trace cannot be used.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// No file was named.
+    #[error("this workload needs a trace: name one with --trace FILE (the project has one in simulate/traces)")]
+    Missing,
+    /// The file cannot be read.
+    #[error("cannot read {file}: {source}")]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A line does not say what it should.
+    #[error(
+        "{file}, line {line}: {what}; expected {{\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens, \"hash_ids\": [id, …]}}"
+    )]
+    Line {
+        /// The file.
+        file: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// There is nothing in it.
+    #[error("{0} holds no request; give a trace of one JSON object a line")]
+    Empty(PathBuf),
+    /// There is too much in it.
+    #[error("{file} holds more than {most} requests; give a part of it")]
+    TooMany {
+        /// The file.
+        file: PathBuf,
+        /// How many it may hold.
+        most: usize,
+    },
+}
+
+/// One request, as it was recorded.
+#[derive(Debug, Deserialize)]
+pub struct Recorded {
+    /// When it came, in milliseconds.
+    pub timestamp: f64,
+    /// Tokens of its prompt.
+    #[serde(rename = "input_length")]
+    pub input: u32,
+    /// Tokens of its answer.
+    #[serde(rename = "output_length")]
+    pub output: u32,
+    /// The prompt's content: an id for each 512 tokens, the last one's fewer.
+    #[serde(rename = "hash_ids")]
+    pub ids: Box<[u64]>,
+}
+
+impl Recorded {
+    /// Its ids, each with the tokens that it stands for in this prompt.
+    pub fn blocks(&self) -> impl Iterator<Item = (u64, u32)> {
+        let mut left = self.input;
+        self.ids.iter().map(move |id| {
+            let tokens = left.min(ID_TOKENS);
+            left -= tokens;
+            (*id, tokens)
+        })
+    }
+}
+
+/// The requests of a file, in its order; it is read as far as they are taken.
+///
+/// # Errors
+/// When it cannot be opened; an item is an error where a line cannot be read or is not in the format.
+pub fn requests(file: &Path) -> Result<impl Iterator<Item = Result<Recorded, TraceError>>, TraceError> {
+    let unreadable = {
+        let file = file.to_owned();
+        move |source| TraceError::File { file: file.clone(), source }
+    };
+    let mut reader = BufReader::new(File::open(file).map_err(&unreadable)?);
+    let (file, mut number, mut line) = (file.to_owned(), 0, Vec::new());
+    Ok(std::iter::from_fn(move || {
+        loop {
+            line.clear();
+            number += 1;
+            match reader.by_ref().take(MOST_LINE_BYTES).read_until(b'\n', &mut line) {
+                Err(error) => return Some(Err(unreadable(error))),
+                Ok(0) => return None,
+                Ok(_) if line.trim_ascii().is_empty() => {}
+                Ok(_) => return Some(parse(&line).map_err(|what| TraceError::Line { file: file.clone(), line: number, what })),
+            }
+        }
+    }))
+}
+
+fn parse(line: &[u8]) -> Result<Recorded, String> {
+    if line.len() as u64 == MOST_LINE_BYTES {
+        return Err(format!("longer than {MOST_LINE_BYTES} bytes"));
+    }
+    let request: Recorded = serde_json::from_slice(line).map_err(|error| error.to_string().replace("at line 1 column", "at column"))?;
+    let covered = request.ids.len() as u64 * u64::from(ID_TOKENS);
+    if request.input == 0 || request.output == 0 {
+        Err("a prompt and an answer have at least one token".into())
+    } else if request.input > MOST_TOKENS || request.output > MOST_TOKENS {
+        Err(format!("more than {MOST_TOKENS} tokens"))
+    } else if covered < u64::from(request.input) || covered >= u64::from(request.input) + u64::from(ID_TOKENS) {
+        Err(format!("{} ids of {ID_TOKENS} tokens do not fit a prompt of {} tokens", request.ids.len(), request.input))
+    } else if !request.timestamp.is_finite() || request.timestamp < 0.0 {
+        Err("the timestamp is not a number from zero up".into())
+    } else {
+        Ok(request)
+    }
+}
