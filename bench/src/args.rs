@@ -76,6 +76,9 @@ pub struct Common {
     /// Tokens of an answer at most; default by scenario
     #[arg(long, global = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub output_tokens: Option<u32>,
+    /// How far off --output-tokens the limits of answers are at most, evenly, as a part of it; default: 0.1, of mixed and traces their own
+    #[arg(long, global = true, value_name = "PART", value_parser = part)]
+    pub output_spread: Option<f64>,
     /// Ask for all of an answer's tokens, whatever the model says; vLLM's own field
     #[arg(long, global = true)]
     pub ignore_eos: bool,
@@ -170,8 +173,8 @@ impl BenchArgs {
     }
 
     pub(crate) fn shape(&self) -> Shape {
-        let Common { rate, concurrency, input_tokens, output_tokens, .. } = self.common;
-        Shape { rate, closed: concurrency.is_some(), input_tokens, output_tokens }
+        let Common { rate, concurrency, input_tokens, output_tokens, output_spread, .. } = self.common;
+        Shape { rate, closed: concurrency.is_some(), input_tokens, output_tokens, output_spread }
     }
 
     /// Conversations at once at most; the clients of a closed loop.
@@ -211,6 +214,7 @@ impl BenchArgs {
         let sometimes = [
             ("duration", self.duration().map(time)),
             ("requests", requests.map(|requests| requests.to_string())),
+            ("output-spread", self.common.output_spread.map(|part| part.to_string())),
             ("ignore-eos", self.common.ignore_eos.then(|| "yes".to_owned())),
             ("slo-ttft", slo_ttft.map(time)),
             ("slo-itl", slo_itl.map(time)),
@@ -252,6 +256,13 @@ fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if rate > 0.0 && rate <= 1e6 => Ok(rate),
         _ => Err("expected a number above 0, up to 1000000".to_owned()),
+    }
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(part) if (0.0..=1.0).contains(&part) => Ok(part),
+        _ => Err("expected a number from 0 to 1".to_owned()),
     }
 }
 

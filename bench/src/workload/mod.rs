@@ -145,16 +145,17 @@ impl Sessions {
     }
 }
 
-/// The most tokens of an answer, up to a tenth off, evenly: with one limit for all, the clients of a closed loop would begin and end in
-/// step, which no users do.
+/// The most tokens of an answer, evenly spread: with one limit for all, the clients of a closed loop would begin and end in step, which no
+/// users do, and engines would compute steps that are purer than those of real work.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part, from 0 to 1, of a u32")]
 fn answer(lengths: Lengths, shape: &mut Draw) -> u32 {
-    let off = lengths.output / 10;
+    let off = (f64::from(lengths.output) * lengths.spread) as u32;
     shape.between(lengths.output - off, lengths.output.saturating_add(off)).max(1)
 }
 
 /// Kind, tokens of the prompt and tokens of the answer. See [`Scenario::Mixed`] for the shares.
 fn mixed(longest: Lengths, shape: &mut Draw) -> (&'static str, u32, u32) {
-    let Lengths { input, output } = longest;
+    let Lengths { input, output, .. } = longest;
     let short_prompt = shape.between(input / 80, input / 25).max(1);
     let short_answer = shape.between(output / 20, output / 6).max(1);
     match shape.unit() {

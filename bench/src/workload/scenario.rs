@@ -79,13 +79,20 @@ pub struct Shape {
     pub input_tokens: Option<u32>,
     /// Tokens of an answer at most; default by scenario.
     pub output_tokens: Option<u32>,
+    /// How far off that the limits of answers are at most, as a part of it; default: a tenth. Of `mixed` and of traces the lengths are their own.
+    pub output_spread: Option<f64>,
 }
 
+/// How far off answers are where nothing else was asked: enough that clients of a closed loop do not begin and end in step.
+const SPREAD: f64 = 0.1;
+
 /// Tokens of prompts without what a chat template adds, and of answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lengths {
     pub(super) input: u32,
     pub(super) output: u32,
+    /// See [`Shape::output_spread`].
+    pub(super) spread: f64,
 }
 
 impl Scenario {
@@ -110,7 +117,11 @@ impl Scenario {
             Self::Chat { .. } | Self::Prefix { .. } => (128, 128),
             Self::Burst { .. } | Self::Sustained | Self::Sweep { .. } | Self::Trace { .. } => (512, 128),
         };
-        Lengths { input: shape.input_tokens.unwrap_or(input), output: shape.output_tokens.unwrap_or(output) }
+        Lengths {
+            input: shape.input_tokens.unwrap_or(input),
+            output: shape.output_tokens.unwrap_or(output),
+            spread: shape.output_spread.unwrap_or(SPREAD),
+        }
     }
 
     /// What it asks, for people.
@@ -129,7 +140,7 @@ pub struct Description {
 
 impl fmt::Display for Description {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lengths { input, output } = self.scenario.lengths(&self.shape);
+        let Lengths { input, output, .. } = self.scenario.lengths(&self.shape);
         match &self.scenario {
             Scenario::Burst { size, every } => {
                 write!(to, "{size} at once every {}, {input} tokens in, {output} out", humantime::format_duration(*every))
