@@ -78,7 +78,7 @@ impl Lane {
                 continue;
             };
             match kind {
-                Kind::Body(bytes) => shared.inbox.body(bytes),
+                Kind::Body(bytes) => shared.inbox.body(bytes, id, &self.outbox),
                 Kind::End(end) => shared.inbox.end(end.outcome()),
                 Kind::Credit(bytes) => shared.credit.give(bytes),
                 Kind::Request(_) | Kind::Cancel(_) | Kind::Response(_) => {

@@ -1,9 +1,11 @@
 //! The receiving half of one request: its head, its body as far as it has come and not been read, and how it ended.
 
+use std::fmt::Debug;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Outbox, WINDOW_BYTES};
 use crate::agent::v1::frame::Kind;
@@ -33,6 +35,23 @@ impl Broken {
     }
 }
 
+/// Takes pieces of a body as they come, in the place of its reader, while that waits for the next one: who has them goes on without a wake.
+pub trait Taker: Debug + Send + Sync {
+    /// Takes a piece, or gives it back for the reader. It must not touch the inbox.
+    fn take(&self, piece: Bytes) -> Taken;
+}
+
+/// What became of a piece.
+#[derive(Debug)]
+pub enum Taken {
+    /// It is where it should be.
+    Whole,
+    /// It is taken, but the reader has something to do before the next one.
+    Wake,
+    /// The reader must take it.
+    Not(Bytes),
+}
+
 /// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the head's type.
 #[derive(Debug)]
 pub struct Inbox<H>(Mutex<State<H>>);
@@ -48,11 +67,23 @@ struct State<H> {
     unannounced: usize,
     end: Option<Result<(), Broken>>,
     waker: Option<Waker>,
+    taker: Option<Arc<dyn Taker>>,
+    /// The reader has all that came, and the taker may go on.
+    lent: bool,
 }
 
 impl<H> Default for Inbox<H> {
     fn default() -> Self {
-        Self(Mutex::new(State { head: None, first: Bytes::new(), rest: BytesMut::new(), unannounced: 0, end: None, waker: None }))
+        Self(Mutex::new(State {
+            head: None,
+            first: Bytes::new(),
+            rest: BytesMut::new(),
+            unannounced: 0,
+            end: None,
+            waker: None,
+            taker: None,
+            lent: false,
+        }))
     }
 }
 
@@ -66,20 +97,37 @@ impl<H> Inbox<H> {
         });
     }
 
-    /// A piece of the body has come. A sender that goes past its credit breaks the request.
-    pub fn body(&self, bytes: Bytes) {
-        self.change(|state| {
-            if state.end.is_some() || bytes.is_empty() {
-                return;
+    /// A piece of the body has come. A sender that goes past its credit breaks the request. Credit for what is taken
+    /// on the spot leaves by `outbox`, in the name of request `id`.
+    pub fn body(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
+        let mut state = self.0.lock();
+        if state.end.is_some() || bytes.is_empty() {
+            return;
+        }
+        let length = bytes.len();
+        let taken = match &state.taker {
+            Some(taker) if state.lent => taker.take(bytes),
+            _ => Taken::Not(bytes),
+        };
+        // Nothing may overtake what the reader has to deal with.
+        state.lent &= matches!(taken, Taken::Whole);
+        let Taken::Not(bytes) = taken else {
+            state.unannounced += length;
+            let credit = state.announce();
+            match taken {
+                Taken::Wake => wake(state),
+                _ => drop(state),
             }
-            if state.first.len() + state.rest.len() + bytes.len() > WINDOW_BYTES {
-                state.end = Some(Err(Broken::protocol("the other side sent more than it had credit for")));
-            } else if state.first.is_empty() && state.rest.is_empty() {
-                state.first = bytes;
-            } else {
-                state.rest.extend_from_slice(&bytes);
-            }
-        });
+            return grant(credit, id, outbox);
+        };
+        if state.first.len() + state.rest.len() + bytes.len() > WINDOW_BYTES {
+            state.end = Some(Err(Broken::protocol("the other side sent more than it had credit for")));
+        } else if state.first.is_empty() && state.rest.is_empty() {
+            state.first = bytes;
+        } else {
+            state.rest.extend_from_slice(&bytes);
+        }
+        wake(state);
     }
 
     /// The body is complete, or will never be. Only the first call counts.
@@ -87,6 +135,18 @@ impl<H> Inbox<H> {
         self.change(|state| {
             state.end.get_or_insert(outcome);
         });
+    }
+
+    /// Has `taker` take what comes while the reader waits, until `take_back`.
+    pub fn lend(&self, taker: Arc<dyn Taker>) {
+        self.0.lock().taker = Some(taker);
+    }
+
+    /// All that comes is the reader's again.
+    pub fn take_back(&self) {
+        let mut state = self.0.lock();
+        state.lent = false;
+        state.taker = None;
     }
 
     /// Whether `end` was called.
@@ -119,29 +179,42 @@ impl<H> Inbox<H> {
         let mut state = self.0.lock();
         let piece = if state.first.is_empty() { state.rest.split().freeze() } else { std::mem::take(&mut state.first) };
         if !piece.is_empty() {
+            state.lent = false;
             state.unannounced += piece.len();
             let credit = state.announce();
             drop(state);
-            if credit > 0 {
-                outbox.push(Frame::new(id, Kind::Credit(credit)));
-            }
+            grant(credit, id, outbox);
             return Poll::Ready(Ok(Some(piece)));
         }
         match &state.end {
             Some(Ok(())) => Poll::Ready(Ok(None)),
             Some(Err(broken)) => Poll::Ready(Err(broken.clone())),
-            None => state.wait(context),
+            None => {
+                state.lent = state.taker.is_some();
+                state.wait(context)
+            }
         }
     }
 
     fn change(&self, change: impl FnOnce(&mut State<H>)) {
-        let waker = {
-            let mut state = self.0.lock();
-            change(&mut state);
-            state.waker.take()
-        };
-        waker.into_iter().for_each(Waker::wake);
+        let mut state = self.0.lock();
+        change(&mut state);
+        wake(state);
     }
+}
+
+/// The sender may send so many bytes more, 0 as a rule.
+fn grant(credit: u32, id: u64, outbox: &Outbox) {
+    if credit > 0 {
+        outbox.push(Frame::new(id, Kind::Credit(credit)));
+    }
+}
+
+/// Wakes the reader, who will want the lock.
+fn wake<H>(mut state: MutexGuard<'_, State<H>>) {
+    let waker = state.waker.take();
+    drop(state);
+    waker.into_iter().for_each(Waker::wake);
 }
 
 impl<H> State<H> {

@@ -48,10 +48,10 @@ fn a_batch_is_bounded_in_bytes_and_frames() {
 fn an_unread_inbox_holds_one_window_and_breaks_beyond_it() {
     let inbox = Inbox::<()>::default();
     for _ in 0..WINDOW_BYTES / 1024 {
-        inbox.body(Bytes::from(vec![1; 1024]));
+        inbox.body(Bytes::from(vec![1; 1024]), 1, &Outbox::default());
     }
     assert!(!inbox.has_ended());
-    inbox.body(Bytes::from_static(b"x"));
+    inbox.body(Bytes::from_static(b"x"), 1, &Outbox::default());
     let mut received = 0;
     let broken = loop {
         match inbox.poll_body(&context(), 1, &Outbox::default()) {
@@ -67,9 +67,9 @@ fn an_unread_inbox_holds_one_window_and_breaks_beyond_it() {
 fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
     let inbox = Inbox::<()>::default();
     let sent = Bytes::from_static(b"data: 1\n\n");
-    inbox.body(sent.clone());
-    inbox.body(Bytes::from_static(b"data: 2\n\n"));
-    inbox.body(Bytes::from_static(b"data: 3\n\n"));
+    inbox.body(sent.clone(), 1, &Outbox::default());
+    inbox.body(Bytes::from_static(b"data: 2\n\n"), 1, &Outbox::default());
+    inbox.body(Bytes::from_static(b"data: 3\n\n"), 1, &Outbox::default());
     let Poll::Ready(Ok(Some(first))) = inbox.poll_body(&context(), 1, &Outbox::default()) else { panic!("a piece was there") };
     assert_eq!(first.as_ptr(), sent.as_ptr());
     let Poll::Ready(Ok(Some(rest))) = inbox.poll_body(&context(), 1, &Outbox::default()) else { panic!("the rest was there") };
@@ -81,10 +81,10 @@ fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
 fn what_came_before_a_break_is_delivered_before_the_break() {
     let inbox = Inbox::<u8>::default();
     inbox.head(1);
-    inbox.body(Bytes::from_static(b"half"));
+    inbox.body(Bytes::from_static(b"half"), 1, &Outbox::default());
     inbox.end(Err(Broken::lane_lost()));
     inbox.end(Ok(()));
-    inbox.body(Bytes::from_static(b"late"));
+    inbox.body(Bytes::from_static(b"late"), 1, &Outbox::default());
     assert_eq!(inbox.poll_head(&context()), Poll::Ready(Ok(1)));
     assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Ok(Some(Bytes::from_static(b"half")))));
     assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Err(Broken::lane_lost())));
@@ -102,7 +102,7 @@ fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
     let (inbox, outbox) = (Inbox::<()>::default(), Outbox::default());
     let mut granted = Vec::new();
     for _ in 0..4 {
-        inbox.body(Bytes::from(vec![0; MAX_BODY_BYTES]));
+        inbox.body(Bytes::from(vec![0; MAX_BODY_BYTES]), 1, &outbox);
         assert!(inbox.poll_body(&context(), 1, &outbox).is_ready());
         granted.push(outbox.take_batch().map_or(0, |batch| batch.frames.len()));
     }
@@ -115,4 +115,72 @@ fn a_comment_only_keeps_a_stream_alive_and_an_event_after_it_does_more() {
     for piece in ["", "data: x\n\n", ": keep-alive\n\ndata: x\n\n", "{\"a\":1}"] {
         assert!(!only_keeps_alive(piece.as_bytes()), "{piece}");
     }
+}
+
+/// Takes pieces until it was told to stop.
+#[derive(Debug, Default)]
+struct Pieces {
+    taken: parking_lot::Mutex<Vec<Bytes>>,
+    refuses: std::sync::atomic::AtomicBool,
+}
+
+impl Taker for Pieces {
+    fn take(&self, piece: Bytes) -> Taken {
+        if self.refuses.load(std::sync::atomic::Ordering::Relaxed) {
+            return Taken::Not(piece);
+        }
+        let wakes = piece.starts_with(b"!");
+        self.taken.lock().push(piece);
+        if wakes { Taken::Wake } else { Taken::Whole }
+    }
+}
+
+#[test]
+fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
+    let (inbox, outbox, pieces) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Pieces::default()));
+    let give = |piece: &'static str| inbox.body(Bytes::from_static(piece.as_bytes()), 1, &outbox);
+    let read = || match inbox.poll_body(&context(), 1, &outbox) {
+        Poll::Ready(Ok(Some(piece))) => String::from_utf8(piece.to_vec()).unwrap(),
+        Poll::Ready(Ok(None)) => "end".into(),
+        Poll::Ready(Err(broken)) => broken.message,
+        Poll::Pending => "waits".into(),
+    };
+    inbox.lend(pieces.clone());
+    give("a");
+    assert_eq!(read(), "a", "the reader does not wait yet");
+    give("b");
+    assert_eq!(read(), "b", "it has only just read");
+    assert_eq!(read(), "waits");
+    give("c");
+    give("!d");
+    give("e");
+    assert_eq!(*pieces.taken.lock(), ["c", "!d"]);
+    assert_eq!((read(), read()), ("e".into(), "waits".into()));
+    pieces.refuses.store(true, std::sync::atomic::Ordering::Relaxed);
+    give("f");
+    pieces.refuses.store(false, std::sync::atomic::Ordering::Relaxed);
+    give("g");
+    assert_eq!((read(), read()), ("f".into(), "g".into()), "nothing overtakes what the reader must take");
+    assert_eq!(read(), "waits");
+    inbox.take_back();
+    give("h");
+    inbox.end(Ok(()));
+    assert_eq!((read(), read()), ("h".into(), "end".into()));
+    assert_eq!(pieces.taken.lock().len(), 2);
+}
+
+#[test]
+fn credit_returns_for_pieces_that_were_taken() {
+    let (inbox, outbox) = (Inbox::<()>::default(), Outbox::default());
+    inbox.lend(Arc::new(Pieces::default()));
+    assert!(inbox.poll_body(&context(), 1, &outbox).is_pending());
+    let mut granted = 0;
+    for _ in 0..4 * WINDOW_BYTES / MAX_BODY_BYTES {
+        inbox.body(Bytes::from(vec![0; MAX_BODY_BYTES]), 1, &outbox);
+        for frame in outbox.take_batch().map_or_else(Vec::new, |batch| batch.frames) {
+            let Some(Kind::Credit(credit)) = frame.kind else { panic!("{frame:?}") };
+            granted += credit as usize;
+        }
+    }
+    assert_eq!((granted, inbox.has_ended()), (4 * WINDOW_BYTES, false));
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, WINDOW_BYTES};
+use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, Taker, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -70,14 +70,19 @@ impl Lane {
 
     /// Takes in what the agent sent.
     pub fn receive(&self, batch: FrameBatch) {
-        let mut open = self.open.lock();
         for Frame { id, kind } in batch.frames {
+            // Not held while a piece of a body is taken, which may be a write to its client.
+            let mut open = self.open.lock();
             let (Some(call), Some(kind)) = (open.calls.get_mut(&id), kind) else {
                 self.unknown_frames.inc();
                 continue;
             };
             match kind {
-                Kind::Body(bytes) => call.inbox.body(bytes),
+                Kind::Body(bytes) => {
+                    let inbox = call.inbox.clone();
+                    drop(open);
+                    inbox.body(bytes, id, &self.outbox);
+                }
                 Kind::Response(head) => call.inbox.head(head),
                 Kind::Credit(bytes) => {
                     let unsent = std::mem::take(&mut call.unsent);
@@ -153,6 +158,16 @@ impl Exchange {
         self.inbox.is_finished()
     }
 
+    /// Has `taker` take what comes of the body while nothing of it waits to be read, until `take_back`.
+    pub fn lend(&self, taker: Arc<dyn Taker>) {
+        self.inbox.lend(taker);
+    }
+
+    /// See [`Exchange::lend`].
+    pub fn take_back(&self) {
+        self.inbox.take_back();
+    }
+
     /// The next bytes of the answer's body, `None` at its end.
     pub fn poll_body(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
         self.inbox.poll_body(context, self.id, &self.lane.outbox)
@@ -162,6 +177,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         let left_open = self.lane.open.lock().calls.remove(&self.id);
+        self.inbox.take_back();
         if left_open.is_some() {
             self.lane.outbox.push(Frame::new(self.id, Kind::Cancel(Cancel {})));
         }

@@ -3,6 +3,7 @@
 
 mod bind;
 mod budget;
+mod flow;
 mod place;
 mod poison;
 mod refusal;
@@ -355,7 +356,6 @@ impl Dispatch {
         }
         let watch = outgoing.keep.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
         let held = Held {
-            watch,
             in_flight,
             permit,
             replica,
@@ -369,7 +369,7 @@ impl Dispatch {
             idle: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
-        Answer { head, body: Relay::new(exchange, first, streams.then_some(outgoing.dialect), held), reason }
+        Answer { head, body: Relay::new(exchange, first, streams.then_some(outgoing.dialect), watch, held), reason }
     }
 }
 

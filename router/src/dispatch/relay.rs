@@ -1,7 +1,7 @@
 //! The answer's body on its way to the client: the engine's bytes as they come, with a scanner beside event streams.
 //!
-//! It is polled by the client's connection, so no task and no channel lies between the lane and the socket. It ends cleanly only
-//! when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
+//! It is polled by the client's connection, so no task and no channel lies between the lane and the socket; and while it waits for the next
+//! event, it has the lane's task write that to the socket (see [`Flow`] and the edge's `outlet`). It ends cleanly only when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
 //! last chunk, so that nothing between here and the user can take it for complete.
 
 use std::pin::Pin;
@@ -15,10 +15,12 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
+use super::flow::Flow;
 use super::poison::Watched;
 use super::scanner::{Passed, Scanner, Usage, tells_of_death};
 use crate::admission::{Permit, Used};
 use crate::carry::Exchange;
+use crate::edge::Outlet;
 use crate::edge::access::Entry;
 use crate::fleet::{InFlight, Replica};
 use crate::metrics::{Outcome, RouterMetrics};
@@ -44,8 +46,6 @@ pub struct Held {
     pub waits: bool,
     /// Of an answer that was read whole before it was passed on.
     pub usage: Option<Usage>,
-    /// Reads which response it is, where that is remembered.
-    pub watch: Option<Watch>,
     /// Its line in the access log.
     pub entry: Entry,
     /// When the request was taken.
@@ -62,12 +62,11 @@ pub struct Relay {
     state: State,
     /// Read before it was known whether the answer would be sent.
     first: Option<Bytes>,
-    scanner: Option<Scanner>,
+    flow: Arc<Flow>,
     exchange: Exchange,
     held: Held,
-    /// Bytes of the body that were passed on.
-    sent: u64,
-    progress: Instant,
+    /// The lane's task is still to be told that it may take events.
+    lends: bool,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -99,19 +98,30 @@ fn flushing(message: String) -> State {
 }
 
 impl Relay {
-    /// The rest of `exchange` after its head and `first` piece.
+    /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, held: Held) -> Self {
+    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: Held) -> Self {
         let scanner = dialect.map(Scanner::new);
-        Self { state: State::Streaming, first, scanner, exchange, held, sent: 0, progress: Instant::now(), pause: None }
+        Self { state: State::Streaming, first, flow: Flow::new(scanner, watch), exchange, held, lends: false, pause: None }
+    }
+
+    /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
+    pub(crate) fn through(&mut self, outlet: Arc<Outlet>) {
+        let mut flow = self.flow.lock();
+        if flow.scanner.is_some() {
+            outlet.occupy();
+            flow.outlet = Some(outlet);
+            self.lends = true;
+        }
     }
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Ok(Some(first)));
         }
+        self.lend();
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
-            self.progress = Instant::now();
+            self.flow.lock().progress = Instant::now();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
                 self.held.watched.lost(&self.held.replica);
             }
@@ -119,9 +129,9 @@ impl Relay {
         }
         // One timer an answer, looked at again only when it fires: an event costs a reading of the clock.
         let idle = self.held.idle;
-        let progress = self.progress;
-        let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(progress + idle)));
+        let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
         while pause.as_mut().poll(context).is_ready() {
+            let progress = self.flow.lock().progress;
             if progress.elapsed() >= idle {
                 return Poll::Ready(Err(Broken { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
             }
@@ -130,14 +140,31 @@ impl Relay {
         Poll::Pending
     }
 
+    /// From the first event on the lane's task may take the next ones.
+    fn lend(&mut self) {
+        if self.lends && !self.held.waits {
+            self.lends = false;
+            self.exchange.lend(self.flow.clone());
+        }
+    }
+
+    /// Gives the library something to send.
+    fn send(&self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let mut flow = self.flow.lock();
+        flow.sent += bytes.len() as u64;
+        flow.outlet.as_ref().inspect(|outlet| outlet.occupy());
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
     /// The answer broke: an event stream is told so first.
     fn break_off(&mut self, cause: &'static str, message: String) {
+        self.exchange.take_back();
         let replica = &self.held.replica.id;
         tracing::warn!(%replica, message, "an answer broke after it had begun");
         self.held.metrics.ended(Outcome::Broken, self.held.begun);
         self.held.entry.ended(Outcome::Broken, Some(cause), self.usage());
         self.settle();
-        self.state = match &self.scanner {
+        self.state = match &self.flow.lock().scanner {
             Some(scanner) => State::Explaining(scanner.error_event(&message), message),
             None => flushing(message),
         };
@@ -145,10 +172,6 @@ impl Relay {
 
     /// Takes a piece in; what is to be sent of it, if anything.
     fn piece(&mut self, bytes: Bytes) -> Bytes {
-        if self.held.watch.as_mut().is_some_and(|watch| watch.look(&bytes)) {
-            self.held.watch = None;
-        }
-        let Some(scanner) = &mut self.scanner else { return bytes };
         // The first event, where comments came before it.
         if self.held.waits && !only_keeps_alive(&bytes) {
             self.held.waits = false;
@@ -156,7 +179,13 @@ impl Relay {
             self.held.placed.began();
             self.held.entry.began();
         }
-        match scanner.pass(bytes) {
+        let passed = self.flow.lock().pass(bytes);
+        self.passed(passed)
+    }
+
+    /// What is to be sent of a piece that was looked at.
+    fn passed(&mut self, passed: Passed) -> Bytes {
+        match passed {
             Passed::On(bytes) => bytes,
             Passed::Failed(bytes) => {
                 if tells_of_death(&bytes) {
@@ -174,12 +203,11 @@ impl Relay {
     }
 
     fn end(&mut self) -> Bytes {
-        let Some(scanner) = &mut self.scanner else {
-            self.complete();
-            return Bytes::new();
+        let (rest, is_complete) = match &mut self.flow.lock().scanner {
+            Some(scanner) => (scanner.rest(), scanner.is_complete()),
+            None => (Bytes::new(), true),
         };
-        let rest = scanner.rest();
-        if scanner.is_complete() {
+        if is_complete {
             self.complete();
             return rest;
         }
@@ -192,18 +220,18 @@ impl Relay {
     /// only a role, and the last.
     fn settle(&mut self) {
         let usage = self.usage();
-        let events = self.scanner.as_ref().map_or(0, Scanner::events).saturating_sub(2);
+        let events = self.flow.lock().scanner.as_ref().map_or(0, Scanner::events).saturating_sub(2);
         let input = usage.map(|usage| usage.prompt).filter(|prompt| *prompt > 0);
         self.held.permit.settle(Used { input, output: usage.map_or(events, |usage| usage.completion) });
     }
 
     fn usage(&self) -> Option<Usage> {
-        self.scanner.as_ref().map_or(self.held.usage, Scanner::usage)
+        self.flow.lock().scanner.as_ref().map_or(self.held.usage, Scanner::usage)
     }
 
     /// Whether nothing is left of an answer that needs no looking at.
     fn is_read(&self) -> bool {
-        self.scanner.is_none() && self.first.is_none() && self.exchange.is_finished()
+        self.flow.lock().scanner.is_none() && self.first.is_none() && self.exchange.is_finished()
     }
 
     fn complete(&mut self) {
@@ -211,7 +239,7 @@ impl Relay {
         if self.held.survives {
             self.held.watched.survived();
         }
-        if let Some(scanner) = &self.scanner {
+        if let Some(scanner) = &self.flow.lock().scanner {
             self.held.metrics.streamed(scanner);
             self.held.placed.ended(scanner.usage(), scanner.events());
         } else {
@@ -233,24 +261,26 @@ impl Body for Relay {
             match std::mem::replace(&mut relay.state, State::Ended) {
                 State::Streaming => {
                     relay.state = State::Streaming;
-                    let sent = match relay.poll_piece(context) {
-                        Poll::Pending => return Poll::Pending,
-                        Poll::Ready(Ok(Some(bytes))) => relay.piece(bytes),
-                        Poll::Ready(Ok(None)) => relay.end(),
-                        Poll::Ready(Err(broken)) => {
-                            relay.break_off(word(broken.fault), broken.message);
-                            Bytes::new()
-                        }
+                    let failed = relay.flow.lock().failed.take();
+                    let sent = match failed {
+                        Some(failed) => relay.passed(failed),
+                        None => match relay.poll_piece(context) {
+                            Poll::Pending => return Poll::Pending,
+                            Poll::Ready(Ok(Some(bytes))) => relay.piece(bytes),
+                            Poll::Ready(Ok(None)) => relay.end(),
+                            Poll::Ready(Err(broken)) => {
+                                relay.break_off(word(broken.fault), broken.message);
+                                Bytes::new()
+                            }
+                        },
                     };
                     if !sent.is_empty() {
-                        relay.sent += sent.len() as u64;
-                        return Poll::Ready(Some(Ok(Frame::data(sent))));
+                        return relay.send(sent);
                     }
                 }
                 State::Explaining(event, message) => {
                     relay.state = flushing(message);
-                    relay.sent += event.len() as u64;
-                    return Poll::Ready(Some(Ok(Frame::data(event))));
+                    return relay.send(event);
                 }
                 State::Flushing(mut moment, message) => {
                     if moment.as_mut().poll(context).is_pending() {
@@ -279,7 +309,7 @@ impl Drop for Relay {
         if matches!(self.state, State::Streaming) {
             self.left();
         }
-        self.held.entry.bytes(self.sent);
+        self.held.entry.bytes(self.flow.lock().sent);
     }
 }
 

@@ -197,8 +197,7 @@ impl Scanner {
 
     fn event(&mut self, event: &[u8]) -> Verdict {
         static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
-        let data = if self.within { Some(event) } else { field(event, b"data") };
-        let name = field(event, b"event").unwrap_or_default();
+        let Fields { name, data } = if self.within { Fields { name: b"", data: Some(event) } } else { Fields::of(event) };
         // Quotes within JSON strings are escaped, so what is looked for here is never a part of generated text.
         if name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":")) {
             return Verdict::Error;
@@ -234,12 +233,30 @@ impl Scanner {
     }
 }
 
-/// The value of an event's first field of this name.
-fn field<'a>(event: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    event.split(|byte| *byte == b'\n').find_map(|line| {
-        let value = line.strip_prefix(name)?.strip_prefix(b":")?;
-        Some(value.strip_prefix(b" ").unwrap_or(value).trim_ascii_end())
-    })
+/// What is read of an event: the first field of each name.
+struct Fields<'a> {
+    /// Empty when it has none.
+    name: &'a [u8],
+    data: Option<&'a [u8]>,
+}
+
+impl<'a> Fields<'a> {
+    fn of(event: &'a [u8]) -> Self {
+        let (mut name, mut data) = (None, None);
+        let mut begin = 0;
+        while begin < event.len() {
+            let end = memchr::memchr(b'\n', &event[begin..]).map_or(event.len(), |at| begin + at);
+            let line = &event[begin..end];
+            if let Some(value) = line.strip_prefix(b"data:") {
+                data = data.or(Some(value));
+            } else if let Some(value) = line.strip_prefix(b"event:") {
+                name = name.or(Some(value));
+            }
+            begin = end + 1;
+        }
+        let trimmed = |value: &'a [u8]| value.strip_prefix(b" ").unwrap_or(value).trim_ascii_end();
+        Self { name: name.map_or(b"", trimmed), data: data.map(trimmed) }
+    }
 }
 
 /// Length of the first event with its blank line, if it is whole.

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use hostler_boot::{Shutdown, accept, tune};
 use hostler_tls::{EdgeTls, Handshake, Stream};
+use http::{Request, Response, Version, header};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -15,6 +17,8 @@ use tokio::sync::Semaphore;
 
 use super::clock::{Clock, Limits, Overdue, Timed};
 use super::framing::Framed;
+use super::outlet::Wire;
+use super::reply::EdgeBody;
 use super::routes::Edge;
 use crate::config::RouterConfig;
 
@@ -83,13 +87,22 @@ async fn secured(stream: TcpStream, handshake: Handshake, limit: Duration) -> Op
 async fn connection_task(stream: Stream, edge: Arc<Edge>, builder: &Builder<TokioExecutor>, shutdown: &Shutdown) {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
     let clock = Clock::new(Limits { head, idle, stall });
-    let (stream, framing) = Framed::new(stream, clock.clone());
+    let wire = Wire::new(stream);
+    let outlet = wire.outlet();
+    let (wire, framing) = Framed::new(wire, clock.clone());
     let asked = clock.clone();
-    let service = service_fn(move |request| {
+    let service = service_fn(move |request: Request<Incoming>| {
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open());
-        async move { Ok::<_, Infallible>(edge.answer(request, flaw).await.map(|body| Timed::new(body, open))) }
+        let outlet = outlet.clone().filter(|_| request.version() == Version::HTTP_11);
+        async move {
+            let mut response = edge.answer(request, flaw).await;
+            if let Some(outlet) = outlet.filter(|_| is_chunked(&response)) {
+                response.body_mut().through(&outlet);
+            }
+            Ok::<_, Infallible>(response.map(|body| Timed::new(body, open)))
+        }
     });
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(wire), service));
     let served = tokio::select! {
         served = connection.as_mut() => served,
         why = overdue(&clock) => {
@@ -108,6 +121,12 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, builder: &Builder<Toki
     if let Err(error) = served {
         tracing::debug!(%error, "a client's connection ended early");
     }
+}
+
+/// Whether the library will send an HTTP/1.1 answer in chunks: when nothing says how long it is.
+fn is_chunked(response: &Response<EdgeBody>) -> bool {
+    let has = |name| response.headers().contains_key(name);
+    !has(header::CONTENT_LENGTH) && !has(header::TRANSFER_ENCODING)
 }
 
 /// Resolves when a wait of the connection has lasted too long.

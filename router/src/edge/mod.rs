@@ -13,6 +13,7 @@ mod ids;
 mod isolation;
 mod media;
 mod ollama;
+mod outlet;
 mod own;
 mod peek;
 mod reply;
@@ -26,6 +27,7 @@ pub use connections::serve;
 pub use isolation::Isolation;
 pub(crate) use isolation::usual_path as usual_secret;
 pub use media::{MediaHosts, NoHost};
+pub(crate) use outlet::Outlet;
 pub use routes::Edge;
 pub(crate) use submit::{Declined, Inquiry};
 

@@ -1,6 +1,7 @@
 //! Answers that the router gives itself, in the form of OpenAI's API.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::ollama::Retold;
+use super::outlet::Outlet;
 use super::submit::Declined;
 use crate::admission::{Limit, Limited};
 use crate::dispatch::{Refusal, Relay};
@@ -28,6 +30,15 @@ pub(super) enum EdgeBody {
     Retold(Box<Retold>),
     /// Messages of gRPC.
     Grpc(tonic::body::Body),
+}
+
+impl EdgeBody {
+    /// An engine's events may be written to the client's connection as they come.
+    pub(super) fn through(&mut self, outlet: &Arc<Outlet>) {
+        if let Self::Relay(relay) = self {
+            relay.through(outlet.clone());
+        }
+    }
 }
 
 impl Body for EdgeBody {

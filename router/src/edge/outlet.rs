@@ -1,0 +1,218 @@
+//! A client's connection, to which two may write: the HTTP library, and, while that waits for more of an answer, whoever has the next piece.
+//!
+//! An event of a stream has some 250 bytes. To wake the connection's task for each, which polls its way through the library down to the
+//! socket, costs as much as what the kernel does to send it. So the task that reads an agent's lane writes the event itself, as a chunk of
+//! HTTP/1.1, when nothing lies before it; a client that does not keep up, TLS and HTTP/2 take the long way. docs/decisions/0010 has the figures.
+//!
+//! The library's own bytes and these never mix: an outlet is free only after the library has flushed all that it had, and is no longer when the
+//! relay gives it something.
+
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use hostler_tls::Stream;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+/// A chunk up to this size is copied together with its frame, which is cheaper than to have the kernel gather three parts.
+const COPIED_BYTES: usize = 1024;
+
+/// The most bytes of a chunk's head: the length in hexadecimal, and the line's end.
+const HEAD_BYTES: usize = 18;
+
+/// A connection in plain text.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    socket: TcpStream,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The library has nothing left to write.
+    free: bool,
+    /// What the client did not take of a chunk; it goes before all that follows.
+    rest: Bytes,
+}
+
+impl Outlet {
+    /// The library is about to get something to write.
+    pub(crate) fn occupy(&self) {
+        self.state.lock().free = false;
+    }
+
+    /// The right to write a chunk now, unless something goes before it.
+    pub(crate) fn free(&self) -> Option<Free<'_>> {
+        let state = self.state.lock();
+        state.free.then_some(Free { socket: &self.socket, state })
+    }
+
+    /// Writes what is left of a chunk; then nothing comes between until the guard is dropped.
+    fn poll_rest(&self, context: &mut Context<'_>) -> Poll<io::Result<MutexGuard<'_, State>>> {
+        let mut state = self.state.lock();
+        while !state.rest.is_empty() {
+            let written = ready!(self.poll_try(context, || self.socket.try_write(&state.rest)))?;
+            if written == 0 {
+                return Poll::Ready(Err(ErrorKind::WriteZero.into()));
+            }
+            state.rest.advance(written);
+        }
+        Poll::Ready(Ok(state))
+    }
+
+    /// Tries as often as the socket becomes writable.
+    fn poll_try(&self, context: &mut Context<'_>, attempt: impl Fn() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+        loop {
+            match attempt() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.socket.poll_write_ready(context))?,
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+}
+
+/// See [`Outlet::free`].
+pub(crate) struct Free<'a> {
+    socket: &'a TcpStream,
+    state: MutexGuard<'a, State>,
+}
+
+impl Free<'_> {
+    /// Writes `bytes`, which are not empty, as one chunk of HTTP/1.1. Where the client does not take all of it at once, the connection's task must be
+    /// woken, which writes the rest: `false`.
+    pub(crate) fn chunk(mut self, bytes: &[u8]) -> bool {
+        let mut head = [0; HEAD_BYTES];
+        let mut free = &mut head[..];
+        // It has room for any length.
+        let _ = write!(free, "{:x}\r\n", bytes.len());
+        let unused = free.len();
+        let head = &head[..HEAD_BYTES - unused];
+        let length = head.len() + bytes.len() + 2;
+        let written = if length <= COPIED_BYTES {
+            let mut copied = [0; COPIED_BYTES];
+            copied[..head.len()].copy_from_slice(head);
+            copied[head.len()..length - 2].copy_from_slice(bytes);
+            copied[length - 2..length].copy_from_slice(b"\r\n");
+            self.socket.try_write(&copied[..length])
+        } else {
+            self.socket.try_write_vectored(&[IoSlice::new(head), IoSlice::new(bytes), IoSlice::new(b"\r\n")])
+        };
+        // Whatever is wrong with the socket, the connection's task finds it as well.
+        let written = written.unwrap_or(0);
+        if written == length {
+            return true;
+        }
+        self.state.rest = [head, bytes, b"\r\n"].concat().into();
+        self.state.rest.advance(written);
+        self.state.free = false;
+        false
+    }
+}
+
+/// A client's connection, as the HTTP library reads and writes it.
+#[derive(Debug)]
+pub(super) enum Wire {
+    /// In plain text.
+    Plain(Arc<Outlet>),
+    /// With TLS, which nobody else may write to.
+    Tls(Box<Stream>),
+}
+
+impl Wire {
+    /// The connection, with TLS upon it or without.
+    pub(super) fn new(stream: Stream) -> Self {
+        match stream {
+            Stream::Plain(socket) => Self::Plain(Arc::new(Outlet { socket, state: Mutex::default() })),
+            tls @ Stream::Tls(_) => Self::Tls(Box::new(tls)),
+        }
+    }
+
+    /// Where others may write.
+    pub(super) fn outlet(&self) -> Option<Arc<Outlet>> {
+        match self {
+            Self::Plain(outlet) => Some(outlet.clone()),
+            Self::Tls(_) => None,
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let socket = match self.get_mut() {
+            Self::Plain(outlet) => &outlet.socket,
+            Self::Tls(stream) => return Pin::new(stream).poll_read(context, buffer),
+        };
+        loop {
+            ready!(socket.poll_read_ready(context))?;
+            match socket.try_read(buffer.initialize_unfilled()) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => {
+                    let read = read?;
+                    // Less than there was room for: there is no more, and to ask again would be a call for nothing.
+                    if 0 < read && read < buffer.remaining() {
+                        let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
+                    }
+                    buffer.advance(read);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(outlet) => {
+                ready!(outlet.poll_rest(context))?.free = false;
+                outlet.poll_try(context, || outlet.socket.try_write(bytes))
+            }
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(outlet) => {
+                ready!(outlet.poll_rest(context))?.free = false;
+                outlet.poll_try(context, || outlet.socket.try_write_vectored(slices))
+            }
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(_) => true,
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    /// The library calls this when it has nothing left to write.
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(outlet) => {
+                ready!(outlet.poll_rest(context))?.free = true;
+                Poll::Ready(Ok(()))
+            }
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(outlet) => {
+                ready!(outlet.poll_rest(context))?.free = false;
+                Poll::Ready(rustix::net::shutdown(&outlet.socket, rustix::net::Shutdown::Write).map_err(Into::into))
+            }
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
