@@ -6,7 +6,7 @@
 use std::sync::LazyLock;
 
 use bytes::{Bytes, BytesMut};
-use memchr::memmem::{self, Finder};
+use memchr::memmem::Finder;
 
 /// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
 const HELD_BYTES: usize = 256 * 1024;
@@ -71,13 +71,13 @@ impl Usage {
     #[must_use]
     pub fn find(json: &[u8]) -> Option<Self> {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
+        static KEYS: LazyLock<[Finder<'static>; 5]> = LazyLock::new(|| {
+            ["prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "cached_tokens"]
+                .map(|key| Finder::new(&format!("\"{key}\":")).into_owned())
+        });
         let usage = &json[USAGE.find(json)?..];
-        let number = |key| number(usage, key);
-        Some(Self {
-            prompt: number(b"\"prompt_tokens\":").or_else(|| number(b"\"input_tokens\":")).unwrap_or(0),
-            completion: number(b"\"completion_tokens\":").or_else(|| number(b"\"output_tokens\":")).unwrap_or(0),
-            cached: number(b"\"cached_tokens\":"),
-        })
+        let [prompt, input, completion, output, cached] = KEYS.each_ref().map(|key| number(usage, key));
+        Some(Self { prompt: prompt.or(input).unwrap_or(0), completion: completion.or(output).unwrap_or(0), cached })
     }
 }
 
@@ -273,8 +273,8 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The whole number that a key has, if it has one.
-fn number(json: &[u8], key: &[u8]) -> Option<u64> {
-    let at = memmem::find(json, key)? + key.len();
+fn number(json: &[u8], key: &Finder<'_>) -> Option<u64> {
+    let at = key.find(json)? + key.needle().len();
     let digits = json[at..].trim_ascii_start().iter().take_while(|byte| byte.is_ascii_digit());
     digits.map(|digit| u64::from(digit - b'0')).reduce(|number, digit| number.wrapping_mul(10).wrapping_add(digit))
 }

@@ -145,8 +145,9 @@ impl Watch {
                     };
                 }
                 _ => {
-                    let byte = bytes[0];
-                    bytes = &bytes[1..];
+                    bytes = &bytes[self.skipped(bytes)..];
+                    let Some((&byte, rest)) = bytes.split_first() else { return };
+                    bytes = rest;
                     // A line feed comes after a carriage return, and nothing else does.
                     if self.line.after_return != (byte == b'\n') {
                         self.flaw = self.flaw.or(Some(Flaw::LineEnd));
@@ -160,6 +161,15 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// How many of the next bytes say nothing: those of a value that is no length, up to the line's end.
+    fn skipped(&self, bytes: &[u8]) -> usize {
+        let is_open = self.place == Place::Headers && self.line.in_value && !self.line.after_return;
+        if !is_open || self.line.text() == b"content-length" {
+            return 0;
+        }
+        memchr::memchr2(b'\r', b'\n', bytes).unwrap_or(bytes.len())
     }
 
     fn is_in_head(&self) -> bool {

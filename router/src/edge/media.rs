@@ -6,8 +6,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::LazyLock;
 
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -114,9 +115,11 @@ fn is_name(name: &str) -> bool {
 /// Whether a body has what a medium's name looks like, also where a letter of it is escaped (`\u005f` to `\u007a`). Nearly none has,
 /// and is not looked at closer.
 fn may_have_urls(body: &[u8]) -> bool {
-    let names: [&[u8]; 5] = [b"url\"", b"\"source\"", b"\"images\"", b"\"audio\"", b"\"videos\""];
+    static NAMES: LazyLock<[Finder<'static>; 5]> =
+        LazyLock::new(|| ["url\"", "\"source\"", "\"images\"", "\"audio\"", "\"videos\""].map(Finder::new));
+    static ESCAPES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\\u00"));
     let is_letter = |at: usize| body.get(at + 4).is_some_and(|digit| (b'4'..=b'7').contains(digit));
-    names.iter().any(|name| memmem::find(body, name).is_some()) || memmem::find_iter(body, b"\\u00").any(is_letter)
+    NAMES.iter().any(|name| name.find(body).is_some()) || ESCAPES.find_iter(body).any(is_letter)
 }
 
 /// What was found in a body.
