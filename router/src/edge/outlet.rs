@@ -148,15 +148,13 @@ impl AsyncRead for Wire {
         };
         loop {
             ready!(socket.poll_read_ready(context))?;
-            match socket.try_read(buffer.initialize_unfilled()) {
+            match socket.try_read_buf(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 read => {
-                    let read = read?;
                     // Less than there was room for: there is no more, and to ask again would be a call for nothing.
-                    if 0 < read && read < buffer.remaining() {
+                    if read? > 0 && buffer.remaining() > 0 {
                         let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
                     }
-                    buffer.advance(read);
                     return Poll::Ready(Ok(()));
                 }
             }
