@@ -42,9 +42,7 @@ def process(name: str, command: list[str], environment: dict[str, str] | None = 
     log = Path(tempfile.gettempdir()) / f"lab-{name}.log"
     bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
     with log.open("wb") as output:
-        started = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True, preexec_fn=bind
-        )
+        started = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True, preexec_fn=bind)
     try:
         yield started, log
     except BaseException:

@@ -3,7 +3,7 @@
     lab.py --hostler PROGRAM --vllm PROGRAM --model FOLDER [--engine=--load-format --engine=dummy]
            [--streams 512] [--seconds 30] [--rounds 2] [--json FILE]
 
-Prints what it does and a table at the end; see docs/gpu.md. It needs nothing but Python and listens on loopback only. What it starts it ends,
+Prints what it does and a table at the end; see docs/gpus.md. It needs nothing but Python and listens on loopback only. What it starts it ends,
 also when it fails. Takes six to eight minutes, most of them the engines' starts.
 """
 
@@ -42,7 +42,8 @@ class Lab:
     def start_load(self, target: str, streams: int, seconds: float, tokens: tuple[int, int] = VARIED_TOKENS) -> subprocess.Popen:
         """Begins a closed loop of `streams` clients, whose prompts no other load has."""
         self.started += 1
-        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s", "--max-tokens", str(tokens[1]), "--least-tokens", str(tokens[0])]
+        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s"]
+        flags += ["--least-tokens", str(tokens[0]), "--max-tokens", str(tokens[1])]
         flags += ["--prompt-bytes", str(PROMPT_BYTES), "--ignore-eos", "--model", self.options.model, "--json"]
         flags += ["--first-prompt", str(self.started * PROMPTS_PER_LOAD)]
         return subprocess.Popen([self.options.hostler, "sim", "load", *flags], stdout=subprocess.PIPE, text=True)
@@ -151,7 +152,8 @@ class Lab:
     def table(self) -> None:
         """The medians, and the ratios that are promised."""
         loads = [load for load in self.figures["loads"] if load["name"] != "warm-up"]
-        print("\n| | streams | output tokens/s | failed | first event p50 / p99 ms | between events p50 / p99 ms |\n| --- | --- | --- | --- | --- | --- |")
+        print("\n| | streams | output tokens/s | failed | first event p50 / p99 ms | between events p50 / p99 ms |")
+        print("| --- | --- | --- | --- | --- | --- |")
         medians = {}
         for name in dict.fromkeys(load["name"] for load in loads):
             same = [load for load in loads if load["name"] == name]
@@ -166,7 +168,8 @@ class Lab:
                 print(f"through hostler / directly{what}: {through / direct:.3f}")
         through = medians.get("through hostler")
         if through and "vllm serve, defaults" in medians:
-            print(f"per GPU, through hostler / vllm serve with its defaults: {through / self.figures['replicas'] / medians['vllm serve, defaults']:.2f}")
+            each = through / self.figures["replicas"]
+            print(f"per GPU, through hostler / vllm serve with its defaults: {each / medians['vllm serve, defaults']:.2f}")
 
 
 def main() -> None:

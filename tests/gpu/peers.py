@@ -3,9 +3,10 @@
     peers.py --hostler PROGRAM --vllm PROGRAM --model FOLDER --smg COMMAND [--engine=--load-format --engine=dummy]
              [--streams 512] [--seconds 14] [--rounds 1] [--ways direct,hostler,tcp,smg,vllm] [--json FILE]
 
-Three phases, each over all GPUs: `hostler up`, whose engines are loaded directly and through Hostler; engines started again by the same command lines
-on loopback TCP, through SMG with its default policy (cache-aware); and one `vllm serve --data-parallel-size` with the same flags. `hostler bench` makes
-the loads, with one load generator for each GPU in every way, so that it costs the same in all. Prints a table at the end; see docs/gpus.md.
+Three phases, each over all GPUs: `hostler up`, whose engines are loaded directly and through Hostler; engines started again by the same command
+lines on loopback TCP, loaded directly and through SMG with its default policy (cache-aware); and one `vllm serve --data-parallel-size` with the same
+flags. `hostler bench` makes the loads, with one load generator for each GPU in every way, so that it costs the same in all. Prints a table at the
+end; see docs/gpus.md.
 """
 
 import argparse
@@ -102,11 +103,12 @@ class Peers:
         say(json.dumps(figure))
         return figure
 
-    def loads_of(self, way: str, targets: list[str], pid: int | None = None) -> None:
-        """All workloads on one way, as often as was asked for."""
-        for _ in range(self.options.rounds):
+    def rounds_of(self, ways: dict[str, tuple[list[str], int | None]]) -> None:
+        """All workloads on these ways (each its targets and the process whose CPU time counts), as often as was asked for, in alternating order."""
+        for number in range(self.options.rounds):
             for workload in WORKLOADS:
-                self.loads.append(self.load(way, workload, targets, pid))
+                for way in list(ways)[:: -1 if number % 2 else 1]:
+                    self.loads.append(self.load(way, workload, *ways[way]))
 
     def warm(self, targets: list[str]) -> None:
         """A short load that does not count, for what engines do only once."""
@@ -121,8 +123,7 @@ class Peers:
             ways = {way: where for way, where in ways.items() if way in self.options.ways}
             if ways:
                 self.warm(up.sockets)
-            for way, (targets, pid) in ways.items():
-                self.loads_of(way, targets, pid)
+            self.rounds_of(ways)
             say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.admin))
         say("GPU processes left: " + gpu_processes())
         return engines
@@ -141,15 +142,15 @@ class Peers:
                 ready(*each)
             urls = [url for url, _, _ in started]
             self.warm(urls)
-            if "tcp" in self.options.ways:
-                self.loads_of("tcp", urls)
             port, metrics = free_port(), free_port()
             command = [*shlex.split(self.options.smg), "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls]
-            command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--model-path", self.options.model, "--log-level", "warn"]
+            command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--log-level", "warn"]
+            command += ["--model-path", self.options.model]
             smg, log = stack.enter_context(process("smg", command))
             target = f"http://127.0.0.1:{port}"
             wait_until("SMG passes requests on", lambda: must_run(smg, "SMG", log) or asked(target, self.options.model), 60)
-            self.loads_of("smg", [target] * len(urls), smg.pid)
+            directly = {"tcp": (urls, None)} if "tcp" in self.options.ways else {}
+            self.rounds_of(directly | {"smg": ([target] * len(urls), smg.pid)})
         say("GPU processes left: " + gpu_processes())
 
     def vllm(self, engines: list[Engine], folder: Path) -> None:
@@ -166,13 +167,14 @@ class Peers:
         with process("vllm", command, environment, cores) as (started, log):
             ready(target, started, log)
             self.warm([target] * len(engines))
-            self.loads_of("vllm", [target] * len(engines))
+            self.rounds_of({"vllm": ([target] * len(engines), None)})
         say("GPU processes left: " + gpu_processes())
 
     def table(self) -> None:
         """The medians of the rounds, and Hostler's tokens a second to those of the others."""
-        print("\n| | workload | prompt tokens | streams | output tokens/s | requests | failed | first token p50 / p99 ms | between tokens p50 / p99 ms | cached |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        heads = ["", "workload", "prompt tokens", "streams", "output tokens/s", "requests", "failed"]
+        heads += ["first token p50 / p99 ms", "between tokens p50 / p99 ms", "cached"]
+        print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
         medians: dict[tuple[str, str], float] = {}
         for workload in WORKLOADS:
             for way, name in WAYS.items():
@@ -183,8 +185,8 @@ class Peers:
                 medians[way, workload] = middle("tokens_per_second")
                 times = " | ".join(f"{middle(kind + '_p50_ms'):.1f} / {middle(kind + '_p99_ms'):.1f}" for kind in ("ttft", "itl"))
                 counts = f"{sum(load['requests'] for load in same)} | {sum(load['failed'] for load in same)}"
-                tokens, cached = medians[way, workload], f"{middle('cached_share'):.1%}"
-                print(f"| {name} | {workload} | {middle('prompt_tokens'):,.0f} | {same[0]['streams']:,} | {tokens:,.0f} | {counts} | {times} | {cached} |")
+                sizes = f"{middle('prompt_tokens'):,.0f} | {same[0]['streams']:,} | {medians[way, workload]:,.0f}"
+                print(f"| {name} | {workload} | {sizes} | {counts} | {times} | {middle('cached_share'):.1%} |")
         print()
         for workload in WORKLOADS:
             own = medians.get(("hostler", workload))
