@@ -3,24 +3,21 @@
     lab.py --hostler PROGRAM --vllm PROGRAM --model FOLDER [--engine=--load-format --engine=dummy]
            [--streams 512] [--seconds 30] [--rounds 2] [--json FILE]
 
-Prints what it does and a table at the end; see docs/gpu.md. It needs nothing but Python and listens on loopback only. What it starts it ends,
+Prints what it does and a table at the end; see docs/gpus.md. It needs nothing but Python and listens on loopback only. What it starts it ends,
 also when it fails. Takes six to eight minutes, most of them the engines' starts.
 """
 
 import argparse
-import contextlib
-import http.client
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from pathlib import Path
+
+from common import Up, begin, cpu_seconds, flags, free_port, generated, gpu_processes, hostler_up, must_run, process, replicas, run, say, wait_until
 
 # Bytes of a prompt of some 256 tokens of the tiny tokenizer, and the tokens of each answer.
 PROMPT_BYTES = 750
@@ -30,89 +27,8 @@ ANSWER_TOKENS = 128
 VARIED_TOKENS = (64, 192)
 # All clients begin at once; until their requests have drifted apart, and while the last ones end, the load is not what it is meant to be.
 UNSETTLED_SECONDS = 5
-START_SECONDS = 240
 # More than a load ever sends, so that none finds the prompts of another in a cache.
 PROMPTS_PER_LOAD = 1_000_000
-
-begun = time.monotonic()
-
-
-def say(text: str) -> None:
-    """A line with the seconds since the start."""
-    print(f"[{time.monotonic() - begun:6.1f}] {text}", flush=True)
-
-
-def run(*command: str) -> str:
-    """What a short command prints; what it says of its failure otherwise."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return done.stdout if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip()}"
-
-
-@contextlib.contextmanager
-def process(name: str, command: list[str], environment: dict[str, str] | None = None):
-    """A process in a group of its own and the file of its output; the group is gone afterwards."""
-    log = Path(tempfile.gettempdir()) / f"lab-{name}.log"
-    with log.open("wb") as output:
-        started = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}, start_new_session=True
-        )
-    try:
-        yield started, log
-    except BaseException:
-        say(f"the last lines of {name}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
-        raise
-    finally:
-        started.send_signal(signal.SIGTERM)
-        try:
-            started.wait(60)
-        except subprocess.TimeoutExpired:
-            say(f"{name} does not end by SIGTERM")
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-
-
-def wait_until(what: str, check, seconds: float = START_SECONDS):
-    """The first true answer of `check`, asked twice a second."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
-            answer = check()
-            if answer:
-                return answer
-        time.sleep(0.5)
-    raise SystemExit(f"not within {seconds} s: {what}")
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str):
-        super().__init__("engine", timeout=10)
-        self.path = path
-
-    def connect(self) -> None:
-        """As HTTPConnection does it, elsewhere."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
-
-
-def generated(engine: str) -> float:
-    """Tokens that an engine has generated, by its own count; `engine` is `unix:PATH` or `http://HOST:PORT`."""
-    kind, _, rest = engine.partition(":")
-    connection = UnixConnection(rest) if kind == "unix" else http.client.HTTPConnection(rest.removeprefix("//"), timeout=10)
-    connection.request("GET", "/metrics")
-    page = connection.getresponse().read().decode()
-    connection.close()
-    samples = (line.rsplit(" ", 1)[1] for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{"))
-    return sum(float(value) for value in samples)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Lab:
@@ -126,7 +42,8 @@ class Lab:
     def start_load(self, target: str, streams: int, seconds: float, tokens: tuple[int, int] = VARIED_TOKENS) -> subprocess.Popen:
         """Begins a closed loop of `streams` clients, whose prompts no other load has."""
         self.started += 1
-        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s", "--max-tokens", str(tokens[1]), "--least-tokens", str(tokens[0])]
+        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s"]
+        flags += ["--least-tokens", str(tokens[0]), "--max-tokens", str(tokens[1])]
         flags += ["--prompt-bytes", str(PROMPT_BYTES), "--ignore-eos", "--model", self.options.model, "--json"]
         flags += ["--first-prompt", str(self.started * PROMPTS_PER_LOAD)]
         return subprocess.Popen([self.options.hostler, "sim", "load", *flags], stdout=subprocess.PIPE, text=True)
@@ -161,11 +78,10 @@ class Lab:
         port = free_port()
         command = [self.options.vllm, "serve", self.options.model, *self.options.engine, "--host", "127.0.0.1", "--port", str(port)]
         since = time.monotonic()
-        with process("plain", command, {"CUDA_VISIBLE_DEVICES": "0"}) as (engine, log):
+        with process("plain", command, {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}) as (engine, log):
 
             def ready() -> bool:
-                if engine.poll() is not None:
-                    raise SystemExit("vllm serve ended:\n" + log.read_text(errors="replace")[-3000:])
+                must_run(engine, "vllm serve", log)
                 return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).status == 200
 
             wait_until("vllm serve answers", ready)
@@ -174,82 +90,60 @@ class Lab:
             self.load("warm-up", [target], [target], self.options.streams)
             self.load("vllm serve, defaults", [target], [target], self.options.streams)
 
-    def ps(self, admin: str) -> list[dict]:
-        """The replicas, as `hostler ps --json` shows them."""
-        nodes = json.loads(run(self.options.hostler, "ps", "--admin", admin, "--json"))["nodes"]
-        return [replica for node in nodes for replica in node["replicas"]]
-
     def fleet(self) -> None:
         """`hostler up` on all GPUs: through it, directly, the loss of an engine."""
         options = self.options
-        command = [options.hostler, "up", "--model", options.model, "--vllm-bin", options.vllm, "--listen", "127.0.0.1:0"]
-        command += ["--admin-listen", "127.0.0.1:0", *options.up, "--", *options.engine]
-        since = time.monotonic()
-        with process("up", command) as (up, log):
-
-            def printed(word: str) -> str:
-                lines = (line.split() for line in log.read_text(errors="replace").splitlines())
-                return next(words[1] for words in lines if len(words) > 1 and words[0] == word)
-
-            def ready() -> list[dict]:
-                if up.poll() is not None:
-                    raise SystemExit("hostler up ended:\n" + log.read_text(errors="replace")[-3000:])
-                replicas = self.ps(admin)
-                if any(replica["phase"] == "failed" for replica in replicas):
-                    raise SystemExit("a replica failed")
-                return replicas if replicas and all(replica["phase"] == "ready" for replica in replicas) else []
-
-            admin = wait_until("the router's addresses", lambda: _first(printed, "admin"), 60).removeprefix("http://")
-            edge = printed("edge").removesuffix("/v1")
-            replicas = wait_until("all replicas are ready", ready)
-            say(f"{len(replicas)} replicas are ready after {time.monotonic() - since:.0f} s")
-            self.figures["replicas"] = len(replicas)
-            sockets = [f"unix:{replica['engine_socket']}" for replica in replicas]
-            self.load("warm-up", sockets, sockets, options.streams)
+        with hostler_up(options) as up:
+            self.figures["replicas"] = len(up.replicas)
+            self.load("warm-up", up.sockets, up.sockets, options.streams)
             for _ in range(options.rounds):
-                self.beside(up.pid, edge, sockets, "", VARIED_TOKENS)
+                self.beside(up, "", VARIED_TOKENS)
             if not options.no_equal:
-                self.beside(up.pid, edge, sockets, ", equal answers", (ANSWER_TOKENS, ANSWER_TOKENS))
-            self.while_loaded(edge, admin, len(replicas))
-            if len(replicas) > 1 and not options.no_kill:
-                self.kill_one(edge, admin, replicas)
-            say("plan and log of the agent:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]))
-        say("GPU processes left: " + (run("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader").strip() or "none"))
+                self.beside(up, ", equal answers", (ANSWER_TOKENS, ANSWER_TOKENS))
+            self.while_loaded(up)
+            if len(up.replicas) > 1 and not options.no_kill:
+                self.kill_one(up)
+            say("plan and log of the agent:\n" + "\n".join(up.log.read_text(errors="replace").splitlines()[-30:]))
+        say("GPU processes left: " + gpu_processes())
 
-    def beside(self, up: int, edge: str, sockets: list[str], what: str, tokens: tuple[int, int]) -> None:
+    def beside(self, up: Up, what: str, tokens: tuple[int, int]) -> None:
         """The engines directly, then through Hostler, and what that took of the CPU."""
         streams = self.options.streams
-        self.load("the engines, directly" + what, sockets, sockets, streams, tokens)
-        before = cpu_seconds(up)
-        through = self.load("through hostler" + what, [edge], sockets, streams * len(sockets), tokens)
-        through["hostler_cpu_us_per_event"] = round((cpu_seconds(up) - before) / max(through["events"], 1) * 1e6, 2)
+        self.load("the engines, directly" + what, up.sockets, up.sockets, streams, tokens)
+        before = cpu_seconds(up.pid)
+        through = self.load("through hostler" + what, [up.edge], up.sockets, streams * len(up.sockets), tokens)
+        through["hostler_cpu_us_per_event"] = round((cpu_seconds(up.pid) - before) / max(through["events"], 1) * 1e6, 2)
         say(f"hostler's CPU: {through['hostler_cpu_us_per_event']} µs per event, router and agent together")
 
-    def while_loaded(self, edge: str, admin: str, replicas: int) -> None:
+    def while_loaded(self, up: Up) -> None:
         """What `hostler ps` and the driver say of the GPUs under load."""
-        load = self.start_load(edge, self.options.streams * replicas, 6)
+        load = self.start_load(up.edge, self.options.streams * len(up.replicas), 6)
         time.sleep(4)
         query = "--query-gpu=index,memory.used,utilization.gpu,power.draw,clocks.sm,temperature.gpu"
         say("nvidia-smi:\n" + run("nvidia-smi", query, "--format=csv"))
-        say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", admin))
-        say("hostler advise:\n" + run(self.options.hostler, "advise", "--admin", admin))
-        self.figures["gpus"] = [replica.get("gpus") for replica in self.ps(admin)]
+        say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.admin))
+        say("hostler advise:\n" + run(self.options.hostler, "advise", "--admin", up.admin))
+        self.figures["gpus"] = [replica.get("gpus") for replica in replicas(self.options.hostler, up.admin)]
         load.communicate(timeout=180)
 
-    def kill_one(self, edge: str, admin: str, replicas: list[dict]) -> None:
+    def kill_one(self, up: Up) -> None:
         """SIGKILL for the whole group of one engine under load: which streams end with an error, and when it serves again."""
-        victim = replicas[0]
-        load = self.start_load(edge, self.options.streams * len(replicas), 12, tokens=(512, 512))
+        victim = up.replicas[0]
+
+        def now() -> dict:
+            return next(replica for replica in replicas(self.options.hostler, up.admin) if replica["id"] == victim["id"])
+
+        load = self.start_load(up.edge, self.options.streams * len(up.replicas), 12, tokens=(512, 512))
         time.sleep(6)
-        there = next(replica["in_flight"] for replica in self.ps(admin) if replica["id"] == victim["id"])
+        there = now()["in_flight"]
         os.killpg(victim["engine_pid"], signal.SIGKILL)
         killed = time.monotonic()
         report = json.loads(load.communicate(timeout=180)[0])
         say(f"killed {victim['id']} with about {there} requests in flight; of {report['requests']}: {json.dumps(report['errors'])}")
 
         def back() -> bool:
-            now = next(replica for replica in self.ps(admin) if replica["id"] == victim["id"])
-            return now["phase"] == "ready" and now["restarts"] == victim["restarts"] + 1
+            state = now()
+            return state["phase"] == "ready" and state["restarts"] == victim["restarts"] + 1
 
         wait_until("the killed engine serves again", back)
         self.figures["kill"] = {"in_flight": there, "errors": report["errors"], "back_after": round(time.monotonic() - killed)}
@@ -258,7 +152,8 @@ class Lab:
     def table(self) -> None:
         """The medians, and the ratios that are promised."""
         loads = [load for load in self.figures["loads"] if load["name"] != "warm-up"]
-        print("\n| | streams | output tokens/s | failed | first event p50 / p99 ms | between events p50 / p99 ms |\n| --- | --- | --- | --- | --- | --- |")
+        print("\n| | streams | output tokens/s | failed | first event p50 / p99 ms | between events p50 / p99 ms |")
+        print("| --- | --- | --- | --- | --- | --- |")
         medians = {}
         for name in dict.fromkeys(load["name"] for load in loads):
             same = [load for load in loads if load["name"] == name]
@@ -273,41 +168,21 @@ class Lab:
                 print(f"through hostler / directly{what}: {through / direct:.3f}")
         through = medians.get("through hostler")
         if through and "vllm serve, defaults" in medians:
-            print(f"per GPU, through hostler / vllm serve with its defaults: {through / self.figures['replicas'] / medians['vllm serve, defaults']:.2f}")
-
-
-def _first(find, word: str) -> str | None:
-    try:
-        return find(word)
-    except StopIteration:
-        return None
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of one process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            each = through / self.figures["replicas"]
+            print(f"per GPU, through hostler / vllm serve with its defaults: {each / medians['vllm serve, defaults']:.2f}")
 
 
 def main() -> None:
     """Runs everything."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--hostler", required=True)
-    parser.add_argument("--vllm", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--streams", type=int, default=512, help="for each GPU")
+    parser = flags()
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-plain", action="store_true", help="without vllm serve beside it")
     parser.add_argument("--no-equal", action="store_true", help="without the load whose answers are all equally long")
     parser.add_argument("--no-kill", action="store_true", help="without killing an engine under load")
-    parser.add_argument("--up", action="append", default=[], help="one more argument of hostler up; repeat")
-    parser.add_argument("--engine", action="append", default=[], help="one more argument of every engine; repeat")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     lab = Lab(options)
-    say(run("nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader").strip())
-    say(run(options.hostler, "--version").strip() + f", {os.cpu_count()} cores")
+    begin(options)
     say(run(options.hostler, "plan", "--model", options.model, "--vllm-bin", options.vllm))
     try:
         if not options.no_plain:
