@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
 
-.PHONY: run test build lint docs contract e2e netns hardening fuzz bench fairness simulate-gates ci
+.PHONY: run test build lint docs contract e2e netns hardening fuzz bench fairness simulate-gates guard scale ci
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -71,6 +71,14 @@ fairness: build
 ## The placement's cost beside other routers' policies, in the simulator; exits 1 when it is worse. About a minute.
 simulate-gates:
 	@cargo run --quiet --locked --profile gates --package hostler-simulate --bin simulate-gates
+
+## Instructions and system calls per request and per event against their budget, counted by valgrind; ARGS=--accept takes new figures. 3 minutes.
+guard:
+	@cargo run --quiet --locked --profile gates --package hostler-guard --features valgrind -- $(ARGS)
+
+## What a fleet of up to 1,000 replicas costs a router, and a restart of it, one table; see tests/scale/README.md. About 2 minutes.
+scale: build
+	@cargo run --quiet --locked --profile gates --package hostler-scale -- $(ARGS)
 
 ## Everything that must pass before a change lands.
 ci:

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use super::writer::Change;
+use super::writer::LOADS_WAIT;
 use super::*;
 use crate::carry::{Lane, Lanes};
 
@@ -38,8 +39,8 @@ pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Dire
 
 pub(crate) async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<Change>) {
     fleet.update(Update::Reported { attachment, snapshot, replicas }).await;
-    // The clock is paused: this lets the writer run, and takes no time.
-    sleep(Duration::from_millis(1)).await;
+    // The clock is paused: this lets the writer publish, and takes no time.
+    sleep(LOADS_WAIT).await;
 }
 
 fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
@@ -62,6 +63,29 @@ async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candida
     let tried = [view.replicas[0].id.clone()];
     assert_eq!(view.eligible(Some("m"), &tried).count(), 1);
     assert_eq!(view.models().iter().map(|model| &*model.id).collect::<Vec<_>>(), ["m", "other"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loads_that_follow_each_other_share_a_view_and_a_phase_waits_for_nothing() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let loaded = |others| Change { state: None, load: Some(Load { others, ..Load::default() }), ..ready(0) };
+    let update = async |change| fleet.update(Update::Reported { attachment: 1, snapshot: false, replicas: vec![change] }).await;
+    let seen = async || {
+        sleep(Duration::from_millis(1)).await;
+        let view = fleet.view();
+        (view.replicas[0].load.others, view.replicas[0].state.phase)
+    };
+    update(loaded(1)).await;
+    assert_eq!(seen().await.0, 1, "the first after a pause is published at once");
+    update(loaded(2)).await;
+    assert_eq!(seen().await.0, 1);
+    update(loaded(3)).await;
+    sleep(LOADS_WAIT).await;
+    assert_eq!(seen().await.0, 3);
+    update(loaded(4)).await;
+    update(Change { state: Some(state(Phase::Draining, "m")), ..ready(0) }).await;
+    assert_eq!(seen().await, (4, Phase::Draining));
 }
 
 #[tokio::test(start_paused = true)]

@@ -188,7 +188,9 @@ impl FleetView {
     /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.
     #[must_use]
     pub fn is_doubtful(&self, replica: &Replica, now: Instant) -> bool {
-        replica.suspect || replica.own.avoided_until.load(Ordering::Relaxed) > self.milliseconds(now)
+        let avoided_until = replica.own.avoided_until.load(Ordering::Relaxed);
+        // Most have never lost a request, and every placement asks this of every replica.
+        replica.suspect || (avoided_until > 0 && avoided_until > self.milliseconds(now))
     }
 
     /// Seconds since the router began: the clock of placement.

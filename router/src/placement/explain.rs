@@ -70,12 +70,16 @@ impl Record {
         let Chosen { mut decision, mut names, mut ages, level, output, .. } = chosen;
         let candidates = names.len();
         if candidates > REMEMBERED_CANDIDATES {
+            let total = |index: usize| decision.scored[index].terms.total();
+            let earlier = |left: &usize, right: &usize| {
+                let chosen_first = (*right == decision.chosen).cmp(&(*left == decision.chosen));
+                chosen_first.then_with(|| total(*left).total_cmp(&total(*right))).then_with(|| left.cmp(right))
+            };
+            // Sorting a thousand candidates to keep a few would cost as much as pricing half of them.
             let mut order: Vec<usize> = (0..candidates).collect();
-            let total = |index: &usize| decision.scored[*index].terms.total();
-            order.sort_by(|left, right| {
-                (*right == decision.chosen).cmp(&(*left == decision.chosen)).then_with(|| total(left).total_cmp(&total(right)))
-            });
+            order.select_nth_unstable_by(REMEMBERED_CANDIDATES, earlier);
             order.truncate(REMEMBERED_CANDIDATES);
+            order.sort_unstable_by(earlier);
             decision.scored = order.iter().map(|index| decision.scored[*index]).collect();
             names = order.iter().map(|index| names[*index].clone()).collect();
             ages = order.iter().map(|index| ages[*index]).collect();

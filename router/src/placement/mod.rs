@@ -159,7 +159,7 @@ impl Placer {
 
     /// Whether any request would be sent to that replica now, rather than be held.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
-        let candidate = candidate(view, replica, now);
+        let candidate = candidate(view, replica, now, view.seconds(now));
         has_room(&candidate) && self.gather.is_open(candidate.in_flight, now)
     }
 
@@ -185,7 +185,7 @@ impl Placer {
                 replica: *index,
                 matched: (*matched).min(prompt.tokens()),
                 rates: pool.rates(learned),
-                ..candidate(&view, replica, now)
+                ..candidate(&view, replica, now, seconds)
             })
             .collect();
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
@@ -307,8 +307,9 @@ fn positions<T>(known: &[Known], pick: impl Fn(Known) -> Option<T>) -> (Vec<usiz
     known.iter().enumerate().filter_map(|(at, known)| Some((at, pick(*known)?))).unzip()
 }
 
-/// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers.
-fn candidate(view: &FleetView, replica: &Replica, now: Instant) -> Candidate {
+/// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers. `seconds` is `now` on the router's clock, which is
+/// worked out once for all.
+fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
     let (own, load) = (&replica.own, &replica.load);
     let budget = replica.state.wire.token_budget;
     Candidate {
@@ -320,7 +321,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant) -> Candidate {
         capacity: capacity(replica),
         kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
         budget: if budget == 0 { USUAL_BUDGET } else { budget },
-        overdue: own.overdue(view.seconds(now)),
+        overdue: own.overdue(seconds),
         rates: Rates::default(),
         doubtful: view.is_doubtful(replica, now),
     }

@@ -30,5 +30,6 @@ mod poison;
 mod refusals;
 mod restarts;
 mod routers;
+mod scale;
 mod secrecy;
 mod sticky;

@@ -1,0 +1,138 @@
+//! What each case may cost: a file that is checked in, and changed by whoever accepts a new figure.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::cases::Case;
+
+/// How far a figure may be from its budget. Equal programs differ by a per mille or two, for hash seeds and the times at which timers fire.
+pub(crate) const TOLERANCE: f64 = 0.05;
+
+/// What one operation costs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// Instructions outside of the kernel.
+    pub(crate) instructions: f64,
+    /// System calls.
+    pub(crate) calls: f64,
+    /// Readings of the clock, which need no system call on most machines.
+    pub(crate) clock: f64,
+}
+
+/// How a figure stands to its budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// There is no budget yet.
+    New,
+    /// Within the tolerance.
+    Kept,
+    /// Dearer.
+    Over,
+    /// Cheaper: worth accepting, so that it is not lost again.
+    Under,
+}
+
+impl Figures {
+    /// The part of each of as many operations.
+    #[must_use]
+    pub(crate) fn each(self, operations: f64) -> Self {
+        Self { instructions: self.instructions / operations, calls: self.calls / operations, clock: self.clock / operations }
+    }
+
+    /// How these figures stand to `budget`: any that is dearer counts before any that is cheaper.
+    #[must_use]
+    pub(crate) fn standing(self, budget: Option<Self>) -> Standing {
+        let Some(budget) = budget else { return Standing::New };
+        // Of calls and readings there are few, and a timer more or less must not matter where there is hardly one per operation.
+        let parts = [
+            (self.instructions - budget.instructions, budget.instructions),
+            (self.calls - budget.calls, budget.calls.max(1.0)),
+            (self.clock - budget.clock, budget.clock.max(1.0)),
+        ];
+        if parts.iter().any(|(more, of)| *more > TOLERANCE * of) {
+            Standing::Over
+        } else if parts.iter().any(|(more, of)| *more < -TOLERANCE * of) {
+            Standing::Under
+        } else {
+            Standing::Kept
+        }
+    }
+}
+
+/// The budget of all cases.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Budget(BTreeMap<String, Figures>);
+
+/// The first lines of the file.
+const HEAD: &str =
+    "# What one operation of each case may cost, within 5 %. Written by `make guard ARGS=--accept`; see tests/guard/src/cases.\n\n";
+
+impl Budget {
+    /// Reads the file; one that is not there is empty.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        match fs::read_to_string(path) {
+            Ok(text) => toml::from_str(&text).with_context(|| format!("{} is not a budget", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    /// Writes the file.
+    pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let text = format!("{HEAD}{}", toml::to_string(self)?);
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// What `case` may cost.
+    #[must_use]
+    pub(crate) fn of(&self, case: Case) -> Option<Figures> {
+        self.0.get(case.name()).copied()
+    }
+
+    /// Accepts figures, to the precision that says something.
+    pub(crate) fn set(&mut self, case: Case, figures: Figures) {
+        let Figures { instructions, calls, clock } = figures;
+        let hundredths = |figure: f64| (figure * 100.0).round() / 100.0;
+        let rounded = Figures { instructions: instructions.round(), calls: hundredths(calls), clock: hundredths(clock) };
+        self.0.insert(case.name().to_owned(), rounded);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(instructions: f64, calls: f64) -> Figures {
+        Figures { instructions, calls, clock: 3.0 }
+    }
+
+    #[test]
+    fn a_figure_is_over_when_any_part_is_and_under_when_none_is_over() {
+        let budget = Some(figures(1000.0, 2.0));
+        let standing = |instructions, calls| figures(instructions, calls).standing(budget);
+        assert_eq!(standing(1040.0, 2.05), Standing::Kept);
+        assert_eq!(standing(1060.0, 2.0), Standing::Over);
+        assert_eq!(standing(900.0, 2.2), Standing::Over);
+        assert_eq!(standing(900.0, 2.0), Standing::Under);
+        assert_eq!(Figures { clock: 4.0, ..figures(1000.0, 2.0) }.standing(budget), Standing::Over);
+        assert_eq!(figures(1.0, 0.0).standing(None), Standing::New);
+        assert_eq!(figures(1000.0, 0.04).standing(Some(figures(1000.0, 0.0))), Standing::Kept);
+    }
+
+    #[test]
+    fn a_budget_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("budget.toml");
+        assert_eq!(Budget::read(&path).unwrap().of(Case::all().next().unwrap()), None);
+        let mut budget = Budget::default();
+        Case::all().for_each(|case| budget.set(case, figures(12.4, 0.123)));
+        budget.write(&path).unwrap();
+        let read = Budget::read(&path).unwrap();
+        assert!(Case::all().all(|case| read.of(case) == Some(figures(12.0, 0.12))));
+    }
+}

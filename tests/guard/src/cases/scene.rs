@@ -1,0 +1,113 @@
+//! A real router on the counted thread, and an agent without engines on this one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use bytes::Bytes;
+use hostler_agent::uplink::{Incoming, Serving};
+use hostler_boot::Shutdown;
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
+use hostler_router::{Router, RouterConfig};
+use hostler_scale::{Attached, Joining, Replica, attach};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use crate::counted::{Counted, flush};
+
+/// As many as a real agent opens.
+const LANES: u32 = 4;
+
+/// Longer than any case: nothing is to happen because of the time.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    /// The router.
+    pub(crate) router: Counted,
+    /// Where its clients connect.
+    pub(crate) edge: SocketAddr,
+    taken: mpsc::UnboundedReceiver<Incoming>,
+    _attached: Attached,
+    _folder: TempDir,
+}
+
+/// Settings of a router that listens on free ports, where nothing happens because of the time.
+pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
+    let local = || "127.0.0.1:0".to_owned();
+    RouterConfig {
+        listen: local(),
+        agents_listen: local(),
+        admin_listen: local(),
+        cache_dir: folder.path().join("cache"),
+        access_log_file: folder.path().join("access.log"),
+        header_timeout: FOR_EVER,
+        keep_alive: FOR_EVER,
+        client_stall_timeout: FOR_EVER,
+        lease: FOR_EVER,
+        ..RouterConfig::default()
+    }
+}
+
+impl Scene {
+    /// A router that has this many replicas.
+    pub(crate) async fn start(replicas: u32) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = settings(&folder);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let router = Counted::start(move || async move {
+            let router = Router::bind(config).await.expect("loopback has free ports");
+            let _ = tell.send((router.edge_address(), router.agents_address()));
+            router.run(Shutdown::new()).await;
+        })?;
+        let (edge, agents) = told.await.context("the router did not start")?;
+        let (took, taken) = mpsc::unbounded_channel();
+        let hello = Hello { node: "guard".into(), life: 1, ..Hello::default() };
+        let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.whole()).collect();
+        let attached = attach(agents, Joining { hello, replicas, lanes: LANES }, &took, Arc::default()).await?;
+        Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
+    }
+
+    /// The next request that the agent gets.
+    pub(crate) async fn taken(&mut self) -> anyhow::Result<Incoming> {
+        self.taken.recv().await.context("the router closed its lanes")
+    }
+
+    /// As many requests.
+    pub(crate) async fn take(&mut self, count: u32) -> anyhow::Result<Vec<Serving>> {
+        let mut serving = Vec::new();
+        for _ in 0..count {
+            serving.push(self.taken().await?.serving);
+        }
+        Ok(serving)
+    }
+
+    /// Does something that the router sees all at once.
+    pub(crate) async fn at_once(&self, work: impl AsyncFnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let hold = self.router.hold().await;
+        let done = work().await;
+        flush().await;
+        drop(hold);
+        done
+    }
+}
+
+/// Begins an answer.
+pub(crate) fn begin(serving: &Serving, content_type: &'static str, length: Option<usize>) {
+    let header = |name: &'static str, value: String| Header { name: Bytes::from_static(name.as_bytes()), value: value.into() };
+    let mut headers = vec![
+        header("date", "Sun, 22 Nov 2026 05:00:00 GMT".into()),
+        header("server", "uvicorn".into()),
+        header("content-type", content_type.into()),
+    ];
+    headers.extend(length.map(|length| header("content-length", length.to_string())));
+    serving.head(ResponseHead { status: 200, headers });
+}
+
+/// Sends a piece of an answer, which is small enough to need no credit.
+pub(crate) fn piece(serving: &Serving, bytes: &'static str) {
+    serving.push(Kind::Body(Bytes::from_static(bytes.as_bytes())));
+}

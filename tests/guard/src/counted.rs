@@ -1,0 +1,89 @@
+//! A thread with a runtime of its own that does the work which is counted, and the marks between which callgrind counts it.
+
+use std::hint::black_box;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+/// Callgrind forgets what this thread has cost before a call of this.
+#[inline(never)]
+pub(crate) fn counting_begins() {
+    black_box("begins");
+}
+
+/// Callgrind writes down what this thread has cost before a call of this.
+#[inline(never)]
+pub(crate) fn counting_ends() {
+    black_box("ends");
+}
+
+/// A thread that runs one future, and what is sent to it.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    handle: Handle,
+    _thread: JoinHandle<()>,
+}
+
+impl Counted {
+    /// Runs what `work` makes, on a thread of its own, until the process ends.
+    pub(crate) fn start<F: Future<Output = ()>>(work: impl FnOnce() -> F + Send + 'static) -> anyhow::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let thread = std::thread::Builder::new().name("counted".into()).spawn(move || {
+            // The same choices in each run.
+            fastrand::seed(1);
+            runtime.block_on(work());
+        })?;
+        Ok(Self { handle, _thread: thread })
+    }
+
+    /// Holds the thread until the guard is dropped. What happens to its sockets meanwhile it finds all at once: it then does the same work in
+    /// each run, whoever was quicker.
+    pub(crate) async fn hold(&self) -> Hold {
+        let (release, released) = mpsc::channel::<()>();
+        // Without a word: it ends when the guard is dropped.
+        self.on_it(|| (), move || while released.recv().is_ok() {}).await;
+        Hold { _release: release }
+    }
+
+    /// Counts from here.
+    pub(crate) async fn begin(&self) {
+        self.on_it(counting_begins, || ()).await;
+    }
+
+    /// Counts no more.
+    pub(crate) async fn end(&self) {
+        self.on_it(counting_ends, || ()).await;
+    }
+
+    /// Runs the two on the thread, and returns after the first.
+    async fn on_it(&self, first: impl FnOnce() + Send + 'static, then: impl FnOnce() + Send + 'static) {
+        let (done, is_done) = oneshot::channel();
+        self.handle.spawn(async move {
+            first();
+            let _ = done.send(());
+            then();
+        });
+        is_done.await.expect("the thread runs until the process ends");
+    }
+}
+
+/// See [`Counted::hold`].
+#[derive(Debug)]
+pub(crate) struct Hold {
+    _release: mpsc::Sender<()>,
+}
+
+/// Runs a case on this thread, which is not counted.
+pub(crate) fn drive(case: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    Builder::new_current_thread().enable_all().build()?.block_on(case)
+}
+
+/// Lets what is ready on this thread leave: the connections' tasks are a few turns behind.
+pub(crate) async fn flush() {
+    for _ in 0..16 {
+        tokio::task::yield_now().await;
+    }
+}

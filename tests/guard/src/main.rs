@@ -1,0 +1,84 @@
+//! The guard of the hot paths: counts the instructions and system calls of a request and of a streamed event with valgrind's callgrind, and
+//! compares them with a budget. They do not depend on how busy the machine is, so that CI can refuse a change that makes a path dearer.
+//!
+//! Each case is a run of this program under valgrind, in which the real router or agent has a thread of its own; that thread alone is counted.
+
+mod budget;
+mod cases;
+mod counted;
+mod stand_in;
+mod table;
+mod valgrind;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use budget::Budget;
+use cases::Case;
+use table::Row;
+
+/// The program's own allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Counts what a request and an event cost, and compares it with the budget.
+#[derive(Debug, Parser)]
+#[command(name = "guard")]
+struct Args {
+    /// Write what was counted into the budget.
+    #[arg(long)]
+    accept: bool,
+    /// Count only cases whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Keep callgrind's files in this directory, for `callgrind_annotate`.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+    /// Run one case in this process, uncounted unless valgrind does.
+    #[arg(long)]
+    case: Option<Case>,
+    /// The budget.
+    #[arg(long, default_value = "tests/guard/budget.toml")]
+    budget: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // The agent that is counted starts this program as its engine's keeper, and that as the engine.
+    match arguments.first().and_then(|first| first.to_str()) {
+        Some("keeper") => return hostler_agent::keeper::main(&arguments[1..]),
+        Some("sim") => return stand_in::main(&arguments[1..]),
+        _ => {}
+    }
+    match guard(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            table::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn guard(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(case) = args.case {
+        return case.run().map(|()| ExitCode::SUCCESS);
+    }
+    let mut budget = Budget::read(&args.budget)?;
+    let scratch = tempfile::tempdir()?;
+    let folder = args.keep.as_deref().unwrap_or(scratch.path());
+    std::fs::create_dir_all(folder)?;
+    let mut rows = Vec::new();
+    for case in Case::all().filter(|case| case.name().contains(&args.only)) {
+        let row = Row { case, budget: budget.of(case), now: valgrind::count(case, folder)? };
+        table::show(&row, rows.is_empty());
+        rows.push(row);
+    }
+    if args.accept {
+        rows.iter().for_each(|row| budget.set(row.case, row.now));
+        budget.write(&args.budget)?;
+    }
+    Ok(if table::verdict(&rows, args.accept) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

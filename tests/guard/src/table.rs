@@ -1,0 +1,80 @@
+//! What the guard prints.
+
+use std::io::Write;
+
+use crate::budget::{Figures, Standing, TOLERANCE};
+use crate::cases::Case;
+
+/// A case that was counted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    /// Which.
+    pub(crate) case: Case,
+    /// What it may cost.
+    pub(crate) budget: Option<Figures>,
+    /// What it costs.
+    pub(crate) now: Figures,
+}
+
+impl Row {
+    fn standing(&self) -> Standing {
+        self.now.standing(self.budget)
+    }
+}
+
+/// Prints a row, and before the first one what the columns are.
+pub(crate) fn show(row: &Row, is_first: bool) {
+    if is_first {
+        say(&format!("{:<24} {:>31}   {:>15}   {:>15}", "per operation", "instructions", "system calls", "clock readings"));
+        say(&format!("{:<24} {:>11} {:>11} {:>7}   {:>7} {:>7}   {:>7} {:>7}", "", "budget", "now", "", "budget", "now", "budget", "now"));
+    }
+    let Row { case, budget, now } = row;
+    let word = match row.standing() {
+        Standing::New => "new",
+        Standing::Kept => "",
+        Standing::Over => "over",
+        Standing::Under => "under",
+    };
+    let was = |text: fn(&Figures) -> String| budget.as_ref().map_or_else(|| "-".to_owned(), text);
+    let (instructions, calls, clock) =
+        (was(|of| format!("{:.0}", of.instructions)), was(|of| format!("{:.2}", of.calls)), was(|of| format!("{:.2}", of.clock)));
+    let change = budget.map_or_else(String::new, |of| format!("{:+.1}%", 100.0 * (now.instructions / of.instructions - 1.0)));
+    let Figures { instructions: now, calls: calls_now, clock: clock_now } = now;
+    say(&format!(
+        "{:<24} {instructions:>11} {now:>11.0} {change:>7}   {calls:>7} {calls_now:>7.2}   {clock:>7} {clock_now:>7.2}  {word}",
+        case.name()
+    ));
+}
+
+/// Says what the rows mean and what to do; whether that is success.
+pub(crate) fn verdict(rows: &[Row], accepted: bool) -> bool {
+    let are = |standing| rows.iter().filter(|row| row.standing() == standing).count();
+    let (over, under, new) = (are(Standing::Over), are(Standing::Under), are(Standing::New));
+    let percent = 100.0 * TOLERANCE;
+    if accepted {
+        say("\nThe budget is what was counted now. Say in the change why.");
+        return true;
+    }
+    if over > 0 {
+        say(&format!(
+            "\n{over} over budget by more than {percent:.0} %. Find out why with --keep and callgrind_annotate, or accept it: make guard ARGS=--accept"
+        ));
+    }
+    if under > 0 {
+        say(&format!("\n{under} cheaper by more than {percent:.0} %. So that it stays so, accept it: make guard ARGS=--accept"));
+    }
+    if new > 0 {
+        say(&format!("\n{new} without a budget. Accept what was counted: make guard ARGS=--accept"));
+    }
+    over == 0 && new == 0
+}
+
+fn say(line: &str) {
+    // Whoever closed the output wants no more of it.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Says what went wrong.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

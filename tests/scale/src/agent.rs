@@ -1,0 +1,205 @@
+//! One agent for as long as the fleet lives: attaches, reports as often as a real one with GPUs, answers requests, and dials again when its router
+//! is gone.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hostler_agent::uplink::{Incoming, Serving};
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, interval, interval_at, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+
+use super::{Attached, Joining, Replica, Tally, attach};
+
+/// A real agent's pauses between two attempts: the first, each next one twice as long, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// The least time between two reports of an agent.
+const REPORT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How often an agent reads an idle engine's figures, each time followed by a report.
+const IDLE_READING: Duration = Duration::from_millis(500);
+
+/// How often the driver tells how the GPUs do.
+const GPU_READING: Duration = Duration::from_secs(1);
+
+/// Lanes of a real agent.
+const LANES: u32 = 4;
+
+/// How long an answer takes, from its first event to its last.
+const ANSWER: Duration = Duration::from_millis(20);
+
+/// An agent without engines.
+#[derive(Debug)]
+pub struct Agent {
+    hello: Hello,
+    replicas: Arc<Vec<Counts>>,
+    /// Something is to be reported.
+    moved: Arc<Notify>,
+    tally: Arc<Tally>,
+}
+
+/// What is counted of one replica.
+#[derive(Debug, Default)]
+struct Counts {
+    in_flight: AtomicU32,
+    served: AtomicU64,
+}
+
+impl Agent {
+    /// An agent of this name with as many replicas; what happens is counted in `tally`.
+    #[must_use]
+    pub fn new(node: String, replicas: u32, tally: Arc<Tally>) -> Self {
+        let hello = Hello { node, life: fastrand::u64(1..), ..Hello::default() };
+        Self { hello, replicas: Arc::new((0..replicas).map(|_| Counts::default()).collect()), moved: Arc::default(), tally }
+    }
+
+    /// Requests that each replica has answered.
+    pub fn served(&self) -> impl Iterator<Item = u64> {
+        self.replicas.iter().map(|counts| counts.served.load(Ordering::Relaxed))
+    }
+
+    /// Serves the router at `address` until it is dropped.
+    pub async fn keep(&self, address: SocketAddr) {
+        let (first, longest) = PAUSES;
+        let mut pause = first;
+        loop {
+            self.tally.attempts.fetch_add(1, Ordering::Relaxed);
+            let (took, taken) = mpsc::unbounded_channel();
+            let joining = Joining { hello: self.hello.clone(), replicas: self.replicas().map(Replica::whole).collect(), lanes: LANES };
+            match attach(address, joining, &took, self.tally.traffic()).await {
+                Ok(attached) => {
+                    pause = first;
+                    let _counted = self.tally.attached();
+                    let ended = self.follow(attached, taken).await;
+                    self.tally.note(&self.hello.node, &ended);
+                }
+                Err(status) => self.tally.note(&self.hello.node, &status),
+            }
+            sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Reports and answers until the connection ends.
+    async fn follow(&self, mut attached: Attached, mut taken: mpsc::UnboundedReceiver<Incoming>) -> Status {
+        let mut heartbeat = interval(Duration::from_millis(u64::from(attached.lease_ms())) / 3);
+        // The readings of the replicas are not in step with each other; those of the GPUs come together.
+        let between = IDLE_READING / u32::try_from(self.replicas.len().max(1)).unwrap_or(1);
+        let mut readings = interval_at(Instant::now() + between.mul_f64(fastrand::f64()), between);
+        let mut gpus = interval_at(Instant::now() + GPU_READING.mul_f64(fastrand::f64()), GPU_READING);
+        let mut next_report = Instant::now();
+        loop {
+            let moved = async {
+                sleep_until(next_report).await;
+                self.moved.notified().await;
+            };
+            let news = tokio::select! {
+                directive = attached.directive() => match directive {
+                    // Nothing here can be drained or asked for.
+                    Ok(_) => continue,
+                    Err(status) => return status,
+                },
+                Some(incoming) = taken.recv() => {
+                    self.take(incoming);
+                    continue;
+                }
+                () = moved => self.replicas().map(Replica::moved).collect(),
+                _ = gpus.tick() => self.replicas().map(|replica| replica.read(70.0 + 10.0 * fastrand::f32())).collect(),
+                _ = readings.tick() => Vec::new(),
+                _ = heartbeat.tick() => Vec::new(),
+            };
+            heartbeat.reset();
+            next_report = Instant::now() + REPORT_INTERVAL;
+            if let Err(status) = attached.report(news).await {
+                return status;
+            }
+        }
+    }
+
+    /// Every replica as it is now.
+    fn replicas(&self) -> impl Iterator<Item = Replica> {
+        self.replicas.iter().zip(0..).map(|(counts, index)| Replica {
+            index,
+            in_flight: counts.in_flight.load(Ordering::Relaxed),
+            served: counts.served.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Answers a request in a task of its own.
+    fn take(&self, incoming: Incoming) {
+        let (replicas, moved) = (self.replicas.clone(), self.moved.clone());
+        tokio::spawn(async move {
+            let Incoming { head, serving } = incoming;
+            let Some(counts) = replicas.get(head.replica as usize) else { return };
+            counts.in_flight.fetch_add(1, Ordering::Relaxed);
+            moved.notify_one();
+            answer(serving).await;
+            counts.in_flight.fetch_sub(1, Ordering::Relaxed);
+            counts.served.fetch_add(1, Ordering::Relaxed);
+            moved.notify_one();
+        });
+    }
+}
+
+/// Agents that run. Dropping them ends their connections.
+#[derive(Debug)]
+pub struct Agents {
+    agents: Vec<Arc<Agent>>,
+    /// What happens to them.
+    pub tally: Arc<Tally>,
+    _tasks: Vec<AbortOnDropHandle<()>>,
+}
+
+impl Agents {
+    /// As many agents, `n0`, `n1` and so on, of so many replicas each, for the router whose agents' port is `router`.
+    #[must_use]
+    pub fn start(agents: u32, replicas: u32, router: SocketAddr) -> Self {
+        let tally = Arc::<Tally>::default();
+        let agents: Vec<_> = (0..agents).map(|index| Arc::new(Agent::new(format!("n{index}"), replicas, tally.clone()))).collect();
+        let keep = |agent: Arc<Agent>| AbortOnDropHandle::new(tokio::spawn(async move { agent.keep(router).await }));
+        let tasks = agents.iter().cloned().map(keep).collect();
+        Self { agents, tally, _tasks: tasks }
+    }
+
+    /// Whether every agent is attached, with all its lanes.
+    #[must_use]
+    pub fn are_attached(&self) -> bool {
+        self.tally.attached_now() as usize == self.agents.len()
+    }
+
+    /// Requests that each replica of each agent has answered.
+    #[must_use]
+    pub fn served(&self) -> Vec<u64> {
+        self.agents.iter().flat_map(|agent| agent.served()).collect()
+    }
+}
+
+/// The events of every answer.
+const EVENTS: [&str; 3] = [
+    "data: {\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n",
+    "data: {\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hello.\"},\"finish_reason\":\"stop\"}]}\n\n",
+    "data: [DONE]\n\n",
+];
+
+/// A stream of a few events.
+async fn answer(serving: Serving) {
+    let content_type = Header { name: Bytes::from_static(b"content-type"), value: Bytes::from_static(b"text/event-stream") };
+    serving.head(ResponseHead { status: 200, headers: vec![content_type] });
+    let [first, rest @ ..] = EVENTS.map(|event| Kind::Body(Bytes::from_static(event.as_bytes())));
+    serving.push(first);
+    tokio::select! {
+        () = sleep(ANSWER) => {}
+        () = serving.cancelled() => return,
+    }
+    for event in rest {
+        serving.push(event);
+    }
+    serving.end(&Ok(()));
+}

@@ -1,0 +1,156 @@
+//! One attachment to a router, with its lanes: the agent's side of `Attach` and `Carry`, in the hands of whoever holds it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hostler_agent::uplink::{Incoming, Lane};
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
+use hostler_proto::agent::v1::attach_request::Message as ToRouter;
+use hostler_proto::agent::v1::attach_response::Message as FromRouter;
+use hostler_proto::wire::{FRAME_BYTES, KEEPALIVE, MESSAGE_BYTES, TCP_USER_TIMEOUT, WINDOW_BYTES};
+use hostler_proto::{PROTOCOL, TICKET_KEY};
+use hyper_util::rt::TokioIo;
+use prometheus_client::metrics::counter::Counter;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status, Streaming};
+
+use super::tally::{Counted, Traffic};
+
+/// Reports that may wait for the connection, as at a real agent.
+const QUEUE: usize = 16;
+
+/// An attachment that lives. Dropping it closes its connection.
+#[derive(Debug)]
+pub struct Attached {
+    to_router: mpsc::Sender<wire::AttachRequest>,
+    from_router: Streaming<wire::AttachResponse>,
+    sequence: u64,
+    lease_ms: u32,
+    /// A lane that ends takes the attachment with it.
+    lanes: Vec<AbortOnDropHandle<()>>,
+}
+
+/// Who attaches, with what.
+#[derive(Debug)]
+pub struct Joining {
+    /// Name and life of the node; the versions are filled in.
+    pub hello: wire::Hello,
+    /// All its replicas.
+    pub replicas: Vec<wire::ReplicaReport>,
+    /// How many lanes it opens.
+    pub lanes: u32,
+}
+
+/// Attaches a node; requests for it go to `taken`, and the bytes of its connection are counted in `traffic`.
+///
+/// # Errors
+/// When the router cannot be reached, or refuses.
+pub async fn attach(
+    router: SocketAddr,
+    node: Joining,
+    taken: &mpsc::UnboundedSender<Incoming>,
+    traffic: Arc<Traffic>,
+) -> Result<Attached, Status> {
+    let Joining { hello, replicas, lanes } = node;
+    let channel = dial(router, traffic).await?;
+    let (to_router, messages) = mpsc::channel(QUEUE);
+    let send = async |message| to_router.send(wire::AttachRequest { message: Some(message) }).await.map_err(|_| lost("Attach"));
+    send(ToRouter::Hello(wire::Hello { protocol: PROTOCOL, agent_version: env!("CARGO_PKG_VERSION").into(), ..hello })).await?;
+    let mut from_router = AgentLinkClient::new(channel.clone()).attach(ReceiverStream::new(messages)).await?.into_inner();
+    let Some(wire::AttachResponse { message: Some(FromRouter::Welcome(welcome)) }) = from_router.message().await? else {
+        return Err(Status::internal("the router did not begin with a welcome"));
+    };
+    send(ToRouter::Report(wire::Report { sequence: 0, snapshot: true, replicas })).await?;
+    let mut attached = Attached { to_router, from_router, sequence: 1, lease_ms: welcome.lease_ms, lanes: Vec::new() };
+    for _ in 0..lanes {
+        attached.lanes.push(open_lane(channel.clone(), &welcome.ticket, taken.clone()).await?);
+    }
+    Ok(attached)
+}
+
+async fn dial(router: SocketAddr, traffic: Arc<Traffic>) -> Result<Channel, Status> {
+    let connector = tower::service_fn(move |_| {
+        let traffic = traffic.clone();
+        async move {
+            let stream = TcpStream::connect(router).await?;
+            hostler_boot::tune(&stream, TCP_USER_TIMEOUT)?;
+            Ok::<_, std::io::Error>(TokioIo::new(Counted { stream, traffic }))
+        }
+    });
+    let endpoint = Endpoint::from_shared(format!("http://{router}")).map_err(|error| Status::internal(error.to_string()))?;
+    let dialled = endpoint
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_while_idle(true)
+        .connect_with_connector(connector)
+        .await;
+    dialled.map_err(|error| Status::unavailable(hostler_boot::root_cause(&error)))
+}
+
+async fn open_lane(channel: Channel, ticket: &[u8], taken: mpsc::UnboundedSender<Incoming>) -> Result<AbortOnDropHandle<()>, Status> {
+    let lane = Lane::new(Counter::default());
+    let mut request = Request::new(lane.outbox().batches());
+    request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
+    let mut batches = AgentLinkClient::new(channel).max_decoding_message_size(MESSAGE_BYTES).carry(request).await?.into_inner();
+    Ok(AbortOnDropHandle::new(tokio::spawn(async move {
+        let lane = Lost(lane);
+        while let Ok(Some(batch)) = batches.message().await {
+            for incoming in lane.0.receive(batch) {
+                // Whoever does not want them has dropped the other end, and the router hears that they are given up.
+                let _ = taken.send(incoming);
+            }
+        }
+    })))
+}
+
+/// Loses its lane when the task that reads it ends.
+struct Lost(Arc<Lane>);
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        self.0.lose();
+    }
+}
+
+impl Attached {
+    /// A report, even an empty one, is due within this time.
+    #[must_use]
+    pub fn lease_ms(&self) -> u32 {
+        self.lease_ms
+    }
+
+    /// Tells the router what has changed, which may be nothing.
+    ///
+    /// # Errors
+    /// When the connection has ended.
+    pub async fn report(&mut self, replicas: Vec<wire::ReplicaReport>) -> Result<(), Status> {
+        let report = wire::Report { sequence: self.sequence, snapshot: false, replicas };
+        self.sequence += 1;
+        let sent = self.to_router.send(wire::AttachRequest { message: Some(ToRouter::Report(report)) }).await;
+        sent.map_err(|_| lost("Attach"))
+    }
+
+    /// Resolves with the next directive, or why there will be none.
+    pub async fn directive(&mut self) -> Result<wire::Directive, Status> {
+        loop {
+            match self.from_router.message().await? {
+                Some(wire::AttachResponse { message: Some(FromRouter::Directive(directive)) }) => return Ok(directive),
+                Some(_) => {}
+                None => return Err(lost("Attach")),
+            }
+        }
+    }
+}
+
+fn lost(what: &str) -> Status {
+    Status::unavailable(format!("the router closed {what}"))
+}

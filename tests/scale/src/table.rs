@@ -1,0 +1,101 @@
+//! What is printed.
+
+use std::io::Write;
+use std::time::Duration;
+
+/// What one fleet costs its router.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) replicas: u32,
+    /// From the router's start until all are routable.
+    pub(crate) came: Duration,
+    /// Cores in use while nobody asks for anything.
+    pub(crate) rest: f64,
+    /// Bytes a second from the agents meanwhile, and to them.
+    pub(crate) up: f64,
+    pub(crate) down: f64,
+    /// Seconds of a core for each request, with all that the agents report of them.
+    pub(crate) per_request: f64,
+    /// The same without what the fleet costs at rest.
+    pub(crate) of_requests: f64,
+    /// Requests a second.
+    pub(crate) rate: f64,
+    /// What telling an operator of all replicas takes: seconds of a core, and bytes.
+    pub(crate) list_cpu: f64,
+    pub(crate) list_bytes: usize,
+    /// Bytes of memory.
+    pub(crate) resident: u64,
+    /// Requests that each replica has answered.
+    pub(crate) served: Vec<u64>,
+}
+
+/// What happens when a router is killed and comes back.
+#[derive(Debug)]
+pub(crate) struct Storm {
+    /// Until it listens.
+    pub(crate) listens: Duration,
+    /// Until all replicas are routable.
+    pub(crate) back: Duration,
+    /// What it has used by then, in seconds of a core.
+    pub(crate) cpu: f64,
+    /// Times that it was dialled.
+    pub(crate) attempts: u64,
+}
+
+/// All replicas are back this soon after a router has been started again.
+const BACK: Duration = Duration::from_secs(5);
+
+/// The names of the columns.
+pub(crate) fn head() {
+    say(
+        "replicas  routable   at rest                          requests                             ps                 memory   requests of a replica",
+    );
+    say(
+        "             after      core    from / to agents       µs each   less rest       /s        ms        kB       MiB   least median most",
+    );
+}
+
+/// One fleet.
+pub(crate) fn show(row: &Row) {
+    let mut served = row.served.clone();
+    served.sort_unstable();
+    let [least, median, most] = [0, served.len() / 2, served.len() - 1].map(|at| served[at]);
+    say(&format!(
+        "{:>8} {:>7.2} s {:>8.2}% {:>7.1} / {:>5.1} kB/s {:>11.0} {:>11.0} {:>8.0} {:>9.1} {:>9.0} {:>9.1} {least:>7} {median:>6} {most:>4}",
+        row.replicas,
+        row.came.as_secs_f64(),
+        100.0 * row.rest,
+        row.up / 1e3,
+        row.down / 1e3,
+        1e6 * row.per_request,
+        1e6 * row.of_requests,
+        row.rate,
+        1e3 * row.list_cpu,
+        row.list_bytes as f64 / 1e3,
+        row.resident as f64 / f64::from(1 << 20),
+    ));
+}
+
+/// A restart.
+pub(crate) fn storm(storm: &Storm) {
+    let Storm { listens, back, cpu, attempts } = storm;
+    let word = if *back <= BACK { "met" } else { "missed" };
+    say(&format!(
+        "\nKilled and started again: it listens after {:.0} ms, all replicas are routable after {:.2} s (bar {} s: {word}), for {:.2} s of a core; dialled {attempts} times.",
+        1e3 * listens.as_secs_f64(),
+        back.as_secs_f64(),
+        BACK.as_secs(),
+        cpu
+    ));
+    say("No request failed.");
+}
+
+fn say(line: &str) {
+    // Whoever closed the output wants no more of it.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Says what went wrong.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
