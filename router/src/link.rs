@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::carry::Lane;
+use crate::carry::{Lane, Lanes};
 use crate::fleet::{Sessions, attach};
 use crate::join::{Connection, Fence, Joining, Peer};
 use crate::metrics::RouterMetrics;
@@ -85,6 +85,19 @@ fn refused(peer: Option<std::net::SocketAddr>, error: &io::Error) {
     }
 }
 
+/// A lane whose stream goes on. However that ends, the lane's requests are told.
+struct OpenLane {
+    lane: Arc<Lane>,
+    lanes: Arc<Lanes>,
+}
+
+impl Drop for OpenLane {
+    fn drop(&mut self) {
+        self.lane.lose();
+        self.lanes.remove_lost();
+    }
+}
+
 #[derive(Debug)]
 struct Link {
     sessions: Arc<Sessions>,
@@ -128,7 +141,9 @@ impl AgentLink for Link {
         let batches = lane.outbox().batches().map(Ok);
         let mut frames = request.into_inner();
         let end = self.end.clone();
+        let open = OpenLane { lane, lanes };
         tokio::spawn(async move {
+            let lane = &open.lane;
             let read = async {
                 while let Ok(Some(batch)) = frames.message().await {
                     lane.receive(batch);
@@ -138,8 +153,7 @@ impl AgentLink for Link {
                 () = read => {}
                 () = end.cancelled() => {}
             }
-            lane.lose();
-            lanes.remove_lost();
+            drop(open);
         });
         Ok(Response::new(Box::pin(batches)))
     }

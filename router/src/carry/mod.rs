@@ -177,7 +177,6 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         let left_open = self.lane.open.lock().calls.remove(&self.id);
-        self.inbox.take_back();
         if left_open.is_some() {
             self.lane.outbox.push(Frame::new(self.id, Kind::Cancel(Cancel {})));
         }

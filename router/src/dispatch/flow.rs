@@ -63,6 +63,10 @@ impl Passing {
 impl Taker for Flow {
     fn take(&self, piece: Bytes) -> Taken {
         let mut flow = self.lock();
+        // Nothing follows what has failed.
+        if flow.failed.is_some() {
+            return Taken::Not(piece);
+        }
         let Some(outlet) = flow.outlet.clone() else { return Taken::Not(piece) };
         let Some(free) = outlet.free() else { return Taken::Not(piece) };
         flow.progress = Instant::now();
@@ -79,3 +83,6 @@ impl Taker for Flow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

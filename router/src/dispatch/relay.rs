@@ -261,18 +261,18 @@ impl Body for Relay {
             match std::mem::replace(&mut relay.state, State::Ended) {
                 State::Streaming => {
                     relay.state = State::Streaming;
+                    let polled = relay.poll_piece(context);
+                    // Looked for after the inbox: until it was polled, the lane's task may have found it. What came behind it is of no use.
                     let failed = relay.flow.lock().failed.take();
-                    let sent = match failed {
-                        Some(failed) => relay.passed(failed),
-                        None => match relay.poll_piece(context) {
-                            Poll::Pending => return Poll::Pending,
-                            Poll::Ready(Ok(Some(bytes))) => relay.piece(bytes),
-                            Poll::Ready(Ok(None)) => relay.end(),
-                            Poll::Ready(Err(broken)) => {
-                                relay.break_off(word(broken.fault), broken.message);
-                                Bytes::new()
-                            }
-                        },
+                    let sent = match (failed, polled) {
+                        (Some(failed), _) => relay.passed(failed),
+                        (None, Poll::Pending) => return Poll::Pending,
+                        (None, Poll::Ready(Ok(Some(bytes)))) => relay.piece(bytes),
+                        (None, Poll::Ready(Ok(None))) => relay.end(),
+                        (None, Poll::Ready(Err(broken))) => {
+                            relay.break_off(word(broken.fault), broken.message);
+                            Bytes::new()
+                        }
                     };
                     if !sent.is_empty() {
                         return relay.send(sent);
@@ -306,6 +306,8 @@ impl Body for Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        // What is taken after this would not be counted.
+        self.exchange.take_back();
         if matches!(self.state, State::Streaming) {
             self.left();
         }

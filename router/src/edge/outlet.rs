@@ -15,8 +15,11 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use hostler_tls::Stream;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 /// A chunk up to this size is copied together with its frame, which is cheaper than to have the kernel gather three parts.
 const COPIED_BYTES: usize = 1024;
@@ -27,7 +30,7 @@ const HEAD_BYTES: usize = 18;
 /// A connection in plain text.
 #[derive(Debug)]
 pub(crate) struct Outlet {
-    socket: TcpStream,
+    socket: OwnedWriteHalf,
     state: Mutex<State>,
 }
 
@@ -40,6 +43,18 @@ struct State {
 }
 
 impl Outlet {
+    /// The two sides of a connection. The outlet is not free before its first flush.
+    pub(crate) fn over(socket: TcpStream) -> (OwnedReadHalf, Arc<Self>) {
+        let (read, socket) = socket.into_split();
+        (read, Arc::new(Self { socket, state: Mutex::default() }))
+    }
+
+    /// Ready when the client has all that came before: the library has nothing left to write.
+    pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_rest(context))?.free = true;
+        Poll::Ready(Ok(()))
+    }
+
     /// The library is about to get something to write.
     pub(crate) fn occupy(&self) {
         self.state.lock().free = false;
@@ -68,7 +83,7 @@ impl Outlet {
     fn poll_try(&self, context: &mut Context<'_>, attempt: impl Fn() -> io::Result<usize>) -> Poll<io::Result<usize>> {
         loop {
             match attempt() {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.socket.poll_write_ready(context))?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.socket.as_ref().poll_write_ready(context))?,
                 done => return Poll::Ready(done),
             }
         }
@@ -77,7 +92,7 @@ impl Outlet {
 
 /// See [`Outlet::free`].
 pub(crate) struct Free<'a> {
-    socket: &'a TcpStream,
+    socket: &'a OwnedWriteHalf,
     state: MutexGuard<'a, State>,
 }
 
@@ -88,7 +103,7 @@ impl Free<'_> {
         let mut head = [0; HEAD_BYTES];
         let mut free = &mut head[..];
         // It has room for any length.
-        let _ = write!(free, "{:x}\r\n", bytes.len());
+        let _ = write!(free, "{:X}\r\n", bytes.len());
         let unused = free.len();
         let head = &head[..HEAD_BYTES - unused];
         let length = head.len() + bytes.len() + 2;
@@ -117,7 +132,7 @@ impl Free<'_> {
 #[derive(Debug)]
 pub(super) enum Wire {
     /// In plain text.
-    Plain(Arc<Outlet>),
+    Plain(OwnedReadHalf, Arc<Outlet>),
     /// With TLS, which nobody else may write to.
     Tls(Box<Stream>),
 }
@@ -126,7 +141,10 @@ impl Wire {
     /// The connection, with TLS upon it or without.
     pub(super) fn new(stream: Stream) -> Self {
         match stream {
-            Stream::Plain(socket) => Self::Plain(Arc::new(Outlet { socket, state: Mutex::default() })),
+            Stream::Plain(socket) => {
+                let (read, outlet) = Outlet::over(socket);
+                Self::Plain(read, outlet)
+            }
             tls @ Stream::Tls(_) => Self::Tls(Box::new(tls)),
         }
     }
@@ -134,7 +152,7 @@ impl Wire {
     /// Where others may write.
     pub(super) fn outlet(&self) -> Option<Arc<Outlet>> {
         match self {
-            Self::Plain(outlet) => Some(outlet.clone()),
+            Self::Plain(_, outlet) => Some(outlet.clone()),
             Self::Tls(_) => None,
         }
     }
@@ -142,22 +160,9 @@ impl Wire {
 
 impl AsyncRead for Wire {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let socket = match self.get_mut() {
-            Self::Plain(outlet) => &outlet.socket,
-            Self::Tls(stream) => return Pin::new(stream).poll_read(context, buffer),
-        };
-        loop {
-            ready!(socket.poll_read_ready(context))?;
-            match socket.try_read_buf(buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                read => {
-                    // Less than there was room for: there is no more, and to ask again would be a call for nothing.
-                    if read? > 0 && buffer.remaining() > 0 {
-                        let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
-                    }
-                    return Poll::Ready(Ok(()));
-                }
-            }
+        match self.get_mut() {
+            Self::Plain(read, _) => Pin::new(read).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
@@ -165,7 +170,7 @@ impl AsyncRead for Wire {
 impl AsyncWrite for Wire {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(outlet) => {
+            Self::Plain(_, outlet) => {
                 ready!(outlet.poll_rest(context))?.free = false;
                 outlet.poll_try(context, || outlet.socket.try_write(bytes))
             }
@@ -175,7 +180,7 @@ impl AsyncWrite for Wire {
 
     fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(outlet) => {
+            Self::Plain(_, outlet) => {
                 ready!(outlet.poll_rest(context))?.free = false;
                 outlet.poll_try(context, || outlet.socket.try_write_vectored(slices))
             }
@@ -185,7 +190,7 @@ impl AsyncWrite for Wire {
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Self::Plain(_) => true,
+            Self::Plain(..) => true,
             Self::Tls(stream) => stream.is_write_vectored(),
         }
     }
@@ -193,19 +198,20 @@ impl AsyncWrite for Wire {
     /// The library calls this when it has nothing left to write.
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(outlet) => {
-                ready!(outlet.poll_rest(context))?.free = true;
-                Poll::Ready(Ok(()))
-            }
+            Self::Plain(_, outlet) => outlet.poll_flush(context),
             Self::Tls(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(outlet) => {
+            Self::Plain(_, outlet) => {
                 ready!(outlet.poll_rest(context))?.free = false;
-                Poll::Ready(rustix::net::shutdown(&outlet.socket, rustix::net::Shutdown::Write).map_err(Into::into))
+                Poll::Ready(match shutdown(outlet.socket.as_ref(), Shutdown::Write) {
+                    // The client is gone already.
+                    Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+                    Err(error) => Err(error.into()),
+                })
             }
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }

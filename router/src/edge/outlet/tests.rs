@@ -36,7 +36,7 @@ async fn an_outlet_is_free_from_a_flush_until_the_library_has_something_to_write
     wire.write_all(b"end").await.unwrap();
     let mut received = [0; 4 + 17 + 5 + COPIED_BYTES + 2 + 3];
     client.read_exact(&mut received).await.unwrap();
-    let expected = [b"headc\r\nhello, world\r\n400\r\n", &[b'x'; COPIED_BYTES][..], b"\r\nend"].concat();
+    let expected = [b"headC\r\nhello, world\r\n400\r\n", &[b'x'; COPIED_BYTES][..], b"\r\nend"].concat();
     assert_eq!(received[..], expected[..]);
 }
 
@@ -48,7 +48,7 @@ async fn what_a_client_has_not_taken_goes_before_all_that_follows() {
     let mut expected = Vec::new();
     for size in (1..).map(|number| number * 997 % 20_000 + 1) {
         let chunk = vec![u8::try_from(size % 251).unwrap(); size];
-        expected.extend_from_slice(&[format!("{size:x}\r\n").as_bytes(), &chunk, b"\r\n"].concat());
+        expected.extend_from_slice(&[format!("{size:X}\r\n").as_bytes(), &chunk, b"\r\n"].concat());
         if !outlet.free().unwrap().chunk(&chunk) {
             break;
         }
