@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
 
-/// How far a figure may be from its budget. Equal programs differ by a per mille or two, for hash seeds and the times at which timers fire.
+/// How far a figure may be from its budget. Equal programs differ by much less than a per cent, builds that differ elsewhere by up to two.
 pub(crate) const TOLERANCE: f64 = 0.05;
 
 /// What one operation costs.
