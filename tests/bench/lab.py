@@ -32,7 +32,7 @@ class Lab:
     may_install: bool
     runs: list[Run] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Why a peer is missing, or what it failed at."""
+    """Why a peer is missing or has no figures somewhere, or what was wrong with it."""
     versions: dict[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
@@ -64,7 +64,7 @@ class Lab:
             units, wanted = run.figures["units"], expected.get(run.scenario)
             if wanted is None or units == wanted:
                 continue
-            what = f"{units:.0f} events arrived, where {wanted:.0f} were expected"
+            what = f"in repetition {run.repetition + 1}, {units:.0f} events arrived of {wanted:.0f}"
             if run.way in OURS:
                 raise Failed(f"{run.scenario}, {run.way}: {what}")
             self._leave_out(f"{run.way}, {run.scenario}", what)

@@ -62,7 +62,7 @@ def page(record: Record) -> str:
         peers_table(record),
     ]
     if record.left_out:
-        parts += ["\nLeft out:\n", *(f"- {what}: {why}" for what, why in sorted(record.left_out.items()))]
+        parts += ["\nLeft out, or not as it should be:\n", *(f"- {what}: {why}" for what, why in sorted(record.left_out.items()))]
     return "\n".join(parts) + "\n"
 
 

@@ -184,21 +184,22 @@ SGLANG_ROUTER = PyPI("sglang-router", "0.3.2", "sglang-router")
 
 SMALL = "one thread, Unix sockets to the engines"
 OWN = "threads as it chooses, TCP to the engines"
+RENDERS = (
+    "; asks an engine for the tokens of each prompt by `/completions/render`, which simulated engines lack, as vLLM does without "
+    "`--enable-scale-out`, and goes on with the text"
+)
 
 
 def routers() -> list[Peer]:
     """Each router with a policy that looks at nothing, and with the one that knows prompts."""
     found = []
     for policy in ("round_robin", "cache_aware"):
-        for package, before, level in (
-            (VLLM_ROUTER, (), "warning"),
-            (SGLANG_ROUTER, ("launch",), "warn"),
-            (SMG, ("launch",), "warn"),
-        ):
-            start = gateway(policy, *before, log_level=level)
-            name = package.package if policy == "round_robin" else f"{package.package} {policy}"
+        for package, before, level in ((VLLM_ROUTER, (), "warning"), (SGLANG_ROUTER, ("launch",), "warn"), (SMG, ("launch",), "warn")):
             affinity = policy == "cache_aware"
-            found.append(Peer(name, package, start, over_tcp=True, router=True, affinity=affinity, about=f"{policy}; {OWN}"))
+            name = f"{package.package} {policy}" if affinity else package.package
+            about = f"`{policy}`; {OWN}" + (RENDERS if affinity and package is VLLM_ROUTER else "")
+            start = gateway(policy, *before, log_level=level)
+            found.append(Peer(name, package, start, over_tcp=True, router=True, affinity=affinity, about=about))
     return found
 
 

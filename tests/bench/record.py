@@ -23,7 +23,7 @@ class Record:
     versions: dict[str, str]
     """Of hostler and of the peers."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Peers that are missing, or what they failed at, with the reason."""
+    """Peers that are missing, or what was wrong with them, with the reason."""
     load_averages: list[str] = field(default_factory=list)
     """Before and after each part."""
     runs: list[Run] = field(default_factory=list)

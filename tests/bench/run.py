@@ -117,7 +117,7 @@ def show(record: Record) -> None:
     for table in [*tables(runs), bars_table(runs)]:
         print(f"\n{table.text()}")
     for what, why in sorted(record.left_out.items()):
-        print(f"\nleft out: {what}: {why}")
+        print(f"\nleft out, or not as it should be: {what}: {why}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ Figures = dict[str, float]
 
 # Engines that spend no time on tokens, with room for every prompt and every stream at once.
 ENGINE_FLAGS = (
-    *("--sim-prefill-us", "0", "--max-num-seqs", "1024", "--max-num-batched-tokens", "10000000"),
+    *("--sim-prefill-us", "0", "--max-num-seqs", "4096", "--max-num-batched-tokens", "10000000"),
     *("--max-model-len", "65536", "--num-gpu-blocks-override", "262144"),
 )
 # Streams that wait, and how long all of them may take to be there, in seconds.
