@@ -34,9 +34,9 @@ def main() -> int:
         record, failure = (together(options.merge), None) if options.merge else measure(options)
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         sys.exit(f"{problem}")
-    show(record)
     if options.json:
         record.write(options.json)
+    show(record)
     if failure:
         say(f"failed: {failure}")
         return 1
@@ -73,14 +73,14 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def measure(options: argparse.Namespace) -> tuple[Record, Exception | None]:
+def measure(options: argparse.Namespace) -> tuple[Record, str | None]:
     """Runs the scenarios on the ways. What ends a run early comes with what had been measured until then."""
     choose_binary()
     # A client and an upstream connection for each of 2,000 streams.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # An end from outside unwinds as a failure does, so that nothing stays behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # An end from outside unwinds as a failure does, so that nothing stays behind and what was measured is kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     lab = Lab(options.ways, options.repetitions, may_install=not options.quick)
     lab.prepare()
     record = Record(machine(), {"hostler": hostler_version(), **lab.versions}, lab.left_out, [], lab.runs)
@@ -90,7 +90,9 @@ def measure(options: argparse.Namespace) -> tuple[Record, Exception | None]:
         lab.measure([scenario for scenario in SCENARIOS if scenario.name.startswith(tuple(options.scenarios))])
         lab.check_events()
     except (Failed, AssertionError, OSError, subprocess.SubprocessError) as problem:
-        failure = problem
+        failure = str(problem)
+    except KeyboardInterrupt:
+        failure = "interrupted"
     record.load_averages.append(f"{before} and {load_average()}")
     return record, failure
 

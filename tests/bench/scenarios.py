@@ -81,7 +81,7 @@ class Pinned:
     direct: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
 
-    def measure(self, way: Way, _: Direct) -> Figures:
+    def measure(self, way: Way, direct: Direct) -> Figures:
         """The load's figures; `share` says whether the router was what held it up."""
         cpus = os.sched_getaffinity(0)
         first, others = {min(cpus)}, cpus - {min(cpus)}
@@ -91,7 +91,7 @@ class Pinned:
             pin(edge, first)
             # Load generators inherit it from this process.
             pin(rest, others)
-            return self.cost.measure(way, _)
+            return self.cost.measure(way, direct)
         finally:
             pin([*edge, *rest], cpus)
 
@@ -168,12 +168,11 @@ def saturated(name: str, clients: int, prompt_bytes: int, requests: int) -> Cost
     return Cost(name, "request", warm_up, Closed(clients, requests, 1, prompt_bytes, streams=False), STEPS_OF_1_MS, policies=True)
 
 
-TINY = saturated("requests-tiny", 256, 64, 20_000)
 SCENARIOS: tuple[Scenario, ...] = (
     *(streams(number) for number in (64, 256, 1000, 2000)),
-    TINY,
+    saturated("requests-tiny", 256, 64, 20_000),
     saturated("requests-100kB", 64, 100_000, 600),
-    Pinned("core", TINY, STEPS_OF_1_MS),
+    Pinned("core", saturated("core", 256, 64, 10_000), STEPS_OF_1_MS),
     Latency("latency", STEPS_OF_5_MS, Chat(4, 128, 64, rate=100), Chat(3, 128, 64, clients=256), half_seconds=4),
     Footprint("footprint", SLOW_WHEN_FULL),
 )
