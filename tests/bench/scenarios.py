@@ -1,7 +1,8 @@
 """What is measured of a way: each scenario is a load together with what is read of it. README.md has them as a table.
 
 A scenario's `measure` returns figures by name. `cpu.PART` is CPU time for one unit in microseconds, of the processes between client and engine
-(`router`, `agent`, `proxy`), of the `engines` and of the `load` generators; `rss.PART` and `idle.PART` are MB; the others say what they are.
+(`router`, `agent`, `proxy`), of the `engines` and of the `load` generators; `rss.PART` and `idle.PART` are MB, `resting.PART` CPU in ms a
+second; the others say what they are.
 """
 
 import asyncio
@@ -137,12 +138,16 @@ class Footprint:
     fresh: ClassVar[bool] = True
 
     def measure(self, way: Way, _: Direct) -> Figures:
-        """Memory a second after the start, and with idle streams what it is more than that."""
+        """What it uses in the second second after its start, and with idle streams what its memory is more than that."""
         time.sleep(1)
+        before = cpu_of(way.parts)
+        time.sleep(1)
+        after = cpu_of(way.parts)
         rest = {part: memory_mb(pids) for part, pids in way.parts.items()}
         waiting = asyncio.run(beside_idle_streams(way.targets[0], lambda: {part: memory_mb(pids) for part, pids in way.parts.items()}))
         return {
             "start_seconds": way.start_seconds,
+            **{f"resting.{part}": (after[part] - before[part]) * 1000 for part in way.parts},
             **{f"rss.{part}": megabytes for part, megabytes in rest.items()},
             **{f"idle.{part}": (waiting[part] - rest[part]) * 1000 / IDLE_STREAMS for part in rest},
         }

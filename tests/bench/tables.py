@@ -161,15 +161,16 @@ def _beside_direct(runs: Runs, way: str, name: str) -> Value:
 def footprint(runs: Runs) -> Table | None:
     """Memory and start."""
     about = (
-        "Resident memory in MB a second after the start, and how much more it is with 1,000 open streams that wait for their next event, when each "
-        "has had one. `start` is the time from the start until a request through it is answered; hostler's holds the start of its agent and of both "
-        "engines, the others find engines that run."
+        "Resident memory in MB two seconds after the start, and how much more it is with 1,000 open streams that wait for their next event, when "
+        "each has had one. `start` is the time from the start until a request through it is answered; hostler's holds the start of its agent and of "
+        "both engines, the others find engines that run."
     )
-    rows = [["", "at rest", "per 1,000 idle streams", "start, seconds"]]
-    for label, way, rest in subjects(runs, ["footprint"], "rss"):
-        idle = {label: value for label, _, value in subjects(runs, ["footprint"], "idle")}[label]
+    rows = [["", "MB at rest", "MB per 1,000 idle streams", "CPU at rest, ms/s", "start, seconds"]]
+    kinds = [subjects(runs, ["footprint"], kind) for kind in ("rss", "idle", "resting")]
+    for alike in zip(*kinds, strict=True):
+        label, way, _ = alike[0]
         start = cell(runs.spread("footprint", way, figure("start_seconds")), digits=2) if label in (way, f"{way}, both") else ""
-        rows.append([label, cell(runs.spread("footprint", way, rest)), cell(runs.spread("footprint", way, idle)), start])
+        rows.append([label, *(cell(runs.spread("footprint", way, value)) for _, _, value in alike), start])
     return table("Memory and start", about, rows)
 
 
