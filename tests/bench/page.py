@@ -12,8 +12,8 @@ from tables import Table, tables
 BEGINNING = """\
 # Performance
 
-What Hostler costs between client and engine, beside other routers and proxies over the same simulated engines, in one run on one machine. This page
-is written by the command that measured it; nothing in it is typed by hand:
+What Hostler costs between client and engine, beside other routers and proxies over the same simulated engines, on one machine. This page is written
+by the command that measured it; nothing in it is typed by hand:
 
     make bench-compare
 
@@ -39,8 +39,8 @@ its defaults, which are more than the others do: it writes its access log, and m
 (exact placement).
 
 Its agent uses its engines' Unix sockets, as it always does. nginx, haproxy and Envoy use the same sockets, which is the cheapest that they can
-have. The Rust routers know only URLs, and reach two more engines with the same flags over TCP on loopback, which costs them a little more. `direct`
-is the load generator on the Unix sockets, half of the load on each. Clients always come over TCP on loopback.
+have. The Rust routers know only URLs, and reach two more engines over TCP on loopback, with the same flags but for the KV events, which hostler's agent
+asks for. `direct` is the load generator on the Unix sockets, half of the load on each. Clients always come over TCP on loopback.
 """
 
 
@@ -48,13 +48,14 @@ def page(record: Record) -> str:
     """The whole page."""
     runs = Runs(record.runs)
     repetitions = statistics.mode(Counter((run.scenario, run.way) for run in record.runs).values())
+    pieces = f" in {len(record.load_averages)} parts" if len(record.load_averages) > 1 else ""
     parts = [
         BEGINNING.format(minutes=25),
-        f"Measured on {record.machine['date']}; repetitions: {repetitions}.\n",
+        f"Measured on {record.machine['date']}{pieces}; repetitions: {repetitions}.\n",
         *(f"- {name}: {value}" for name, value in record.machine.items() if name != "date"),
         f"- load average before and after each part: {'; '.join(record.load_averages)}",
         f"- versions: {', '.join(f'{name} {version}' for name, version in sorted(record.versions.items()))}",
-        "\n## What the project wants\n\nRatios within this run; none of them fails it.\n",
+        "\n## What the project wants\n\nRatios and limits of this measurement; one that is missed fails nothing.\n",
         bars_table(runs).grid(),
         *(f"\n{table.markdown()}" for table in tables(runs)),
         f"\n## How to read it\n\n{READING}",
