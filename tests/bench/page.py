@@ -39,8 +39,8 @@ its defaults, which are more than the others do: it writes its access log, and m
 (exact placement).
 
 Its agent uses its engines' Unix sockets, as it always does. nginx, haproxy and Envoy use the same sockets, which is the cheapest that they can
-have. The Rust routers know only URLs, and reach two more engines over TCP on loopback, with the same flags but for the KV events, which hostler's agent
-asks for. `direct` is the load generator on the Unix sockets, half of the load on each. Clients always come over TCP on loopback.
+have. The Rust routers know only URLs, and reach two more engines over TCP on loopback, with the same flags but for the KV events, which hostler's
+agent asks for. `direct` is the load generator on the Unix sockets, half of the load on each. Clients always come over TCP on loopback.
 """
 
 
