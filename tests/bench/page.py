@@ -47,7 +47,10 @@ agent asks for. `direct` is the load generator on the Unix sockets, half of the 
 def page(record: Record) -> str:
     """The whole page."""
     runs = Runs(record.runs)
-    repetitions = statistics.mode(Counter((run.scenario, run.way) for run in record.runs).values())
+    counts = Counter((run.scenario, run.way) for run in record.runs)
+    usual = statistics.mode(counts.values())
+    others = [f"{scenario} {count}" for scenario, count in dict.fromkeys((name, count) for (name, _), count in counts.items() if count != usual)]
+    repetitions = f"{usual}{' (' + ', '.join(others) + ')' if others else ''}"
     pieces = f" in {len(record.load_averages)} parts" if len(record.load_averages) > 1 else ""
     parts = [
         BEGINNING.format(minutes=25),

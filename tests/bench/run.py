@@ -102,6 +102,8 @@ def together(files: list[Path]) -> Record:
     first, *others = (Record.read(file) for file in files)
     for other in others:
         first.add(other)
+    # Parts may have had them in another order.
+    first.runs.sort(key=lambda run: NAMES.index(run.way))
     return first
 
 
