@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
 
-.PHONY: run test build lint docs contract e2e netns hardening fuzz bench fairness simulate-gates guard scale ci
+.PHONY: run test build lint docs contract e2e netns hardening fuzz bench bench-compare fairness simulate-gates guard scale ci
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -62,7 +62,11 @@ fuzz:
 
 ## CPU per request and per streamed event, beside nginx; see tests/bench/README.md.
 bench: build
-	python3 tests/bench/run.py $(ARGS)
+	python3 tests/bench/run.py --quick $(ARGS)
+
+## The same and more, beside every peer that can be installed; writes docs/performance.md. About 25 minutes.
+bench-compare: build
+	python3 tests/bench/run.py --markdown docs/performance.md $(ARGS)
 
 ## What a tenant notices of another one that floods the fleet, and what the fleet does at ten times its load; exits 1 when a bar is missed.
 fairness: build

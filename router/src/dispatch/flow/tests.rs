@@ -31,7 +31,8 @@ async fn whole_events_are_written_at_once_and_halves_wait_for_their_other_half()
     let mut received = [0; 35];
     client.read_exact(&mut received).await.unwrap();
     assert_eq!(&received, b"F\r\ndata: {\"a\":1}\n\n\r\nA\r\ndata: {}\n\n\r\n");
-    assert_eq!((flow.lock().sent, flow.lock().scanner.as_ref().unwrap().events()), (25, 2));
+    let flow = flow.lock();
+    assert_eq!((flow.sent, flow.scanner.as_ref().unwrap().events()), (25, 2));
 }
 
 #[tokio::test]
