@@ -12,6 +12,9 @@ use crate::cases::Case;
 /// How far a figure may be from its budget. Equal programs differ by much less than a per cent, builds that differ elsewhere by up to two.
 pub(crate) const TOLERANCE: f64 = 0.05;
 
+/// The same for system calls and readings of the clock: how many bytes a read of a socket finds is a matter of chance, even here.
+const CALLS_TOLERANCE: f64 = 0.2;
+
 /// What one operation costs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figures {
@@ -49,13 +52,13 @@ impl Figures {
         let Some(budget) = budget else { return Standing::New };
         // Of calls and readings there are few, and a timer more or less must not matter where there is hardly one per operation.
         let parts = [
-            (self.instructions - budget.instructions, budget.instructions),
-            (self.calls - budget.calls, budget.calls.max(1.0)),
-            (self.clock - budget.clock, budget.clock.max(1.0)),
+            (self.instructions - budget.instructions, TOLERANCE * budget.instructions),
+            (self.calls - budget.calls, CALLS_TOLERANCE * budget.calls.max(1.0)),
+            (self.clock - budget.clock, CALLS_TOLERANCE * budget.clock.max(1.0)),
         ];
-        if parts.iter().any(|(more, of)| *more > TOLERANCE * of) {
+        if parts.iter().any(|(more, bound)| more > bound) {
             Standing::Over
-        } else if parts.iter().any(|(more, of)| *more < -TOLERANCE * of) {
+        } else if parts.iter().any(|(more, bound)| *more < -bound) {
             Standing::Under
         } else {
             Standing::Kept
@@ -69,8 +72,7 @@ impl Figures {
 pub(crate) struct Budget(BTreeMap<String, Figures>);
 
 /// The first lines of the file.
-const HEAD: &str =
-    "# What one operation of each case may cost, within 5 %. Written by `make guard ARGS=--accept`; see tests/guard/src/cases.\n\n";
+const HEAD: &str = "# What one operation of each case may cost, within 5 % of instructions and 20 % of calls. Written by `make guard ARGS=--accept`; see tests/guard/src/cases.\n\n";
 
 impl Budget {
     /// Reads the file; one that is not there is empty.
@@ -117,7 +119,7 @@ mod tests {
         let standing = |instructions, calls| figures(instructions, calls).standing(budget);
         assert_eq!(standing(1040.0, 2.05), Standing::Kept);
         assert_eq!(standing(1060.0, 2.0), Standing::Over);
-        assert_eq!(standing(900.0, 2.2), Standing::Over);
+        assert_eq!(standing(900.0, 2.5), Standing::Over);
         assert_eq!(standing(900.0, 2.0), Standing::Under);
         assert_eq!(Figures { clock: 4.0, ..figures(1000.0, 2.0) }.standing(budget), Standing::Over);
         assert_eq!(figures(1.0, 0.0).standing(None), Standing::New);
