@@ -5,6 +5,7 @@ mod client;
 pub(crate) mod dial;
 mod lane;
 mod orders;
+mod redial;
 mod relay;
 mod report;
 mod session;
@@ -20,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use lane::{Incoming, Lane, RequestBody, Serving};
-pub use report::{Board, Replica, Traits};
+pub use redial::Redial;
+pub use report::{Board, REPORT_INTERVAL, Replica, Traits};
 
 use crate::join::Access;
 use crate::metrics::AgentMetrics;

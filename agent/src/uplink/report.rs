@@ -21,7 +21,7 @@ use crate::traffic::RouterKey;
 const FILES_RETRY: Duration = Duration::from_secs(30);
 
 /// The least time between two reports.
-pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(10);
+pub const REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A replica of this node: its engine, and the way of requests to it.
 #[derive(Debug)]

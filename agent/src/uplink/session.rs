@@ -27,16 +27,11 @@ use super::bulk::Bulk;
 use super::dial::{DialError, dial};
 use super::lane::Lane;
 use super::orders;
+use super::redial::{LONGEST_PAUSE, Redial};
 use super::relay;
 use super::report::{REPORT_INTERVAL, Reporter};
 use crate::join::{self, Identity, JoinError};
 use crate::traffic::RouterKey;
-
-/// The first pause before a router is dialled again; each next one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-
-/// The longest pause. A router that comes back is served again within about this time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The pause after a refusal that will not change by itself soon.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
@@ -90,7 +85,7 @@ impl From<JoinError> for Ended {
 
 /// Keeps a session with the router at `address` until `end`. A router that is away is dialled on and on, and mentioned once.
 pub(super) async fn keep(uplink: Arc<Uplink>, address: SocketAddr, name: String, end: CancellationToken) {
-    let mut pause = FIRST_PAUSE;
+    let mut redial = Redial::default();
     let mut mentioned = String::new();
     loop {
         let mut attached = false;
@@ -99,7 +94,7 @@ pub(super) async fn keep(uplink: Arc<Uplink>, address: SocketAddr, name: String,
             () = end.cancelled() => return,
         };
         if attached {
-            (pause, mentioned) = (FIRST_PAUSE, String::new());
+            (redial, mentioned) = (Redial::default(), String::new());
         }
         let reason = ended.to_string();
         // One line an outage, whatever its further symptoms are; but a refusal needs somebody to act.
@@ -113,11 +108,8 @@ pub(super) async fn keep(uplink: Arc<Uplink>, address: SocketAddr, name: String,
             mentioned = reason;
         }
         let longest = if matches!(ended, Ended::Refused(_) | Ended::Duplicate) { REFUSED_PAUSE } else { LONGEST_PAUSE };
-        // Between half and all of it, so that the agents of a fleet do not come back in step.
-        let jittered = pause.mul_f64(0.5 + 0.5 * fastrand::f64());
-        pause = (pause * 2).min(longest);
         tokio::select! {
-            () = sleep(jittered) => {}
+            () = sleep(redial.pause_up_to(longest)) => {}
             () = end.cancelled() => return,
         }
     }

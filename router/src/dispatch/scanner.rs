@@ -76,8 +76,13 @@ impl Usage {
                 .map(|key| Finder::new(&format!("\"{key}\":")).into_owned())
         });
         let usage = &json[USAGE.find(json)?..];
-        let [prompt, input, completion, output, cached] = KEYS.each_ref().map(|key| number(usage, key));
-        Some(Self { prompt: prompt.or(input).unwrap_or(0), completion: completion.or(output).unwrap_or(0), cached })
+        let [prompt, input, completion, output, cached] = &*KEYS;
+        let number = |key| number(usage, key);
+        Some(Self {
+            prompt: number(prompt).or_else(|| number(input)).unwrap_or(0),
+            completion: number(completion).or_else(|| number(output)).unwrap_or(0),
+            cached: number(cached),
+        })
     }
 }
 

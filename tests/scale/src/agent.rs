@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_agent::uplink::{Incoming, Serving};
+use hostler_agent::AgentConfig;
+use hostler_agent::uplink::{Incoming, REPORT_INTERVAL, Redial, Serving};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
 use tokio::sync::{Notify, mpsc};
@@ -17,20 +18,11 @@ use tonic::Status;
 
 use super::{Attached, Joining, Replica, Tally, attach};
 
-/// A real agent's pauses between two attempts: the first, each next one twice as long, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-
-/// The least time between two reports of an agent.
-const REPORT_INTERVAL: Duration = Duration::from_millis(10);
-
 /// How often an agent reads an idle engine's figures, each time followed by a report.
 const IDLE_READING: Duration = Duration::from_millis(500);
 
 /// How often the driver tells how the GPUs do.
 const GPU_READING: Duration = Duration::from_secs(1);
-
-/// Lanes of a real agent.
-const LANES: u32 = 4;
 
 /// How long an answer takes, from its first event to its last.
 const ANSWER: Duration = Duration::from_millis(20);
@@ -67,23 +59,25 @@ impl Agent {
 
     /// Serves the router at `address` until it is dropped.
     pub async fn keep(&self, address: SocketAddr) {
-        let (first, longest) = PAUSES;
-        let mut pause = first;
+        let mut redial = Redial::default();
         loop {
             self.tally.attempts.fetch_add(1, Ordering::Relaxed);
             let (took, taken) = mpsc::unbounded_channel();
-            let joining = Joining { hello: self.hello.clone(), replicas: self.replicas().map(Replica::whole).collect(), lanes: LANES };
+            let joining = Joining {
+                hello: self.hello.clone(),
+                replicas: self.replicas().map(Replica::whole).collect(),
+                lanes: AgentConfig::default().lanes,
+            };
             match attach(address, joining, &took, self.tally.traffic()).await {
                 Ok(attached) => {
-                    pause = first;
+                    redial = Redial::default();
                     let _counted = self.tally.attached();
                     let ended = self.follow(attached, taken).await;
                     self.tally.note(&self.hello.node, &ended);
                 }
                 Err(status) => self.tally.note(&self.hello.node, &status),
             }
-            sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
-            pause = (pause * 2).min(longest);
+            sleep(redial.pause()).await;
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
+use hostler_agent::AgentConfig;
 use hostler_agent::uplink::{Incoming, Serving};
 use hostler_boot::Shutdown;
 use hostler_proto::agent::v1::frame::Kind;
@@ -16,9 +17,6 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use crate::counted::{Counted, flush};
-
-/// As many as a real agent opens.
-const LANES: u32 = 4;
 
 /// Longer than any case: nothing is to happen because of the time.
 const FOR_EVER: Duration = Duration::from_secs(3600);
@@ -67,7 +65,7 @@ impl Scene {
         let (took, taken) = mpsc::unbounded_channel();
         let hello = Hello { node: "guard".into(), life: 1, ..Hello::default() };
         let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.whole()).collect();
-        let attached = attach(agents, Joining { hello, replicas, lanes: LANES }, &took, Arc::default()).await?;
+        let attached = attach(agents, Joining { hello, replicas, lanes: AgentConfig::default().lanes }, &took, Arc::default()).await?;
         Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
     }
 
