@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hostler_placement::affinity::{Guess, Holes, Index, Overlay, Popularity, Seat};
+use hostler_placement::affinity::{Compared, Extent, Guess, Holes, Index, Overlay, Popularity, Seat};
 use hostler_placement::keys::Key;
 
 /// A replica's capacity: 500,000 tokens in blocks of 16.
@@ -85,13 +85,13 @@ fn others(criterion: &mut Criterion) {
         .map(|number| {
             let mut other = prompt.to_vec();
             other[6 * number + 1] ^= 1;
-            overlay.enter(seats[number % 64].0, other.into())
+            overlay.enter(seats[number % 64].0, Extent::whole(other.into()))
         })
         .collect();
     criterion.bench_function("overlay, 1000 requests in flight that share their beginning", |bencher| {
         bencher.iter(|| {
             let mut matched = [0; 64];
-            overlay.raise(&prompt, &seats, &mut matched);
+            overlay.raise(&Compared::whole(&prompt), &seats, &mut matched);
             black_box(matched)
         });
     });

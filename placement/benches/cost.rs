@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use hostler_placement::affinity::{Arrivals, Holes, Index, Overlay, Popularity, Seat};
+use hostler_placement::affinity::{Arrivals, Compared, Extent, Holes, Index, Overlay, Popularity, Seat};
 use hostler_placement::cost::{Ask, Candidate, Conditions, place};
 use hostler_placement::keys::{Chain, Key, token_keys};
 use hostler_placement::rates::Rates;
@@ -71,7 +71,7 @@ fn choosing(criterion: &mut Criterion) {
             let fifths = if number % 21 == 7 && number < 64 { 4 } else { 1 + usize::from(number % 8 == 0) };
             index.store(*seat, &keys[..keys.len() * fifths / 5]);
             index.store(*seat, &(0..1_000_000 / count).map(|_| random.u64(..)).collect::<Vec<Key>>());
-            pledges.push(overlay.enter(*seat, (0..500).map(|_| random.u64(..)).collect()));
+            pledges.push(overlay.enter(*seat, Extent::whole((0..500).map(|_| random.u64(..)).collect())));
         }
         let mut candidates = candidates(count);
         let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
@@ -81,7 +81,7 @@ fn choosing(criterion: &mut Criterion) {
                 now += 0.001;
                 let keys = token_keys(Chain::new("", ""), black_box(&tokens), 16);
                 let mut matched = index.matched(&keys, &seats);
-                overlay.raise(&keys, &seats, &mut matched);
+                overlay.raise(&Compared::whole(&keys), &seats, &mut matched);
                 for (candidate, blocks) in candidates.iter_mut().zip(&matched) {
                     candidate.matched = blocks * 16;
                 }

@@ -8,7 +8,7 @@ use crate::files::{Config, Sources};
 use crate::messages::{self, Conversation, MARK, Media, Rules, invalid};
 use crate::request::{Chat, Prompt, Side, Truncation};
 use crate::template::{Shape, Template};
-use crate::tokens::{Stats, Tokens};
+use crate::tokens::{GoesOn, Progress, Stats, Tokens};
 use crate::{Dialect, Files, FilesError, Request};
 
 /// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one core.
@@ -31,8 +31,10 @@ pub struct Encoder {
 /// The tokens of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
-    /// The tokens of the prompt; of a batch, those of its first.
+    /// The tokens of the prompt, or of the beginning that was asked for; of a batch, those of its first.
     pub tokens: Vec<u32>,
+    /// About how many tokens follow in text that was not read because nobody asked for it.
+    pub unread_tokens: u32,
     /// False when the tokens stop before the first image, sound or video. The last of them may then be another one for the engine, because
     /// what follows can join it.
     pub whole: bool,
@@ -95,25 +97,33 @@ impl Encoder {
 
     /// The tokens that an engine with this dialect will see for this request.
     pub fn encode_in(&self, dialect: Dialect, request: &Request) -> Result<Encoded, EncodeError> {
+        self.encode_while(dialect, request, &mut |_| true)
+    }
+
+    /// The same, or only the tokens of the beginning: `goes_on` is asked, at places where reading can stop, whether more is wanted. A request
+    /// that is truncated is read whole.
+    pub fn encode_while(&self, dialect: Dialect, request: &Request, goes_on: &mut GoesOn<'_>) -> Result<Encoded, EncodeError> {
         if let Some(reason) = request.unsupported {
             return Err(EncodeError::Unsupported(reason));
         }
-        let (tokens, whole, special_tokens, more) = match &request.prompt {
+        let mut goes_on = |progress: Progress<'_>| request.truncation.is_some() || goes_on(progress);
+        let ((tokens, unread), whole, special_tokens, more) = match &request.prompt {
             Prompt::Chat(chat) => {
                 let (text, whole) = self.render(dialect, chat)?;
-                (self.text(&text, chat.special_tokens)?, whole, chat.special_tokens, 0)
+                (self.text(&text, chat.special_tokens, &mut goes_on)?, whole, chat.special_tokens, 0)
             }
             Prompt::Text { text, special_tokens, more_bytes } => {
-                (self.text(text, *special_tokens)?, true, *special_tokens, more_bytes.div_ceil(BYTES_PER_TOKEN))
+                (self.text(text, *special_tokens, &mut goes_on)?, true, *special_tokens, more_bytes.div_ceil(BYTES_PER_TOKEN))
             }
-            Prompt::Tokens { tokens, more } => (tokens.clone(), true, false, *more),
+            Prompt::Tokens { tokens, more } => ((tokens.clone(), 0), true, false, *more),
         };
         let tokens = match request.truncation {
             Some(_) if !whole => return Err(EncodeError::Unsupported("a truncation and media")),
             Some(truncation) => self.truncated(tokens, truncation, special_tokens)?,
             None => tokens,
         };
-        Ok(Encoded { tokens, whole, more_tokens: u32::try_from(more).unwrap_or(u32::MAX) })
+        let counted = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        Ok(Encoded { tokens, unread_tokens: counted(unread), whole, more_tokens: counted(more) })
     }
 
     /// What this encoder did so far.
@@ -122,11 +132,14 @@ impl Encoder {
         self.tokens.stats()
     }
 
-    fn text(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+    /// The tokens of a text as far as it is wanted, and about how many follow: as many for a byte as it had so far.
+    fn text(&self, text: &str, special_tokens: bool, goes_on: &mut GoesOn<'_>) -> Result<(Vec<u32>, usize), EncodeError> {
         if text.len() > MOST_TEXT {
             return Err(EncodeError::TooLong { bytes: text.len(), most: MOST_TEXT });
         }
-        self.tokens.encode(text, special_tokens)
+        let read = self.tokens.read(text, special_tokens, goes_on)?;
+        let unread = (text.len() - read.bytes) * read.tokens.len() / read.bytes.max(1);
+        Ok((read.tokens, unread))
     }
 
     /// The text of a conversation, up to its first media, and whether that is all of it.

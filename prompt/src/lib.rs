@@ -25,7 +25,7 @@ pub use encoder::{EncodeError, Encoded, Encoder, MOST_TEXT};
 pub use files::{Files, FilesError};
 pub use forms::{Form, Forms};
 pub use request::Request;
-pub use tokens::Stats;
+pub use tokens::{GoesOn, Progress, Stats};
 
 #[cfg(test)]
 mod fixture;

@@ -1,12 +1,15 @@
 //! A text's tokens. Text between the added tokens of a tokenizer (`<|im_start|>` and its like) tokenizes independently of what is around it,
-//! so the tokens of such segments are kept: of a growing chat only the new messages are encoded.
+//! so the tokens of such segments are kept: of a growing chat only the new messages are encoded. Long segments are cut between words, and
+//! their pieces kept likewise: so a text can be read from its beginning on, as far as anybody wants to know it.
 //!
-//! Whether segments are independent for this tokenizer is checked when it is read; where they are not, texts are encoded whole.
+//! Whether segments and pieces are independent for this tokenizer is checked when it is read; where they are not, texts are encoded whole.
 
 mod cache;
+mod cut;
 mod split;
 
 use std::hash::{BuildHasher, RandomState};
+use std::mem::discriminant;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -16,6 +19,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::files::Config;
 use crate::{EncodeError, FilesError};
 use cache::{Cache, Key};
+use cut::Cutter;
 use split::{Piece, Splitter};
 
 /// What an encoder did so far.
@@ -36,6 +40,8 @@ pub(crate) struct Tokens {
     tokenizer: Tokenizer,
     /// `None` when segments of this tokenizer are not independent.
     splitter: Option<Splitter>,
+    /// `None` when pieces of its segments are not.
+    cutter: Option<Cutter>,
     /// `None` when the special tokens around a text are not always the same.
     around: Option<Around>,
     cache: Mutex<Cache>,
@@ -44,6 +50,46 @@ pub(crate) struct Tokens {
     hits: AtomicU64,
     misses: AtomicU64,
     encoded_bytes: AtomicU64,
+}
+
+/// How far a text has been read.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress<'a> {
+    /// The tokens so far. They will not change, whatever follows.
+    pub tokens: &'a [u32],
+    /// The bytes of the text that they stand for.
+    pub bytes: usize,
+    /// Bytes of the whole text.
+    pub of: usize,
+}
+
+/// Whether a text is to be read on. Asked at each place where that is possible.
+pub type GoesOn<'a> = dyn FnMut(Progress<'_>) -> bool + 'a;
+
+/// Where a piece of text stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// At the beginning.
+    First,
+    /// After this added token.
+    After(u32),
+    /// After another piece.
+    Within,
+}
+
+/// Texts with gaps between words of many kinds, to see whether cuts change their tokens.
+const WORDS: [&str; 3] = [
+    "The quick brown fox, it's said, can't jump over  13 lazy dogs in 2024; will you (or they) have seen a U R L like a.b c\n\nand so on",
+    "a b c d E F G hello world The THE the I'll we're do n't x y\tz w  q r \n s t u  v",
+    "if value is None or other in self then return not found else raise Error from cause\n    pass def name of class",
+];
+
+/// A text as far as it was read.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) tokens: Vec<u32>,
+    /// Bytes of the text that were read.
+    pub(crate) bytes: usize,
 }
 
 /// The special tokens that a tokenizer puts around every text.
@@ -66,6 +112,7 @@ impl Tokens {
         let mut tokens = Self {
             tokenizer,
             splitter,
+            cutter: None,
             around,
             cache: Mutex::new(Cache::new(0)),
             seed: RandomState::new().hash_one("segments"),
@@ -73,8 +120,13 @@ impl Tokens {
             misses: AtomicU64::new(0),
             encoded_bytes: AtomicU64::new(0),
         };
-        if !tokens.segments_are_independent() {
+        if !tokens.has_the_whole_s(|splitter| splitter.examples()) {
             tokens.splitter = None;
+        }
+        if let Some(cutter) = Cutter::new(&tokens.tokenizer) {
+            tokens.cutter = Some(Cutter::finest());
+            let agrees = tokens.has_the_whole_s(|_| WORDS.map(str::to_owned).into());
+            tokens.cutter = agrees.then_some(cutter);
         }
         tokens.cache = Mutex::new(Cache::new(cache_bytes));
         tokens.misses = AtomicU64::new(0);
@@ -82,17 +134,19 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// The tokens of a text, with those that the tokenizer puts around every text if asked.
-    pub(crate) fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+    /// The tokens of a text, with those that the tokenizer puts around every text if asked, or of as much of its beginning as is wanted.
+    pub(crate) fn read(&self, text: &str, special_tokens: bool, goes_on: &mut GoesOn<'_>) -> Result<Read, EncodeError> {
         let around = match (&self.around, special_tokens) {
             (_, false) => &Around::default(),
             (Some(around), true) => around,
-            (None, true) => return self.directly(text, true),
+            (None, true) => return Ok(Read { tokens: self.directly(text, true)?, bytes: text.len() }),
         };
-        let mut tokens = around.before.clone();
-        self.text(text, &mut tokens)?;
-        tokens.extend(&around.after);
-        Ok(tokens)
+        let mut read = Read { tokens: around.before.clone(), bytes: 0 };
+        self.text(text, &mut read, goes_on)?;
+        if read.bytes == text.len() {
+            read.tokens.extend(&around.after);
+        }
+        Ok(read)
     }
 
     /// How many of a text's tokens are put before and after it.
@@ -114,36 +168,56 @@ impl Tokens {
         }
     }
 
-    fn text(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
+    fn text(&self, text: &str, read: &mut Read, goes_on: &mut GoesOn<'_>) -> Result<(), EncodeError> {
         let Some(splitter) = &self.splitter else {
-            return self.segment(text, None, tokens);
+            self.piece(text, Place::First, &mut read.tokens)?;
+            read.bytes = text.len();
+            return Ok(());
         };
-        let mut before = None;
+        let mut place = Place::First;
         for piece in splitter.pieces(text) {
             match piece {
-                Piece::Text(segment) => self.segment(segment, before, tokens)?,
+                Piece::Text(segment) => {
+                    for piece in self.cut(segment) {
+                        if read.bytes > 0 && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, of: text.len() }) {
+                            return Ok(());
+                        }
+                        self.piece(piece, place, &mut read.tokens)?;
+                        place = Place::Within;
+                        read.bytes += piece.len();
+                    }
+                }
                 Piece::Added(id) => {
-                    tokens.push(id);
-                    before = Some(id);
+                    read.tokens.push(id);
+                    read.bytes += splitter.text_of(id).map_or(0, str::len);
+                    place = Place::After(id);
                 }
             }
         }
         Ok(())
     }
 
-    /// Appends the tokens of text between added tokens. `before` is the added token in front of it, if there is one: some tokenizers treat
-    /// the beginning of a text in a special way.
-    fn segment(&self, segment: &str, before: Option<u32>, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let key = Key { hash: xxh3_128_with_seed(segment.as_bytes(), self.seed), bytes: segment.len(), first: before.is_none() };
+    fn cut<'t>(&self, segment: &'t str) -> impl Iterator<Item = &'t str> {
+        let (cut, whole) = match self.cutter {
+            Some(cutter) => (Some(cutter.pieces(segment)), None),
+            None => (None, Some(segment)),
+        };
+        cut.into_iter().flatten().chain(whole)
+    }
+
+    /// Appends the tokens of text between added tokens, or of a piece of it.
+    fn piece(&self, text: &str, place: Place, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let key = Key { hash: xxh3_128_with_seed(text.as_bytes(), self.seed), bytes: text.len(), place: discriminant(&place) };
         if let Some(known) = self.cache.lock().get(key) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             tokens.extend_from_slice(&known);
             return Ok(());
         }
-        let encoded = match before.zip(self.splitter.as_ref()).and_then(|(id, splitter)| Some((id, splitter.text_of(id)?))) {
-            None => self.directly(segment, false)?,
+        let encoded = match self.before(place) {
+            None => self.directly(text, false)?,
+            // Some tokenizers treat the beginning of a text in a special way.
             Some((id, added)) => {
-                let mut encoded = self.directly(&format!("{added}{segment}"), false)?;
+                let mut encoded = self.directly(&format!("{added}{text}"), false)?;
                 if encoded.first() != Some(&id) {
                     return Err(EncodeError::Tokenizer(format!("{added:?} is not a token of its own before some text")));
                 }
@@ -152,10 +226,16 @@ impl Tokens {
             }
         };
         self.misses.fetch_add(1, Ordering::Relaxed);
-        self.encoded_bytes.fetch_add(segment.len() as u64, Ordering::Relaxed);
+        self.encoded_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
         tokens.extend_from_slice(&encoded);
         self.cache.lock().put(key, encoded.into());
         Ok(())
+    }
+
+    /// The added token in front of a piece.
+    fn before(&self, place: Place) -> Option<(u32, &str)> {
+        let Place::After(id) = place else { return None };
+        Some((id, self.splitter.as_ref()?.text_of(id)?))
     }
 
     fn directly(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
@@ -163,12 +243,12 @@ impl Tokens {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Encodes a few texts with many neighbours of added tokens in both ways.
-    fn segments_are_independent(&self) -> bool {
+    /// Whether a few texts have the same tokens by segments and pieces as they have whole.
+    fn has_the_whole_s(&self, texts: impl FnOnce(&Splitter) -> Vec<String>) -> bool {
         let Some(splitter) = &self.splitter else { return false };
-        splitter.examples().iter().all(|text| {
-            let mut segments = Vec::new();
-            self.text(text, &mut segments).is_ok() && self.directly(text, false).is_ok_and(|whole| whole == segments)
+        texts(splitter).iter().all(|text| {
+            let mut read = Read { tokens: Vec::new(), bytes: 0 };
+            self.text(text, &mut read, &mut |_| true).is_ok() && self.directly(text, false).is_ok_and(|whole| whole == read.tokens)
         })
     }
 }

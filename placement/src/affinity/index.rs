@@ -225,6 +225,12 @@ impl Index {
         seats.iter().map(|(seat, _)| matched[seat.index()]).collect()
     }
 
+    /// Whether anybody holds this block, or held it until it was closed.
+    #[must_use]
+    pub fn has(&self, key: Key) -> bool {
+        self.shard(key).read().blocks.contains_key(&key)
+    }
+
     /// Blocks that somebody holds, or held until it was closed.
     #[must_use]
     pub fn len(&self) -> usize {

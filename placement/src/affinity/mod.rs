@@ -11,7 +11,7 @@ mod prefix;
 
 pub use guess::Guess;
 pub use index::{Digest, Index};
-pub use overlay::{Overlay, Pledge};
+pub use overlay::{Compared, Extent, Overlay, Pledge};
 pub use popularity::{Arrivals, Popularity};
 
 /// One life of one replica's cache. Seats are small numbers, so that a set of them is a bitmask; a number is used again when nothing is

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
@@ -21,12 +21,42 @@ const COMPARED: usize = 256;
 pub struct Overlay {
     prompts: RwLock<BTreeMap<(Key, u64), Prompt>>,
     next: AtomicU64,
+    /// Prompts that were not read to their end.
+    unread: AtomicUsize,
+}
+
+/// A prompt as far as it is known. Of a long one that nobody has cached only the beginning is read into tokens.
+#[derive(Debug, Clone, Default)]
+pub struct Extent {
+    /// Keys of its blocks of tokens, as far as it was read.
+    pub keys: Arc<[Key]>,
+    /// Keys of the blocks of all its text, if it was not read to its end.
+    pub text: Arc<[Key]>,
+}
+
+impl Extent {
+    /// A prompt that was read to its end.
+    #[must_use]
+    pub fn whole(keys: Arc<[Key]>) -> Self {
+        Self { keys, text: Arc::default() }
+    }
+}
+
+/// A prompt that is compared with those in flight.
+#[derive(Debug, Clone, Copy)]
+pub struct Compared<'a> {
+    /// Keys of its blocks of tokens, as far as it was read.
+    pub keys: &'a [Key],
+    /// Blocks of tokens that it has in all; an estimate where it was not read.
+    pub blocks: u32,
+    /// Keys of the blocks of its text. Only needed when [`has_unread`](Overlay::has_unread).
+    pub text: &'a [Key],
 }
 
 #[derive(Debug)]
 struct Prompt {
     seat: Seat,
-    keys: Arc<[Key]>,
+    extent: Extent,
 }
 
 /// A prompt's place in the overlay. Drop it when the prompt has been computed and its blocks are reported, and when the request fails or
@@ -40,21 +70,40 @@ pub struct Pledge {
 
 impl Overlay {
     /// A prompt has been sent to a replica.
-    pub fn enter(self: &Arc<Self>, seat: Seat, keys: Arc<[Key]>) -> Pledge {
+    pub fn enter(self: &Arc<Self>, seat: Seat, extent: Extent) -> Pledge {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let place = keys.first().map(|first| (*first, number));
+        let place = extent.keys.first().map(|first| (*first, number));
         if let Some(place) = place {
-            self.prompts.write().insert(place, Prompt { seat, keys });
+            self.unread.fetch_add(usize::from(!extent.text.is_empty()), Ordering::Relaxed);
+            self.prompts.write().insert(place, Prompt { seat, extent });
         }
         Pledge { overlay: Arc::clone(self), place }
     }
 
-    /// Raises `matched` (in the order of `seats`, which are all different) where a request in flight shares more with this chain than what
+    /// Whether a prompt in flight was not read to its end.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        self.unread.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a prompt in flight shares all blocks that were read of this one and goes on, as far as its tokens tell; or in its text shares
+    /// the block after the first `text_read`. Looks at the 256 newest requests that share the first block.
+    #[must_use]
+    pub fn goes_beyond(&self, ours: &Compared<'_>, text_read: usize) -> bool {
+        let (Some(first), Some(last)) = (ours.keys.first(), ours.keys.last()) else { return false };
+        let beyond = |theirs: &Extent| {
+            let by_tokens = theirs.keys.len() > ours.keys.len() && theirs.keys[ours.keys.len() - 1] == *last;
+            by_tokens || theirs.text.get(text_read).is_some_and(|theirs| ours.text.get(text_read) == Some(theirs))
+        };
+        newest(&self.prompts.read(), *first).any(|prompt| beyond(&prompt.extent))
+    }
+
+    /// Raises `matched` (in the order of `seats`, which are all different) where a request in flight shares more with this prompt than what
     /// is cached. Compares with the 256 newest requests that share the first block.
-    pub fn raise(&self, keys: &[Key], seats: &[(Seat, Holes)], matched: &mut [u32]) {
-        let Some(first) = keys.first() else { return };
+    pub fn raise(&self, ours: &Compared<'_>, seats: &[(Seat, Holes)], matched: &mut [u32]) {
+        let Some(first) = ours.keys.first() else { return };
         let prompts = self.prompts.read();
-        let mut newest = prompts.range((Bound::Included((*first, 0)), Bound::Included((*first, u64::MAX)))).rev().take(COMPARED).peekable();
+        let mut newest = newest(&prompts, *first).peekable();
         if newest.peek().is_none() {
             return;
         }
@@ -62,10 +111,11 @@ impl Overlay {
         for (number, (seat, _)) in seats.iter().enumerate() {
             numbers[seat.index()] = number;
         }
-        for (_, prompt) in newest {
+        for prompt in newest {
             let matched = numbers.get(prompt.seat.index()).and_then(|number| matched.get_mut(*number));
             if let Some(matched) = matched {
-                *matched = u32::try_from(common(keys, &prompt.keys, *matched as usize)).unwrap_or(u32::MAX);
+                let by_tokens = common(ours.keys, &prompt.extent.keys, *matched as usize);
+                *matched = count(by_tokens).max(ours.blocks_of_text(&prompt.extent.text));
             }
         }
     }
@@ -81,6 +131,30 @@ impl Overlay {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// The newest prompts in flight with this first block.
+fn newest(prompts: &BTreeMap<(Key, u64), Prompt>, first: Key) -> impl Iterator<Item = &Prompt> {
+    let same = prompts.range((Bound::Included((first, 0)), Bound::Included((first, u64::MAX))));
+    same.rev().take(COMPARED).map(|(_, prompt)| prompt)
+}
+
+impl<'a> Compared<'a> {
+    /// A prompt that was read to its end, compared by tokens alone.
+    #[must_use]
+    pub fn whole(keys: &'a [Key]) -> Self {
+        Self { keys, blocks: count(keys.len()), text: &[] }
+    }
+
+    /// The blocks of tokens that stand for the blocks of text that are the same, if each has as many.
+    fn blocks_of_text(&self, theirs: &[Key]) -> u32 {
+        let blocks = common(self.text, theirs, 0) as u64 * u64::from(self.blocks) / self.text.len().max(1) as u64;
+        u32::try_from(blocks).unwrap_or(u32::MAX)
+    }
+}
+
+fn count(blocks: usize) -> u32 {
+    u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
 /// The blocks that two chains have in common, or `known` if that is more. Equal keys mean equal beginnings, so one comparison beyond
@@ -105,7 +179,9 @@ fn common(left: &[Key], right: &[Key], known: usize) -> usize {
 impl Drop for Pledge {
     fn drop(&mut self) {
         if let Some(place) = &self.place {
-            self.overlay.prompts.write().remove(place);
+            let left = self.overlay.prompts.write().remove(place);
+            let unread = left.is_some_and(|prompt| !prompt.extent.text.is_empty());
+            self.overlay.unread.fetch_sub(usize::from(unread), Ordering::Relaxed);
         }
     }
 }

@@ -1,17 +1,20 @@
 //! The tokens of segments, by a hash of their text; the least recently used go when there is no room. A list threaded through a slab: every
 //! operation is a lookup and a few stores.
 
+use std::mem::Discriminant;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+
+use super::Place;
 
 /// What stands for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) hash: u128,
     pub(super) bytes: usize,
-    /// Whether it is the beginning of its text.
-    pub(super) first: bool,
+    /// Which kind of place it has in its text.
+    pub(super) place: Discriminant<Place>,
 }
 
 /// A segment that would fill more than this share of the cache is not kept: it would drive out the many small ones that come again.

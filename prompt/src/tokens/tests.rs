@@ -17,6 +17,10 @@ fn plain(tokenizer: &Value) -> Tokens {
     tokens(tokenizer, &json!({}))
 }
 
+fn read(tokens: &Tokens, text: &str, special: bool) -> Vec<u32> {
+    tokens.read(text, special, &mut |_| true).unwrap().tokens
+}
+
 fn whole(tokenizer: &Value, text: &str, special: bool) -> Vec<u32> {
     Tokenizer::from_bytes(tokenizer.to_string()).unwrap().encode(text, special).unwrap().get_ids().to_vec()
 }
@@ -44,7 +48,7 @@ fn a_tokenizer_whose_pieces_reach_over_added_tokens_is_used_whole() {
     tokenizer["normalizer"] = json!({ "type": "Strip", "strip_left": true, "strip_right": true });
     let encoder = plain(&tokenizer);
     for text in ["a <|im_start|> b ", " <|im_end|> "] {
-        assert_eq!(encoder.encode(text, false).unwrap(), whole(&tokenizer, text, false), "{text:?}");
+        assert_eq!(read(&encoder, text, false), whole(&tokenizer, text, false), "{text:?}");
     }
 }
 
@@ -53,7 +57,7 @@ fn the_file_s_truncation_and_padding_do_not_count() {
     let mut tokenizer = fixture::byte_level();
     tokenizer["truncation"] = json!({ "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0 });
     tokenizer["padding"] = json!({ "strategy": { "Fixed": 8 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a" });
-    assert_eq!(plain(&tokenizer).encode("abcd", false).unwrap(), whole(&fixture::byte_level(), "abcd", false));
+    assert_eq!(read(&plain(&tokenizer), "abcd", false), whole(&fixture::byte_level(), "abcd", false));
 }
 
 #[test]
@@ -61,11 +65,11 @@ fn special_tokens_around_a_text_are_the_file_s_unless_the_config_speaks() {
     let tokenizer = fixture::with_first_token();
     let encoder = plain(&tokenizer);
     for text in ["hello world", "", "a<|im_end|>b"] {
-        assert_eq!(encoder.encode(text, true).unwrap(), whole(&tokenizer, text, true), "{text:?}");
+        assert_eq!(read(&encoder, text, true), whole(&tokenizer, text, true), "{text:?}");
     }
     let switched = |bos: bool, eos: bool| {
         let config = json!({ "add_bos_token": bos, "add_eos_token": eos, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>" });
-        tokens(&tokenizer, &config).encode("a", true).unwrap()
+        read(&tokens(&tokenizer, &config), "a", true)
     };
     let of = |text: &str| whole(&tokenizer, text, false);
     assert_eq!(switched(false, false), of("a"));
@@ -77,16 +81,65 @@ fn special_tokens_around_a_text_are_the_file_s_unless_the_config_speaks() {
 fn tokens_that_only_the_config_declares_are_tokens() {
     let config = json!({ "added_tokens_decoder": { "9": { "content": "<tool>", "normalized": false, "special": false } } });
     let encoder = tokens(&fixture::byte_level(), &config);
-    assert_eq!(encoder.encode("a<tool>b", false).unwrap().len(), 3);
+    assert_eq!(read(&encoder, "a<tool>b", false).len(), 3);
     assert!(encoder.has_added("<tool>"));
 }
 
 #[test]
 fn a_segment_is_encoded_once() {
     let encoder = plain(&fixture::byte_level());
-    encoder.encode("<|im_start|>hello<|im_end|>\n<|im_start|>hello<|im_end|>\n", false).unwrap();
+    read(&encoder, "<|im_start|>hello<|im_end|>\n<|im_start|>hello<|im_end|>\n", false);
     assert_eq!((encoder.stats().hits, encoder.stats().misses, encoder.stats().encoded_bytes), (2, 2, 6));
     assert!(encoder.stats().cache_bytes > 0);
+}
+
+#[test]
+fn long_segments_are_cut_where_that_changes_no_token() {
+    for tokenizer in [fixture::byte_level(), fixture::with_first_token(), fixture::metaspace("first"), fixture::metaspace("always")] {
+        assert!(plain(&tokenizer).cutter.is_some());
+    }
+    let mut strips = fixture::byte_level();
+    strips["normalizer"] = json!({ "type": "Strip", "strip_left": true, "strip_right": true });
+    assert!(plain(&strips).cutter.is_none(), "a space at the beginning of a piece would be lost");
+    let mut prepends = fixture::metaspace("never");
+    prepends["normalizer"] = json!({ "type": "Prepend", "prepend": "▁" });
+    assert!(plain(&prepends).cutter.is_none());
+}
+
+#[test]
+fn a_text_is_read_as_far_as_it_is_wanted() {
+    let text = format!("<|im_start|>{}<|im_end|>", "hello world and the others ".repeat(400));
+    let encoder = plain(&fixture::byte_level());
+    let all = read(&encoder, &text, false);
+    let mut asked = Vec::new();
+    let some = encoder
+        .read(&text, false, &mut |progress| {
+            assert_eq!(progress.of, text.len());
+            asked.push(progress.bytes);
+            progress.tokens.len() < 500
+        })
+        .unwrap();
+    assert_eq!(some.tokens, all[..some.tokens.len()], "what is read is as it is in the whole");
+    assert!(some.tokens.len() >= 500 && some.bytes < text.len() / 2);
+    assert_eq!(asked.last(), Some(&some.bytes));
+    assert!(asked.windows(2).all(|pair| pair[1] - pair[0] < 1100), "{asked:?}");
+    let none = encoder.read(&text, false, &mut |_| false).unwrap();
+    assert_eq!((none.tokens.len(), none.bytes), (1, "<|im_start|>".len()), "nobody wanted more than the added token");
+    assert_eq!(
+        plain(&with_flag("rstrip")).read(&text, false, &mut |_| false).unwrap().bytes,
+        text.len(),
+        "or all, where nothing can be cut"
+    );
+}
+
+#[test]
+fn pieces_of_a_long_text_that_comes_again_are_remembered() {
+    let document = "hello world and the others ".repeat(400);
+    let encoder = plain(&fixture::byte_level());
+    read(&encoder, &format!("{document} what is it about"), false);
+    let before = encoder.stats().encoded_bytes;
+    read(&encoder, &format!("{document} who wrote it"), false);
+    assert!(encoder.stats().encoded_bytes - before < 1100);
 }
 
 #[test]
@@ -102,6 +155,7 @@ fn texts() -> impl Strategy<Value = String> {
         Just("<|endoftext|>".to_owned()),
         Just("<|im_".to_owned()),
         Just("hello world".to_owned()),
+        "[a-dhelorw]{1,5} [a-dhelorw]{1,5} ",
         Just("  the\n\n".to_owned()),
         "[ a-z\n'0-9]{0,8}",
         "\\PC{0,4}",
@@ -119,7 +173,8 @@ static KINDS: LazyLock<Vec<(Tokenizer, Tokens)>> = LazyLock::new(|| {
         fixture::metaspace("never"),
         with_flag("rstrip"),
     ];
-    kinds.iter().map(|json| (Tokenizer::from_bytes(json.to_string()).unwrap(), plain(json))).collect()
+    let finest = |tokens: Tokens| Tokens { cutter: tokens.cutter.map(|_| Cutter::finest()), ..tokens };
+    kinds.iter().map(|json| (Tokenizer::from_bytes(json.to_string()).unwrap(), finest(plain(json)))).collect()
 });
 
 proptest! {
@@ -128,7 +183,7 @@ proptest! {
         for (tokenizer, tokens) in KINDS.iter() {
             let whole = tokenizer.encode(text.as_str(), special).unwrap();
             for _ in 0..2 {
-                prop_assert_eq!(tokens.encode(&text, special).unwrap(), whole.get_ids(), "{:?}", text);
+                prop_assert_eq!(read(tokens, &text, special), whole.get_ids(), "{:?}", text);
             }
         }
     }

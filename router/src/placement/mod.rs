@@ -7,10 +7,11 @@ mod hold;
 mod learn;
 mod prompt;
 mod readers;
+mod reading;
 
 use std::sync::Arc;
 
-use hostler_placement::affinity::{Guess, Holes, Index, Overlay, Popularity, Seat};
+use hostler_placement::affinity::{Compared, Guess, Holes, Index, Overlay, Popularity, Seat};
 use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, has_room, place};
 use hostler_placement::keys::{Key, TEXT_BLOCK_TOKENS};
 use hostler_placement::offered::Offered;
@@ -219,7 +220,7 @@ impl Placer {
     pub fn enter(&self, prompt: &Prompt, chosen: &Chosen, now: Instant) -> InFlight {
         let seconds = self.fleet.view().seconds(now);
         let pledge = match (chosen.level, chosen.seat) {
-            (Level::Exact, Some(seat)) => Some(self.overlay.enter(seat, prompt.token_keys(chosen.block_tokens))),
+            (Level::Exact, Some(seat)) => Some(self.overlay.enter(seat, prompt.extent(chosen.block_tokens))),
             (Level::Text, Some(seat)) => {
                 self.guess.sent(seat, prompt.text_keys());
                 None
@@ -277,7 +278,8 @@ impl Placer {
                     |known| if let Known::Exact(seat, holes, of) = known { (of == size).then_some((seat, holes)) } else { None },
                 );
             let mut blocks = self.index.matched(&keys, &seats);
-            self.overlay.raise(&keys, &seats, &mut blocks);
+            let text: &[Key] = if self.overlay.has_unread() { prompt.text_keys() } else { &[] };
+            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.blocks(size), text }, &seats, &mut blocks);
             for (at, blocks) in at.into_iter().zip(blocks) {
                 // An engine computes at least the last token of a prompt, and with it the block that the token is in.
                 let most = prompt.tokens().saturating_sub(1) / size;

@@ -3,13 +3,14 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
-use hostler_placement::affinity::Arrivals;
-use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, text_keys, token_keys};
+use hostler_placement::affinity::{Arrivals, Extent};
+use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, token_keys};
 use hostler_prompt::Encoded;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use super::reading::{Blocks, Reading, Text};
 use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
 use crate::prompt::{Reader, Unread};
@@ -78,10 +79,10 @@ pub struct Asked {
 #[derive(Debug)]
 pub struct Prompt {
     asked: Asked,
+    text: Arc<Text>,
     exact: Option<Exact>,
     /// Why it has no tokens, for operators; empty when it has or needs none.
     pub fallback: &'static str,
-    text_keys: OnceLock<Arc<[Key]>>,
     arrivals: OnceLock<Arrivals>,
 }
 
@@ -90,8 +91,11 @@ struct Exact {
     reader: Reader,
     /// Another one that has the same tokens of it.
     also: Option<Reader>,
+    /// Those that were read.
     tokens: Vec<u32>,
-    /// Its tokens and those of the further prompts of a batch.
+    /// About how many follow that were not.
+    unread: u32,
+    /// All its tokens and those of the further prompts of a batch.
     all: u32,
     chain: Chain,
     /// Keys for each block size that was asked for; nearly always one.
@@ -102,8 +106,8 @@ impl Prompt {
     /// The prompt of a request for which tokens are not wanted, or could not be had because of `fallback`.
     #[must_use]
     pub fn text(mut asked: Asked, fallback: &'static str) -> Self {
-        cut_at_medium(&mut asked.text);
-        Self { asked, exact: None, fallback, text_keys: OnceLock::new(), arrivals: OnceLock::new() }
+        let text = Arc::new(asked.take_text());
+        Self { asked, text, exact: None, fallback, arrivals: OnceLock::new() }
     }
 
     /// The model that the request names.
@@ -139,7 +143,7 @@ impl Prompt {
     /// Tokens of the prompt; an estimate where they are not counted.
     #[must_use]
     pub fn tokens(&self) -> u32 {
-        let estimate = || u32::try_from(bytes(&self.asked.text).div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX);
+        let estimate = || u32::try_from(self.text.bytes().div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX);
         self.exact.as_ref().map_or_else(estimate, |exact| exact.all)
     }
 
@@ -149,7 +153,7 @@ impl Prompt {
         self.exact.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.also == reader))
     }
 
-    /// Keys of its whole blocks of `size` tokens; none where its tokens are not known.
+    /// Keys of its whole blocks of `size` tokens, as far as it was read; none where its tokens are not known.
     #[must_use]
     pub fn token_keys(&self, size: u32) -> Arc<[Key]> {
         let Some(exact) = &self.exact else { return Arc::default() };
@@ -162,17 +166,24 @@ impl Prompt {
         keys
     }
 
+    /// What a request in flight with this prompt will have cached, in blocks of `size` tokens.
+    #[must_use]
+    pub fn extent(&self, size: u32) -> Extent {
+        let is_read = self.exact.as_ref().is_none_or(|exact| exact.unread == 0);
+        Extent { keys: self.token_keys(size), text: if is_read { Arc::default() } else { self.text_keys().clone() } }
+    }
+
+    /// Whole blocks of `size` tokens, those that were not read included.
+    #[must_use]
+    pub fn blocks(&self, size: u32) -> u32 {
+        let tokens = |exact: &Exact| u32::try_from(exact.tokens.len()).unwrap_or(u32::MAX).saturating_add(exact.unread);
+        self.exact.as_ref().map_or(0, tokens) / size.max(1)
+    }
+
     /// Keys of its whole blocks of text.
     #[must_use]
     pub fn text_keys(&self) -> &Arc<[Key]> {
-        self.text_keys.get_or_init(|| {
-            let chain = Chain::new(self.asked.model.as_deref().unwrap_or_default(), &self.asked.salt);
-            match &self.asked.text[..] {
-                [] => Arc::default(),
-                [text] => text_keys(chain, text).into(),
-                texts => text_keys(chain, &texts.concat()).into(),
-            }
-        })
+        self.text.keys()
     }
 
     /// How often the beginnings of the prompt have lately been asked for; `count` is called once.
@@ -187,8 +198,13 @@ impl Prompt {
     }
 }
 
-fn bytes(text: &[Bytes]) -> usize {
-    text.iter().map(Bytes::len).sum()
+impl Asked {
+    /// The text that can be counted and compared, which is moved out.
+    fn take_text(&mut self) -> Text {
+        let mut parts = std::mem::take(&mut self.text);
+        cut_at_medium(&mut parts);
+        Text::new(parts, self.model.as_deref(), &self.salt)
+    }
 }
 
 /// Leaves only what stands before the first image, sound or video: how many tokens one is nobody here knows, least of all from its bytes.
@@ -203,81 +219,113 @@ fn cut_at_medium(text: &mut Vec<Bytes>) {
 }
 
 impl Placer {
-    /// Reads a request's prompt, into tokens where that can change the choice.
+    /// Reads a request's prompt, into tokens where and as far as that can change the choice.
     pub async fn read(&self, asked: Asked) -> Prompt {
-        let Some((mut reader, lora)) = self.wanted(&asked) else { return Prompt::text(asked, "") };
-        let mut encoded = self.prompts.encode(&reader, &asked.path, asked.body.clone()).await;
+        let mut prompt = Prompt::text(asked, "");
+        let Some(Wanted { mut reader, lora, sizes }) = self.wanted(&prompt) else { return prompt };
+        let chain = Chain::new(&lora, &prompt.asked.salt);
+        let mut encoded = self.encode(&reader, &prompt, chain, &sizes).await;
         // An engine of the other dialect may be one that agrees about this form.
         if let Err(Unread::FormNotProved(_)) = encoded
-            && let Some(other) = self.other(reader, &asked)
-            && let Ok(by_other) = self.prompts.encode(&other, &asked.path, asked.body.clone()).await
+            && let Some(other) = self.other(reader, &prompt)
+            && let Ok(by_other) = self.encode(&other, &prompt, chain, &sizes).await
         {
             (reader, encoded) = (other, Ok(by_other));
         }
         match encoded {
             Ok(encoded) => {
                 // What comes after the first image or sound is not counted: nobody here knows how many tokens it is.
-                let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX);
-                let also = self.also(reader, &asked, &encoded).await;
-                let exact = Exact {
+                let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX).saturating_add(encoded.unread_tokens);
+                prompt.exact = Some(Exact {
                     reader,
-                    also,
+                    also: self.also(reader, &prompt, &encoded).await,
                     all: known.saturating_add(encoded.more_tokens),
+                    unread: encoded.unread_tokens,
                     tokens: encoded.tokens,
-                    chain: Chain::new(&lora, &asked.salt),
+                    chain,
                     keys: Mutex::default(),
-                };
-                Prompt { exact: Some(exact), ..Prompt::text(asked, "") }
+                });
             }
-            Err(Unread::NotUnderstood) => Prompt::text(asked, "not understood"),
-            Err(Unread::NotProved) => Prompt::text(asked, "tokenizer not ready"),
-            Err(Unread::FormNotProved(form)) => Prompt::text(asked, form.unproved()),
-            Err(Unread::Busy) => Prompt::text(asked, "tokenizer busy"),
+            Err(Unread::NotUnderstood) => prompt.fallback = "not understood",
+            Err(Unread::NotProved) => prompt.fallback = "tokenizer not ready",
+            Err(Unread::FormNotProved(form)) => prompt.fallback = form.unproved(),
+            Err(Unread::Busy) => prompt.fallback = "tokenizer busy",
             Err(Unread::Failed(reason)) => {
                 tracing::debug!(reason, "a prompt is placed by its text");
-                Prompt::text(asked, "tokenizer failed")
+                prompt.fallback = "tokenizer failed";
             }
         }
+        prompt
+    }
+
+    /// The tokens of a prompt, until nobody can have cached what was read.
+    async fn encode(&self, reader: &Reader, prompt: &Prompt, chain: Chain, sizes: &[u32]) -> Result<Encoded, Unread> {
+        let mut reading = Reading {
+            index: self.index.clone(),
+            overlay: self.overlay.clone(),
+            text: prompt.text.clone(),
+            chains: sizes.iter().map(|size| Blocks::new(*size, chain)).collect(),
+        };
+        self.prompts.encode(reader, prompt.path(), prompt.asked.body.clone(), move |progress| reading.goes_on(progress)).await
     }
 
     /// Where a model is served by engines of both dialects: the other one, if it has the same tokens. It has unless there are tools, or
     /// messages of several parts. What was encoded a moment ago is remembered, so this costs little.
-    async fn also(&self, reader: Reader, asked: &Asked, encoded: &Encoded) -> Option<Reader> {
-        let other = self.other(reader, asked)?;
-        let same = self.prompts.encode(&other, &asked.path, asked.body.clone()).await.is_ok_and(|other| other == *encoded);
-        same.then_some(other)
+    async fn also(&self, reader: Reader, prompt: &Prompt, encoded: &Encoded) -> Option<Reader> {
+        let other = self.other(reader, prompt)?;
+        let read = encoded.tokens.len();
+        let by_other = self.prompts.encode(&other, prompt.path(), prompt.asked.body.clone(), move |progress| progress.tokens.len() < read);
+        by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 
     /// The same files with the other dialect, where a replica that the request may go to has them.
-    fn other(&self, reader: Reader, asked: &Asked) -> Option<Reader> {
+    fn other(&self, reader: Reader, prompt: &Prompt) -> Option<Reader> {
         let view = self.fleet.view();
-        let mut readers = view.eligible(asked.model.as_deref(), &[]).filter_map(|(_, replica)| replica.state.reader());
+        let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.reader());
         readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
     }
 
-    /// The reader and the LoRA adapter to read a prompt with; `None` when its tokens cannot change the choice.
-    fn wanted(&self, asked: &Asked) -> Option<(Reader, String)> {
-        if !READ.contains(&asked.path.as_str()) {
+    /// How to read a prompt; `None` when its tokens cannot change the choice.
+    fn wanted(&self, prompt: &Prompt) -> Option<Wanted> {
+        if !READ.contains(&prompt.path()) {
             return None;
         }
         let view = self.fleet.view();
-        let mut eligible = view.eligible(asked.model.as_deref(), &[]).map(|(_, replica)| replica);
+        let mut eligible = view.eligible(prompt.model(), &[]).map(|(_, replica)| replica);
         let (first, second) = (eligible.next()?, eligible.next()?);
-        let mut unproved: Option<Reader> = None;
+        let (mut proved, mut unproved): (Option<Reader>, Option<Reader>) = (None, None);
+        let mut sizes = Vec::new();
         for replica in [first, second].into_iter().chain(eligible).filter(|replica| replica.cache.seat.is_some()) {
-            let block_bytes = block_tokens(replica).map_or(0, |tokens| tokens as usize) * TOKEN_BYTES;
-            if bytes(&asked.text) < SHORTEST_BLOCKS * block_bytes {
+            let size = block_tokens(replica);
+            let block_bytes = size.map_or(0, |tokens| tokens as usize) * TOKEN_BYTES;
+            if prompt.text.bytes() < SHORTEST_BLOCKS * block_bytes {
                 continue;
             }
-            let Some(reader) = replica.state.reader().filter(|reader| unproved != Some(*reader)) else { continue };
-            if self.prompts.standing(&reader).is_proved() {
-                return Some((reader, adapter(&view, asked.model.as_deref())));
+            let Some(reader) = replica.state.reader() else { continue };
+            if proved.is_none() && unproved != Some(reader) {
+                let is_proved = self.prompts.standing(&reader).is_proved();
+                if is_proved { proved = Some(reader) } else { unproved = unproved.or(Some(reader)) }
             }
-            unproved = unproved.or(Some(reader));
+            if let Some(size) = size.filter(|size| !sizes.contains(size)) {
+                sizes.push(size);
+            }
         }
-        // To be told that none is ready.
-        Some((unproved?, String::new()))
+        match proved {
+            Some(reader) => Some(Wanted { reader, lora: adapter(&view, prompt.model()), sizes }),
+            // To be told that none is ready.
+            None => Some(Wanted { reader: unproved?, lora: String::new(), sizes }),
+        }
     }
+}
+
+/// How to read a prompt.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted {
+    reader: Reader,
+    /// The LoRA adapter that it is for; empty when for none.
+    lora: String,
+    /// Tokens of a block, of all replicas that it may go to and whose caches are known.
+    sizes: Vec<u32>,
 }
 
 /// The name by which an engine keeps the blocks of a LoRA adapter apart; empty for the model itself.

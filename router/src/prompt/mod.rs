@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_prompt::{Dialect, Encoded, Encoder, Form, Forms, Request};
+use hostler_prompt::{Dialect, Encoded, Encoder, Form, Forms, Progress, Request};
 use hostler_proto::agent::v1 as wire;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -240,11 +240,18 @@ impl Prompts {
         }
     }
 
-    /// The tokens that an engine will see for a request with this path and body.
+    /// The tokens that an engine will see for a request with this path and body, or those of the beginning: `goes_on` is asked now and then,
+    /// on another thread, whether more are wanted.
     ///
     /// # Errors
     /// When there are none, or not soon enough; the request may be placed without them.
-    pub async fn encode(&self, reader: &Reader, path: &str, body: Bytes) -> Result<Encoded, Unread> {
+    pub async fn encode(
+        &self,
+        reader: &Reader,
+        path: &str,
+        body: Bytes,
+        mut goes_on: impl FnMut(Progress<'_>) -> bool + Send + 'static,
+    ) -> Result<Encoded, Unread> {
         let (encoder, proved) = self.0.table.lock().proved(reader, Instant::now()).ok_or(Unread::NotProved)?;
         let (path, dialect) = (path.to_owned(), reader.dialect);
         let encoding = self.0.pool.run(move || {
@@ -252,7 +259,7 @@ impl Prompts {
             if let Some(form) = request.forms().without(proved).iter().next() {
                 return Err(Unread::FormNotProved(form));
             }
-            encoder.encode_in(dialect, &request).map_err(|error| Unread::Failed(error.to_string()))
+            encoder.encode_while(dialect, &request, &mut goes_on).map_err(|error| Unread::Failed(error.to_string()))
         });
         let encoded = match tokio::time::timeout(ENCODE_DEADLINE, encoding).await {
             Ok(Ok(encoded)) => encoded,

@@ -92,10 +92,10 @@ fn never() {
 async fn files_that_came_in_pieces_are_used_once_they_are_proved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(Unread::NotProved));
     let (life, _) = prompts.0.table.lock().begin_proof(&reader(hash), Instant::now()).unwrap();
     prompts.0.table.lock().set_proof(&reader(hash), life, Ok(Forms::ALL));
-    let encoded = prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.unwrap();
+    let encoded = prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap();
     assert_eq!(encoded.tokens, [1, 2]);
     assert_eq!(prompts.figures().encodes, 1);
 }
@@ -165,7 +165,7 @@ async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
     let free = occupy(&prompts);
     let mut waiting = Vec::new();
     let refused = loop {
-        let mut next = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello")));
+        let mut next = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true));
         match next.as_mut().now_or_never() {
             None => waiting.push(next),
             Some(refused) => break refused,
@@ -174,7 +174,7 @@ async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
     assert_eq!(refused.err(), Some(Unread::Busy));
     drop(free);
     drop(waiting);
-    assert_eq!(prompts.encode(&reader, "/v1/completions", body("hello")).await.unwrap().tokens, [1]);
+    assert_eq!(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true).await.unwrap().tokens, [1]);
     let figures = prompts.figures();
     assert_eq!((figures.busy, figures.encodes), (1, 1));
 }
@@ -184,7 +184,7 @@ async fn a_request_waits_for_its_tokens_no_longer_than_its_deadline() {
     let prompts = nothing_kept();
     let reader = reader(proved(&prompts).await);
     let free = occupy(&prompts);
-    let mut encoding = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello")));
+    let mut encoding = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true));
     assert!(encoding.as_mut().now_or_never().is_none());
     tokio::time::advance(ENCODE_DEADLINE).await;
     assert_eq!(encoding.await.err(), Some(Unread::Busy));

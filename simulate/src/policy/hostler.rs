@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hostler_placement::affinity::{Arrivals, Holes, Index, Overlay, Pledge, Popularity, Seat};
+use hostler_placement::affinity::{Arrivals, Compared, Extent, Holes, Index, Overlay, Pledge, Popularity, Seat};
 use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, has_room, place};
 use hostler_placement::hold::{Queue, Waiting};
 use hostler_placement::keys::Key;
@@ -101,7 +101,7 @@ impl Hostler {
 
     fn choose(&mut self, prompt: &Prompt, seen: &Seen, now: f64) -> Decision {
         let mut matched = self.index.matched(&prompt.keys, &self.seats);
-        self.overlay.raise(&prompt.keys, &self.seats, &mut matched);
+        self.overlay.raise(&Compared::whole(&prompt.keys), &self.seats, &mut matched);
         let most = prompt.tokens.saturating_sub(1) / BLOCK_TOKENS;
         let learned: Vec<Learned> = self.own.iter().map(|own| own.learner.learned()).collect();
         let pool = Pool::new(learned.iter());
@@ -149,7 +149,7 @@ impl Hostler {
         own.pending += u64::from(choice.uncached);
         own.context += u64::from(prompt.tokens);
         own.due.insert((due, id));
-        let pledge = Some(self.overlay.enter(self.seats[replica].0, prompt.keys.clone()));
+        let pledge = Some(self.overlay.enter(self.seats[replica].0, Extent::whole(prompt.keys.clone())));
         let (tokens, output, uncached) = (prompt.tokens, prompt.output, choice.uncached);
         self.sent.insert(id, Sent { at: now, predicted, choice: choice.candidate, tokens, output, uncached, due, pledge, first: None });
         replica

@@ -35,6 +35,7 @@ fn a_match_is_the_leading_blocks_that_a_seat_holds() {
     assert_eq!(index.matched(&mine[..5], &seats), [5, 5, 5, 5]);
     assert_eq!(index.matched(&[], &seats), [0, 0, 0, 0]);
     assert_eq!(index.matched(&mine, &[]), [0; 0]);
+    assert!(index.has(mine[29]) && index.has(others[29]) && !index.has(chain(10, 20, 3)[10]));
 }
 
 #[test]

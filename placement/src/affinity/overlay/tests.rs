@@ -5,6 +5,10 @@ fn chain(shared: u64, own: u64, tail: u64) -> Arc<[Key]> {
     (0..shared).chain((0..own).map(|block| tail * 1000 + block)).collect()
 }
 
+fn raise(overlay: &Overlay, keys: &[Key], seats: &[(Seat, Holes)], matched: &mut [u32]) {
+    overlay.raise(&Compared::whole(keys), seats, matched);
+}
+
 fn seats(count: usize) -> Vec<(Seat, Holes)> {
     let index = Index::new();
     (0..count).map(|_| (index.open(), Holes::None)).collect()
@@ -13,23 +17,23 @@ fn seats(count: usize) -> Vec<(Seat, Holes)> {
 #[test]
 fn a_prompt_in_flight_counts_as_cached_as_far_as_it_is_the_same() {
     let (overlay, seats) = (Arc::new(Overlay::default()), seats(3));
-    let _first = overlay.enter(seats[0].0, chain(10, 20, 1));
-    let _second = overlay.enter(seats[1].0, chain(10, 20, 2));
+    let _first = overlay.enter(seats[0].0, Extent::whole(chain(10, 20, 1)));
+    let _second = overlay.enter(seats[1].0, Extent::whole(chain(10, 20, 2)));
     let mut matched = [0, 0, 0];
-    overlay.raise(&chain(10, 20, 2), &seats, &mut matched);
+    raise(&overlay, &chain(10, 20, 2), &seats, &mut matched);
     assert_eq!(matched, [10, 30, 0]);
     let mut matched = [0, 0, 0];
-    overlay.raise(&chain(10, 0, 0), &seats, &mut matched);
+    raise(&overlay, &chain(10, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [10, 10, 0]);
 }
 
 #[test]
 fn a_match_is_never_lowered() {
     let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
-    let _pledge = overlay.enter(seats[0].0, chain(10, 20, 1));
+    let _pledge = overlay.enter(seats[0].0, Extent::whole(chain(10, 20, 1)));
     for (cached, expected) in [(0, 10), (9, 10), (10, 10), (25, 25), (30, 30), (31, 31)] {
         let mut matched = [cached];
-        overlay.raise(&chain(10, 20, 2), &seats, &mut matched);
+        raise(&overlay, &chain(10, 20, 2), &seats, &mut matched);
         assert_eq!(matched, [expected]);
     }
 }
@@ -37,9 +41,9 @@ fn a_match_is_never_lowered() {
 #[test]
 fn the_longest_of_several_prompts_on_a_replica_counts() {
     let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
-    let pledges: Vec<Pledge> = [5, 17, 3].map(|length| overlay.enter(seats[0].0, chain(length, 4, length))).into();
+    let pledges: Vec<Pledge> = [5, 17, 3].map(|length| overlay.enter(seats[0].0, Extent::whole(chain(length, 4, length)))).into();
     let mut matched = [0];
-    overlay.raise(&chain(30, 0, 0), &seats, &mut matched);
+    raise(&overlay, &chain(30, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [17]);
     drop(pledges);
 }
@@ -48,10 +52,11 @@ fn the_longest_of_several_prompts_on_a_replica_counts() {
 fn a_prompt_leaves_when_its_pledge_is_dropped() {
     let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
     let keys = chain(10, 0, 0);
-    let (one, same) = (overlay.enter(seats[0].0, Arc::clone(&keys)), overlay.enter(seats[0].0, Arc::clone(&keys)));
+    let (one, same) =
+        (overlay.enter(seats[0].0, Extent::whole(Arc::clone(&keys))), overlay.enter(seats[0].0, Extent::whole(Arc::clone(&keys))));
     let raised = || {
         let mut matched = [0];
-        overlay.raise(&keys, &seats, &mut matched);
+        raise(&overlay, &keys, &seats, &mut matched);
         matched[0]
     };
     drop(one);
@@ -64,21 +69,55 @@ fn a_prompt_leaves_when_its_pledge_is_dropped() {
 #[test]
 fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing() {
     let (overlay, seats) = (Arc::new(Overlay::default()), seats(3));
-    let _empty = overlay.enter(seats[0].0, Arc::from([]));
-    let _other = overlay.enter(seats[2].0, chain(10, 0, 0));
+    let _empty = overlay.enter(seats[0].0, Extent::whole(Arc::from([])));
+    let _other = overlay.enter(seats[2].0, Extent::whole(chain(10, 0, 0)));
     assert_eq!(overlay.len(), 1);
     let mut matched = [0, 0];
-    overlay.raise(&chain(10, 0, 0), &seats[..2], &mut matched);
-    overlay.raise(&[], &seats[..2], &mut matched);
+    raise(&overlay, &chain(10, 0, 0), &seats[..2], &mut matched);
+    raise(&overlay, &[], &seats[..2], &mut matched);
     assert_eq!(matched, [0, 0]);
 }
 
 #[test]
 fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
     let (overlay, seats) = (Arc::new(Overlay::default()), seats(2));
-    let _oldest = overlay.enter(seats[0].0, chain(20, 0, 0));
-    let _rest: Vec<Pledge> = (0..300).map(|tail| overlay.enter(seats[1].0, chain(5, 1, tail + 1))).collect();
+    let _oldest = overlay.enter(seats[0].0, Extent::whole(chain(20, 0, 0)));
+    let _rest: Vec<Pledge> = (0..300).map(|tail| overlay.enter(seats[1].0, Extent::whole(chain(5, 1, tail + 1)))).collect();
     let mut matched = [0, 0];
-    overlay.raise(&chain(20, 0, 0), &seats, &mut matched);
+    raise(&overlay, &chain(20, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [0, 5]);
+}
+
+#[test]
+fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(2));
+    let (text, other) = (chain(20, 20, 1), chain(30, 10, 2));
+    let _pledge = overlay.enter(seats[0].0, Extent { keys: chain(4, 0, 0), text: text.clone() });
+    let matched = |keys: &[Key], text: &[Key], blocks: u32| {
+        let mut matched = [0, 0];
+        overlay.raise(&Compared { keys, blocks, text }, &seats, &mut matched);
+        matched
+    };
+    assert_eq!(matched(&chain(4, 0, 0), &text, 160), [160, 0], "all of it");
+    assert_eq!(matched(&chain(100, 60, 0), &other, 160), [80, 0], "half of its text is half of its tokens");
+    assert_eq!(matched(&chain(3, 2, 9), &chain(0, 40, 9), 160), [3, 0], "its tokens say more than its text");
+    assert_eq!(matched(&chain(4, 0, 0), &[], 4), [4, 0]);
+}
+
+#[test]
+fn reading_on_is_worth_it_while_a_prompt_in_flight_has_more_of_the_same() {
+    let overlay = Arc::new(Overlay::default());
+    let seat = seats(1)[0].0;
+    let beyond = |keys: &[Key], text: &[Key], read: usize| overlay.goes_beyond(&Compared { text, ..Compared::whole(keys) }, read);
+    assert!(!beyond(&chain(4, 0, 0), &[], 0), "nothing is in flight");
+    let _read = overlay.enter(seat, Extent::whole(chain(10, 0, 0)));
+    assert!(beyond(&chain(9, 0, 0), &[], 0));
+    assert!(!beyond(&chain(10, 0, 0), &[], 0) && !beyond(&chain(8, 1, 7), &[], 0));
+    let begun = overlay.enter(seat, Extent { keys: chain(10, 0, 0), text: chain(30, 0, 0) });
+    assert!(beyond(&chain(12, 0, 0), &chain(20, 10, 3), 19));
+    assert!(!beyond(&chain(12, 0, 0), &chain(20, 10, 3), 20), "from there on it is another text");
+    assert!(!beyond(&[], &chain(20, 10, 3), 0));
+    assert!(overlay.has_unread());
+    drop(begun);
+    assert!(!overlay.has_unread());
 }

@@ -2,10 +2,12 @@
 
 use proptest::prelude::*;
 
+use std::mem::discriminant;
+
 use super::*;
 
 fn key(number: u128) -> Key {
-    Key { hash: number, bytes: 1, first: false }
+    Key { hash: number, bytes: 1, place: discriminant(&Place::Within) }
 }
 
 fn tokens(number: u32, length: usize) -> Arc<[u32]> {
@@ -40,7 +42,7 @@ fn a_large_segment_is_not_kept() {
 fn a_segment_at_the_beginning_of_a_text_is_another_one() {
     let mut cache = Cache::new(1 << 20);
     cache.put(key(1), tokens(1, 1));
-    assert_eq!(cache.get(Key { first: true, ..key(1) }), None);
+    assert_eq!(cache.get(Key { place: discriminant(&Place::First), ..key(1) }), None);
 }
 
 proptest! {

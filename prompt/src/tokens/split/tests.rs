@@ -12,17 +12,21 @@ fn splitter(tokens: &[&str]) -> Splitter {
 }
 
 fn id(splitter: &Splitter, text: &str) -> u32 {
-    *splitter.texts.iter().find(|(_, known)| *known == text).unwrap().0
+    splitter.tokens.iter().find(|(_, known)| *known == text).unwrap().0
+}
+
+fn pieces<'t>(splitter: &Splitter, text: &'t str) -> Vec<Piece<'t>> {
+    splitter.pieces(text).collect()
 }
 
 #[test]
 fn the_leftmost_and_then_the_longest_token_is_found() {
     let splitter = splitter(&["<a>", "<a><b>", "b>c"]);
     let [short, long, other] = ["<a>", "<a><b>", "b>c"].map(|text| id(&splitter, text));
-    assert_eq!(splitter.pieces("<a><b>c"), [Piece::Added(long), Piece::Text("c")]);
-    assert_eq!(splitter.pieces("x<a><c"), [Piece::Text("x"), Piece::Added(short), Piece::Text("<c")]);
-    assert_eq!(splitter.pieces("<b>c<a>"), [Piece::Text("<"), Piece::Added(other), Piece::Added(short)]);
-    assert_eq!(splitter.pieces(""), []);
+    assert_eq!(pieces(&splitter, "<a><b>c"), [Piece::Added(long), Piece::Text("c")]);
+    assert_eq!(pieces(&splitter, "x<a><c"), [Piece::Text("x"), Piece::Added(short), Piece::Text("<c")]);
+    assert_eq!(pieces(&splitter, "<b>c<a>"), [Piece::Text("<"), Piece::Added(other), Piece::Added(short)]);
+    assert_eq!(pieces(&splitter, ""), []);
 }
 
 #[test]
@@ -38,9 +42,9 @@ proptest! {
     #[test]
     fn pieces_are_the_text(text in "([ab<>é]|<a>|<a><b>){0,30}") {
         let splitter = splitter(&["<a>", "<a><b>", "é<"]);
-        let joined: String = splitter.pieces(&text).iter().map(|piece| match piece {
+        let joined: String = splitter.pieces(&text).map(|piece| match piece {
             Piece::Text(segment) => segment,
-            Piece::Added(id) => splitter.text_of(*id).unwrap(),
+            Piece::Added(id) => splitter.text_of(id).unwrap(),
         }).collect();
         prop_assert_eq!(joined, text);
     }

@@ -21,6 +21,7 @@ pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
         reader: python(files),
         also: None,
         tokens: (0..tokens).collect(),
+        unread: 0,
         all: tokens,
         chain: Chain::new("", ""),
         keys: Mutex::default(),
@@ -90,12 +91,13 @@ fn a_request_counts_once_however_often_it_is_placed() {
 async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
     let hello = || asked(&"Hello, engine! ".repeat(10));
     let (one, _) = Fixture::known(1).await;
-    assert_eq!(one.placer.wanted(&hello()), None, "there is no choice");
+    assert_eq!(one.placer.wanted(&Prompt::text(hello(), "")), None, "there is no choice");
     let (two, _) = Fixture::known(2).await;
-    assert_eq!(two.placer.wanted(&hello()), Some((python(FILES), String::new())));
-    assert_eq!(two.placer.wanted(&asked("a prompt of one block and a half at most")), None, "there is too little to find");
-    assert_eq!(two.placer.wanted(&Asked { model: Some("other".into()), ..hello() }), None, "nobody serves it");
-    assert_eq!(Fixture::guessed(2).await.placer.wanted(&hello()), None, "nobody says what is cached");
+    let wanted = |asked: Asked| two.placer.wanted(&Prompt::text(asked, ""));
+    assert_eq!(wanted(hello()), Some(Wanted { reader: python(FILES), lora: String::new(), sizes: vec![16] }));
+    assert_eq!(wanted(asked("a prompt of one block and a half at most")), None, "there is too little to find");
+    assert_eq!(wanted(Asked { model: Some("other".into()), ..hello() }), None, "nobody serves it");
+    assert_eq!(Fixture::guessed(2).await.placer.wanted(&Prompt::text(hello(), "")), None, "nobody says what is cached");
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,6 +133,61 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     assert_eq!((prompt.fallback, prompt.is_exact_for(Some(rust)), prompt.is_exact_for(Some(python(FILES)))), ("", true, false));
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
     assert!(plain.is_exact_for(Some(rust)) && plain.is_exact_for(Some(python(FILES))));
+}
+
+/// A completion of this text, to be read.
+fn completion(text: &str) -> Asked {
+    Asked { body: format!(r#"{{"model":"m","prompt":"{text}"}}"#).into(), ..asked(text) }
+}
+
+fn read_tokens(prompt: &Prompt) -> &[u32] {
+    &prompt.exact.as_ref().unwrap().tokens
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
+    let (fixture, seats) = Fixture::known(2).await;
+    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
+    let text = "hello world ".repeat(2000);
+    let unknown = fixture.placer.read(completion(&text)).await;
+    assert!(read_tokens(&unknown).len() < 100, "nobody has its first piece");
+    assert!((3900..4100).contains(&unknown.tokens()), "{}", unknown.tokens());
+    assert_eq!(unknown.blocks(16), unknown.tokens() / 16);
+
+    let whole: Vec<u32> = (0..4000).map(|token| 1 + token % 2).collect();
+    let keys = token_keys(Chain::new("", ""), &whole, 16);
+    fixture.index.store(seats[1], &keys[..100]);
+    let known = fixture.placer.read(completion(&text)).await;
+    assert!((1600..1900).contains(&read_tokens(&known).len()), "{}", read_tokens(&known).len());
+    assert_eq!(read_tokens(&known)[..], whole[..read_tokens(&known).len()]);
+    let chosen = fixture.choose(&known);
+    assert_eq!((&*chosen.replica.id, chosen.decision.choice().candidate.matched), ("n/1", 1600));
+
+    fixture.index.store(seats[1], &keys);
+    let cached = fixture.placer.read(completion(&text)).await;
+    assert_eq!((read_tokens(&cached), cached.tokens()), (&whole[..], 4000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning_was_read() {
+    let (fixture, _) = Fixture::known(2).await;
+    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
+    let document = "hello world ".repeat(2000);
+    let (first, before) = (fixture.placer.read(completion(&document)).await, fixture.placer.read(completion(&document)).await);
+    let chosen = fixture.choose(&first);
+    let _in_flight = fixture.placer.enter(&first, &chosen, tokio::time::Instant::now());
+    let matched = |prompt: &Prompt| {
+        let again = fixture.choose(prompt);
+        let of_first = again.decision.scored.iter().find(|scored| scored.candidate.replica == chosen.decision.choice().candidate.replica);
+        of_first.unwrap().candidate.matched
+    };
+    assert!(matched(&before) > 3800, "it was read before, when nothing was in flight");
+    let question = fixture.placer.read(completion(&format!("{document}{}", "world ".repeat(500)))).await;
+    assert!((3900..4500).contains(&read_tokens(&question).len()), "read as far as the text of the first: {}", read_tokens(&question).len());
+    assert!((3600..4200).contains(&matched(&question)), "{}", matched(&question));
+    let other = fixture.placer.read(completion(&format!("{}{}", "hello world ".repeat(100), "world ".repeat(3000)))).await;
+    assert!(read_tokens(&other).len() < 500, "{}", read_tokens(&other).len());
+    assert!((100..300).contains(&matched(&other)), "{}", matched(&other));
 }
 
 #[test]

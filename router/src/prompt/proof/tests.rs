@@ -75,7 +75,7 @@ async fn an_encoder_that_agrees_with_the_engine_is_proved() {
     let (lanes, _lane) = engine(with_words_from(0));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.unwrap().tokens, [1, 2]);
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
 }
 
 /// An engine with the Rust front-end, which refuses messages without text.
@@ -99,7 +99,7 @@ async fn each_front_end_is_proved_by_its_own_rules() {
         let text = |text: &str| serde_json::json!({ "type": "text", "text": text });
         let body = serde_json::json!({ "messages": [{ "role": "user", "content": [text("hello"), text("world")] }] }).to_string();
         let prompts = prompts.clone();
-        async move { prompts.encode(&Reader { files: hash, dialect }, "/v1/chat/completions", body.into()).await }
+        async move { prompts.encode(&Reader { files: hash, dialect }, "/v1/chat/completions", body.into(), |_| true).await }
     };
     let (lanes, _lane) = engine(rust_with_words_from(0));
     prompts.prove(rust, &lanes, 3, "small").await;
@@ -124,7 +124,7 @@ async fn an_engine_that_joins_texts_in_another_way_than_its_front_end_does_has_m
     let encoded = |content: serde_json::Value| {
         let body = serde_json::json!({ "messages": [{ "role": "user", "content": content }] }).to_string();
         let prompts = prompts.clone();
-        async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.into()).await }
+        async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.into(), |_| true).await }
     };
     assert_eq!(encoded("hello".into()).await.unwrap().tokens, [0, 0, 1]);
     let parts = serde_json::json!([{ "type": "text", "text": "hello" }]);
@@ -160,12 +160,12 @@ async fn an_engine_that_differs_in_a_rare_form_only_keeps_the_others_exact() {
         let standing = prompts.standing(&reader(hash));
         assert_eq!(standing, Standing::Partly(Forms::ALL.without(Forms::default().with(Form::Continued))));
         assert_eq!((standing.word(), standing.reason().as_str()), ("proved", "continued messages are placed by text"));
-        assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.unwrap().tokens, [1, 2]);
+        assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
         let chat = |others: serde_json::Value| {
             let mut body = others;
             body["messages"] = serde_json::json!([{ "role": "user", "content": "hello" }]);
             let prompts = prompts.clone();
-            async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.to_string().into()).await }
+            async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.to_string().into(), |_| true).await }
         };
         assert_eq!(chat(serde_json::json!({})).await.unwrap().tokens, [0, 0, 1]);
         assert_eq!(chat(serde_json::json!({ "add_generation_prompt": false })).await.unwrap().tokens, [0, 0, 1]);
@@ -182,7 +182,7 @@ async fn an_encoder_that_differs_from_the_engine_is_not_used() {
     let (lanes, _lane) = engine(with_words_from(1));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert!(matches!(prompts.standing(&reader(hash)), Standing::Different(why) if !why.is_empty()));
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world")).await.err(), Some(Unread::NotProved));
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(Unread::NotProved));
 }
 
 #[tokio::test(start_paused = true)]

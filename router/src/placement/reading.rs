@@ -1,0 +1,87 @@
+//! How far a prompt is read into tokens: as long as somebody may have cached what has been read. What comes after that is nowhere, so its
+//! tokens could not change the choice; and they are most of what a long prompt costs.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use hostler_placement::affinity::{Compared, Index, Overlay};
+use hostler_placement::keys::{Chain, Key, text_keys};
+use hostler_prompt::Progress;
+
+/// The text of a prompt, as its request has it, and the keys of its blocks, made when they are first asked for.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    parts: Vec<Bytes>,
+    /// Where its chain of keys begins.
+    model: String,
+    salt: String,
+    keys: OnceLock<Arc<[Key]>>,
+}
+
+impl Text {
+    pub(super) fn new(parts: Vec<Bytes>, model: Option<&str>, salt: &str) -> Self {
+        Self { parts, model: model.unwrap_or_default().to_owned(), salt: salt.to_owned(), keys: OnceLock::new() }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.parts.iter().map(Bytes::len).sum()
+    }
+
+    /// Keys of its whole blocks.
+    pub(super) fn keys(&self) -> &Arc<[Key]> {
+        self.keys.get_or_init(|| {
+            let chain = Chain::new(&self.model, &self.salt);
+            match &self.parts[..] {
+                [] => Arc::default(),
+                [text] => text_keys(chain, text).into(),
+                texts => text_keys(chain, &texts.concat()).into(),
+            }
+        })
+    }
+}
+
+/// Compares what is read of a prompt with what is cached, and will be.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) index: Arc<Index>,
+    pub(super) overlay: Arc<Overlay>,
+    pub(super) text: Arc<Text>,
+    /// For each size of blocks that replicas have.
+    pub(super) chains: Vec<Blocks>,
+}
+
+/// The blocks of one size that have been read.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    size: usize,
+    chain: Chain,
+    keys: Vec<Key>,
+}
+
+impl Blocks {
+    pub(super) fn new(size: u32, chain: Chain) -> Self {
+        Self { size: size.max(1) as usize, chain, keys: Vec::new() }
+    }
+
+    fn extend(&mut self, tokens: &[u32]) {
+        let new = tokens[self.keys.len() * self.size..].chunks_exact(self.size);
+        self.keys.extend(new.map(|block| self.chain.push(block)));
+    }
+}
+
+impl Reading {
+    /// Whether more may be cached than what was read, or there is no whole block yet.
+    pub(super) fn goes_on(&mut self, progress: Progress<'_>) -> bool {
+        let Self { index, overlay, text, chains } = self;
+        chains.iter_mut().any(|blocks| {
+            blocks.extend(progress.tokens);
+            let Some(last) = blocks.keys.last() else { return true };
+            index.has(*last) || {
+                let text: &[Key] = if overlay.has_unread() { text.keys() } else { &[] };
+                // The text stands in the request in other words than in what is read, but its parts are about as long.
+                let text_read = text.len() * progress.bytes / progress.of.max(1);
+                overlay.goes_beyond(&Compared { text, ..Compared::whole(&blocks.keys) }, text_read)
+            }
+        })
+    }
+}
