@@ -124,6 +124,10 @@ impl fmt::Display for What {
 #[must_use]
 pub fn samples() -> Vec<Value> {
     let code = "def area(r):\n    if r < 0:\n\t\traise ValueError('r')\n\n    return 3.14159 * r ** 2   # πr²\n";
+    // Long enough to be read in several pieces.
+    let numbers =
+        |from: i32| (from..from + 60).map(|number| format!("Item {number} of the list isn't far from item {}, they say.\n", number + 1));
+    let long: String = numbers(1).chain([code.to_owned()]).chain(numbers(100)).collect();
     let user = |content: &str| json!({ "role": "user", "content": content });
     let weather = json!({ "type": "function", "function": {
         "name": "get_weather",
@@ -138,6 +142,7 @@ pub fn samples() -> Vec<Value> {
         json!({ "prompt": "The quick brown fox jumps over the lazy dog." }),
         json!({ "prompt": "  leading,  double  and trailing spaces \n\n\n" }),
         json!({ "prompt": code }),
+        json!({ "prompt": long }),
         json!({ "prompt": "Grüße, мир, 世界, नमस्ते, 👩‍👩‍👧‍👦🏳️‍🌈 e\u{301} \u{a0}\u{200b}12345678 3.14" }),
         json!({ "prompt": "<|im_start|>user\n<s>[INST] <|eot_id|> </s> <bos><|endoftext|>", "add_special_tokens": false }),
         json!({ "messages": [user("Hello!")] }),

@@ -179,7 +179,9 @@ impl Tokens {
             match piece {
                 Piece::Text(segment) => {
                     for piece in self.cut(segment) {
-                        if read.bytes > 0 && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, of: text.len() }) {
+                        // Not to read so little would save nothing, and the tokens would not be counted.
+                        let can_stop = read.bytes > 0 && text.len() - read.bytes > cut::FIRST;
+                        if can_stop && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, of: text.len() }) {
                             return Ok(());
                         }
                         self.piece(piece, place, &mut read.tokens)?;

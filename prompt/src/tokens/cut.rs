@@ -8,7 +8,7 @@ use memchr::memchr_iter;
 use tokenizers::Tokenizer;
 
 /// Bytes of the first piece, at least: about 64 tokens, which is four blocks of most engines.
-const FIRST: usize = 256;
+pub(super) const FIRST: usize = 256;
 
 /// Bytes of the longest pieces, but for the way to the next gap between words. A piece that nobody has cached costs 0.2 ms to read.
 const LONGEST: usize = 1024;
