@@ -1,26 +1,37 @@
-//! The pooled HTTP/1.1 client over an engine's Unix socket that users' requests take.
+//! The way of users' requests to one engine: HTTP/1.1 over its Unix socket. There is no task and no buffer for a connection: whoever waits for an answer
+//! reads the socket, so that an event costs one wake, and memory only while it is there (decision 11). Connections are kept for the next request when
+//! an answer has been read to its end.
 
+mod answer;
+mod connection;
+mod framing;
+mod head;
+mod outgoing;
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use hostler_proto::agent::v1::ResponseHead;
 use hostler_proto::lane::Broken;
-use http::Uri;
-use http_body::{Body, Frame, SizeHint};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
-use tower::Service;
 
-use super::lane::RequestBody;
+pub(super) use answer::Answer;
+use connection::Connection;
+pub(super) use outgoing::Outgoing;
 
 /// How long connections stay open without a request. The engine is told to keep them an hour.
 const POOL_IDLE: Duration = Duration::from_secs(300);
+
+/// How often it is looked for those that have been idle for so long, or that the engine has closed.
+const TEND_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The most that are kept: as many as an engine answers at a time, about.
+const MOST_IDLE: usize = 1024;
 
 /// How long a connection may wait for a place in the engine's accept queue (vLLM's is 2,048 long).
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -29,76 +40,104 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 const CONNECT_PAUSE: Duration = Duration::from_millis(2);
 
 /// The client of one engine.
-pub(super) type EngineClient = Client<Connector, SizedBody>;
-
-/// A client for the engine that listens at `socket`, now or later.
-pub(super) fn client(socket: PathBuf) -> EngineClient {
-    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).pool_idle_timeout(POOL_IDLE).build(Connector { socket })
-}
-
-/// Connects to one socket, whatever the URI says.
-#[derive(Debug, Clone)]
-pub(super) struct Connector {
-    socket: PathBuf,
-}
-
-impl Service<Uri> for Connector {
-    type Response = TokioIo<UnixStream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<UnixStream>>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let socket = self.socket.clone();
-        Box::pin(async move {
-            let deadline = Instant::now() + CONNECT_DEADLINE;
-            loop {
-                match UnixStream::connect(&socket).await {
-                    // A full accept queue refuses at once on a Unix socket.
-                    Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => sleep(CONNECT_PAUSE).await,
-                    connected => return connected.map(TokioIo::new),
-                }
-            }
-        })
-    }
-}
-
-/// A request's body with the length that the router announced, so that the engine gets a Content-Length.
 #[derive(Debug)]
-pub(super) struct SizedBody {
-    pub(super) body: RequestBody,
-    pub(super) left: u64,
-    /// Told, by being dropped, that all of the body has been taken.
-    pub(super) complete: Option<oneshot::Sender<()>>,
+pub(super) struct EngineClient {
+    socket: PathBuf,
+    /// The one that was used last at the back.
+    idle: Mutex<VecDeque<Idle>>,
 }
 
-impl Body for SizedBody {
-    type Data = Bytes;
-    type Error = Broken;
+#[derive(Debug)]
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let sized = self.get_mut();
-        sized.body.poll_bytes(context).map(|piece| match piece {
-            Ok(Some(bytes)) => {
-                sized.left = sized.left.saturating_sub(bytes.len() as u64);
-                if sized.left == 0 {
-                    sized.complete = None;
-                }
-                Some(Ok(Frame::data(bytes)))
+/// Why there is no answer, or no more of it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    /// Nobody listens at the socket.
+    #[error("cannot connect")]
+    Connect(#[source] io::Error),
+    /// The connection broke.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The engine ended it.
+    #[error("connection closed before message completed")]
+    Closed,
+    /// What came is not HTTP/1.1 as engines speak it.
+    #[error("the answer is malformed: {0}")]
+    Malformed(&'static str),
+    /// There is no more of the request.
+    #[error(transparent)]
+    Request(#[from] Broken),
+}
+
+impl EngineClient {
+    /// A client for the engine that listens at `socket`, now or later.
+    pub(super) fn new(socket: PathBuf) -> Self {
+        Self { socket, idle: Mutex::default() }
+    }
+
+    /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once, when all of the request has left. To drop this
+    /// future, or the answer, closes the connection, and the engine aborts.
+    pub(super) async fn request(&self, mut outgoing: Outgoing, mut sent: impl FnMut()) -> Result<(ResponseHead, Answer<'_>), RequestError> {
+        loop {
+            let (mut connection, is_kept) = self.connection().await?;
+            match connection.ask(&mut outgoing, &mut sent).await {
+                Ok((head, body)) => return Ok((head, Answer::new(self, connection, outgoing, body))),
+                Err(error @ RequestError::Request(_)) => return Err(error),
+                // The engine closed it while it was kept, which says nothing about this request.
+                Err(_) if is_kept && outgoing.is_untouched() => {}
+                Err(error) => return Err(error),
             }
-            Ok(None) => None,
-            Err(broken) => Some(Err(broken)),
-        })
+        }
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.left == 0
+    /// Closes what is kept too long or has been closed by the engine, for as long as it is polled.
+    pub(super) async fn tend(&self) -> Infallible {
+        loop {
+            sleep(TEND_INTERVAL).await;
+            let now = Instant::now();
+            self.idle.lock().retain_mut(|idle| now.saturating_duration_since(idle.since) < POOL_IDLE && idle.connection.is_quiet());
+        }
     }
 
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
+    /// A connection, and whether it was kept rather than opened.
+    async fn connection(&self) -> Result<(Connection, bool), RequestError> {
+        let begun = Instant::now();
+        loop {
+            while let Some(mut kept) = self.take() {
+                if kept.is_quiet() {
+                    return Ok((kept, true));
+                }
+            }
+            match UnixStream::connect(&self.socket).await {
+                Ok(stream) => return Ok((Connection::new(stream), false)),
+                // A full accept queue refuses at once on a Unix socket.
+                Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_DEADLINE => sleep(CONNECT_PAUSE).await,
+                Err(error) => return Err(RequestError::Connect(error)),
+            }
+        }
+    }
+
+    fn take(&self) -> Option<Connection> {
+        self.idle.lock().pop_back().map(|idle| idle.connection)
+    }
+
+    /// Keeps a connection on which nothing is to come, unless something has.
+    fn keep(&self, mut connection: Connection) {
+        if !connection.is_quiet() {
+            return;
+        }
+        let mut idle = self.idle.lock();
+        idle.push_back(Idle { connection, since: Instant::now() });
+        let surplus = if idle.len() > MOST_IDLE { idle.pop_front() } else { None };
+        // It is closed without the lock.
+        drop(idle);
+        drop(surplus);
     }
 }
+
+#[cfg(test)]
+mod tests;

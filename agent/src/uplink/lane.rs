@@ -3,16 +3,17 @@
 //! It is driven from outside, as the router's end is: `receive` with each batch, `outbox` for what leaves, `lose` at the end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, RequestHead, ResponseHead};
 use hostler_proto::lane::{Broken, Credit, Inbox, MAX_BODY_BYTES, Outbox};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
-use tokio_util::sync::CancellationToken;
 
 /// One lane: the requests being served on it, and what waits to leave.
 #[derive(Debug)]
@@ -27,7 +28,26 @@ pub struct Lane {
 struct Shared {
     inbox: Inbox<()>,
     credit: Credit,
-    cancelled: CancellationToken,
+    cancelled: Cancelled,
+}
+
+/// That the router wants no answer any more. One task asks for it, at each event: it has to cost next to nothing.
+#[derive(Debug, Default)]
+struct Cancelled {
+    is_set: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Cancelled {
+    fn set(&self) {
+        self.is_set.store(true, Ordering::Release);
+        self.task.wake();
+    }
+
+    fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        self.task.register(context.waker());
+        if self.is_set.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
 }
 
 /// A request that has just come.
@@ -69,7 +89,7 @@ impl Lane {
             if matches!(kind, Kind::Cancel(_)) {
                 // Nothing is unusual about a cancel that crosses the answer's end.
                 if let Some(shared) = running.remove(&id) {
-                    shared.cancelled.cancel();
+                    shared.cancelled.set();
                 }
                 continue;
             }
@@ -93,7 +113,7 @@ impl Lane {
     pub fn lose(&self) {
         self.outbox.close();
         let running = std::mem::take(&mut *self.running.lock());
-        running.into_values().for_each(|shared| shared.cancelled.cancel());
+        running.into_values().for_each(|shared| shared.cancelled.set());
     }
 
     /// Requests being served.
@@ -112,9 +132,9 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Resolves when the router wants no answer any more.
+    /// Resolves when the router wants no answer any more. Only one task at a time may wait for it.
     pub async fn cancelled(&self) {
-        self.shared.cancelled.cancelled().await;
+        std::future::poll_fn(|context| self.shared.cancelled.poll(context)).await;
     }
 
     /// The request's body, for the engine.

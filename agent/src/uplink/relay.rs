@@ -1,31 +1,23 @@
 //! One request from a lane to its engine, and the engine's answer back, byte for byte.
 
 use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_boot::root_cause;
-use hostler_proto::agent::v1::{Fault, Header, RequestHead, ResponseHead};
+use hostler_proto::agent::v1::{Fault, RequestHead};
 use hostler_proto::lane::{Broken, only_keeps_alive};
-use http::{Method, Request, StatusCode, Uri};
-use http_body::Body;
-use http_body_util::BodyExt;
+use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::oneshot;
 
-use super::client::{EngineClient, SizedBody};
+use super::client::{Answer, EngineClient, Outgoing, RequestError};
 use super::lane::{Incoming, Serving};
 use super::report::Board;
 use crate::deaths::Fingerprint;
 use crate::engine::Phase;
 use crate::metrics::AgentMetrics;
 use crate::traffic::{InFlight, Prompt, RouterKey, Wait};
-
-/// A piece of an answer up to this size, as events are, is copied out of the buffer that it was read into, which has 8 KiB at least: to take
-/// new ones from the operating system cost a fifth of all that the agent did for an event.
-const COPIED_BYTES: usize = 2048;
 
 /// Serves one request to its end, or until the router cancels it: the connection to the engine is then dropped, and the engine aborts.
 pub(super) async fn serve(incoming: Incoming, board: Arc<Board>, router: RouterKey, metrics: Arc<AgentMetrics>) {
@@ -73,15 +65,17 @@ async fn relay(mut head: RequestHead, serving: &Serving, board: &Board, router: 
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
     let settle = Duration::from_millis(u64::from(head.settle_ms));
     let wait = in_flight.as_ref().filter(|_| computes(&head)).map(InFlight::wait);
-    let (request, sent) = request(head, serving)?;
+    let request = Outgoing::new(head, serving.body());
+    let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;
     let exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait };
     let outcome = tokio::select! {
-        outcome = exchange.run(request, sent) => outcome,
+        biased;
+        outcome = exchange.run(request) => outcome,
         never = settled(in_flight.as_ref(), settle) => match never {},
     };
-    outcome.map_err(|cause| {
+    outcome.map_err(|error| {
         in_flight.as_ref().inspect(|in_flight| in_flight.broke());
-        broke_off(replica.index, replica.engine.status().borrow().phase, &cause)
+        broke_off(replica.index, replica.engine.status().borrow().phase, &root_cause(&error))
     })
 }
 
@@ -94,57 +88,60 @@ struct Exchange<'a> {
     wait: Option<Wait<'a>>,
 }
 
-impl Exchange<'_> {
-    /// The request to the engine, and its answer back, or why there is none. `sent` resolves when the engine has all of the request.
-    async fn run(mut self, request: Request<SizedBody>, sent: oneshot::Receiver<()>) -> Result<(), String> {
-        let mut response = pin!(self.client.request(request));
-        let early = tokio::select! {
-            biased;
-            // However the body ended, there is no more of it.
-            _ = sent => None,
-            response = response.as_mut() => Some(response),
-        };
-        self.wait.as_mut().map(Wait::begin);
-        let response = match early {
-            Some(response) => response,
-            None => response.await,
-        };
-        let (head, mut body) = response.map_err(|error| root_cause(&error))?.into_parts();
-        self.serving.head(ResponseHead {
-            status: head.status.as_u16().into(),
-            headers: head.headers.iter().map(|(name, value)| Header::new(name, value)).collect(),
-        });
-        if head.status == StatusCode::INTERNAL_SERVER_ERROR {
-            self.in_flight.inspect(|in_flight| in_flight.broke());
-        }
+impl<'a> Exchange<'a> {
+    /// The request to the engine, and its answer back, or why there is none.
+    async fn run(mut self, request: Outgoing) -> Result<(), RequestError> {
+        let (status, mut answer) = self.ask(request).await?;
         // A body of known length ends with its last byte: the end then leaves in the same batch, before the router can think of cancelling.
-        while !body.is_end_stream()
-            && let Some(frame) = body.frame().await
+        while !answer.is_complete()
+            && let Some(piece) = answer.piece().await
         {
-            let frame = frame.map_err(|error| root_cause(&error))?;
-            if let Ok(bytes) = frame.into_data() {
-                self.pass(bytes, head.status).await;
-            }
+            let piece = piece?;
+            self.note(&piece, status);
+            self.pass(piece, &mut answer).await;
         }
+        answer.end();
         Ok(())
     }
 
-    /// Takes note of a piece of the answer, and passes it on.
-    async fn pass(&mut self, bytes: Bytes, status: StatusCode) {
-        if !only_keeps_alive(&bytes) {
-            self.in_flight.inspect(|in_flight| in_flight.computed());
-            // vLLM's front-end alone refuses requests, and begins answers, whether or not its core still moves: neither is a sign of life.
-            if status.is_success() {
-                self.wait.as_mut().map(Wait::moved);
-            }
-            // So it ends its streams when its core has died, each event in a piece of its own. The process exits seconds later.
-            if bytes.starts_with(b"data: {\"error\"") {
-                self.in_flight.inspect(|in_flight| in_flight.broke());
-            }
+    /// Sends the request, and begins the answer when the engine does.
+    async fn ask(&mut self, request: Outgoing) -> Result<(StatusCode, Answer<'a>), RequestError> {
+        let wait = &mut self.wait;
+        let sent = || wait.iter_mut().for_each(Wait::begin);
+        let (head, answer) = self.client.request(request, sent).await?;
+        let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or_default();
+        self.serving.head(head);
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
+            self.in_flight.inspect(|in_flight| in_flight.broke());
         }
-        // Until it has left, a piece would hold the connection's whole read buffer, and the next read would need another one.
-        let bytes = if bytes.len() <= COPIED_BYTES { Bytes::copy_from_slice(&bytes) } else { bytes };
-        let sending = self.serving.send(bytes);
+        Ok((status, answer))
+    }
+
+    /// Takes note of a piece of the answer.
+    fn note(&mut self, piece: &[u8], status: StatusCode) {
+        if only_keeps_alive(piece) {
+            return;
+        }
+        self.in_flight.inspect(|in_flight| in_flight.computed());
+        // vLLM's front-end alone refuses requests, and begins answers, whether or not its core still moves: neither is a sign of life.
+        if status.is_success() {
+            self.wait.as_mut().map(Wait::moved);
+        }
+        // So it ends its streams when its core has died, each event in a piece of its own. The process exits seconds later.
+        if piece.starts_with(b"data: {\"error\"") {
+            self.in_flight.inspect(|in_flight| in_flight.broke());
+        }
+    }
+
+    /// Passes a piece on. While the router has no room for it, the rest of the request goes on to the engine.
+    async fn pass(&mut self, piece: Bytes, answer: &mut Answer<'_>) {
+        let sending = async {
+            tokio::select! {
+                biased;
+                () = self.serving.send(piece) => {}
+                never = answer.keep_sending() => match never {},
+            }
+        };
         match &mut self.wait {
             Some(wait) => wait.pass(sending).await,
             None => sending.await,
@@ -168,22 +165,6 @@ fn computes(head: &RequestHead) -> bool {
         && !matches!(path, "/tokenize" | "/detokenize" | "/v1/messages/count_tokens")
         && !path.ends_with("/cancel")
         && !path.ends_with("/render")
-}
-
-/// The request for the engine, and what resolves when all of its body has left.
-fn request(head: RequestHead, serving: &Serving) -> Result<(Request<SizedBody>, oneshot::Receiver<()>), Broken> {
-    let refused = || Broken::protocol("the router sent a request head that HTTP does not allow");
-    let uri = Uri::builder().scheme("http").authority("engine").path_and_query(head.path).build().map_err(|_| refused())?;
-    let (complete, sent) = oneshot::channel();
-    let mut request =
-        Request::new(SizedBody { body: serving.body(), left: head.body_bytes, complete: (head.body_bytes > 0).then_some(complete) });
-    *request.method_mut() = Method::from_bytes(head.method.as_bytes()).map_err(|_| refused())?;
-    *request.uri_mut() = uri;
-    for header in head.headers {
-        let (name, value) = header.parse().ok_or_else(refused)?;
-        request.headers_mut().append(name, value);
-    }
-    Ok((request, sent))
 }
 
 fn not_ready(message: String) -> Broken {

@@ -8,7 +8,7 @@ use hostler_proto::agent::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::client::{EngineClient, client};
+use super::client::EngineClient;
 use crate::advise::{self, Advised, Finding, Setup};
 use crate::cache::Watch;
 use crate::deaths::Death;
@@ -57,7 +57,14 @@ impl Replica {
     #[must_use]
     pub fn new(index: u32, engine: Engine, traits: Traits) -> Self {
         let socket: PathBuf = engine.socket().to_owned();
-        Self { index, engine, traits, client: client(socket), prompt_files: watch::Sender::new(None), findings: watch::Sender::default() }
+        Self {
+            index,
+            engine,
+            traits,
+            client: EngineClient::new(socket),
+            prompt_files: watch::Sender::new(None),
+            findings: watch::Sender::default(),
+        }
     }
 
     /// What could be better about it, the gravest first.
@@ -129,7 +136,7 @@ impl Board {
             let gpus = || self.gpu_readings(replica);
             let Replica { index, engine, traits, findings, .. } = replica;
             let advising = advise::watch(Advised { replica: *index, engine, setup: &traits.setup, findings }, gpus);
-            tokio::join!(self.beat(replica), self.load_files(replica), advising)
+            tokio::join!(self.beat(replica), self.load_files(replica), advising, replica.client.tend())
         });
         tokio::select! {
             _ = futures_util::future::join_all(watching) => end.cancelled().await,

@@ -12,7 +12,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use super::super::client::client;
 use super::super::lane::Lane;
 use super::*;
 use crate::traffic::Traffic;
@@ -89,10 +88,10 @@ impl Fixture {
         let mut in_flight = traffic.enter(RouterKey(1));
         in_flight.sent(LIFE, Fingerprint(5));
         let relay = tokio::spawn(async move {
-            let (client, wait) = (client(socket), Some(in_flight.wait()));
-            let (request, sent) = request(head, &serving).unwrap();
+            let (client, wait) = (EngineClient::new(socket), Some(in_flight.wait()));
+            let request = Outgoing::new(head, serving.body()).unwrap();
             let exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait };
-            let outcome = exchange.run(request, sent).await;
+            let outcome = exchange.run(request).await.map_err(|error| root_cause(&error));
             serving.end(&Ok(()));
             outcome
         });

@@ -1,0 +1,121 @@
+//! Bodies of every framing, cut anywhere, and bytes that are none.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Takes all pieces out of `wire`, of which more is there after each of these lengths.
+fn taken(mut framing: Framing, wire: &[u8], cuts: &[usize]) -> Result<(Vec<Bytes>, Framing, usize), RequestError> {
+    let (mut read, mut pieces, mut rest) = (BytesMut::new(), Vec::new(), wire);
+    for cut in cuts.iter().copied().chain([wire.len()]) {
+        let (now, later) = rest.split_at(cut.min(rest.len()));
+        read.extend_from_slice(now);
+        rest = later;
+        while let Some(piece) = framing.take(&mut read)? {
+            assert!(!piece.is_empty());
+            pieces.push(piece);
+        }
+    }
+    Ok((pieces, framing, read.len()))
+}
+
+/// A body in chunks, with an extension here and there.
+fn chunked(chunks: &[Vec<u8>], extension: &str, trailers: &str) -> Vec<u8> {
+    let mut wire = Vec::new();
+    for chunk in chunks {
+        wire.extend_from_slice(format!("{:x}{extension}\r\n", chunk.len()).as_bytes());
+        wire.extend_from_slice(chunk);
+        wire.extend_from_slice(b"\r\n");
+    }
+    wire.extend_from_slice(format!("0\r\n{trailers}\r\n").as_bytes());
+    wire
+}
+
+proptest! {
+    #[test]
+    fn chunks_come_out_as_they_went_in_wherever_they_are_cut(
+        chunks in vec(vec(any::<u8>(), 1..5000), 0..6),
+        cuts in vec(0..700usize, 0..40),
+        extension in prop_oneof![Just(""), Just(";a=b"), Just(" ;c")],
+        trailers in prop_oneof![Just(""), Just("x-a: 1\r\nx-b: 2\r\n")],
+    ) {
+        let wire = chunked(&chunks, extension, trailers);
+        let (pieces, framing, left) = taken(Framing::Size, &wire, &cuts).unwrap();
+        prop_assert_eq!(pieces.concat(), chunks.concat());
+        prop_assert_eq!((framing, left), (Framing::Complete, 0));
+    }
+
+    #[test]
+    fn a_length_ends_where_it_says(body in vec(any::<u8>(), 1..9000), more in vec(any::<u8>(), 0..9), cuts in vec(0..3000usize, 0..9)) {
+        let wire = [&body[..], &more].concat();
+        let (pieces, framing, left) = taken(Framing::Length(body.len() as u64), &wire, &cuts).unwrap();
+        prop_assert_eq!(pieces.concat(), body);
+        prop_assert_eq!((framing, left), (Framing::Complete, more.len()));
+    }
+
+    #[test]
+    fn an_answer_cut_short_is_never_complete(chunks in vec(vec(any::<u8>(), 1..50), 0..4), short in 1..200usize) {
+        let wire = chunked(&chunks, "", "");
+        let wire = &wire[..wire.len() - short.min(wire.len())];
+        let (_, mut framing, _) = taken(Framing::Size, wire, &[]).unwrap();
+        prop_assert!(framing.close().is_err());
+    }
+
+    #[test]
+    fn no_bytes_do_harm(bytes in vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'f'), Just(b';'), any::<u8>()], 0..600), cuts in vec(0..50usize, 0..20)) {
+        for framing in [Framing::Size, Framing::Chunk(3), Framing::ChunkEnd, Framing::Trailers, Framing::Length(5), Framing::UntilClosed] {
+            let _ = taken(framing, &bytes, &cuts);
+        }
+    }
+}
+
+#[test]
+fn each_event_is_a_piece_of_its_own() {
+    let wire = chunked(&[b"data: 1\n\n".to_vec(), b"data: 2\n\n".to_vec()], "", "");
+    let (pieces, ..) = taken(Framing::Size, &wire, &[]).unwrap();
+    assert_eq!(pieces, ["data: 1\n\n", "data: 2\n\n"]);
+}
+
+#[test]
+fn only_a_small_piece_is_copied_out_of_the_buffer() {
+    for (length, is_copied) in [(COPIED_BYTES, true), (COPIED_BYTES + 1, false)] {
+        let mut read = BytesMut::from(&vec![b'x'; length][..]);
+        let begin = read.as_ptr();
+        let piece = Framing::UntilClosed.take(&mut read).unwrap().unwrap();
+        assert_eq!(piece.as_ptr() != begin, is_copied, "{length}");
+    }
+}
+
+#[test]
+fn what_two_sides_could_read_differently_is_refused() {
+    let long = format!("1;{}\r\n", "x".repeat(MOST_LINE));
+    let trailers = format!("0\r\n{}", "x-a: 1\r\n".repeat(MOST_TRAILERS));
+    for wire in [
+        "\r\n",
+        " 3\r\nabc\r\n",
+        "+3\r\n",
+        "-1\r\n",
+        "0x3\r\n",
+        "3\nabc\r\n",
+        "3\r\nabcd\r\n",
+        "3\r\nabc\n",
+        "g\r\n",
+        &long,
+        &trailers,
+        "11111111111111111\r\n",
+    ] {
+        let refused = taken(Framing::Size, wire.as_bytes(), &[]);
+        assert!(matches!(refused, Err(RequestError::Malformed(_))), "{wire:.20} gave {refused:?}");
+    }
+}
+
+#[test]
+fn only_a_body_without_a_length_may_end_with_the_connection() {
+    for mut framing in [Framing::Size, Framing::Chunk(1), Framing::ChunkEnd, Framing::Trailers, Framing::Length(1)] {
+        assert!(matches!(framing.close(), Err(RequestError::Closed)));
+    }
+    let mut framing = Framing::UntilClosed;
+    framing.close().unwrap();
+    assert_eq!(framing, Framing::Complete);
+}

@@ -1,0 +1,97 @@
+//! The head of an answer, as `httparse` reads it, and what it says about the body. Stricter than HTTP asks: engines are few, and a body whose end two
+//! sides see in different places would put one user's answer into another's.
+
+use bytes::{Buf, Bytes, BytesMut};
+use hostler_proto::agent::v1::{Header, ResponseHead};
+use httparse::{EMPTY_HEADER, Response, Status};
+
+use super::RequestError;
+use super::framing::Framing;
+
+/// The most headers, and the most bytes of all together. Engines send about ten, and 300 bytes.
+const MOST_HEADERS: usize = 100;
+const MOST_BYTES: usize = 64 * 1024;
+
+/// What begins an answer.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) head: ResponseHead,
+    pub(super) body: Body,
+}
+
+/// The body that follows.
+#[derive(Debug)]
+pub(super) struct Body {
+    pub(super) framing: Framing,
+    /// Another request may follow.
+    pub(super) keeps_alive: bool,
+}
+
+/// The head that `read` begins with, taken out; nothing while it is not complete. Those of interim answers are passed over.
+pub(super) fn take(read: &mut BytesMut, is_head: bool) -> Result<Option<Head>, RequestError> {
+    loop {
+        let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+        let mut response = Response::new(&mut headers);
+        let length = match response.parse(read) {
+            Ok(Status::Complete(length)) => length,
+            Ok(Status::Partial) if read.len() < MOST_BYTES => return Ok(None),
+            Ok(Status::Partial) => return Err(RequestError::Malformed("its head is too large")),
+            Err(_) => return Err(RequestError::Malformed("its head is not one of HTTP")),
+        };
+        let status = response.code.unwrap_or_default();
+        if (200..1000).contains(&status) {
+            let head = ResponseHead { status: status.into(), headers: response.headers.iter().map(copied).collect() };
+            let body = body(&response, status, is_head)?;
+            read.advance(length);
+            return Ok(Some(Head { head, body }));
+        }
+        if status == 101 || !(100..200).contains(&status) {
+            return Err(RequestError::Malformed("its status is none that was asked for"));
+        }
+        read.advance(length);
+    }
+}
+
+fn copied(header: &httparse::Header<'_>) -> Header {
+    Header { name: Bytes::copy_from_slice(header.name.as_bytes()), value: Bytes::copy_from_slice(header.value) }
+}
+
+/// RFC 9112, section 6.3.
+fn body(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<Body, RequestError> {
+    let values = |name: &'static str| {
+        response.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value.trim_ascii())
+    };
+    let mut encodings = values("transfer-encoding");
+    let framing = match (encodings.next(), length(values("content-length"))?) {
+        _ if is_head || matches!(status, 204 | 304) => Framing::Complete,
+        (Some(_), Some(_)) => return Err(RequestError::Malformed("it has a length and an encoding")),
+        (Some(encoding), None) if encoding.eq_ignore_ascii_case(b"chunked") && encodings.next().is_none() => Framing::Size,
+        (Some(_), None) => return Err(RequestError::Malformed("its encoding is unknown")),
+        (None, Some(0)) => Framing::Complete,
+        (None, Some(length)) => Framing::Length(length),
+        (None, None) => Framing::UntilClosed,
+    };
+    let is_closing = values("connection")
+        .flat_map(|value| value.split(|byte| *byte == b','))
+        .any(|word| word.trim_ascii().eq_ignore_ascii_case(b"close"));
+    let keeps_alive = response.version == Some(1) && !is_closing && !matches!(framing, Framing::UntilClosed);
+    Ok(Body { framing, keeps_alive })
+}
+
+/// The length that all of these agree on.
+fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, RequestError> {
+    let malformed = RequestError::Malformed("its length is none");
+    let mut agreed = None;
+    for value in values {
+        let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+        let length = str::from_utf8(value).ok().filter(|_| is_number).and_then(|digits| digits.parse().ok());
+        if length.is_none() || agreed.is_some_and(|agreed| Some(agreed) != length) {
+            return Err(malformed);
+        }
+        agreed = length;
+    }
+    Ok(agreed)
+}
+
+#[cfg(test)]
+mod tests;

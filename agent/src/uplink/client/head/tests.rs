@@ -1,0 +1,82 @@
+//! Heads of answers, and what follows from them.
+
+use super::*;
+
+fn taken(text: &str) -> Result<Option<Head>, RequestError> {
+    take(&mut BytesMut::from(text), false)
+}
+
+fn framed(lines: &str) -> (Framing, bool) {
+    let Head { body, .. } = taken(&format!("HTTP/1.1 200 OK\r\n{lines}\r\n")).unwrap().unwrap();
+    (body.framing, body.keeps_alive)
+}
+
+#[test]
+fn a_head_is_taken_out_whole_wherever_it_is_cut() {
+    let text = "HTTP/1.1 200 OK\r\nServer: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for cut in 0..text.len() {
+        assert!(taken(&text[..cut]).unwrap().is_none(), "{cut}");
+    }
+    let mut read = BytesMut::from(&format!("{text}5\r\n")[..]);
+    let Head { head, body } = take(&mut read, false).unwrap().unwrap();
+    assert_eq!((head.status, head.headers.len(), body.framing, &read[..]), (200, 2, Framing::Size, &b"5\r\n"[..]));
+    assert_eq!(head.headers[0], Header { name: "Server".into(), value: "x".into() });
+}
+
+#[test]
+fn a_head_says_how_its_body_ends_and_whether_another_may_follow() {
+    for (lines, expected) in [
+        ("transfer-encoding: Chunked\r\n", (Framing::Size, true)),
+        ("content-length: 5\r\n", (Framing::Length(5), true)),
+        ("content-length: 5\r\nContent-Length: 5\r\n", (Framing::Length(5), true)),
+        ("content-length: 0\r\n", (Framing::Complete, true)),
+        ("", (Framing::UntilClosed, false)),
+        ("content-length: 5\r\nconnection: x, Close\r\n", (Framing::Length(5), false)),
+    ] {
+        assert_eq!(framed(lines), expected, "{lines}");
+    }
+    let old = taken("HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\n").unwrap().unwrap();
+    assert!(!old.body.keeps_alive);
+}
+
+#[test]
+fn some_answers_have_no_body_whatever_they_say() {
+    for (status, is_head) in [(204, false), (304, false), (200, true)] {
+        let text = format!("HTTP/1.1 {status} X\r\ncontent-length: 5\r\n\r\n");
+        let Head { body, .. } = take(&mut BytesMut::from(&text[..]), is_head).unwrap().unwrap();
+        assert_eq!(body.framing, Framing::Complete, "{status}");
+    }
+}
+
+#[test]
+fn interim_answers_are_passed_over() {
+    let head = taken("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 X\r\nlink: a\r\n\r\nHTTP/1.1 429 No\r\n\r\n").unwrap().unwrap();
+    assert_eq!(head.head.status, 429);
+}
+
+#[test]
+fn what_two_sides_could_read_differently_is_refused() {
+    let large = format!("a: {}\r\n", "x".repeat(MOST_BYTES));
+    let many = "a: b\r\n".repeat(MOST_HEADERS + 1);
+    for lines in [
+        "transfer-encoding: chunked\r\ncontent-length: 5\r\n",
+        "transfer-encoding: gzip, chunked\r\n",
+        "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+        "content-length: 5\r\ncontent-length: 6\r\n",
+        "content-length: 5, 5\r\n",
+        "content-length: +5\r\n",
+        "content-length:\r\n",
+        "content-length: 99999999999999999999\r\n",
+        "no colon\r\n",
+        "a: b\r\n folded\r\n",
+        &many,
+        &large[..MOST_BYTES],
+    ] {
+        let text = format!("HTTP/1.1 200 OK\r\n{lines}");
+        let text = if lines.ends_with('\n') { text + "\r\n" } else { text };
+        assert!(matches!(taken(&text), Err(RequestError::Malformed(_))), "{lines:.60}");
+    }
+    for text in ["HTTP/2.0 200 OK\r\n\r\n", "HTTP/1.1 101 X\r\n\r\n", "HTTP/1.1 099 X\r\n\r\n", "data: {}\n\n"] {
+        assert!(matches!(taken(text), Err(RequestError::Malformed(_))), "{text}");
+    }
+}

@@ -1,0 +1,97 @@
+//! A request on its way from the lane to the engine: its head as bytes, and its body with the length that the router announced.
+
+use std::io::IoSlice;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use hostler_proto::agent::v1::RequestHead;
+use hostler_proto::lane::Broken;
+use http::uri::PathAndQuery;
+use http::{Method, header};
+
+use super::super::lane::RequestBody;
+use super::RequestError;
+use super::connection::Connection;
+
+/// What is still to be sent of a request.
+#[derive(Debug)]
+pub(in super::super) struct Outgoing {
+    head: Bytes,
+    piece: Bytes,
+    body: RequestBody,
+    /// Bytes of the body that have not come from the router.
+    left: u64,
+    is_head: bool,
+    is_untouched: bool,
+}
+
+impl Outgoing {
+    /// The request of this head; `None` when HTTP does not allow it.
+    pub(in super::super) fn new(head: RequestHead, body: RequestBody) -> Option<Self> {
+        let method = Method::from_bytes(head.method.as_bytes()).ok()?;
+        let path = PathAndQuery::try_from(head.path).ok()?;
+        let mut text = Vec::with_capacity(512);
+        for part in [method.as_str(), " ", path.as_str(), " HTTP/1.1\r\nhost: engine\r\n"] {
+            text.extend_from_slice(part.as_bytes());
+        }
+        // These types are the proof that no line breaks are in them.
+        for (name, value) in head.headers.into_iter().map(|header| header.parse()).collect::<Option<Vec<_>>>()? {
+            if !matches!(name, header::HOST | header::CONNECTION | header::CONTENT_LENGTH | header::TRANSFER_ENCODING) {
+                for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                    text.extend_from_slice(part);
+                }
+            }
+        }
+        if head.body_bytes > 0 || method == Method::POST {
+            text.extend_from_slice(format!("content-length: {}\r\n", head.body_bytes).as_bytes());
+        }
+        text.extend_from_slice(b"\r\n");
+        let is_head = method == Method::HEAD;
+        Some(Self { head: text.into(), piece: Bytes::new(), body, left: head.body_bytes, is_head, is_untouched: true })
+    }
+
+    /// Whether it asks for a head only.
+    pub(super) fn is_head(&self) -> bool {
+        self.is_head
+    }
+
+    /// Whether no engine has seen anything of it.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.is_untouched
+    }
+
+    /// Whether an engine has all of it.
+    pub(super) fn is_sent(&self) -> bool {
+        self.left == 0 && self.head.is_empty() && self.piece.is_empty()
+    }
+
+    /// Sends what is there; ready when all of it has been sent.
+    pub(super) fn poll_send(&mut self, connection: &mut Connection, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
+        while !self.is_sent() {
+            if self.piece.is_empty() && self.left > 0 {
+                match self.body.poll_bytes(context) {
+                    Poll::Ready(Ok(Some(piece))) => self.take(piece)?,
+                    Poll::Ready(Ok(None)) => return Poll::Ready(Err(Broken::protocol("the router sent less than it announced").into())),
+                    Poll::Ready(Err(broken)) => return Poll::Ready(Err(broken.into())),
+                    Poll::Pending if self.head.is_empty() => return Poll::Pending,
+                    Poll::Pending => {}
+                }
+            }
+            let mut written = ready!(connection.poll_write(context, &[IoSlice::new(&self.head), IoSlice::new(&self.piece)]))?;
+            self.is_untouched = false;
+            for part in [&mut self.head, &mut self.piece] {
+                let taken = written.min(part.len());
+                part.advance(taken);
+                written -= taken;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn take(&mut self, piece: Bytes) -> Result<(), RequestError> {
+        let left = self.left.checked_sub(piece.len() as u64);
+        self.left = left.ok_or_else(|| Broken::protocol("the router sent more than it announced"))?;
+        self.piece = piece;
+        Ok(())
+    }
+}
