@@ -1,6 +1,7 @@
 //! Client connections: accepted up to a bound, HTTP/1.1 or HTTP/2, ended gracefully on drain.
 
 use std::convert::Infallible;
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,9 @@ use crate::config::RouterConfig;
 /// The largest head of a request, and the most that is buffered of an answer beyond the socket's own buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
+/// How HTTP/2 begins, and no HTTP/1 request does.
+const HTTP2_BEGINS: &[u8; 4] = b"PRI ";
+
 /// Requests at once on one HTTP/2 connection.
 const STREAMS: u32 = 256;
 
@@ -45,7 +49,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
         .max_send_buf_size(BUFFER_BYTES)
         .keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE);
-    let builder = Arc::new(builder);
+    let protocols = Arc::new(Protocols { only_http1: builder.clone().http1_only(), either: builder });
     let mut draining = pin!(shutdown.draining());
     loop {
         let accepted = async {
@@ -60,7 +64,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
         if tune(&stream, edge.config.client_stall_timeout).is_err() {
             continue;
         }
-        let (edge, builder, shutdown) = (edge.clone(), builder.clone(), shutdown.clone());
+        let (edge, protocols, shutdown) = (edge.clone(), protocols.clone(), shutdown.clone());
         let handshake = tls.as_ref().map(|tls| tls.handshake());
         shutdown.tasks().clone().spawn(async move {
             let stream = match handshake {
@@ -71,7 +75,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
                 },
             };
             if let Some(stream) = stream {
-                connection_task(stream, edge, &builder, &shutdown).await;
+                connection_task(stream, edge, &protocols, &shutdown).await;
             }
             drop(place);
         });
@@ -84,9 +88,35 @@ async fn secured(stream: TcpStream, handshake: Handshake, limit: Duration) -> Op
     secured.inspect_err(|error| tracing::debug!(%error, "a client's handshake failed")).ok()
 }
 
-async fn connection_task(stream: Stream, edge: Arc<Edge>, builder: &Builder<TokioExecutor>, shutdown: &Shutdown) {
+/// The library's settings for a connection whose protocol is known, and for one of which it must find out.
+///
+/// It does so by a first read of its own, of 24 bytes, and then has a buffer for the rest that is twice as large for the connection's whole life.
+#[derive(Debug)]
+struct Protocols {
+    only_http1: Builder<TokioExecutor>,
+    either: Builder<TokioExecutor>,
+}
+
+impl Protocols {
+    /// What to serve a connection with, by what its client says first.
+    async fn of(&self, stream: &Stream) -> io::Result<&Builder<TokioExecutor>> {
+        let Stream::Plain(socket) = stream else { return Ok(&self.either) };
+        let mut first = [0; HTTP2_BEGINS.len()];
+        let length = socket.peek(&mut first).await?;
+        let may_be_http2 = HTTP2_BEGINS.starts_with(&first[..length]);
+        Ok(if may_be_http2 { &self.either } else { &self.only_http1 })
+    }
+}
+
+async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols, shutdown: &Shutdown) {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
     let clock = Clock::new(Limits { head, idle, stall });
+    let builder = tokio::select! {
+        builder = protocols.of(&stream) => builder,
+        _ = overdue(&clock) => return,
+        () = shutdown.draining() => return,
+    };
+    let Ok(builder) = builder else { return };
     let wire = Wire::new(stream);
     let outlet = wire.outlet();
     let (wire, framing) = Framed::new(wire, clock.clone());
@@ -94,13 +124,14 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, builder: &Builder<Toki
     let service = service_fn(move |request: Request<Incoming>| {
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open());
         let outlet = outlet.clone().filter(|_| request.version() == Version::HTTP_11);
-        async move {
+        // The library keeps room for this future as long as the connection lives, and moves it: 16 bytes are better than ten thousand.
+        Box::pin(async move {
             let mut response = edge.answer(request, flaw).await;
             if let Some(outlet) = outlet.filter(|_| is_chunked(&response)) {
                 response.body_mut().through(&outlet);
             }
             Ok::<_, Infallible>(response.map(|body| Timed::new(body, open)))
-        }
+        })
     });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(wire), service));
     let served = tokio::select! {

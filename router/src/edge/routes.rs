@@ -129,7 +129,8 @@ impl Edge {
             }
             (&Method::GET, "/health" | "/ping") | (&Method::POST, "/ping") => self.health(),
             _ if is_operators(path) => reply::for_operators(),
-            _ if ollama::is_ours(path) => self.ollama(request, caller).await,
+            // Its future is larger than that of `pass`, which would pay for it with every request.
+            _ if ollama::is_ours(path) => Box::pin(self.ollama(request, caller)).await,
             _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_passed(path) => self.pass(request, caller).await,
             _ => reply::unread(request.body(), own::elsewhere(path)),
         }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::Method;
-use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
 use super::AccessFormat;
@@ -22,7 +21,8 @@ pub(super) struct Line {
     pub(super) at: SystemTime,
     pub(super) begun: Instant,
     pub(super) method: Method,
-    pub(super) path: Option<PathAndQuery>,
+    /// A copy: a slice would keep all that was read with the request's head as long as the request lives.
+    pub(super) path: Option<Box<str>>,
     pub(super) client_id: Option<Arc<str>>,
     pub(super) trace: Option<u128>,
     pub(super) key: Arc<str>,
@@ -106,7 +106,7 @@ impl Line {
         fields.word("outcome", Some(self.outcome()));
         fields.word("cause", self.cause());
         fields.text("method", Some(self.method.as_str()));
-        fields.text("path", self.path.as_ref().map(PathAndQuery::path));
+        fields.text("path", self.path.as_deref());
         fields.text("model", self.model.as_deref());
         fields.text("key", Some(&*self.key).filter(|key| !key.is_empty()));
         fields.text("tenant", Some(&*self.tenant).filter(|tenant| !tenant.is_empty()));

@@ -59,13 +59,13 @@ impl AccessLog {
     #[must_use]
     pub fn begin(&self, method: &Method, path: Option<&PathAndQuery>, headers: &HeaderMap) -> Entry {
         let Some(lines) = &self.0 else { return Entry::none() };
-        let line = Line {
+        let line = Box::new(Line {
             method: method.clone(),
-            path: path.cloned(),
+            path: path.map(|path| line::cut(path.path())),
             client_id: super::headers::client_id(headers),
             trace: headers.get("traceparent").and_then(|parent| trace_id(parent.as_bytes())),
             ..Line::new(Instant::now())
-        };
+        });
         Entry(Some(Arc::new(Open { line: Mutex::new(Some(line)), lines: lines.clone() })))
     }
 }
@@ -77,7 +77,7 @@ pub struct Entry(Option<Arc<Open>>);
 #[derive(Debug)]
 struct Open {
     /// Taken when it is written.
-    line: Mutex<Option<Line>>,
+    line: Mutex<Option<Box<Line>>>,
     lines: Lines,
 }
 

@@ -12,7 +12,7 @@ fn line() -> Line {
 fn full() -> Line {
     Line {
         method: Method::POST,
-        path: Some("/v1/chat/completions?api_key=secret".parse().unwrap()),
+        path: Some("/v1/chat/completions".into()),
         client_id: Some("job 7".into()),
         trace: trace_id(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
         key: "k7".into(),
@@ -86,7 +86,7 @@ fn nobody_writes_lines_of_others() {
     assert!(text.contains(r#"model="m\" status=200\u000a2023-"#), "{text}");
     let json: serde_json::Value = serde_json::from_str(&written(&forger, AccessFormat::Json)).unwrap();
     assert_eq!((json["model"].as_str(), json["key"].as_str()), (Some(forged), Some(forged)));
-    let long = Line { model: Some(line::cut(&"ü".repeat(10_000))), path: format!("/v1/{}", "x".repeat(9000)).parse().ok(), ..line() };
+    let long = Line { model: Some(line::cut(&"ü".repeat(10_000))), path: Some(line::cut(&"x".repeat(9000))), ..line() };
     assert!(written(&long, AccessFormat::Text).len() < 1200);
 }
 

@@ -40,14 +40,14 @@ pub struct AccessLogError {
 /// The requests' end.
 #[derive(Debug, Clone)]
 pub(super) struct Lines {
-    /// Nothing is the end.
-    sender: SyncSender<Option<Line>>,
+    /// Nothing is the end. The queue has its places from the beginning, so they are small.
+    sender: SyncSender<Option<Box<Line>>>,
     dropped: Counter,
 }
 
 impl Lines {
     /// Never waits: a line for which there is no room is counted and lost.
-    pub(super) fn send(&self, line: Line) {
+    pub(super) fn send(&self, line: Box<Line>) {
         if self.sender.try_send(Some(line)).is_err() {
             self.dropped.inc();
         }
@@ -56,7 +56,7 @@ impl Lines {
 
 /// The thread; [`Writing::end`] has it write what is left.
 #[derive(Debug, Default)]
-pub struct Writing(Option<(SyncSender<Option<Line>>, JoinHandle<()>)>);
+pub struct Writing(Option<(SyncSender<Option<Box<Line>>>, JoinHandle<()>)>);
 
 impl Writing {
     /// Waits a moment until what was sent is written. A thread that is stuck is left behind.
@@ -80,7 +80,7 @@ pub(super) fn start(format: AccessFormat, path: &Path, dropped: Counter) -> Resu
     Ok((Lines { sender: sender.clone(), dropped }, Writing(Some((sender, thread)))))
 }
 
-fn write_lines(receiver: &Receiver<Option<Line>>, format: AccessFormat, mut sink: Sink) {
+fn write_lines(receiver: &Receiver<Option<Box<Line>>>, format: AccessFormat, mut sink: Sink) {
     let mut text = String::new();
     let mut looked = Instant::now();
     // The router holds a sender, and so does every request.
@@ -108,7 +108,7 @@ fn write_lines(receiver: &Receiver<Option<Line>>, format: AccessFormat, mut sink
 }
 
 /// Appends a line; true at the end.
-fn take(line: Option<Line>, format: AccessFormat, text: &mut String) -> bool {
+fn take(line: Option<Box<Line>>, format: AccessFormat, text: &mut String) -> bool {
     if let Some(line) = &line {
         line.write(format, text);
     }

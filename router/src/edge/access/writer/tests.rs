@@ -17,7 +17,7 @@ async fn what_was_sent_before_the_end_is_written_in_order() {
     let dropped = Counter::default();
     let (lines, writing) = start(AccessFormat::Text, &path, dropped.clone()).unwrap();
     for bytes in 0..1000 {
-        lines.send(Line { bytes, ..line() });
+        lines.send(Box::new(Line { bytes, ..line() }));
     }
     writing.end().await;
     let text = std::fs::read_to_string(&path).unwrap();
@@ -32,10 +32,10 @@ fn a_writer_that_is_stuck_costs_lines_and_no_time() {
     // Nobody takes anything out.
     let (sender, receiver) = sync_channel(2);
     let lines = Lines { sender, dropped: Counter::default() };
-    (0..5).for_each(|_| lines.send(line()));
+    (0..5).for_each(|_| lines.send(Box::new(line())));
     assert_eq!(lines.dropped.get(), 3);
     drop(receiver);
-    lines.send(line());
+    lines.send(Box::new(line()));
     assert_eq!(lines.dropped.get(), 4);
 }
 
