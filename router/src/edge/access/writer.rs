@@ -37,11 +37,13 @@ pub struct AccessLogError {
     source: std::io::Error,
 }
 
+/// What the queue carries: a line, or nothing, which is the end. The queue has all its places from the beginning, so they are small.
+type Item = Option<Box<Line>>;
+
 /// The requests' end.
 #[derive(Debug, Clone)]
 pub(super) struct Lines {
-    /// Nothing is the end. The queue has its places from the beginning, so they are small.
-    sender: SyncSender<Option<Box<Line>>>,
+    sender: SyncSender<Item>,
     dropped: Counter,
 }
 
@@ -56,7 +58,7 @@ impl Lines {
 
 /// The thread; [`Writing::end`] has it write what is left.
 #[derive(Debug, Default)]
-pub struct Writing(Option<(SyncSender<Option<Box<Line>>>, JoinHandle<()>)>);
+pub struct Writing(Option<(SyncSender<Item>, JoinHandle<()>)>);
 
 impl Writing {
     /// Waits a moment until what was sent is written. A thread that is stuck is left behind.
@@ -80,7 +82,7 @@ pub(super) fn start(format: AccessFormat, path: &Path, dropped: Counter) -> Resu
     Ok((Lines { sender: sender.clone(), dropped }, Writing(Some((sender, thread)))))
 }
 
-fn write_lines(receiver: &Receiver<Option<Box<Line>>>, format: AccessFormat, mut sink: Sink) {
+fn write_lines(receiver: &Receiver<Item>, format: AccessFormat, mut sink: Sink) {
     let mut text = String::new();
     let mut looked = Instant::now();
     // The router holds a sender, and so does every request.
@@ -108,7 +110,7 @@ fn write_lines(receiver: &Receiver<Option<Box<Line>>>, format: AccessFormat, mut
 }
 
 /// Appends a line; true at the end.
-fn take(line: Option<Box<Line>>, format: AccessFormat, text: &mut String) -> bool {
+fn take(line: Item, format: AccessFormat, text: &mut String) -> bool {
     if let Some(line) = &line {
         line.write(format, text);
     }
