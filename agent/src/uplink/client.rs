@@ -130,6 +130,7 @@ impl EngineClient {
         if !connection.is_quiet() {
             return;
         }
+        connection.release();
         let mut idle = self.idle.lock();
         idle.push_back(Idle { connection, since: Instant::now() });
         let surplus = if idle.len() > MOST_IDLE { idle.pop_front() } else { None };

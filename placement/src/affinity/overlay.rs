@@ -55,7 +55,8 @@ pub struct Compared<'a> {
 
 #[derive(Debug)]
 struct Prompt {
-    seat: Seat,
+    /// `None` while it is not known where it goes.
+    seat: Option<Seat>,
     extent: Extent,
 }
 
@@ -71,6 +72,15 @@ pub struct Pledge {
 impl Overlay {
     /// A prompt has been sent to a replica.
     pub fn enter(self: &Arc<Self>, seat: Seat, extent: Extent) -> Pledge {
+        self.add(Some(seat), extent)
+    }
+
+    /// A prompt will be sent somewhere: until then nothing matches it, but whoever reads a prompt like it knows that there is another.
+    pub fn announce(self: &Arc<Self>, extent: Extent) -> Pledge {
+        self.add(None, extent)
+    }
+
+    fn add(self: &Arc<Self>, seat: Option<Seat>, extent: Extent) -> Pledge {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let place = extent.keys.first().map(|first| (*first, number));
         if let Some(place) = place {
@@ -87,13 +97,14 @@ impl Overlay {
     }
 
     /// Whether a prompt in flight shares all blocks that were read of this one and goes on, as far as its tokens tell; or in its text shares
-    /// the block after the first `text_read`. Looks at the 256 newest requests that share the first block.
+    /// the block after the first `text_read`, too. Looks at the 256 newest requests that share the first block.
     #[must_use]
     pub fn goes_beyond(&self, ours: &Compared<'_>, text_read: usize) -> bool {
         let (Some(first), Some(last)) = (ours.keys.first(), ours.keys.last()) else { return false };
         let beyond = |theirs: &Extent| {
             let by_tokens = theirs.keys.len() > ours.keys.len() && theirs.keys[ours.keys.len() - 1] == *last;
-            by_tokens || theirs.text.get(text_read).is_some_and(|theirs| ours.text.get(text_read) == Some(theirs))
+            let by_text = || theirs.text.get(text_read).is_some_and(|theirs| ours.text.get(text_read) == Some(theirs));
+            by_tokens || ours.may_go_on_as(theirs) && by_text()
         };
         newest(&self.prompts.read(), *first).any(|prompt| beyond(&prompt.extent))
     }
@@ -112,10 +123,11 @@ impl Overlay {
             numbers[seat.index()] = number;
         }
         for prompt in newest {
-            let matched = numbers.get(prompt.seat.index()).and_then(|number| matched.get_mut(*number));
-            if let Some(matched) = matched {
+            let number = prompt.seat.and_then(|seat| numbers.get(seat.index()));
+            if let Some(matched) = number.and_then(|number| matched.get_mut(*number)) {
                 let by_tokens = common(ours.keys, &prompt.extent.keys, *matched as usize);
-                *matched = count(by_tokens).max(ours.blocks_of_text(&prompt.extent.text));
+                let by_text = if ours.may_go_on_as(&prompt.extent) { ours.blocks_of_text(&prompt.extent.text) } else { 0 };
+                *matched = count(by_tokens).max(by_text);
             }
         }
     }
@@ -144,6 +156,12 @@ impl<'a> Compared<'a> {
     #[must_use]
     pub fn whole(keys: &'a [Key]) -> Self {
         Self { keys, blocks: count(keys.len()), text: &[] }
+    }
+
+    /// Whether the other prompt has the same tokens as far as both were read: else their texts are beside the point.
+    fn may_go_on_as(&self, theirs: &Extent) -> bool {
+        let both = self.keys.len().min(theirs.keys.len());
+        both > 0 && self.keys[both - 1] == theirs.keys[both - 1]
     }
 
     /// The blocks of tokens that stand for the blocks of text that are the same, if each has as many.

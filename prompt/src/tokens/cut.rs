@@ -5,6 +5,7 @@
 //! a tokenizer is seen in its vocabulary, and tried with a few texts.
 
 use memchr::memchr_iter;
+use rustc_hash::FxHashSet;
 use tokenizers::Tokenizer;
 
 /// Bytes of the first piece, at least: about 64 tokens, which is four blocks of most engines.
@@ -21,10 +22,15 @@ pub(super) struct Cutter {
 }
 
 impl Cutter {
-    /// `None` when the vocabulary has a token that reaches over a gap between words.
+    /// `None` when a token that is looked for within segments reaches over a gap between words.
     pub(super) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let vocabulary = tokenizer.get_vocab(false);
-        (!vocabulary.keys().any(|token| reaches_over_gap(token))).then_some(Self { first: FIRST, longest: LONGEST })
+        // Added tokens are where segments end, whatever is in them; but for those that are matched after normalization.
+        let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let ends: FxHashSet<&str> = added.values().filter(|token| !token.normalized).map(|token| token.content.as_str()).collect();
+        let within = added.values().filter(|token| token.normalized).map(|token| token.content.as_str());
+        let mut within = within.chain(vocabulary.keys().map(String::as_str).filter(|token| !ends.contains(token)));
+        (!within.any(reaches_over_gap)).then_some(Self { first: FIRST, longest: LONGEST })
     }
 
     /// One that cuts wherever it can, to be tried.

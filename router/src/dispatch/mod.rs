@@ -184,7 +184,8 @@ impl Dispatch {
         outgoing.spot = self.hold.reserve(outgoing.asked.model.as_deref(), outgoing.guest)?;
         let deadline = outgoing.begun + self.answer_timeout;
         self.settled(outgoing.asked.model.as_deref()).await;
-        let prompt = Arc::new(self.placer.read(std::mem::take(&mut outgoing.asked)).await);
+        let others_wait = self.hold.is_held(outgoing.asked.model.as_deref());
+        let prompt = Arc::new(self.placer.read(std::mem::take(&mut outgoing.asked), others_wait).await);
         let mut tried: Vec<Arc<str>> = Vec::new();
         let mut refused: Option<Box<Begun>> = None;
         let mut lost = None;

@@ -42,7 +42,7 @@ impl Dispatch {
         let deadline = outgoing.begun + self.answer_timeout;
         let found = async {
             self.settled(outgoing.asked.model.as_deref()).await;
-            self.placer.read(outgoing.asked).await
+            self.placer.read(outgoing.asked, false).await
         };
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();

@@ -290,9 +290,8 @@ impl Hold {
         models.rotate_left(turn);
         models.sort_by_key(|(_, queue)| queue.band());
         for (model, queue) in models {
-            let mut eligible = view.eligible(Some(model.as_str()).filter(|model| !model.is_empty()), &[]).peekable();
             // Most looks end here: they cost a glance at each replica.
-            if eligible.peek().is_some() && !eligible.any(|(_, replica)| shared.placer.has_room(&view, replica, now)) {
+            if shared.placer.is_full(&view, Some(model.as_str()).filter(|model| !model.is_empty()), now) {
                 continue;
             }
             if let Some(done) = wake_first(&shared.placer, queue, view.seconds(now), now) {

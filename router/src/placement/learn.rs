@@ -57,6 +57,8 @@ pub struct Placed {
     /// Sequences and their tokens when the answer began.
     among: (u32, u64),
     streams: bool,
+    /// Its tokens are known well enough to learn from.
+    teaches: bool,
 }
 
 impl Placed {
@@ -72,6 +74,7 @@ impl Placed {
             first: None,
             among: (0, 0),
             streams: prompt.streams(),
+            teaches: !prompt.is_estimate(),
         }
     }
 
@@ -86,14 +89,16 @@ impl Placed {
             return;
         }
         let choice = self.record.decision.choice();
-        self.own.learn_first_token(&FirstToken {
-            predicted: choice.terms.first_token(),
-            took,
-            uncached: choice.uncached,
-            matched: choice.candidate.matched,
-            pending: choice.candidate.pending,
-            in_flight: choice.candidate.in_flight,
-        });
+        if self.teaches {
+            self.own.learn_first_token(&FirstToken {
+                predicted: choice.terms.first_token(),
+                took,
+                uncached: choice.uncached,
+                matched: choice.candidate.matched,
+                pending: choice.candidate.pending,
+                in_flight: choice.candidate.in_flight,
+            });
+        }
         self.placer.metrics.first_token(choice.terms.first_token(), took);
         self.record.outcome.lock().first_token = Some(took);
     }

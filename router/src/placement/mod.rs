@@ -158,6 +158,12 @@ impl Placer {
         }
     }
 
+    /// Whether there are replicas for a model, but none that has room.
+    fn is_full(&self, view: &FleetView, model: Option<&str>, now: Instant) -> bool {
+        let mut eligible = view.eligible(model, &[]).peekable();
+        eligible.peek().is_some() && !eligible.any(|(_, replica)| self.has_room(view, replica, now))
+    }
+
     /// Whether any request would be sent to that replica now, rather than be held.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now, view.seconds(now));

@@ -3,12 +3,13 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
-use hostler_placement::affinity::{Arrivals, Extent};
+use hostler_placement::affinity::{Arrivals, Extent, Pledge};
 use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, token_keys};
 use hostler_prompt::Encoded;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::reading::{Blocks, Reading, Text};
 use super::{Placer, block_tokens};
@@ -84,6 +85,8 @@ pub struct Prompt {
     /// Why it has no tokens, for operators; empty when it has or needs none.
     pub fallback: &'static str,
     arrivals: OnceLock<Arrivals>,
+    /// That it is here and was not read to its end.
+    announced: Option<Pledge>,
 }
 
 #[derive(Debug)]
@@ -107,7 +110,7 @@ impl Prompt {
     #[must_use]
     pub fn text(mut asked: Asked, fallback: &'static str) -> Self {
         let text = Arc::new(asked.take_text());
-        Self { asked, text, exact: None, fallback, arrivals: OnceLock::new() }
+        Self { asked, text, exact: None, fallback, arrivals: OnceLock::new(), announced: None }
     }
 
     /// The model that the request names.
@@ -169,8 +172,18 @@ impl Prompt {
     /// What a request in flight with this prompt will have cached, in blocks of `size` tokens.
     #[must_use]
     pub fn extent(&self, size: u32) -> Extent {
-        let is_read = self.exact.as_ref().is_none_or(|exact| exact.unread == 0);
-        Extent { keys: self.token_keys(size), text: if is_read { Arc::default() } else { self.text_keys().clone() } }
+        Extent { keys: self.token_keys(size), text: if self.is_begun() { self.text_keys().clone() } else { Arc::default() } }
+    }
+
+    /// Whether it was read, but not to its end.
+    fn is_begun(&self) -> bool {
+        self.exact.as_ref().is_some_and(|exact| exact.unread > 0)
+    }
+
+    /// Whether most of its tokens are only estimated, because they were not read.
+    #[must_use]
+    pub fn is_estimate(&self) -> bool {
+        self.exact.as_ref().is_some_and(|exact| exact.unread as usize > exact.tokens.len())
     }
 
     /// Whole blocks of `size` tokens, those that were not read included.
@@ -219,16 +232,19 @@ fn cut_at_medium(text: &mut Vec<Bytes>) {
 }
 
 impl Placer {
-    /// Reads a request's prompt, into tokens where and as far as that can change the choice.
-    pub async fn read(&self, asked: Asked) -> Prompt {
+    /// Reads a request's prompt, into tokens where and as far as that can change the choice. One that will have to wait, because others do or
+    /// no replica has room, is read whole: meanwhile a cache may get what none has now.
+    pub async fn read(&self, asked: Asked, others_wait: bool) -> Prompt {
         let mut prompt = Prompt::text(asked, "");
         let Some(Wanted { mut reader, lora, sizes }) = self.wanted(&prompt) else { return prompt };
         let chain = Chain::new(&lora, &prompt.asked.salt);
-        let mut encoded = self.encode(&reader, &prompt, chain, &sizes).await;
+        let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
+        let sizes_read: &[u32] = if waits { &[] } else { &sizes };
+        let mut encoded = self.encode(&reader, &prompt, chain, sizes_read).await;
         // An engine of the other dialect may be one that agrees about this form.
         if let Err(Unread::FormNotProved(_)) = encoded
             && let Some(other) = self.other(reader, &prompt)
-            && let Ok(by_other) = self.encode(&other, &prompt, chain, &sizes).await
+            && let Ok(by_other) = self.encode(&other, &prompt, chain, sizes_read).await
         {
             (reader, encoded) = (other, Ok(by_other));
         }
@@ -245,6 +261,9 @@ impl Placer {
                     chain,
                     keys: Mutex::default(),
                 });
+                if prompt.is_begun() {
+                    prompt.announced = sizes.first().map(|size| self.overlay.announce(prompt.extent(*size)));
+                }
             }
             Err(Unread::NotUnderstood) => prompt.fallback = "not understood",
             Err(Unread::NotProved) => prompt.fallback = "tokenizer not ready",
@@ -258,7 +277,7 @@ impl Placer {
         prompt
     }
 
-    /// The tokens of a prompt, until nobody can have cached what was read.
+    /// The tokens of a prompt, until nobody can have cached what was read in blocks of these sizes; all where there are none.
     async fn encode(&self, reader: &Reader, prompt: &Prompt, chain: Chain, sizes: &[u32]) -> Result<Encoded, Unread> {
         let mut reading = Reading {
             index: self.index.clone(),

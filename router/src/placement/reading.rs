@@ -70,18 +70,21 @@ impl Blocks {
 }
 
 impl Reading {
-    /// Whether more may be cached than what was read, or there is no whole block yet.
+    /// Whether more may be cached than what was read, or that cannot be told: there is no whole block yet, or the request's text does not stand
+    /// for its prompt, as where it has long tools or further prompts.
     pub(super) fn goes_on(&mut self, progress: Progress<'_>) -> bool {
         let Self { index, overlay, text, chains } = self;
-        chains.iter_mut().any(|blocks| {
-            blocks.extend(progress.tokens);
-            let Some(last) = blocks.keys.last() else { return true };
-            index.has(*last) || {
-                let text: &[Key] = if overlay.has_unread() { text.keys() } else { &[] };
-                // The text stands in the request in other words than in what is read, but its parts are about as long.
-                let text_read = text.len() * progress.bytes / progress.of.max(1);
-                overlay.goes_beyond(&Compared { text, ..Compared::whole(&blocks.keys) }, text_read)
-            }
-        })
+        let is_told = !chains.is_empty() && (progress.of / 2..4 * progress.of).contains(&text.bytes());
+        !is_told
+            || chains.iter_mut().any(|blocks| {
+                blocks.extend(progress.tokens);
+                let Some(last) = blocks.keys.last() else { return true };
+                index.has(*last) || {
+                    let text: &[Key] = if overlay.has_unread() { text.keys() } else { &[] };
+                    // The text stands in the request in other words than in what is read, but its parts are about as long.
+                    let text_read = text.len() * progress.bytes / progress.of.max(1);
+                    overlay.goes_beyond(&Compared { text, ..Compared::whole(&blocks.keys) }, text_read)
+                }
+            })
     }
 }

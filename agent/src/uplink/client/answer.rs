@@ -20,12 +20,14 @@ pub(in super::super) struct Answer<'a> {
     body: Body,
     /// The rest of the request, where the engine answers before it has all of it.
     rest: Option<Box<Outgoing>>,
+    /// What the router broke off of the request.
+    broken: Option<RequestError>,
 }
 
 impl<'a> Answer<'a> {
     pub(super) fn new(client: &'a EngineClient, connection: Connection, outgoing: Outgoing, body: Body) -> Self {
         let rest = (!outgoing.is_sent()).then(|| Box::new(outgoing));
-        Self { client, connection, body, rest }
+        Self { client, connection, body, rest, broken: None }
     }
 
     /// The next piece, a chunk where the answer has chunks; nothing after the last.
@@ -35,6 +37,10 @@ impl<'a> Answer<'a> {
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RequestError>> {
         self.send(context);
+        // The engine would wait for the rest of it, and nobody would end its answer.
+        if let Some(broken) = self.broken.take() {
+            return Poll::Ready(Err(broken));
+        }
         loop {
             if let Some(piece) = self.body.framing.take(&mut self.connection.read)? {
                 return Poll::Ready(Ok(Some(piece)));
@@ -75,6 +81,7 @@ impl<'a> Answer<'a> {
             // An engine that does not want the rest may say so and close: its answer is what counts.
             self.body.keeps_alive &= sent.is_ok();
             self.rest = None;
+            self.broken = sent.err().filter(|error| matches!(error, RequestError::Request(_)));
         }
     }
 }

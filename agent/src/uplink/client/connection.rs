@@ -68,14 +68,16 @@ impl Connection {
 
     /// Reads what has come; `false` when the engine has closed the connection.
     pub(super) fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, RequestError>> {
-        if self.read.is_empty() {
-            self.read = BytesMut::new();
-        }
+        self.release();
         // Memory is there only for what is too: allocating 8 KiB that was freed a moment ago costs next to nothing.
         ready!(self.stream.poll_read_ready(context))?;
         self.read.reserve(self.next_read);
         let room = self.read.capacity() - self.read.len();
-        let read = ready!(pin!(self.stream.read_buf(&mut self.read)).poll(context))?;
+        let Poll::Ready(read) = pin!(self.stream.read_buf(&mut self.read)).poll(context) else {
+            self.release();
+            return Poll::Pending;
+        };
+        let read = read?;
         self.next_read = if read == room { MOST_READ.min(2 * room) } else { LEAST_READ };
         Poll::Ready(Ok(read > 0))
     }
@@ -87,12 +89,15 @@ impl Connection {
 
     /// Whether nothing has come, not even an end. The task that used the connection is woken by it no more.
     pub(super) fn is_quiet(&mut self) -> bool {
-        self.read.is_empty()
-            && match self.stream.poll_read_ready(&mut Context::from_waker(Waker::noop())) {
-                Poll::Pending => true,
-                Poll::Ready(ready) => {
-                    ready.is_ok() && matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
-                }
-            }
+        // Its answer does not count: it says nothing when this task has done much already.
+        let _ = self.stream.poll_read_ready(&mut Context::from_waker(Waker::noop()));
+        self.read.is_empty() && matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Gives back the memory for what is read, if nothing is there.
+    pub(super) fn release(&mut self) {
+        if self.read.is_empty() {
+            self.read = BytesMut::new();
+        }
     }
 }

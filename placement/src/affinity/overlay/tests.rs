@@ -100,7 +100,8 @@ fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
     };
     assert_eq!(matched(&chain(4, 0, 0), &text, 160), [160, 0], "all of it");
     assert_eq!(matched(&chain(100, 60, 0), &other, 160), [80, 0], "half of its text is half of its tokens");
-    assert_eq!(matched(&chain(3, 2, 9), &chain(0, 40, 9), 160), [3, 0], "its tokens say more than its text");
+    assert_eq!(matched(&chain(4, 2, 9), &chain(0, 40, 9), 160), [4, 0], "its tokens say more than its text");
+    assert_eq!(matched(&chain(3, 2, 9), &text, 160), [3, 0], "the same text after other tokens is another prompt");
     assert_eq!(matched(&chain(4, 0, 0), &[], 4), [4, 0]);
 }
 
@@ -117,7 +118,20 @@ fn reading_on_is_worth_it_while_a_prompt_in_flight_has_more_of_the_same() {
     assert!(beyond(&chain(12, 0, 0), &chain(20, 10, 3), 19));
     assert!(!beyond(&chain(12, 0, 0), &chain(20, 10, 3), 20), "from there on it is another text");
     assert!(!beyond(&[], &chain(20, 10, 3), 0));
+    assert!(!beyond(&chain(5, 7, 8), &chain(20, 10, 3), 19), "its tokens are others already");
     assert!(overlay.has_unread());
     drop(begun);
     assert!(!overlay.has_unread());
+}
+
+#[test]
+fn a_prompt_that_is_announced_is_seen_by_readers_and_matched_by_nobody() {
+    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
+    let announced = overlay.announce(Extent { keys: chain(4, 0, 0), text: chain(30, 0, 0) });
+    let ours = Compared { keys: &chain(4, 0, 0), blocks: 9, text: &chain(30, 0, 0) };
+    let mut matched = [0];
+    overlay.raise(&ours, &seats, &mut matched);
+    assert_eq!((matched, overlay.goes_beyond(&ours, 5)), ([0], true));
+    drop(announced);
+    assert!(!overlay.goes_beyond(&ours, 5));
 }

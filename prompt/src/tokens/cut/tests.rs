@@ -37,6 +37,13 @@ fn a_vocabulary_with_a_token_of_two_words_is_not_cut() {
     let mut tokenizer = fixture::byte_level();
     let cutter = |tokenizer: &serde_json::Value| Cutter::new(&Tokenizer::from_bytes(tokenizer.to_string()).unwrap());
     assert!(cutter(&tokenizer).is_some());
+    let mut marked = tokenizer.clone();
+    marked["model"]["vocab"]["<begin▁of▁text>"] = json!(999);
+    marked["added_tokens"][0] = fixture::added_token(999, "<begin▁of▁text>");
+    assert!(cutter(&marked).is_some(), "segments end at added tokens");
+    marked["added_tokens"][1]["content"] = json!("New York");
+    marked["added_tokens"][1]["normalized"] = json!(true);
+    assert!(cutter(&marked).is_none(), "but not at those that are found within them");
     let id = tokenizer["model"]["vocab"].as_object().unwrap().len();
     tokenizer["model"]["vocab"]["ofĠthe"] = json!(1000 + id);
     assert!(cutter(&tokenizer).is_none());

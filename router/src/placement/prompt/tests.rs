@@ -104,9 +104,9 @@ async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
 async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
-    let prompt = fixture.placer.read(Asked { body, ..asked(&"Hello, engine! ".repeat(10)) }).await;
+    let prompt = fixture.placer.read(Asked { body, ..asked(&"Hello, engine! ".repeat(10)) }, false).await;
     assert_eq!((prompt.fallback, prompt.is_exact_for(Some(python(FILES)))), ("tokenizer not ready", false));
-    let prompt = fixture.placer.read(asked("short")).await;
+    let prompt = fixture.placer.read(asked("short"), false).await;
     assert_eq!(prompt.fallback, "");
 }
 
@@ -116,7 +116,7 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     prove(&fixture.placer.prompts, &python(FILES), Forms::ALL.without(Forms::default().with(Form::Continued)));
     let read = |body: &'static str| {
         let asked = Asked { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
-        fixture.placer.read(asked)
+        fixture.placer.read(asked, false)
     };
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
     assert_eq!((plain.fallback, plain.is_exact_for(Some(python(FILES)))), ("", true));
@@ -149,22 +149,28 @@ async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
     let (fixture, seats) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
     let text = "hello world ".repeat(2000);
-    let unknown = fixture.placer.read(completion(&text)).await;
+    let unknown = fixture.placer.read(completion(&text), false).await;
     assert!(read_tokens(&unknown).len() < 100, "nobody has its first piece");
     assert!((3900..4100).contains(&unknown.tokens()), "{}", unknown.tokens());
     assert_eq!(unknown.blocks(16), unknown.tokens() / 16);
+    assert!(unknown.is_estimate());
+    drop(unknown);
+    let waits = fixture.placer.read(completion(&text), true).await;
+    assert_eq!((waits.tokens(), waits.is_estimate()), (4000, false), "one that will wait is read whole");
+    let tools = Asked { text: vec!["And then? ".repeat(20).into()], ..completion(&text) };
+    assert_eq!(fixture.placer.read(tools, false).await.tokens(), 4000, "so is one whose text is little of it");
 
     let whole: Vec<u32> = (0..4000).map(|token| 1 + token % 2).collect();
     let keys = token_keys(Chain::new("", ""), &whole, 16);
     fixture.index.store(seats[1], &keys[..100]);
-    let known = fixture.placer.read(completion(&text)).await;
+    let known = fixture.placer.read(completion(&text), false).await;
     assert!((1600..1900).contains(&read_tokens(&known).len()), "{}", read_tokens(&known).len());
     assert_eq!(read_tokens(&known)[..], whole[..read_tokens(&known).len()]);
     let chosen = fixture.choose(&known);
     assert_eq!((&*chosen.replica.id, chosen.decision.choice().candidate.matched), ("n/1", 1600));
 
     fixture.index.store(seats[1], &keys);
-    let cached = fixture.placer.read(completion(&text)).await;
+    let cached = fixture.placer.read(completion(&text), false).await;
     assert_eq!((read_tokens(&cached), cached.tokens()), (&whole[..], 4000));
 }
 
@@ -173,7 +179,11 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
     let (fixture, _) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
     let document = "hello world ".repeat(2000);
-    let (first, before) = (fixture.placer.read(completion(&document)).await, fixture.placer.read(completion(&document)).await);
+    let alone = fixture.placer.read(completion(&document), false).await;
+    assert!(read_tokens(&fixture.placer.read(completion(&document), false).await).len() >= 4000, "the first is known before it is sent");
+    drop(alone);
+    let (first, before) =
+        (fixture.placer.read(completion(&document), false).await, fixture.placer.read(completion(&document), false).await);
     let chosen = fixture.choose(&first);
     let _in_flight = fixture.placer.enter(&first, &chosen, tokio::time::Instant::now());
     let matched = |prompt: &Prompt| {
@@ -182,10 +192,10 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
         of_first.unwrap().candidate.matched
     };
     assert!(matched(&before) > 3800, "it was read before, when nothing was in flight");
-    let question = fixture.placer.read(completion(&format!("{document}{}", "world ".repeat(500)))).await;
+    let question = fixture.placer.read(completion(&format!("{document}{}", "world ".repeat(500))), false).await;
     assert!((3900..4500).contains(&read_tokens(&question).len()), "read as far as the text of the first: {}", read_tokens(&question).len());
     assert!((3600..4200).contains(&matched(&question)), "{}", matched(&question));
-    let other = fixture.placer.read(completion(&format!("{}{}", "hello world ".repeat(100), "world ".repeat(3000)))).await;
+    let other = fixture.placer.read(completion(&format!("{}{}", "hello world ".repeat(100), "world ".repeat(3000))), false).await;
     assert!(read_tokens(&other).len() < 500, "{}", read_tokens(&other).len());
     assert!((100..300).contains(&matched(&other)), "{}", matched(&other));
 }
