@@ -275,7 +275,7 @@ async fn a_rolling_restart_of_all_replicas_fails_no_request() {
         assert!(after.epoch > before.epoch && after.is_ready() && after.restarts == 1, "{after:?}");
         assert!(rolled.stdout.contains(&format!("{}: ready again after", after.id)), "{}", rolled.stdout);
     }
-    assert!(answered > 100, "only {answered} requests in {took:?}");
+    assert!(answered > 2 * 8, "the clients hardly asked: {answered} requests in {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
