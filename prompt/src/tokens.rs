@@ -174,11 +174,12 @@ impl Tokens {
             read.bytes = text.len();
             return Ok(());
         };
+        let cutter = self.cutter.unwrap_or_else(Cutter::whole);
         let mut place = Place::First;
         for piece in splitter.pieces(text) {
             match piece {
                 Piece::Text(segment) => {
-                    for piece in self.cut(segment) {
+                    for piece in cutter.pieces(segment) {
                         // Not to read so little would save nothing, and the tokens would not be counted.
                         let can_stop = read.bytes > 0 && text.len() - read.bytes > cut::FIRST;
                         if can_stop && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, of: text.len() }) {
@@ -197,14 +198,6 @@ impl Tokens {
             }
         }
         Ok(())
-    }
-
-    fn cut<'t>(&self, segment: &'t str) -> impl Iterator<Item = &'t str> {
-        let (cut, whole) = match self.cutter {
-            Some(cutter) => (Some(cutter.pieces(segment)), None),
-            None => (None, Some(segment)),
-        };
-        cut.into_iter().flatten().chain(whole)
     }
 
     /// Appends the tokens of text between added tokens, or of a piece of it.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
+use super::prefix::count;
 use super::{Holes, Seat};
 use crate::keys::Key;
 
@@ -39,6 +40,11 @@ impl Extent {
     #[must_use]
     pub fn whole(keys: Arc<[Key]>) -> Self {
         Self { keys, text: Arc::default() }
+    }
+
+    /// Whether it was not read to its end.
+    fn is_begun(&self) -> bool {
+        !self.text.is_empty()
     }
 }
 
@@ -84,7 +90,7 @@ impl Overlay {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let place = extent.keys.first().map(|first| (*first, number));
         if let Some(place) = place {
-            self.unread.fetch_add(usize::from(!extent.text.is_empty()), Ordering::Relaxed);
+            self.unread.fetch_add(usize::from(extent.is_begun()), Ordering::Relaxed);
             self.prompts.write().insert(place, Prompt { seat, extent });
         }
         Pledge { overlay: Arc::clone(self), place }
@@ -171,10 +177,6 @@ impl<'a> Compared<'a> {
     }
 }
 
-fn count(blocks: usize) -> u32 {
-    u32::try_from(blocks).unwrap_or(u32::MAX)
-}
-
 /// The blocks that two chains have in common, or `known` if that is more. Equal keys mean equal beginnings, so one comparison beyond
 /// `known` tells whether there is more, and the end is bisected.
 fn common(left: &[Key], right: &[Key], known: usize) -> usize {
@@ -198,8 +200,8 @@ impl Drop for Pledge {
     fn drop(&mut self) {
         if let Some(place) = &self.place {
             let left = self.overlay.prompts.write().remove(place);
-            let unread = left.is_some_and(|prompt| !prompt.extent.text.is_empty());
-            self.overlay.unread.fetch_sub(usize::from(unread), Ordering::Relaxed);
+            let was_begun = left.is_some_and(|prompt| prompt.extent.is_begun());
+            self.overlay.unread.fetch_sub(usize::from(was_begun), Ordering::Relaxed);
         }
     }
 }

@@ -46,7 +46,8 @@ pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup
     bits(&alive).for_each(|seat| matched[seat as usize] = count(blocks));
 }
 
-fn count(blocks: usize) -> u32 {
+/// As many blocks, in the type that matches have.
+pub(super) fn count(blocks: usize) -> u32 {
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 

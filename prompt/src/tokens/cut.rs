@@ -33,6 +33,11 @@ impl Cutter {
         (!within.any(reaches_over_gap)).then_some(Self { first: FIRST, longest: LONGEST })
     }
 
+    /// One that never cuts.
+    pub(super) fn whole() -> Self {
+        Self { first: usize::MAX, longest: usize::MAX }
+    }
+
     /// One that cuts wherever it can, to be tried.
     pub(super) fn finest() -> Self {
         Self { first: 1, longest: 1 }
@@ -45,7 +50,7 @@ impl Cutter {
         std::iter::from_fn(move || {
             let (piece, after) = rest.split_at(gap(rest, least).unwrap_or(rest.len()));
             rest = after;
-            least = (2 * least).min(self.longest);
+            least = least.saturating_mul(2).min(self.longest);
             (!piece.is_empty()).then_some(piece)
         })
     }

@@ -63,6 +63,14 @@ impl Fixture {
         })
     }
 
+    /// A request of which the engine has read what the router has sent.
+    async fn taken(&mut self, announced: u64, body: &'static str) -> (Outcome, UnixStream) {
+        let outcome = self.ask("POST", announced, body.as_bytes());
+        let mut engine = self.accept().await;
+        read_to(&mut engine, body).await;
+        (outcome, engine)
+    }
+
     async fn accept(&self) -> UnixStream {
         timeout(LONG, self.listener.accept()).await.unwrap().unwrap().0
     }
@@ -124,9 +132,7 @@ async fn a_connection_that_the_engine_closed_meanwhile_costs_no_request() {
     assert_eq!(end(first).await, answered());
     assert_eq!(fixture.kept(), 1);
     drop(engine);
-    let second = fixture.ask("POST", 4, b"body");
-    let mut engine = fixture.accept().await;
-    read_to(&mut engine, "body").await;
+    let (second, mut engine) = fixture.taken(4, "body").await;
     write(&mut engine, ANSWER).await;
     assert_eq!(end(second).await, answered());
 }
@@ -138,9 +144,7 @@ async fn what_cannot_be_used_again_is_closed() {
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nxy",
     ] {
         let mut fixture = Fixture::new();
-        let outcome = fixture.ask("POST", 4, b"body");
-        let mut engine = fixture.accept().await;
-        read_to(&mut engine, "body").await;
+        let (outcome, mut engine) = fixture.taken(4, "body").await;
         write(&mut engine, answer).await;
         assert_eq!(end(outcome).await, answered());
         assert_eq!(fixture.kept(), 0);
@@ -163,9 +167,7 @@ async fn an_answer_without_a_length_ends_with_the_connection() {
 async fn an_answer_that_breaks_off_is_none() {
     for begun in ["", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab", ANSWER.strip_suffix("\r\n").unwrap()] {
         let mut fixture = Fixture::new();
-        let outcome = fixture.ask("POST", 4, b"body");
-        let mut engine = fixture.accept().await;
-        read_to(&mut engine, "body").await;
+        let (outcome, mut engine) = fixture.taken(4, "body").await;
         write(&mut engine, begun).await;
         drop(engine);
         assert_eq!(end(outcome).await.unwrap_err(), RequestError::Closed.to_string(), "{begun}");
@@ -175,9 +177,7 @@ async fn an_answer_that_breaks_off_is_none() {
 #[tokio::test]
 async fn an_answer_may_come_before_all_of_its_request_is_there() {
     let mut fixture = Fixture::new();
-    let outcome = fixture.ask("POST", 4, b"bo");
-    let mut engine = fixture.accept().await;
-    read_to(&mut engine, "bo").await;
+    let (outcome, mut engine) = fixture.taken(4, "bo").await;
     write(&mut engine, ANSWER).await;
     assert_eq!(end(outcome).await, answered());
     // The engine would take the next request for the rest of this one.
@@ -235,9 +235,7 @@ async fn a_router_that_sends_another_length_than_it_announced_breaks_its_request
 #[tokio::test]
 async fn an_answer_that_is_dropped_closes_its_connection() {
     let mut fixture = Fixture::new();
-    let outcome = fixture.ask("POST", 4, b"body");
-    let mut engine = fixture.accept().await;
-    read_to(&mut engine, "body").await;
+    let (outcome, mut engine) = fixture.taken(4, "body").await;
     write(&mut engine, "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n").await;
     outcome.abort();
     assert_eq!(timeout(LONG, engine.read(&mut [0])).await.unwrap().unwrap_or(0), 0);

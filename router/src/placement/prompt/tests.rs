@@ -1,3 +1,4 @@
+use hostler_placement::affinity::Seat;
 use hostler_prompt::{Dialect, Form, Forms};
 
 use super::*;
@@ -140,14 +141,20 @@ fn completion(text: &str) -> Asked {
     Asked { body: format!(r#"{{"model":"m","prompt":"{text}"}}"#).into(), ..asked(text) }
 }
 
+/// Two replicas whose tokenizer is proved.
+async fn proved() -> (Fixture, Vec<Seat>) {
+    let (fixture, seats) = Fixture::known(2).await;
+    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
+    (fixture, seats)
+}
+
 fn read_tokens(prompt: &Prompt) -> &[u32] {
     &prompt.exact.as_ref().unwrap().tokens
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
-    let (fixture, seats) = Fixture::known(2).await;
-    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
+    let (fixture, seats) = proved().await;
     let text = "hello world ".repeat(2000);
     let unknown = fixture.placer.read(completion(&text), false).await;
     assert!(read_tokens(&unknown).len() < 100, "nobody has its first piece");
@@ -176,8 +183,7 @@ async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
 
 #[tokio::test(start_paused = true)]
 async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning_was_read() {
-    let (fixture, _) = Fixture::known(2).await;
-    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
+    let (fixture, _) = proved().await;
     let document = "hello world ".repeat(2000);
     let alone = fixture.placer.read(completion(&document), false).await;
     assert!(read_tokens(&fixture.placer.read(completion(&document), false).await).len() >= 4000, "the first is known before it is sent");
@@ -191,7 +197,7 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
         let of_first = again.decision.scored.iter().find(|scored| scored.candidate.replica == chosen.decision.choice().candidate.replica);
         of_first.unwrap().candidate.matched
     };
-    assert!(matched(&before) > 3800, "it was read before, when nothing was in flight");
+    assert!(matched(&before) > 3800, "it came before the first was sent");
     let question = fixture.placer.read(completion(&format!("{document}{}", "world ".repeat(500))), false).await;
     assert!((3900..4500).contains(&read_tokens(&question).len()), "read as far as the text of the first: {}", read_tokens(&question).len());
     assert!((3600..4200).contains(&matched(&question)), "{}", matched(&question));
