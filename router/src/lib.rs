@@ -291,7 +291,7 @@ impl Pages for Overview {
         if self.shutdown.is_draining() {
             return Err("draining".into());
         }
-        if self.fleet.view().replicas.iter().any(fleet::Replica::is_ready) { Ok(()) } else { Err("no replica is ready".into()) }
+        if self.fleet.view().replicas.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err("no replica is ready".into()) }
     }
 
     fn metrics(&self) -> String {

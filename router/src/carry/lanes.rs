@@ -1,7 +1,7 @@
 //! The open lanes of one attachment, and the tickets by which a new lane finds its attachment.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -16,6 +16,10 @@ use super::{Exchange, Lane};
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
+    /// Whether there are any, which every placement asks of every replica.
+    any: AtomicBool,
+    /// Held while they change, so that `any` is true of the last change.
+    changes: Mutex<()>,
     /// Ids are never used twice, so a late frame of a cancelled request can never reach another one.
     next_id: AtomicU64,
 }
@@ -23,27 +27,31 @@ pub struct Lanes {
 impl Lanes {
     /// Adds a lane, and forgets those that are lost.
     pub fn add(&self, lane: &Arc<Lane>) {
-        self.lanes.rcu(|lanes| {
-            let mut lanes: Vec<_> = lanes.iter().filter(|lane| !lane.is_lost()).cloned().collect();
-            lanes.push(lane.clone());
-            lanes
-        });
+        self.change(|lanes| living(lanes).chain([lane.clone()]).collect());
     }
 
     /// Takes a lost lane out.
     pub fn remove_lost(&self) {
-        self.lanes.rcu(|lanes| lanes.iter().filter(|lane| !lane.is_lost()).cloned().collect::<Vec<_>>());
+        self.change(|lanes| living(lanes).collect());
     }
 
     /// The attachment has ended: every lane is lost.
     pub fn lose(&self) {
-        self.lanes.swap(Arc::default()).iter().for_each(|lane| lane.lose());
+        self.change(|_| Vec::new()).iter().for_each(|lane| lane.lose());
+    }
+
+    /// Exchanges the lanes for others; those that were.
+    fn change(&self, change: impl FnOnce(&[Arc<Lane>]) -> Vec<Arc<Lane>>) -> Arc<Vec<Arc<Lane>>> {
+        let _alone = self.changes.lock();
+        let lanes = change(&self.lanes.load());
+        self.any.store(!lanes.is_empty(), Ordering::Relaxed);
+        self.lanes.swap(Arc::new(lanes))
     }
 
     /// Whether a request can be sent.
     #[must_use]
     pub fn any(&self) -> bool {
-        !self.lanes.load().is_empty()
+        self.any.load(Ordering::Relaxed)
     }
 
     /// Sends a request on the next lane.
@@ -56,6 +64,10 @@ impl Lanes {
         let turn = usize::try_from(id % lanes.len().max(1) as u64).unwrap_or(0);
         lanes.get(turn).ok_or_else(Broken::lane_lost)?.open(id, head, body)
     }
+}
+
+fn living(lanes: &[Arc<Lane>]) -> impl Iterator<Item = Arc<Lane>> {
+    lanes.iter().filter(|lane| !lane.is_lost()).cloned()
 }
 
 /// The attachments that lanes may join, by their unguessable ticket.

@@ -111,7 +111,7 @@ impl Dispatch {
     /// A replica that was not `tried` and is not barred.
     fn choose_beside(&self, prompt: &Prompt, tried: &[Arc<str>], barred: &[Barred]) -> Option<Chosen> {
         let view = self.fleet.view();
-        let is_barred = |replica: &&Replica| barred.iter().any(|barred| barred.is(replica));
+        let is_barred = |replica: &&Arc<Replica>| barred.iter().any(|barred| barred.is(replica));
         let barred = view.replicas.iter().filter(is_barred).map(|replica| replica.id.clone());
         let elsewhere: Vec<Arc<str>> = tried.iter().cloned().chain(barred).collect();
         self.placer.choose(prompt, &elsewhere, Instant::now())

@@ -11,12 +11,13 @@ mod relay;
 mod scanner;
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
+use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub use budget::{Retries, RetryBudget};
@@ -41,6 +42,9 @@ const MOST_SETTLE_SECONDS: f64 = 600.0;
 
 /// How often a young router looks for a candidate.
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
+
+/// How a plain answer says that its engine was stopped under it.
+static ABORTED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\":\"abort\""));
 
 /// What every dispatch needs.
 #[derive(Debug)]
@@ -100,7 +104,7 @@ pub struct Answer {
     /// Status and headers as the engine sent them.
     pub head: wire::ResponseHead,
     /// The body.
-    pub body: Relay,
+    pub body: Box<Relay>,
     /// Why it comes from where it comes.
     pub reason: Arc<Record>,
 }
@@ -112,7 +116,7 @@ struct Begun {
     exchange: Exchange,
     /// Gone when another replica is tried.
     in_flight: Option<InFlight>,
-    replica: Replica,
+    replica: Arc<Replica>,
     placed: Placed,
     reason: Arc<Record>,
     /// Of an answer that was read whole.
@@ -130,9 +134,9 @@ impl Begun {
 
     /// Engines write JSON at once, when it is complete, so the rest of it is waited for as far as one window: should it break off, or
     /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet.
-    async fn completed(mut self) -> Result<Self, Broken> {
+    async fn complete(&mut self) -> Result<(), Broken> {
         if !self.has_type(b"application/json") {
-            return Ok(self);
+            return Ok(());
         }
         let mut body = self.first.take().unwrap_or_default();
         while body.len() < WINDOW_BYTES
@@ -141,13 +145,13 @@ impl Begun {
             body = [body, more].concat().into();
         }
         // Quotes within JSON strings are escaped, so this is never a part of generated text.
-        if memchr::memmem::find(&body, b"\"finish_reason\":\"abort\"").is_some() {
+        if ABORTED.find(&body).is_some() {
             let message = "the engine was stopped before the answer was complete".into();
             return Err(Broken { fault: wire::Fault::EngineStopped, message });
         }
         self.usage = Usage::find(&body);
         self.first = (!body.is_empty()).then_some(body);
-        Ok(self)
+        Ok(())
     }
 
     fn streams(&self) -> bool {
@@ -174,7 +178,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
-    pub async fn send(&self, mut outgoing: Outgoing, permit: Permit) -> Result<Answer, Refusal> {
+    pub async fn send(&self, mut outgoing: Box<Outgoing>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = poison::fingerprint(&outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
@@ -215,7 +219,7 @@ impl Dispatch {
             tried.push(replica.id.clone());
             let sent = self.sent(&prompt, &outgoing, bound, tried.len());
             watched.sent(Instant::now());
-            let attempt = timeout_at(deadline, self.attempt(sent, &outgoing, &prompt)).await;
+            let attempt = timeout_at(deadline, self.attempt(sent, &prompt)).await;
             let mut begun = match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
                 Attempt::Begun(begun) => begun,
                 Attempt::Lost(broken) => {
@@ -256,7 +260,7 @@ impl Dispatch {
         }
     }
 
-    /// Counts the request where it goes, and remembers why.
+    /// Counts the request where it goes, remembers why, and sends it.
     fn sent(&self, prompt: &Prompt, outgoing: &Outgoing, bound: Bound, attempt: usize) -> Sent {
         let Bound { chosen, held, turn } = bound;
         let in_flight = self.placer.enter(prompt, &chosen, Instant::now());
@@ -283,12 +287,13 @@ impl Dispatch {
         self.placer.ring.record(reason.clone());
         outgoing.entry.sent(&replica.id, attempt, held);
         let placed = Placed::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
-        Sent { replica, head, in_flight, placed, settle, reason }
+        let exchange = replica.lanes.open(head, outgoing.body.clone());
+        Sent { replica, exchange, in_flight, placed, settle, reason }
     }
 
-    async fn attempt(&self, sent: Sent, outgoing: &Outgoing, prompt: &Prompt) -> Attempt {
-        let Sent { replica, head, mut in_flight, placed, settle, reason } = sent;
-        let exchange = match replica.lanes.open(head, outgoing.body.clone()) {
+    async fn attempt(&self, sent: Sent, prompt: &Prompt) -> Attempt {
+        let Sent { replica, exchange, mut in_flight, placed, settle, reason } = sent;
+        let exchange = match exchange {
             Ok(exchange) => exchange,
             Err(broken) => return Attempt::Lost(broken),
         };
@@ -299,7 +304,7 @@ impl Dispatch {
             Err(broken) => return Attempt::Lost(broken),
         };
         let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
-        let mut begun = Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, waits };
+        let mut begun = Box::new(Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, waits });
         if !waits {
             in_flight.answered();
             self.hold.news();
@@ -309,11 +314,11 @@ impl Dispatch {
             }
         }
         begun.in_flight = Some(in_flight);
-        match begun.completed().await {
-            Ok(begun) if begun.is_refusal() && begun.first.as_deref().is_some_and(tells_of_death) => {
+        match begun.complete().await {
+            Ok(()) if begun.is_refusal() && begun.first.as_deref().is_some_and(tells_of_death) => {
                 Attempt::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
             }
-            Ok(begun) => Attempt::Begun(Box::new(begun)),
+            Ok(()) => Attempt::Begun(begun),
             Err(broken) => Attempt::Lost(broken),
         }
     }
@@ -370,14 +375,15 @@ impl Dispatch {
             idle: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
-        Answer { head, body: Relay::new(exchange, first, streams.then_some(outgoing.dialect), watch, held), reason }
+        let relay = Relay::new(exchange, first, streams.then_some(outgoing.dialect), watch, held);
+        Answer { head, body: Box::new(relay), reason }
     }
 }
 
-/// A request that is counted where it goes.
+/// A request that is counted where it went.
 struct Sent {
-    replica: Replica,
-    head: wire::RequestHead,
+    replica: Arc<Replica>,
+    exchange: Result<Exchange, Broken>,
     in_flight: InFlight,
     placed: Placed,
     /// When the prompt of a plain answer is taken to have been computed.

@@ -19,7 +19,7 @@ const MOST_COMPUTING_SECONDS: f64 = 600.0;
 /// A replica that was chosen for a request of somebody else's.
 #[derive(Debug)]
 pub(crate) struct Reserved {
-    pub(crate) replica: Replica,
+    pub(crate) replica: Arc<Replica>,
     /// Counts it there.
     pub(crate) in_flight: InFlight,
     /// Why there.
@@ -33,7 +33,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no replica can take it, or it is one that engines die of.
-    pub(crate) async fn place(&self, outgoing: Outgoing) -> Result<Reserved, Refusal> {
+    pub(crate) async fn place(&self, mut outgoing: Box<Outgoing>) -> Result<Reserved, Refusal> {
         let watched = self.poison.watch(poison::fingerprint(&outgoing.head.path, &outgoing.body));
         if !matches!(watched.leave()?, Leave::Free) {
             let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
@@ -42,7 +42,7 @@ impl Dispatch {
         let deadline = outgoing.begun + self.answer_timeout;
         let found = async {
             self.settled(outgoing.asked.model.as_deref()).await;
-            self.placer.read(outgoing.asked, false).await
+            self.placer.read(std::mem::take(&mut outgoing.asked), false).await
         };
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();

@@ -115,7 +115,7 @@ fn whole_seconds(seconds: f64) -> u64 {
 impl Refusal {
     /// Why no replica can take a request for `model`, in a sentence for the client.
     pub(super) fn of(view: &FleetView, model: Option<&str>) -> Self {
-        let any_ready = view.replicas.iter().any(Replica::is_ready);
+        let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
         // An engine that loads for the first time may yet serve it.
         let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
         let exists = |model: &&str| view.replicas.iter().any(|replica| replica.serves(Some(model)));
@@ -128,7 +128,7 @@ impl Refusal {
         }
         let of_interest =
             view.replicas.iter().filter(|replica| !replica.is_ready() && (replica.state.models.is_empty() || replica.serves(model)));
-        let states: Vec<String> = of_interest.take(5).map(describe).collect();
+        let states: Vec<String> = of_interest.take(5).map(|replica| describe(replica)).collect();
         Refusal::NotReady(format!("no replica is ready: {}", states.join("; ")))
     }
 }

@@ -35,7 +35,7 @@ pub struct Held {
     /// Counts the request in the router.
     pub permit: Permit,
     /// Where it runs; for the log.
-    pub replica: Replica,
+    pub replica: Arc<Replica>,
     /// Learns whether its engine dies with it.
     pub watched: Watched,
     /// Whether its end shows that it harms no engine: not where the engine had failed.

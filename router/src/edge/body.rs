@@ -132,7 +132,8 @@ where
     room.grow(0)?;
     let read = async {
         match coding {
-            Some(coding) => inflated(Inflate::new(coding, most), body, &mut room).await,
+            // Few bodies are compressed, and the others have no room for what that needs.
+            Some(coding) => Box::pin(inflated(Inflate::new(coding, most), body, &mut room)).await,
             None => plain(body, most, &mut room).await,
         }
     };

@@ -124,7 +124,8 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols,
     let service = service_fn(move |request: Request<Incoming>| {
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open());
         let outlet = outlet.clone().filter(|_| request.version() == Version::HTTP_11);
-        // The library keeps room for this future as long as the connection lives, and moves it: 16 bytes are better than ten thousand.
+        let request = Box::new(request);
+        // The library keeps room for this future as long as the connection lives, and moves it: 16 bytes are better than thousands.
         Box::pin(async move {
             let mut response = edge.answer(request, flaw).await;
             if let Some(outlet) = outlet.filter(|_| is_chunked(&response)) {

@@ -103,23 +103,28 @@ struct Line {
 }
 
 impl Line {
-    fn push(&mut self, byte: u8) {
-        self.length += 1;
-        match char::from(byte).to_digit(16) {
-            Some(digit) if !self.after_size => self.size = self.size.wrapping_mul(16).wrapping_add(digit.into()),
-            _ => self.after_size = true,
+    /// The next bytes of the line, without its end.
+    fn push(&mut self, mut bytes: &[u8]) {
+        self.length += bytes.len();
+        if !self.after_size {
+            let digits = bytes.iter().map_while(|byte| char::from(*byte).to_digit(16));
+            let (size, count) =
+                digits.fold((self.size, 0), |(size, count), digit| (size.wrapping_mul(16).wrapping_add(digit.into()), count + 1));
+            (self.size, self.after_size) = (size, count < bytes.len());
         }
-        if byte == b':' && !self.in_value {
-            self.in_value = true;
-        } else if self.in_value {
-            if byte.is_ascii_digit() {
-                self.number = self.number.wrapping_mul(10).wrapping_add(u64::from(byte - b'0'));
-            }
-        } else {
-            if let Some(slot) = self.name.get_mut(self.name_bytes) {
-                *slot = byte.to_ascii_lowercase();
-            }
-            self.name_bytes += 1;
+        if !self.in_value {
+            let colon = memchr::memchr(b':', bytes);
+            let (name, rest) = bytes.split_at(colon.unwrap_or(bytes.len()));
+            let room = self.name.iter_mut().skip(self.name_bytes);
+            room.zip(name).for_each(|(slot, byte)| *slot = byte.to_ascii_lowercase());
+            self.name_bytes += name.len();
+            self.in_value = colon.is_some();
+            bytes = rest;
+        }
+        // Other values say nothing.
+        if self.in_value && self.text() == b"content-length" {
+            let digits = bytes.iter().filter(|byte| byte.is_ascii_digit());
+            self.number = digits.fold(self.number, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')));
         }
     }
 
@@ -145,31 +150,30 @@ impl Watch {
                     };
                 }
                 _ => {
-                    bytes = &bytes[self.skipped(bytes)..];
-                    let Some((&byte, rest)) = bytes.split_first() else { return };
+                    let (line, rest) = bytes.split_at(memchr::memchr2(b'\r', b'\n', bytes).unwrap_or(bytes.len()));
+                    if !line.is_empty() {
+                        self.expect(!self.line.after_return);
+                        self.line.after_return = false;
+                        self.line.push(line);
+                    }
+                    let Some((&end, rest)) = rest.split_first() else { return };
                     bytes = rest;
                     // A line feed comes after a carriage return, and nothing else does.
-                    if self.line.after_return != (byte == b'\n') {
-                        self.flaw = self.flaw.or(Some(Flaw::LineEnd));
-                    }
-                    self.line.after_return = byte == b'\r';
-                    match byte {
-                        b'\n' => self.end_of_line(),
-                        b'\r' => {}
-                        _ => self.line.push(byte),
+                    self.expect(self.line.after_return == (end == b'\n'));
+                    self.line.after_return = end == b'\r';
+                    if end == b'\n' {
+                        self.end_of_line();
                     }
                 }
             }
         }
     }
 
-    /// How many of the next bytes say nothing: those of a value that is no length, up to the line's end.
-    fn skipped(&self, bytes: &[u8]) -> usize {
-        let is_open = self.place == Place::Headers && self.line.in_value && !self.line.after_return;
-        if !is_open || self.line.text() == b"content-length" {
-            return 0;
+    /// A line that does not end as lines do is a flaw.
+    fn expect(&mut self, ends_well: bool) {
+        if !ends_well {
+            self.flaw = self.flaw.or(Some(Flaw::LineEnd));
         }
-        memchr::memchr2(b'\r', b'\n', bytes).unwrap_or(bytes.len())
     }
 
     fn is_in_head(&self) -> bool {

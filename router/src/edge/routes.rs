@@ -77,8 +77,9 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Answers one request; `flaw` is what is wrong with its framing.
-    pub(super) async fn answer(self: Arc<Self>, mut request: Request<Incoming>, flaw: Option<Flaw>) -> Response<EdgeBody> {
+    /// Answers one request; `flaw` is what is wrong with its framing. The request is in a box because each future on its way would have room
+    /// for it twice.
+    pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<Flaw>) -> Response<EdgeBody> {
         let entry = self.access.begin(request.method(), request.uri().path_and_query(), request.headers());
         keys::hide(request.headers_mut());
         // For whoever reads the request, by whatever API.
@@ -91,14 +92,15 @@ impl Edge {
         response
     }
 
-    async fn answered(self: Arc<Self>, request: Request<Incoming>, flaw: Option<Flaw>, entry: &Entry) -> Response<EdgeBody> {
+    async fn answered(self: Arc<Self>, request: Box<Request<Incoming>>, flaw: Option<Flaw>, entry: &Entry) -> Response<EdgeBody> {
         if let Err(message) = flaw.map_or_else(|| check_head(&request), |flaw| Err(flaw.message())) {
             self.dispatch.metrics.refused(Refused::Request);
             entry.refused("malformed");
             return reply::bad_request(message);
         }
         if super::grpc::is_grpc(request.headers()) {
-            return self.grpc(request, entry).await;
+            // Its future is larger than that of `pass`, which would pay for it with every request; and so is that of `ollama`.
+            return Box::pin(self.grpc(*request, entry)).await;
         }
         let caller = match self.keys.authenticate(request.headers()) {
             Ok(caller) => caller,
@@ -120,7 +122,7 @@ impl Edge {
     }
 
     /// Has the request of a known caller answered, by its method and path.
-    async fn routed(self: Arc<Self>, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
+    async fn routed(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
         let path = request.uri().path();
         match (request.method(), path) {
             (&Method::GET, "/v1/models") => self.models(&caller),
@@ -129,8 +131,7 @@ impl Edge {
             }
             (&Method::GET, "/health" | "/ping") | (&Method::POST, "/ping") => self.health(),
             _ if is_operators(path) => reply::for_operators(),
-            // Its future is larger than that of `pass`, which would pay for it with every request.
-            _ if ollama::is_ours(path) => Box::pin(self.ollama(request, caller)).await,
+            _ if ollama::is_ours(path) => Box::pin(self.ollama(*request, caller)).await,
             _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_passed(path) => self.pass(request, caller).await,
             _ => reply::unread(request.body(), own::elsewhere(path)),
         }
@@ -166,14 +167,14 @@ impl Edge {
 
     /// For load balancers that know vLLM: 200 when a request could be served.
     fn health(&self) -> Response<EdgeBody> {
-        let ready = self.dispatch.fleet.view().replicas.iter().any(crate::fleet::Replica::is_ready);
+        let ready = self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         let mut response = Response::new(EdgeBody::Own(None));
         *response.status_mut() = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         response
     }
 
     /// Passes a request to an engine and the engine's answer to the client.
-    async fn pass(self: Arc<Self>, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
+    async fn pass(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
@@ -190,7 +191,7 @@ impl Edge {
             Ok(answer) => answer,
             Err(declined) => return reply::declined(&declined),
         };
-        let mut response = Response::new(EdgeBody::Relay(Box::new(answer.body)));
+        let mut response = Response::new(EdgeBody::Relay(answer.body));
         *response.status_mut() =
             u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
         *response.headers_mut() = headers::incoming(answer.head.headers);

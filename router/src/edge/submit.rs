@@ -91,10 +91,18 @@ impl Edge {
     ///
     /// # Errors
     /// When no engine does; an engine's own refusal is an answer.
-    pub(crate) async fn submit(&self, inquiry: Inquiry) -> Result<Answer, Declined> {
-        let entry = inquiry.entry.clone();
-        let submitted = self.submit_uncounted(inquiry).await;
-        submitted.inspect_err(|declined| self.count(declined, &entry))
+    pub(crate) fn submit(&self, inquiry: Inquiry) -> impl Future<Output = Result<Answer, Declined>> {
+        let (entry, caller) = (inquiry.entry.clone(), inquiry.caller.clone());
+        // Not within the future, which would keep room for the inquiry as long as the request waits.
+        let prepared = self.prepared(inquiry);
+        async move {
+            let submitted = async {
+                let (mut outgoing, permit) = prepared?;
+                outgoing.asked.only = self.only(&outgoing.names, &caller).await?;
+                Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.discreet(refusal, &caller))?)
+            };
+            submitted.await.inspect_err(|declined| self.count(declined, &entry))
+        }
     }
 
     /// Has a replica chosen for a request that its caller sends itself, which counts like any other until it is dropped.
@@ -116,13 +124,6 @@ impl Edge {
         self.dispatch.metrics.refused(declined.reason());
     }
 
-    async fn submit_uncounted(&self, inquiry: Inquiry) -> Result<Answer, Declined> {
-        let caller = inquiry.caller.clone();
-        let (mut outgoing, permit) = self.prepared(inquiry)?;
-        outgoing.asked.only = self.only(&outgoing.names, &caller).await?;
-        Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.discreet(refusal, &caller))?)
-    }
-
     /// A refusal that does not name models which its caller may not use.
     fn discreet(&self, refusal: Refusal, caller: &Caller) -> Refusal {
         match refusal {
@@ -132,7 +133,7 @@ impl Edge {
     }
 
     /// A request that may enter, as it will be sent.
-    pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Outgoing, Permit), Declined> {
+    pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
         let (route, content_type) = (path.path(), content_type(&headers));
         let depends = self.keys.are_wanted() || self.isolation.is_some();
@@ -165,7 +166,7 @@ impl Edge {
             Some(Salted { body, salt, .. }) => (body, salt),
             None => (body.clone(), peek.salt.unwrap_or_default()),
         };
-        let outgoing = Outgoing {
+        let outgoing = Box::new(Outgoing {
             id,
             priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             guest: Guest {
@@ -199,7 +200,7 @@ impl Edge {
             body,
             entry,
             begun,
-        };
+        });
         Ok((outgoing, permit))
     }
 }

@@ -208,7 +208,7 @@ async fn a_delta_changes_what_it_names_and_nothing_else() {
     report(&fleet, 1, false, vec![Change { index: 1, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
     let view = fleet.view();
     assert_eq!((view.replicas[0].load.others, view.replicas[1].load.others), (0, 3));
-    assert!(view.replicas.iter().all(Replica::is_ready));
+    assert!(view.replicas.iter().all(|replica| replica.is_ready()));
     assert_eq!(view.target("n").len(), 2);
     assert_eq!(view.target("n/1").len(), 1);
     assert!(view.target("x").is_empty());

@@ -168,8 +168,8 @@ pub struct Node {
 pub struct FleetView {
     /// The nodes.
     pub nodes: Vec<Node>,
-    /// The replicas of all nodes.
-    pub replicas: Vec<Replica>,
+    /// The replicas of all nodes, each as it was when it last changed: the next picture shares what has not.
+    pub replicas: Vec<Arc<Replica>>,
     /// When the router began; zero of `Own::avoided_until`.
     started: Instant,
 }
@@ -180,7 +180,7 @@ impl FleetView {
     }
 
     /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
-    pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Replica)> {
+    pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
         let ready = move |replica: &Replica| replica.is_ready() && replica.serves(model) && !tried.contains(&replica.id);
         self.replicas.iter().enumerate().filter(move |(_, replica)| ready(replica))
     }
@@ -228,7 +228,7 @@ impl FleetView {
 
     /// The replicas of a node, or the one replica, that `target` names.
     #[must_use]
-    pub fn target(&self, target: &str) -> Vec<&Replica> {
+    pub fn target(&self, target: &str) -> Vec<&Arc<Replica>> {
         self.replicas.iter().filter(|replica| &*replica.id == target || &*replica.node == target).collect()
     }
 

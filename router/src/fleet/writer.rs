@@ -152,7 +152,7 @@ struct Attached {
     attachment: u64,
     node: Node,
     lanes: Arc<Lanes>,
-    replicas: BTreeMap<u32, Replica>,
+    replicas: BTreeMap<u32, Arc<Replica>>,
     /// When the last report came, or when the connection was lost.
     heard: Instant,
 }
@@ -199,7 +199,7 @@ impl Writer {
                 // Our own in-flight counts go on: their guards may still live.
                 let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
                 // Their caches are told again, to seats of their own.
-                replicas.values_mut().for_each(|replica| replica.cache = Cache::default());
+                replicas.values_mut().for_each(|replica| Arc::make_mut(replica).cache = Cache::default());
                 let described = Node { name: node.clone(), agent_version, life, attached: true, directives };
                 self.nodes.insert(node, Attached { attachment, node: described, lanes, replicas, heard: Instant::now() });
             }
@@ -212,16 +212,17 @@ impl Writer {
                 let attached = self.nodes.values_mut().find(|attached| attached.attachment == attachment);
                 let replica = attached.and_then(|attached| attached.replicas.get_mut(&index));
                 if let Some(replica) = replica.filter(|replica| replica.epoch == epoch) {
-                    replica.cache = cache;
+                    Arc::make_mut(replica).cache = cache;
                 }
             }
             Update::Detached { attachment } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
                 attached.node.attached = false;
-                attached.replicas.values_mut().for_each(|replica| replica.cache = Cache::default());
                 attached.lanes.lose();
                 attached.heard = Instant::now();
-                attached.replicas.values_mut().for_each(|replica| replica.suspect = true);
+                for replica in attached.replicas.values_mut().map(Arc::make_mut) {
+                    (replica.suspect, replica.cache) = (true, Cache::default());
+                }
                 tracing::warn!(node = %attached.node.name, "agent lost: its replicas get no requests until it attaches again");
             }
         }
@@ -243,7 +244,7 @@ impl Writer {
         for attached in self.nodes.values_mut().filter(|attached| attached.node.attached && attached.heard.elapsed() > lease) {
             for replica in attached.replicas.values_mut().filter(|replica| !replica.suspect) {
                 tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
-                replica.suspect = true;
+                Arc::make_mut(replica).suspect = true;
                 changed = true;
             }
         }
@@ -274,6 +275,7 @@ impl Attached {
         for change in changes {
             match self.replicas.get_mut(&change.index) {
                 Some(replica) => {
+                    let replica = Arc::make_mut(replica);
                     if replica.epoch != change.epoch {
                         replica.cache = Cache::default();
                     }
@@ -295,7 +297,7 @@ impl Attached {
                 None => self.insert(change),
             }
         }
-        for replica in self.replicas.values_mut() {
+        for replica in self.replicas.values_mut().map(Arc::make_mut) {
             (replica.suspect, replica.heard) = (false, self.heard);
         }
         is_urgent
@@ -319,6 +321,6 @@ impl Attached {
             lanes: self.lanes.clone(),
         };
         tracing::info!(replica = %replica.id, phase = replica.state.word(), reason = replica.state.wire.reason, "phase");
-        self.replicas.insert(change.index, replica);
+        self.replicas.insert(change.index, Arc::new(replica));
     }
 }

@@ -13,7 +13,6 @@ use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::edge::Edge;
-use crate::fleet::Replica;
 
 /// How often the fleet is looked at for whoever watches it.
 const LOOK: Duration = Duration::from_millis(200);
@@ -29,7 +28,7 @@ impl Health {
             return ServingStatus::ServiceUnknown;
         }
         let edge = &self.0;
-        let serves = !edge.shutdown.is_draining() && edge.dispatch.fleet.view().replicas.iter().any(Replica::is_ready);
+        let serves = !edge.shutdown.is_draining() && edge.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         if serves { ServingStatus::Serving } else { ServingStatus::NotServing }
     }
 }

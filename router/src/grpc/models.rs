@@ -1,5 +1,7 @@
 //! The models of the fleet, as typed messages.
 
+use std::sync::Arc;
+
 use hostler_proto::inference::v1 as wire;
 use serde::Deserialize;
 
@@ -32,6 +34,6 @@ pub(super) fn list(view: &FleetView, caller: &Caller) -> Vec<wire::Model> {
     model.collect()
 }
 
-fn count<'a>(replicas: impl Iterator<Item = &'a Replica>) -> u32 {
+fn count<'a>(replicas: impl Iterator<Item = &'a Arc<Replica>>) -> u32 {
     u32::try_from(replicas.count()).unwrap_or(u32::MAX)
 }

@@ -29,7 +29,7 @@ const MOST_EVENT: usize = 64 * 1024 * 1024;
 #[derive(Debug)]
 pub(super) struct Events {
     /// Gone when the answer has ended, in whatever way.
-    relay: Option<Relay>,
+    relay: Option<Box<Relay>>,
     deadline: Option<Pin<Box<Sleep>>>,
     lines: Lines,
     translation: Translation,
@@ -39,7 +39,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub(super) fn new(relay: Relay, record: &Record, deadline: Deadline, entry: Entry) -> Self {
+    pub(super) fn new(relay: Box<Relay>, record: &Record, deadline: Deadline, entry: Entry) -> Self {
         Self {
             relay: Some(relay),
             deadline: deadline.moment().map(|moment| Box::pin(sleep_until(moment))),

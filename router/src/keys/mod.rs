@@ -7,7 +7,7 @@ mod ring;
 mod secret;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
@@ -106,7 +106,9 @@ impl Caller {
     /// Whoever sends a request where there are no keys.
     #[must_use]
     pub fn anyone(tenant: Arc<str>) -> Self {
-        Self { key: "".into(), tenant, role: Role::Admin, limits: Arc::default(), models: None }
+        // Made for every request of a router without keys.
+        static UNLIMITED: LazyLock<Arc<Limits>> = LazyLock::new(Arc::default);
+        Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None }
     }
 
     /// Whether it may ask for this model.
@@ -193,7 +195,7 @@ impl Keys {
     /// # Errors
     /// When keys are wanted and none that is valid is there.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
-        let Some(kept) = &self.0 else { return Ok(Caller::anyone("".into())) };
+        let Some(kept) = &self.0 else { return Ok(Caller::anyone(Arc::default())) };
         let shown = shown(headers)?;
         kept.ring.load().find(shown, SystemTime::now()).cloned()
     }

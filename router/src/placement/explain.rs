@@ -14,7 +14,7 @@ use super::{Chosen, Level, Prompt};
 /// reads the rest.
 const REMEMBERED_CANDIDATES: usize = 64;
 
-/// Characters of a path that are remembered. It is the client's, and may be long.
+/// Bytes of a path that are remembered. It is the client's, and may be long.
 const REMEMBERED_PATH: usize = 128;
 
 /// One decision and what came of it.
@@ -67,28 +67,26 @@ impl Record {
     /// The record of `chosen`, cut down to what is remembered.
     #[must_use]
     pub fn new(id: u64, prompt: &Prompt, chosen: Chosen) -> Self {
-        let Chosen { mut decision, mut names, mut ages, level, output, .. } = chosen;
-        let candidates = names.len();
+        let Chosen { mut decision, view, at, level, output, .. } = chosen;
+        let candidates = decision.scored.len();
         if candidates > REMEMBERED_CANDIDATES {
-            let total = |index: usize| decision.scored[index].terms.total();
-            let earlier = |left: &usize, right: &usize| {
-                let chosen_first = (*right == decision.chosen).cmp(&(*left == decision.chosen));
-                chosen_first.then_with(|| total(*left).total_cmp(&total(*right))).then_with(|| left.cmp(right))
-            };
+            // The chosen one first, then the cheapest: costs are positive, and such numbers are in the order of their bits.
+            let rank = |(index, one): (usize, &Scored)| (index != decision.chosen, one.terms.total().to_bits(), index);
+            let mut ranks: Vec<_> = decision.scored.iter().enumerate().map(rank).collect();
             // Sorting a thousand candidates to keep a few would cost as much as pricing half of them.
-            let mut order: Vec<usize> = (0..candidates).collect();
-            order.select_nth_unstable_by(REMEMBERED_CANDIDATES, earlier);
-            order.truncate(REMEMBERED_CANDIDATES);
-            order.sort_unstable_by(earlier);
-            decision.scored = order.iter().map(|index| decision.scored[*index]).collect();
-            names = order.iter().map(|index| names[*index].clone()).collect();
-            ages = order.iter().map(|index| ages[*index]).collect();
+            ranks.select_nth_unstable(REMEMBERED_CANDIDATES);
+            ranks.truncate(REMEMBERED_CANDIDATES);
+            ranks.sort_unstable();
+            decision.scored = ranks.iter().map(|(.., index)| decision.scored[*index]).collect();
             decision.chosen = 0;
         }
+        let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
+        let names = replicas().map(|replica| replica.id.clone()).collect();
+        let ages = replicas().map(|replica| at.saturating_duration_since(replica.heard).as_secs_f32()).collect();
         Self {
             id,
             client_id: None,
-            path: prompt.path().chars().take(REMEMBERED_PATH).collect::<String>().into(),
+            path: prompt.path()[..prompt.path().floor_char_boundary(REMEMBERED_PATH)].into(),
             model: prompt.model().map(Arc::from),
             at: SystemTime::now(),
             attempt: 1,

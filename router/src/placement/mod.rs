@@ -11,6 +11,7 @@ mod reading;
 
 use std::sync::Arc;
 
+use arc_swap::Guard;
 use hostler_placement::affinity::{Compared, Guess, Holes, Index, Overlay, Popularity, Seat};
 use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, has_room, place};
 use hostler_placement::keys::{Key, TEXT_BLOCK_TOKENS};
@@ -76,13 +77,13 @@ pub struct Placer {
 #[derive(Debug)]
 pub struct Chosen {
     /// The replica.
-    pub replica: Replica,
+    pub replica: Arc<Replica>,
     /// How it was chosen.
     pub decision: Decision,
-    /// Names of the candidates, in the order of `decision.scored`.
-    pub names: Vec<Arc<str>>,
-    /// Seconds since the last report about each of them.
-    pub ages: Vec<f32>,
+    /// The fleet that it was chosen from; `replica` of a candidate is the index of its replica there.
+    pub view: Arc<FleetView>,
+    /// When.
+    pub at: Instant,
     /// How the chosen one's cache is known.
     pub level: Level,
     /// Tokens that the answer was expected to have.
@@ -173,9 +174,9 @@ impl Placer {
     /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
     #[must_use]
     pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
-        let view = self.fleet.view();
+        let view = Guard::into_inner(self.fleet.view());
         let seconds = view.seconds(now);
-        let eligible: Vec<(usize, &Replica)> =
+        let eligible: Vec<(usize, &Arc<Replica>)> =
             view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.only().is_none_or(|only| only.is(replica))).collect();
         // A prompt arrives once, counted by the blocks of those that it may go to.
         if eligible.is_empty() {
@@ -208,10 +209,8 @@ impl Placer {
             Known::Guessed(seat) => (Level::Text, Some(seat), TEXT_BLOCK_TOKENS),
             Known::Nothing => (Level::Load, None, 0),
         };
-        let names = eligible.iter().map(|(_, replica)| replica.id.clone()).collect();
-        let ages = eligible.iter().map(|(_, replica)| now.saturating_duration_since(replica.heard).as_secs_f32()).collect();
         let is_open = self.gather.is_open(decision.choice().candidate.in_flight, now);
-        Some(Chosen { replica, decision, names, ages, level, output, seat, block_tokens, is_open })
+        Some(Chosen { replica, decision, view, at: now, level, output, seat, block_tokens, is_open })
     }
 
     /// Tokens that an answer of at most `most` is expected to have.
@@ -349,7 +348,7 @@ fn capacity(replica: &Replica) -> u64 {
 }
 
 /// How many times our own requests the fleet serves.
-fn others_share(eligible: &[(usize, &Replica)]) -> f64 {
+fn others_share(eligible: &[(usize, &Arc<Replica>)]) -> f64 {
     let own: u32 = eligible.iter().map(|(_, replica)| replica.own.in_flight()).sum();
     let others: u32 = eligible.iter().map(|(_, replica)| replica.load.others).sum();
     if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MOST_SHARE) }

@@ -236,15 +236,23 @@ impl Placer {
     /// no replica has room, is read whole: meanwhile a cache may get what none has now.
     pub async fn read(&self, asked: Asked, others_wait: bool) -> Prompt {
         let mut prompt = Prompt::text(asked, "");
-        let Some(Wanted { mut reader, lora, sizes }) = self.wanted(&prompt) else { return prompt };
+        if let Some(wanted) = self.wanted(&prompt) {
+            // A request that is not read has no room for what reading needs.
+            Box::pin(self.read_tokens(&mut prompt, wanted, others_wait)).await;
+        }
+        prompt
+    }
+
+    async fn read_tokens(&self, prompt: &mut Prompt, wanted: Wanted, others_wait: bool) {
+        let Wanted { mut reader, lora, sizes } = wanted;
         let chain = Chain::new(&lora, &prompt.asked.salt);
         let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
         let sizes_read: &[u32] = if waits { &[] } else { &sizes };
-        let mut encoded = self.encode(&reader, &prompt, chain, sizes_read).await;
+        let mut encoded = self.encode(&reader, prompt, chain, sizes_read).await;
         // An engine of the other dialect may be one that agrees about this form.
         if let Err(Unread::FormNotProved(_)) = encoded
-            && let Some(other) = self.other(reader, &prompt)
-            && let Ok(by_other) = self.encode(&other, &prompt, chain, sizes_read).await
+            && let Some(other) = self.other(reader, prompt)
+            && let Ok(by_other) = self.encode(&other, prompt, chain, sizes_read).await
         {
             (reader, encoded) = (other, Ok(by_other));
         }
@@ -254,7 +262,7 @@ impl Placer {
                 let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX).saturating_add(encoded.unread_tokens);
                 prompt.exact = Some(Exact {
                     reader,
-                    also: self.also(reader, &prompt, &encoded).await,
+                    also: self.also(reader, prompt, &encoded).await,
                     all: known.saturating_add(encoded.more_tokens),
                     unread: encoded.unread_tokens,
                     tokens: encoded.tokens,
@@ -274,7 +282,6 @@ impl Placer {
                 prompt.fallback = "tokenizer failed";
             }
         }
-        prompt
     }
 
     /// The tokens of a prompt, until nobody can have cached what was read in blocks of these sizes; all where there are none.

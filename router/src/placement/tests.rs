@@ -188,7 +188,7 @@ async fn a_replica_that_was_tried_is_no_candidate() {
     let prompt = text("Hello, engine, how are you?");
     let mut tried = Vec::new();
     for _ in 0..2 {
-        tried.push(fixture.placer.choose(&prompt, &tried, Instant::now()).unwrap().replica.id);
+        tried.push(fixture.placer.choose(&prompt, &tried, Instant::now()).unwrap().replica.id.clone());
     }
     assert_ne!(tried[0], tried[1]);
     assert!(fixture.placer.choose(&prompt, &tried, Instant::now()).is_none());

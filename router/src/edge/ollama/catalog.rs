@@ -12,7 +12,7 @@ use super::{Read, told};
 use crate::dispatch::Refusal;
 use crate::edge::reply::{self, EdgeBody};
 use crate::edge::routes::Edge;
-use crate::fleet::{FleetView, Model, Replica};
+use crate::fleet::{FleetView, Model};
 use crate::keys::Caller;
 
 /// The version of Ollama whose API this is. Clients compare it with what they need, so it is not ours.
@@ -63,7 +63,7 @@ impl Known {
             parent: card.parent.unwrap_or_default(),
             quantization: flags.value("--quantization").unwrap_or_default().to_owned(),
             capabilities: flags.capabilities(),
-            runs: serving().any(Replica::is_ready),
+            runs: serving().any(|replica| replica.is_ready()),
         }
     }
 

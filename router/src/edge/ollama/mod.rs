@@ -189,7 +189,7 @@ async fn retell_answer(reader: Reader, answer: dispatch::Answer) -> Response<Edg
 }
 
 /// All of an answer that is no stream. The relay sees to it that the engine does not pause for ever, and aborts when the client leaves.
-async fn collected(body: Relay) -> Result<Bytes, String> {
+async fn collected(body: Box<Relay>) -> Result<Bytes, String> {
     match Limited::new(body, MOST_ANSWER_BYTES).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err("the answer is too large: ask for less at once".to_owned()),

@@ -192,7 +192,7 @@ impl Teller {
 /// The body of a streamed answer.
 #[derive(Debug)]
 pub(in crate::edge) struct Retold {
-    relay: Relay,
+    relay: Box<Relay>,
     teller: Teller,
     state: State,
 }
@@ -209,7 +209,7 @@ enum State {
 const FLUSH: Duration = Duration::from_millis(200);
 
 impl Retold {
-    pub(super) fn new(relay: Relay, teller: Teller) -> Self {
+    pub(super) fn new(relay: Box<Relay>, teller: Teller) -> Self {
         Self { relay, teller, state: State::Streaming }
     }
 

@@ -39,7 +39,7 @@ impl Fixture {
         self.update(CacheUpdate::Reported { attachment: 1, directives: self.directives.clone(), report }).await;
     }
 
-    fn replica(&self) -> Replica {
+    fn replica(&self) -> Arc<Replica> {
         self.fleet.view().replicas[0].clone()
     }
 
@@ -51,7 +51,7 @@ impl Fixture {
     }
 
     fn figures(&self) -> (u64, bool, u64, bool) {
-        let figures = self.replica().cache.figures;
+        let figures = self.replica().cache.figures.clone();
         let (blocks, resyncs) = (figures.blocks.load(Ordering::Relaxed), figures.resyncs.load(Ordering::Relaxed));
         (blocks, figures.matches.load(Ordering::Relaxed), resyncs, figures.distrusted.load(Ordering::Relaxed))
     }

@@ -253,7 +253,10 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
     let (patient, prompt) = (hold.clone(), cached.clone());
     let waits = tokio::spawn(async move {
-        patient.turn(&prompt, asked(0, &chosen), patient.take(guest(0, 0))?, &chosen).await.map(|(chosen, _)| chosen.unwrap().replica.id)
+        patient
+            .turn(&prompt, asked(0, &chosen), patient.take(guest(0, 0))?, &chosen)
+            .await
+            .map(|(chosen, _)| chosen.unwrap().replica.id.clone())
     });
     settle().await;
     let (_, other) = tokio::join!(settle(), turn(&hold, &placed.placer, 0, 100));
