@@ -7,6 +7,7 @@ mod layout;
 mod memory;
 mod model;
 mod profile;
+mod room;
 mod setup;
 mod survey;
 mod text;
@@ -22,6 +23,7 @@ pub use self::layout::{Layout, Share, Spare, Why};
 pub use self::memory::{CacheFormat, Memory, Steps};
 pub use self::model::{Facts, Measured, Model, Shape};
 pub use self::profile::{Choice, Origin};
+pub use self::room::Room;
 pub use self::setup::Setup;
 pub use self::survey::{Preview, Supposed, installed, make, preview};
 pub use self::weights::Format;
@@ -47,6 +49,8 @@ pub struct Ground<'a> {
     pub gpus: &'a [Gpu],
     /// Which of them are joined by NVLink.
     pub links: &'a Links,
+    /// What else there is for engines.
+    pub room: Room,
     /// Where downloaded models are.
     pub downloads: &'a Path,
 }
@@ -66,6 +70,8 @@ pub struct Plan {
     pub front_end: Chosen,
     /// How the engines are set up.
     pub setup: Setup,
+    /// There is room for a process around the model of each engine.
+    pub has_workers: bool,
     /// What somebody should know before it runs, a sentence each.
     pub warnings: Vec<String>,
 }
@@ -104,7 +110,8 @@ fn decide(ground: &Ground<'_>, config: &AgentConfig, setup: Setup, model: Model)
         let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone() }).collect();
         (Some(layout), replicas)
     };
-    let mut plan = Plan { name: config.model.clone(), replicas, model, layout, front_end, setup, warnings: Vec::new() };
+    let has_workers = ground.room.has_workers(replicas.len());
+    let mut plan = Plan { name: config.model.clone(), replicas, model, layout, front_end, setup, has_workers, warnings: Vec::new() };
     plan.warnings = text::warnings(&plan);
     Ok(plan)
 }
@@ -134,6 +141,7 @@ impl Plan {
             tp: u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX),
             shortened: share.filter(|share| share.shortened).and_then(|share| share.context),
             front_end,
+            has_workers: self.has_workers,
         };
         profile::choices(&self.setup, &place)
     }

@@ -94,6 +94,8 @@ pub(super) struct Place<'a> {
     pub(super) shortened: Option<u32>,
     /// Its front-end.
     pub(super) front_end: FrontEndInUse,
+    /// There is room for a process around its model.
+    pub(super) has_workers: bool,
 }
 
 /// The flags of one replica, in the order of the command line.
@@ -107,6 +109,7 @@ pub(super) fn choices(setup: &Setup, place: &Place<'_>) -> Vec<Choice> {
         steps(&mut list, setup, gpu, place.front_end);
         schedule(&mut list, setup);
         graphs(&mut list, setup, gpu);
+        workers(&mut list, setup, place);
     }
     reporting(&mut list);
     list.choices
@@ -231,6 +234,18 @@ fn graphs(list: &mut List<'_>, setup: &Setup, gpu: &Gpu) {
             sizes.join(" "),
             Origin::Hostler,
             "CUDA graphs for steps that read prompts too: by itself the engine makes them for 512 tokens and less",
+        );
+    }
+}
+
+/// With several GPUs the engine has such processes by itself.
+fn workers(list: &mut List<'_>, setup: &Setup, place: &Place<'_>) {
+    if setup.profile == Profile::Throughput && place.tp == 1 && place.has_workers {
+        list.add(
+            "--distributed-executor-backend",
+            "mp",
+            Origin::Hostler,
+            "the model runs in a process of its own, while the engine's plans the next step: worth it from eight CPUs an engine on",
         );
     }
 }

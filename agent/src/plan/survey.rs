@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::what_if::Described;
-use super::{Ground, Plan, PlanError, front_end, plan};
+use super::{Ground, Plan, PlanError, Room, front_end, plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
 use crate::engine::version::{self, Installed, Version, VersionError};
@@ -39,6 +39,7 @@ pub async fn make(
     installed: Option<Installed>,
     gpus: Vec<Gpu>,
     links: Links,
+    room: Room,
     config: AgentConfig,
 ) -> Result<Plan, PlanError> {
     let planned = tokio::task::spawn_blocking(move || {
@@ -50,6 +51,7 @@ pub async fn make(
             rust_front_end: rust.as_deref(),
             gpus: &gpus,
             links: &links,
+            room,
             downloads: &files::hub_cache(|name| std::env::var_os(name)),
         };
         plan(&ground, &config)
@@ -97,18 +99,18 @@ pub async fn preview(config: AgentConfig, supposed: Supposed) -> Result<Preview,
         Err(other) => return Err(other.into()),
     };
     let installed = supposed.version.map(shipped).or(installed);
-    let (gpus, links) = match supposed.described {
-        Some(Described { gpus, links }) => (gpus, links),
+    let (gpus, links, room) = match supposed.described {
+        Some(Described { gpus, links }) => (gpus, links, Room::ample()),
         None => {
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
             let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
             if let (Some(reason), Resolved::Vllm { .. }) = (&host.no_gpu_because, &engine) {
                 supposes.push(format!("{reason}: to plan for another host, describe its GPUs, as with --gpus 4x80 --nvlink"));
             }
-            (host.gpus, host.driver.map(|driver| driver.links().clone()).unwrap_or_default())
+            (host.gpus, host.driver.map(|driver| driver.links().clone()).unwrap_or_default(), Room::here())
         }
     };
-    Ok(Preview { plan: make(engine, installed, gpus, links, config).await?, supposes })
+    Ok(Preview { plan: make(engine, installed, gpus, links, room, config).await?, supposes })
 }
 
 /// A release as it comes for GPUs. Where its Rust front-end lies does not matter to a plan.

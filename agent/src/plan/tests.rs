@@ -37,6 +37,7 @@ fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
         rust_front_end: (asked.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
         gpus: &gpus,
         links: &links,
+        room: Room::ample(),
         downloads: Path::new("/nonexistent"),
     };
     let model = Model::Known(Box::new(fixture(asked.model, &[])));
@@ -95,6 +96,7 @@ fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
             rust_front_end: None,
             gpus: &gpus,
             links: &Links::default(),
+            room: Room::ample(),
             downloads: Path::new("/nonexistent"),
         };
         plan(&ground, config).map(|plan| plan.replicas.iter().map(|replica| replica.gpus.len()).collect::<Vec<_>>())

@@ -1,18 +1,20 @@
 //! Client connections: accepted up to a bound, HTTP/1.1 or HTTP/2, ended gracefully on drain.
 
 use std::convert::Infallible;
-use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use hostler_boot::{Shutdown, accept, tune};
 use hostler_tls::{EdgeTls, Handshake, Stream};
 use http::{Request, Response, Version, header};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulConnection;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
@@ -38,18 +40,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the shutdown's tracker.
 pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let mut builder = Builder::new(TokioExecutor::new());
-    // Slow heads are the clock's, which tells them from idle connections.
-    builder.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(64 * 1024)
-        .max_send_buf_size(BUFFER_BYTES)
-        .keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE);
-    let protocols = Arc::new(Protocols { only_http1: builder.clone().http1_only(), either: builder });
+    let protocols = Arc::new(Protocols::new());
     let mut draining = pin!(shutdown.draining());
     loop {
         let accepted = async {
@@ -70,7 +61,8 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
             let stream = match handshake {
                 None => Some(Stream::Plain(stream)),
                 Some(handshake) => tokio::select! {
-                    stream = secured(stream, handshake, edge.config.header_timeout) => stream,
+                    // In a box, as all that not every connection needs.
+                    stream = Box::pin(secured(stream, handshake, edge.config.header_timeout)) => stream,
                     () = shutdown.stopped() => None,
                 },
             };
@@ -93,30 +85,46 @@ async fn secured(stream: TcpStream, handshake: Handshake, limit: Duration) -> Op
 /// It does so by a first read of its own, of 24 bytes, and then has a buffer for the rest that is twice as large for the connection's whole life.
 #[derive(Debug)]
 struct Protocols {
-    only_http1: Builder<TokioExecutor>,
-    either: Builder<TokioExecutor>,
+    http1: http1::Builder,
+    either: auto::Builder<TokioExecutor>,
 }
 
 impl Protocols {
-    /// What to serve a connection with, by what its client says first.
-    async fn of(&self, stream: &Stream) -> io::Result<&Builder<TokioExecutor>> {
-        let Stream::Plain(socket) = stream else { return Ok(&self.either) };
-        let mut first = [0; HTTP2_BEGINS.len()];
-        let length = socket.peek(&mut first).await?;
-        let may_be_http2 = HTTP2_BEGINS.starts_with(&first[..length]);
-        Ok(if may_be_http2 { &self.either } else { &self.only_http1 })
+    fn new() -> Self {
+        let mut http1 = http1::Builder::new();
+        // Slow heads are the clock's, which tells them from idle connections.
+        http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
+        let mut either = auto::Builder::new(TokioExecutor::new());
+        either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
+        either
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(STREAMS)
+            .max_header_list_size(64 * 1024)
+            .max_send_buf_size(BUFFER_BYTES)
+            .keep_alive_interval(KEEPALIVE)
+            .keep_alive_timeout(KEEPALIVE);
+        Self { http1, either }
     }
+}
+
+/// Whether what its client says first may be how HTTP/2 begins.
+async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
+    let Stream::Plain(socket) = stream else { return Ok(true) };
+    let mut first = [0; HTTP2_BEGINS.len()];
+    let length = socket.peek(&mut first).await?;
+    Ok(HTTP2_BEGINS.starts_with(&first[..length]))
 }
 
 async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols, shutdown: &Shutdown) {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
     let clock = Clock::new(Limits { head, idle, stall });
-    let builder = tokio::select! {
-        builder = protocols.of(&stream) => builder,
+    let told = tokio::select! {
+        told = may_be_http2(&stream) => told,
         _ = overdue(&clock) => return,
         () = shutdown.draining() => return,
     };
-    let Ok(builder) = builder else { return };
+    let Ok(may_be_http2) = told else { return };
     let wire = Wire::new(stream);
     let outlet = wire.outlet();
     let (wire, framing) = Framed::new(wire, clock.clone());
@@ -134,10 +142,23 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols,
             Ok::<_, Infallible>(response.map(|body| Timed::new(body, open)))
         })
     });
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(wire), service));
+    let wire = TokioIo::new(wire);
+    if may_be_http2 {
+        // Twice as large as one of HTTP/1, which would have room for it.
+        served(Box::pin(protocols.either.serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
+    } else {
+        served(pin!(protocols.http1.serve_connection(wire, service)), &clock, shutdown).await;
+    }
+}
+
+/// Serves a connection to its end.
+async fn served<C>(mut connection: Pin<&mut C>, clock: &Clock, shutdown: &Shutdown)
+where
+    C: GracefulConnection<Error: fmt::Display>,
+{
     let served = tokio::select! {
         served = connection.as_mut() => served,
-        why = overdue(&clock) => {
+        why = overdue(clock) => {
             tracing::debug!(?why, "a client's connection is closed");
             return;
         }
@@ -145,7 +166,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols,
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 served = connection => served,
-                _ = overdue(&clock) => return,
+                _ = overdue(clock) => return,
                 () = shutdown.stopped() => return,
             }
         }

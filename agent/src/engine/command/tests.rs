@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::gpu::{Gpu, Links, Slice};
-use crate::plan::{Ground, Plan, plan};
+use crate::plan::{Ground, Plan, Room, plan};
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -31,6 +31,7 @@ fn planned(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, c
         rust_front_end: None,
         gpus: &replica.gpus,
         links: &Links::default(),
+        room: Room { cpus: 4, shared_bytes: 0 },
         downloads: Path::new("/nonexistent"),
     };
     let config = AgentConfig { tp: u32::try_from(replica.gpus.len()).unwrap(), ..config.clone() };
