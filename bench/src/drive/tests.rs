@@ -292,7 +292,7 @@ async fn a_measurement_that_is_given_up_leaves_no_request_behind() {
     let read_on = asked.unwrap();
     let closed = async {
         while matches!(read_on.try_read(&mut [0; 4096]), Err(_) | Ok(1..)) {
-            tokio::time::sleep(Duration::from_millis(1)).await
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(PATIENCE, closed).await.expect("the connection is closed");
