@@ -1,26 +1,22 @@
-//! One client: a connection that is kept open, and one request at a time on it. The connection is driven by the task that waits for the
-//! answer and not by one of its own, so that an event costs one wake. Conversations of the `drive` and the `fleet`'s metrics go through it.
+//! One client: a connection that is kept open, and one request at a time on it. There is no task for the connection: the task that waits for the
+//! answer reads it from the socket, so that an event costs one wake. Conversations of the `drive` and the `fleet`'s metrics go through it.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+mod open;
+
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body::{Body, Frame};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
+use hostler_http1::Stream;
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, StatusCode};
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::events::{EventScanner, Reply, Usage};
 use crate::sample::Outcome;
 use crate::target::Place;
+use open::Open;
 
 /// How long to wait for a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,9 +34,9 @@ pub(crate) enum ClientError {
     #[error("no answer within {0:?}")]
     AnswerTimeout(Duration),
     #[error(transparent)]
-    Http(#[from] hyper::Error),
-    #[error("the answer cannot be read: {0}")]
-    Body(Box<dyn std::error::Error + Send + Sync>),
+    Http(#[from] hostler_http1::Error),
+    #[error("the answer cannot be read: it is longer than 64 MiB")]
+    TooLong,
     #[error("it answered {0}")]
     Status(StatusCode),
 }
@@ -81,21 +77,11 @@ pub(crate) struct Answer {
 /// One client and its connection.
 pub(crate) struct Client {
     place: Place,
+    /// The connection, where an answer has been read from it to its end.
     open: Option<Open>,
     /// Microseconds between each event with text and the next of the last answer; those that were read at once are 0 apart. Its memory
     /// serves one answer after the other.
     pub(crate) gaps: Vec<u32>,
-}
-
-/// A connection, until it ends.
-type Connection = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-struct Open {
-    sender: SendRequest<Full<Bytes>>,
-    /// `None` when it has ended.
-    connection: Option<Connection>,
-    /// A request has been answered on it.
-    used: bool,
 }
 
 impl Client {
@@ -112,10 +98,6 @@ impl Client {
             Ok(outcome) => answer.outcome = outcome,
             Err(_) => answer.outcome = Outcome::TooLate,
         }
-        // What else may still come on the connection would be taken for the answer to the next request.
-        if !matches!(answer.outcome, Outcome::Complete | Outcome::Status(_)) {
-            self.open = None;
-        }
         answer
     }
 
@@ -123,129 +105,89 @@ impl Client {
     pub(crate) async fn get(&mut self, path: &str, key: Option<HeaderValue>, most: Duration) -> Result<Bytes, ClientError> {
         let call = Call { method: Method::GET, path: path.to_owned(), key, body: Bytes::new() };
         let getting = async {
-            let response = self.send(call).await?;
-            let status = response.status();
-            let body = self.whole(response.into_body()).await?;
-            if status == StatusCode::OK { Ok(body) } else { Err(ClientError::Status(status)) }
+            let (status, mut open) = self.send(&call).await?;
+            let body = whole(&mut open).await?;
+            self.open = Some(open);
+            if status == StatusCode::OK { Ok(body.into()) } else { Err(ClientError::Status(status)) }
         };
-        let got = tokio::time::timeout(most, getting).await.unwrap_or(Err(ClientError::AnswerTimeout(most)));
-        if !matches!(got, Ok(_) | Err(ClientError::Status(_))) {
-            self.open = None;
-        }
-        got
+        tokio::time::timeout(most, getting).await.unwrap_or(Err(ClientError::AnswerTimeout(most)))
     }
 
     async fn exchange(&mut self, call: Call, reading: Reading, answer: &mut Answer, arrived: impl Fn(u32, bool)) -> Outcome {
-        let response = match self.send(call).await {
-            Ok(response) => response,
+        let (status, mut open) = match self.send(&call).await {
+            Ok(answered) => answered,
             Err(ClientError::Connect(_) | ClientError::ConnectTimeout) => return Outcome::Unreachable,
             Err(_) => return Outcome::Broken,
         };
-        let (head, body) = response.into_parts();
-        if head.status == StatusCode::OK && reading.stream {
-            return self.read_events(body, reading.keep_text, answer, arrived).await;
+        if status == StatusCode::OK && reading.stream {
+            let outcome = self.read_events(&mut open, reading.keep_text, answer, arrived).await;
+            // What may still come after any other outcome would be taken for the answer to the next request.
+            self.open = Some(open).filter(|_| outcome == Outcome::Complete);
+            return outcome;
         }
         // An error is read to its end, too, so that the connection can be used again.
-        let Ok(bytes) = self.whole(body).await else { return Outcome::Broken };
-        if head.status != StatusCode::OK {
-            return Outcome::Status(head.status.as_u16());
+        let Ok(bytes) = whole(&mut open).await else { return Outcome::Broken };
+        if status != StatusCode::OK {
+            self.open = Some(open);
+            return Outcome::Status(status.as_u16());
         }
         let Ok(reply) = serde_json::from_slice::<Reply>(&bytes) else { return Outcome::Broken };
         answer.usage = reply.usage;
         if reading.keep_text {
             reply.add_text(&mut answer.text);
         }
+        self.open = Some(open);
         reply.outcome()
     }
 
     /// Sends a request. When the target has just closed a connection that was kept open, which is its right, a new one is made.
-    async fn send(&mut self, call: Call) -> Result<Response<Incoming>, ClientError> {
-        let used = self.connect().await?;
-        match self.try_send(&call).await {
-            Err(error) if used && (error.is_canceled() || error.is_closed() || error.is_incomplete_message()) => {
-                self.open = None;
-                self.connect().await?;
-                Ok(self.try_send(&call).await?)
+    async fn send(&mut self, call: &Call) -> Result<(StatusCode, Open), ClientError> {
+        let head = self.head(call);
+        if let Some(mut open) = self.open.take()
+            && open.is_free()
+        {
+            match open.ask(head.clone(), call.body.clone()).await {
+                Err(_) if open.is_silent() => {}
+                asked => return Ok((asked?, open)),
             }
-            sent => Ok(sent?),
         }
+        let mut open = tokio::time::timeout(CONNECT_TIMEOUT, connect(&self.place)).await.unwrap_or(Err(ClientError::ConnectTimeout))?;
+        Ok((open.ask(head, call.body.clone()).await?, open))
     }
 
-    async fn try_send(&mut self, call: &Call) -> Result<Response<Incoming>, hyper::Error> {
+    /// The head of a request. The types of what is in it are the proof that no line breaks are.
+    fn head(&self, call: &Call) -> Bytes {
         let host = match &self.place {
-            Place::Tcp(authority) => authority.as_str(),
-            Place::Unix(_) => "localhost",
+            Place::Tcp(authority) => HeaderValue::from_str(authority).ok(),
+            Place::Unix(_) => None,
         };
-        let mut request = Request::new(Full::new(call.body.clone()));
-        *request.method_mut() = call.method.clone();
-        *request.uri_mut() = call.path.parse().unwrap_or_default();
-        let headers = request.headers_mut();
-        headers.insert(HOST, HeaderValue::from_str(host).unwrap_or(HeaderValue::from_static("localhost")));
-        if call.method == Method::POST {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
+        let path = call.path.parse().unwrap_or(PathAndQuery::from_static("/"));
+        let mut head = Vec::with_capacity(256);
+        let mut add = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
+        add(&[call.method.as_str().as_bytes(), b" ", path.as_str().as_bytes(), b" HTTP/1.1\r\nhost: "]);
+        add(&[host.as_ref().map_or(b"localhost", HeaderValue::as_bytes), b"\r\n"]);
         if let Some(key) = &call.key {
-            headers.insert(AUTHORIZATION, key.clone());
+            add(&[b"authorization: ", key.as_bytes(), b"\r\n"]);
         }
-        let open = self.open.as_mut().expect("it was connected by the caller");
-        beside(&mut open.connection, open.sender.ready()).await?;
-        let response = beside(&mut open.connection, open.sender.send_request(request)).await?;
-        open.used = true;
-        Ok(response)
-    }
-
-    /// Makes a connection unless there is one that seems to live; true for one that was used before.
-    async fn connect(&mut self) -> Result<bool, ClientError> {
-        if let Some(open) = &mut self.open {
-            // Nobody has looked at it since the last answer.
-            poll_fn(|context| {
-                advance(&mut open.connection, context);
-                Poll::Ready(())
-            })
-            .await;
-            if open.connection.is_some() && !open.sender.is_closed() {
-                return Ok(open.used);
-            }
-            self.open = None;
+        if call.method == Method::POST {
+            // Writing to memory does not fail.
+            let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", call.body.len());
         }
-        let opening = async {
-            match &self.place {
-                Place::Tcp(authority) => {
-                    let stream = TcpStream::connect(authority).await.map_err(ClientError::Connect)?;
-                    stream.set_nodelay(true).map_err(ClientError::Connect)?;
-                    open(stream).await
-                }
-                Place::Unix(path) => open(UnixStream::connect(path).await.map_err(ClientError::Connect)?).await,
-            }
-        };
-        let opened = tokio::time::timeout(CONNECT_TIMEOUT, opening).await;
-        self.open = Some(opened.unwrap_or(Err(ClientError::ConnectTimeout))?);
-        Ok(false)
+        head.extend_from_slice(b"\r\n");
+        head.into()
     }
 
-    async fn whole(&mut self, body: Incoming) -> Result<Bytes, ClientError> {
-        let limited = Limited::new(body, LONGEST_ANSWER);
-        let collected = match &mut self.open {
-            Some(open) => beside(&mut open.connection, limited.collect()).await,
-            None => limited.collect().await,
-        };
-        collected.map(http_body_util::Collected::to_bytes).map_err(ClientError::Body)
-    }
-
-    async fn read_events(&mut self, mut body: Incoming, keep_text: bool, answer: &mut Answer, arrived: impl Fn(u32, bool)) -> Outcome {
+    async fn read_events(&mut self, open: &mut Open, keep_text: bool, answer: &mut Answer, arrived: impl Fn(u32, bool)) -> Outcome {
         let mut scanner = EventScanner::new(keep_text);
-        let Some(open) = &mut self.open else { return Outcome::Broken };
         let mut last: Option<Instant> = None;
         let ended = loop {
-            let frame = match frame(&mut body, &mut open.connection).await {
-                None => break scanner.outcome(),
-                Some(Ok(frame)) => frame,
+            let events = match open.piece(|bytes| scanner.scan(bytes)).await {
+                Ok(Some(Ok(events))) => events,
+                Ok(None) => break scanner.outcome(),
                 // A router breaks the connection after an error event; the event says more.
-                Some(Err(_)) if scanner.outcome() == Outcome::ErrorEvent => break Outcome::ErrorEvent,
-                Some(Err(_)) => break Outcome::Broken,
+                Err(_) if scanner.outcome() == Outcome::ErrorEvent => break Outcome::ErrorEvent,
+                Ok(Some(Err(_))) | Err(_) => break Outcome::Broken,
             };
-            let Some(bytes) = frame.data_ref() else { continue };
-            let Ok(events) = scanner.scan(bytes) else { break Outcome::Broken };
             if events == 0 {
                 continue;
             }
@@ -265,45 +207,28 @@ impl Client {
     }
 }
 
-async fn open<S>(stream: S) -> Result<Open, ClientError>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // A failure shows in the request on the connection.
-    let connection: Connection = Box::pin(async move { drop(connection.await) });
-    Ok(Open { sender, connection: Some(connection), used: false })
+async fn connect(place: &Place) -> Result<Open, ClientError> {
+    let stream = match place {
+        Place::Tcp(authority) => {
+            let stream = TcpStream::connect(authority).await.map_err(ClientError::Connect)?;
+            stream.set_nodelay(true).map_err(ClientError::Connect)?;
+            Stream::Tcp(stream)
+        }
+        Place::Unix(path) => Stream::Unix(UnixStream::connect(path).await.map_err(ClientError::Connect)?),
+    };
+    Ok(Open::new(stream))
 }
 
-/// Lets the connection read and write what it can.
-fn advance(connection: &mut Option<Connection>, context: &mut Context<'_>) {
-    if connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
-        // Whoever still waits for something from it is told by its end.
-        *connection = None;
+/// An answer in one piece.
+async fn whole(open: &mut Open) -> Result<Vec<u8>, ClientError> {
+    let mut body = Vec::new();
+    while let Some(()) = open.piece(|bytes| body.extend_from_slice(bytes)).await? {
+        if body.len() > LONGEST_ANSWER {
+            return Err(ClientError::TooLong);
+        }
     }
+    Ok(body)
 }
 
-/// Waits for something that needs the connection to go on.
-async fn beside<T>(connection: &mut Option<Connection>, future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    poll_fn(|context| {
-        if let Poll::Ready(ready) = future.as_mut().poll(context) {
-            return Poll::Ready(ready);
-        }
-        advance(connection, context);
-        future.as_mut().poll(context)
-    })
-    .await
-}
-
-/// The next piece of a body: [`beside`], without a future of its own for each.
-async fn frame(body: &mut Incoming, connection: &mut Option<Connection>) -> Option<Result<Frame<Bytes>, hyper::Error>> {
-    poll_fn(|context| {
-        if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
-            return Poll::Ready(frame);
-        }
-        advance(connection, context);
-        Pin::new(&mut *body).poll_frame(context)
-    })
-    .await
-}
+#[cfg(test)]
+mod tests;

@@ -3,9 +3,6 @@
 //! an answer has been read to its end.
 
 mod answer;
-mod connection;
-mod framing;
-mod head;
 mod outgoing;
 
 use std::collections::VecDeque;
@@ -14,6 +11,7 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hostler_http1::{Connection, Stream};
 use hostler_proto::agent::v1::ResponseHead;
 use hostler_proto::lane::Broken;
 use parking_lot::Mutex;
@@ -21,7 +19,6 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
 pub(super) use answer::Answer;
-use connection::Connection;
 pub(super) use outgoing::Outgoing;
 
 /// How long connections stay open without a request. The engine is told to keep them an hour.
@@ -59,15 +56,9 @@ pub(super) enum RequestError {
     /// Nobody listens at the socket.
     #[error("cannot connect")]
     Connect(#[source] io::Error),
-    /// The connection broke.
+    /// The connection broke, or what came is no answer.
     #[error(transparent)]
-    Io(#[from] io::Error),
-    /// The engine ended it.
-    #[error("connection closed before message completed")]
-    Closed,
-    /// What came is not HTTP/1.1 as engines speak it.
-    #[error("the answer is malformed: {0}")]
-    Malformed(&'static str),
+    Answer(#[from] hostler_http1::Error),
     /// There is no more of the request.
     #[error(transparent)]
     Request(#[from] Broken),
@@ -84,7 +75,7 @@ impl EngineClient {
     pub(super) async fn request(&self, mut outgoing: Outgoing, mut sent: impl FnMut()) -> Result<(ResponseHead, Answer<'_>), RequestError> {
         loop {
             let (mut connection, is_kept) = self.connection().await?;
-            match connection.ask(&mut outgoing, &mut sent).await {
+            match outgoing.ask(&mut connection, &mut sent).await {
                 Ok((head, body)) => return Ok((head, Answer::new(self, connection, outgoing, body))),
                 Err(error @ RequestError::Request(_)) => return Err(error),
                 // The engine closed it while it was kept, which says nothing about this request.
@@ -113,7 +104,7 @@ impl EngineClient {
                 }
             }
             match UnixStream::connect(&self.socket).await {
-                Ok(stream) => return Ok((Connection::new(stream), false)),
+                Ok(stream) => return Ok((Connection::new(Stream::Unix(stream)), false)),
                 // A full accept queue refuses at once on a Unix socket.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_DEADLINE => sleep(CONNECT_PAUSE).await,
                 Err(error) => return Err(RequestError::Connect(error)),

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout_at};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::begin::begin;
 use super::talk::{Endpoint, Talks};
@@ -57,10 +56,8 @@ where
         left: plan.requests.map(AtomicU64::new),
         idle: Mutex::default(),
     });
-    let stop = CancellationToken::new();
-    let _stopped_with_this = stop.clone().drop_guard();
     let sessions = begin(sessions, began, until)?;
-    let all = Beginning { talks: talks.clone(), sessions, waiting: None, began, stop }.all(plan.at_once);
+    let all = Beginning { talks: talks.clone(), sessions, waiting: None, began }.all(plan.at_once);
 
     let mut fleet = plan.endpoint.metrics.clone().map(Fleet::new);
     let kv_use = Mutex::new(None);
@@ -111,28 +108,27 @@ struct Beginning {
     /// The one that waits for a client.
     waiting: Option<Session>,
     began: Instant,
-    stop: CancellationToken,
 }
 
 impl Beginning {
     /// Begins them and waits until they are over: each of their requests has a time within which it ends.
     async fn all(mut self, at_once: u32) {
-        let tracker = TaskTracker::new();
+        // They end with this, since a load may be given up; a flag that each of them watches would cost a lock for each event.
+        let mut begun = JoinSet::new();
         // What is due begins late where the target holds all clients, but not for ever.
         match self.talks.until.map(|until| until + self.talks.endpoint.most) {
-            None => self.begin(at_once, &tracker).await,
+            None => self.begin(at_once, &mut begun).await,
             Some(at) => {
-                if timeout_at(at.into(), self.begin(at_once, &tracker)).await.is_err() {
+                if timeout_at(at.into(), self.begin(at_once, &mut begun)).await.is_err() {
                     self.give_up().await;
                 }
             }
         }
         drop(self.sessions);
-        tracker.close();
-        tracker.wait().await;
+        while begun.join_next().await.is_some() {}
     }
 
-    async fn begin(&mut self, at_once: u32, tracker: &TaskTracker) {
+    async fn begin(&mut self, at_once: u32, begun: &mut JoinSet<()>) {
         let clients = Arc::new(Semaphore::new(at_once as usize));
         while let Some(session) = self.sessions.recv().await {
             let due = session.begins.map(|begins| self.began + begins);
@@ -151,9 +147,11 @@ impl Beginning {
             if self.talks.spent() || (due.is_none() && self.talks.over(Instant::now())) {
                 return;
             }
-            let (talks, stop) = (self.talks.clone(), self.stop.clone());
-            tracker.spawn(async move {
-                stop.run_until_cancelled(talks.talk(session, due)).await;
+            // Those that are over are forgotten.
+            while begun.try_join_next().is_some() {}
+            let talks = self.talks.clone();
+            begun.spawn(async move {
+                talks.talk(session, due).await;
                 drop(client);
             });
         }

@@ -267,6 +267,38 @@ async fn a_request_that_takes_too_long_has_failed() {
 }
 
 #[tokio::test]
+async fn a_measurement_that_is_given_up_leaves_no_request_behind() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = format!("http://{}", listener.local_addr().unwrap());
+    let flags = ["sustained", "--target", &target, "--model", "m", "--concurrency", "1", "--warm-up", "0s"];
+    let args = parsed(&flags);
+    let mut asked = None;
+    let engine = async {
+        while asked.is_none() {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = vec![0; 4096];
+            let read = stream.read(&mut request).await.unwrap();
+            if request[..read].starts_with(b"POST") {
+                asked = Some(stream);
+            } else {
+                stream.write_all(http("404 Not Found", "{}").as_bytes()).await.unwrap();
+            }
+        }
+    };
+    tokio::select! {
+        report = run(&args, drop) => panic!("nothing was answered, and yet it ended: {:?}", report.map(|report| report.scenario)),
+        () = engine => {}
+    }
+    let read_on = asked.unwrap();
+    let closed = async {
+        while matches!(read_on.try_read(&mut [0; 4096]), Err(_) | Ok(1..)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, closed).await.expect("the connection is closed");
+}
+
+#[tokio::test]
 async fn what_never_began_has_failed_too() {
     let engine = RunningEngine::start(&["--sim-step-ms", "50"]).await;
     let target = engine.target();

@@ -1,17 +1,18 @@
 //! A request on its way from the lane to the engine: its head as bytes, and its body with the length that the router announced.
 
+use std::future::poll_fn;
 use std::io::IoSlice;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use hostler_proto::agent::v1::RequestHead;
+use hostler_http1::{self as http1, Body, Connection};
+use hostler_proto::agent::v1::{Header, RequestHead, ResponseHead};
 use hostler_proto::lane::Broken;
 use http::uri::PathAndQuery;
 use http::{Method, header};
 
 use super::super::lane::RequestBody;
 use super::RequestError;
-use super::connection::Connection;
 
 /// What is still to be sent of a request.
 #[derive(Debug)]
@@ -50,11 +51,6 @@ impl Outgoing {
         Some(Self { head: text.into(), piece: Bytes::new(), body, left: head.body_bytes, is_head, is_untouched: true })
     }
 
-    /// Whether it asks for a head only.
-    pub(super) fn is_head(&self) -> bool {
-        self.is_head
-    }
-
     /// Whether no engine has seen anything of it.
     pub(super) fn is_untouched(&self) -> bool {
         self.is_untouched
@@ -63,6 +59,27 @@ impl Outgoing {
     /// Whether an engine has all of it.
     pub(super) fn is_sent(&self) -> bool {
         self.left == 0 && self.head.is_empty() && self.piece.is_empty()
+    }
+
+    /// Sends itself and waits for the head of the answer, when some of it may be left to send.
+    pub(super) async fn ask(&mut self, connection: &mut Connection, sent: &mut impl FnMut()) -> Result<(ResponseHead, Body), RequestError> {
+        poll_fn(|context| {
+            let sending = self.poll_send(connection, context);
+            if matches!(sending, Poll::Ready(Ok(()))) {
+                sent();
+            }
+            let broken = match sending {
+                // What the router broke off is no request.
+                Poll::Ready(Err(error @ RequestError::Request(_))) => return Poll::Ready(Err(error)),
+                // An engine that closes while we write may have answered before: either that or the end is there to be read.
+                Poll::Ready(Err(error)) => Some(error),
+                _ => None,
+            };
+            let answer = ready!(connection.poll_head(context, self.is_head, copied)).map_err(|error| broken.unwrap_or(error.into()))?;
+            sent();
+            Poll::Ready(Ok(answer))
+        })
+        .await
     }
 
     /// Sends what is there; ready when all of it has been sent.
@@ -94,4 +111,12 @@ impl Outgoing {
         self.piece = piece;
         Ok(())
     }
+}
+
+fn copied(status: u16, headers: &[http1::Header<'_>]) -> ResponseHead {
+    let copied = |header: &http1::Header<'_>| Header {
+        name: Bytes::copy_from_slice(header.name.as_bytes()),
+        value: Bytes::copy_from_slice(header.value),
+    };
+    ResponseHead { status: status.into(), headers: headers.iter().map(copied).collect() }
 }

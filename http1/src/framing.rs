@@ -1,13 +1,9 @@
 //! Where the pieces of a body end. It takes them out of what has been read and waits for nothing, so that any way of cutting the bytes can be tested.
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status};
 
-use super::RequestError;
-
-/// A piece up to this size, as events are, is copied out of the buffer that it was read into. Until it has left, it would hold the whole buffer, and each
-/// event of a step would need one of its own: to take those from the operating system cost a fifth of all that the agent did for an event.
-const COPIED_BYTES: usize = 2048;
+use crate::Error;
 
 /// The most bytes of the line before a chunk, which some engines could put extensions into.
 const MOST_LINE: usize = 256;
@@ -17,7 +13,7 @@ const MOST_TRAILERS: usize = 8 * 1024;
 
 /// What comes next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub enum Framing {
     /// So many bytes, which are the rest of the body.
     Length(u64),
     /// The line before a chunk.
@@ -35,34 +31,32 @@ pub(super) enum Framing {
 }
 
 impl Framing {
-    /// The next piece, taken out of `read`; nothing when there is none yet, or none any more.
-    pub(super) fn take(&mut self, read: &mut BytesMut) -> Result<Option<Bytes>, RequestError> {
+    /// How many bytes at the beginning of `read` are the next piece, after all that is no body was taken out; nothing when there is none yet, or
+    /// none any more. The caller takes exactly those out before the next call.
+    pub(crate) fn piece(&mut self, read: &mut BytesMut) -> Result<Option<usize>, Error> {
         while !read.is_empty() {
             match self {
                 Self::Length(left) => {
-                    let piece = piece(read, left);
+                    let length = up_to(left, read);
                     if *left == 0 {
                         *self = Self::Complete;
                     }
-                    return Ok(Some(piece));
+                    return Ok(Some(length));
                 }
                 Self::Chunk(left) => {
-                    let piece = piece(read, left);
+                    let length = up_to(left, read);
                     if *left == 0 {
                         *self = Self::ChunkEnd;
                     }
-                    return Ok(Some(piece));
+                    return Ok(Some(length));
                 }
-                Self::UntilClosed => {
-                    let mut left = u64::MAX;
-                    return Ok(Some(piece(read, &mut left)));
-                }
+                Self::UntilClosed => return Ok(Some(read.len())),
                 Self::ChunkEnd if read.starts_with(b"\r\n") => {
                     read.advance(2);
                     *self = Self::Size;
                 }
                 Self::ChunkEnd if read[..] == *b"\r" => return Ok(None),
-                Self::ChunkEnd => return Err(RequestError::Malformed("a chunk is longer than it says")),
+                Self::ChunkEnd => return Err(Error::Malformed("a chunk is longer than it says")),
                 Self::Size => match size(read)? {
                     None => return Ok(None),
                     Some(0) => *self = Self::Trailers,
@@ -74,7 +68,7 @@ impl Framing {
                         *self = Self::Complete;
                     }
                     Ok(Status::Partial) if read.len() < MOST_TRAILERS => return Ok(None),
-                    _ => return Err(RequestError::Malformed("what follows its last chunk is too much, or no HTTP")),
+                    _ => return Err(Error::Malformed("what follows its last chunk is too much, or no HTTP")),
                 },
                 Self::Complete => return Ok(None),
             }
@@ -83,29 +77,24 @@ impl Framing {
     }
 
     /// The connection was closed.
-    pub(super) fn close(&mut self) -> Result<(), RequestError> {
+    pub(crate) fn close(&mut self) -> Result<(), Error> {
         if *self != Self::UntilClosed {
-            return Err(RequestError::Closed);
+            return Err(Error::Closed);
         }
         *self = Self::Complete;
         Ok(())
     }
 }
 
-/// Up to `left` bytes, which is lowered.
-fn piece(read: &mut BytesMut, left: &mut u64) -> Bytes {
+/// As many bytes as are there, at most `left`, which is lowered.
+fn up_to(left: &mut u64, read: &BytesMut) -> usize {
     let length = usize::try_from(*left).unwrap_or(usize::MAX).min(read.len());
     *left -= length as u64;
-    if length > COPIED_BYTES {
-        return read.split_to(length).freeze();
-    }
-    let piece = Bytes::copy_from_slice(&read[..length]);
-    read.advance(length);
-    piece
+    length
 }
 
 /// The size of the next chunk, its line taken out.
-fn size(read: &mut BytesMut) -> Result<Option<u64>, RequestError> {
+fn size(read: &mut BytesMut) -> Result<Option<u64>, Error> {
     // `httparse` takes an empty line for a zero.
     let begins = read[0].is_ascii_hexdigit();
     match httparse::parse_chunk_size(read) {
@@ -114,7 +103,7 @@ fn size(read: &mut BytesMut) -> Result<Option<u64>, RequestError> {
             Ok(Some(size))
         }
         Ok(Status::Partial) if begins && read.len() < MOST_LINE => Ok(None),
-        _ => Err(RequestError::Malformed("a chunk has no size")),
+        _ => Err(Error::Malformed("a chunk has no size")),
     }
 }
 

@@ -1,72 +1,62 @@
 //! The head of an answer, as `httparse` reads it, and what it says about the body. Stricter than HTTP asks: engines are few, and a body whose end two
 //! sides see in different places would put one user's answer into another's.
 
-use bytes::{Buf, Bytes, BytesMut};
-use hostler_proto::agent::v1::{Header, ResponseHead};
-use httparse::{EMPTY_HEADER, Response, Status};
+use bytes::{Buf, BytesMut};
+use httparse::{EMPTY_HEADER, Header, Response, Status};
 
-use super::RequestError;
-use super::framing::Framing;
+use crate::Error;
+use crate::framing::Framing;
 
 /// The most headers, and the most bytes of all together. Engines send about ten, and 300 bytes.
 const MOST_HEADERS: usize = 100;
 const MOST_BYTES: usize = 64 * 1024;
 
-/// What begins an answer.
-#[derive(Debug)]
-pub(super) struct Head {
-    pub(super) head: ResponseHead,
-    pub(super) body: Body,
-}
-
 /// The body that follows.
 #[derive(Debug)]
-pub(super) struct Body {
-    pub(super) framing: Framing,
+pub struct Body {
+    /// What comes next of it.
+    pub framing: Framing,
     /// Another request may follow.
-    pub(super) keeps_alive: bool,
+    pub keeps_alive: bool,
 }
 
-/// The head that `read` begins with, taken out; nothing while it is not complete. Those of interim answers are passed over.
-pub(super) fn take(read: &mut BytesMut, is_head: bool) -> Result<Option<Head>, RequestError> {
+/// What is kept of the head that `read` begins with, which is taken out, and its body; nothing while it is not complete. Those of interim answers are
+/// passed over.
+pub(crate) fn take<H>(read: &mut BytesMut, is_head: bool, keep: impl Fn(u16, &[Header<'_>]) -> H) -> Result<Option<(H, Body)>, Error> {
     loop {
         let mut headers = [EMPTY_HEADER; MOST_HEADERS];
         let mut response = Response::new(&mut headers);
         let length = match response.parse(read) {
             Ok(Status::Complete(length)) => length,
             Ok(Status::Partial) if read.len() < MOST_BYTES => return Ok(None),
-            Ok(Status::Partial) => return Err(RequestError::Malformed("its head is too large")),
-            Err(_) => return Err(RequestError::Malformed("its head is not one of HTTP")),
+            Ok(Status::Partial) => return Err(Error::Malformed("its head is too large")),
+            Err(_) => return Err(Error::Malformed("its head is not one of HTTP")),
         };
         let status = response.code.unwrap_or_default();
         if (200..1000).contains(&status) {
-            let head = ResponseHead { status: status.into(), headers: response.headers.iter().map(copied).collect() };
             let body = body(&response, status, is_head)?;
+            let head = keep(status, response.headers);
             read.advance(length);
-            return Ok(Some(Head { head, body }));
+            return Ok(Some((head, body)));
         }
         if status == 101 || !(100..200).contains(&status) {
-            return Err(RequestError::Malformed("its status is none that was asked for"));
+            return Err(Error::Malformed("its status is none that was asked for"));
         }
         read.advance(length);
     }
 }
 
-fn copied(header: &httparse::Header<'_>) -> Header {
-    Header { name: Bytes::copy_from_slice(header.name.as_bytes()), value: Bytes::copy_from_slice(header.value) }
-}
-
 /// RFC 9112, section 6.3.
-fn body(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<Body, RequestError> {
+fn body(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<Body, Error> {
     let values = |name: &'static str| {
         response.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value.trim_ascii())
     };
     let mut encodings = values("transfer-encoding");
     let framing = match (encodings.next(), length(values("content-length"))?) {
         _ if is_head || matches!(status, 204 | 304) => Framing::Complete,
-        (Some(_), Some(_)) => return Err(RequestError::Malformed("it has a length and an encoding")),
+        (Some(_), Some(_)) => return Err(Error::Malformed("it has a length and an encoding")),
         (Some(encoding), None) if encoding.eq_ignore_ascii_case(b"chunked") && encodings.next().is_none() => Framing::Size,
-        (Some(_), None) => return Err(RequestError::Malformed("its encoding is unknown")),
+        (Some(_), None) => return Err(Error::Malformed("its encoding is unknown")),
         (None, Some(0)) => Framing::Complete,
         (None, Some(length)) => Framing::Length(length),
         (None, None) => Framing::UntilClosed,
@@ -79,8 +69,8 @@ fn body(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<Body,
 }
 
 /// The length that all of these agree on.
-fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, RequestError> {
-    let malformed = RequestError::Malformed("its length is none");
+fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, Error> {
+    let malformed = Error::Malformed("its length is none");
     let mut agreed = None;
     for value in values {
         let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);

@@ -1,0 +1,87 @@
+//! A connection to a target, and the request on it: what is still to be sent, and how its answer ends. The task that waits for the answer sends
+//! and reads by itself, so that an event costs one wake, and events are looked at where they were read.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use hostler_http1::{Body, Connection, Error, Framing, Stream};
+use http::StatusCode;
+
+/// An open connection. Dropped, it is closed, and the target stops answering.
+pub(super) struct Open {
+    connection: Connection,
+    /// What the target has not been sent of the request: of its head, and of its body.
+    unsent: [Bytes; 2],
+    /// What is to come of the answer, and whether another may follow.
+    body: Body,
+}
+
+impl Open {
+    pub(super) fn new(stream: Stream) -> Self {
+        let body = Body { framing: Framing::Complete, keeps_alive: true };
+        Self { connection: Connection::new(stream), unsent: Default::default(), body }
+    }
+
+    /// Whether another request may be sent on it: the answer before has been read to its end, and the target has not closed it since.
+    pub(super) fn is_free(&mut self) -> bool {
+        self.body.keeps_alive && self.body.framing == Framing::Complete && self.is_sent() && self.connection.is_quiet()
+    }
+
+    /// Whether the target has answered nothing, not even a part of a head.
+    pub(super) fn is_silent(&self) -> bool {
+        self.connection.has_read_nothing()
+    }
+
+    /// Sends a request; its answer may begin before all of it has been sent.
+    pub(super) async fn ask(&mut self, head: Bytes, body: Bytes) -> Result<StatusCode, Error> {
+        self.unsent = [head, body];
+        let (status, body) = poll_fn(|context| {
+            self.send(context);
+            self.connection.poll_head(context, false, |status, _| status)
+        })
+        .await?;
+        // A target that has answered before it knew all of the request may close the connection, and may not.
+        self.body = Body { keeps_alive: self.body.keeps_alive && body.keeps_alive, ..body };
+        StatusCode::from_u16(status).map_err(|_| Error::Malformed("its status is none"))
+    }
+
+    /// Waits for the next piece of the answer and has it looked at; nothing after the last.
+    pub(super) async fn piece<T>(&mut self, mut look: impl FnMut(&[u8]) -> T) -> Result<Option<T>, Error> {
+        poll_fn(|context| {
+            self.send(context);
+            self.connection.poll_piece(context, &mut self.body.framing, |read, length| {
+                let seen = look(&read[..length]);
+                read.advance(length);
+                seen
+            })
+        })
+        .await
+    }
+
+    fn is_sent(&self) -> bool {
+        self.unsent.iter().all(Bytes::is_empty)
+    }
+
+    fn send(&mut self, context: &mut Context<'_>) {
+        if let Poll::Ready(Err(_)) = self.poll_send(context) {
+            // A target that does not want the rest may say so and close: its answer, or the lack of one, is there to be read.
+            self.unsent = Default::default();
+            self.body.keeps_alive = false;
+        }
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        while !self.is_sent() {
+            let slices = self.unsent.each_ref().map(|part| IoSlice::new(part));
+            let mut written = ready!(self.connection.poll_write(context, &slices))?;
+            for part in &mut self.unsent {
+                let taken = written.min(part.len());
+                part.advance(taken);
+                written -= taken;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
