@@ -42,7 +42,7 @@ use host::{Host, HostError, ReplicaPlan, Resolved};
 use join::Access;
 use keeper::{Fate, Survivor};
 pub use metrics::AgentMetrics;
-use plan::{Plan, PlanError, Room};
+use plan::{Found, Plan, PlanError, Room};
 use run_dir::{RunDir, RunDirError};
 use uplink::{Board, Uplink};
 
@@ -123,7 +123,9 @@ impl Agent {
         }
         let installed = plan::installed(&engine).await?;
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
-        let plan = plan::make(engine.clone(), installed, host.gpus.clone(), links, Room::here(), config.clone()).await?;
+        let plan =
+            plan::make(Found { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, room: Room::here() }, config.clone())
+                .await?;
         tracing::info!(plan = plan.summary(), "planned");
         for warning in &plan.warnings {
             tracing::warn!(warning, "of the plan");

@@ -25,7 +25,7 @@ pub use self::model::{Facts, Measured, Model, Shape};
 pub use self::profile::{Choice, Origin};
 pub use self::room::Room;
 pub use self::setup::Setup;
-pub use self::survey::{Preview, Supposed, installed, make, preview};
+pub use self::survey::{Found, Preview, Supposed, installed, make, preview};
 pub use self::weights::Format;
 pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;

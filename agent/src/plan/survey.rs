@@ -30,19 +30,28 @@ pub async fn installed(engine: &Resolved) -> Result<Option<Installed>, VersionEr
     }
 }
 
+/// What there is to run engines with, or is supposed to be.
+#[derive(Debug)]
+pub struct Found {
+    /// Which program becomes an engine.
+    pub engine: Resolved,
+    /// The installed vLLM, if it is one and said what it is.
+    pub installed: Option<Installed>,
+    /// The GPUs that may be used.
+    pub gpus: Vec<Gpu>,
+    /// Which of them are joined by NVLink.
+    pub links: Links,
+    /// What else there is for engines.
+    pub room: Room,
+}
+
 /// Reads the model's folder and plans. On a thread of its own, since the folder may be on a slow disk.
 ///
 /// # Errors
 /// When the model does not fit, or what the settings ask for cannot be.
-pub async fn make(
-    engine: Resolved,
-    installed: Option<Installed>,
-    gpus: Vec<Gpu>,
-    links: Links,
-    room: Room,
-    config: AgentConfig,
-) -> Result<Plan, PlanError> {
+pub async fn make(found: Found, config: AgentConfig) -> Result<Plan, PlanError> {
     let planned = tokio::task::spawn_blocking(move || {
+        let Found { engine, installed, gpus, links, room } = found;
         let named = front_end::named_binary(std::env::var_os("VLLM_RUST_FRONTEND_PATH"));
         let rust: Option<PathBuf> = named.or_else(|| installed.as_ref()?.rust_front_end.clone());
         let ground = Ground {
@@ -110,7 +119,7 @@ pub async fn preview(config: AgentConfig, supposed: Supposed) -> Result<Preview,
             (host.gpus, host.driver.map(|driver| driver.links().clone()).unwrap_or_default(), Room::here())
         }
     };
-    Ok(Preview { plan: make(engine, installed, gpus, links, room, config).await?, supposes })
+    Ok(Preview { plan: make(Found { engine, installed, gpus, links, room }, config).await?, supposes })
 }
 
 /// A release as it comes for GPUs. Where its Rust front-end lies does not matter to a plan.
