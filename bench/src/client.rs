@@ -21,6 +21,9 @@ use open::Open;
 /// How long to wait for a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A target that closes a kept connection just when a request comes on it says so within a round trip. One that took longer had the request.
+const CLOSING: Duration = Duration::from_secs(1);
+
 /// The longest answer that is read in one piece; the pages of metrics of large fleets are some megabytes.
 const LONGEST_ANSWER: usize = 64 << 20;
 
@@ -146,8 +149,9 @@ impl Client {
         if let Some(mut open) = self.open.take()
             && open.is_free()
         {
+            let asked = Instant::now();
             match open.ask(head.clone(), call.body.clone()).await {
-                Err(_) if open.is_silent() => {}
+                Err(_) if open.is_silent() && asked.elapsed() < CLOSING => {}
                 asked => return Ok((asked?, open)),
             }
         }

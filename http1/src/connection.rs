@@ -43,13 +43,14 @@ pub struct Connection {
     /// It holds no memory while nothing is there.
     read: BytesMut,
     next_read: usize,
+    bytes_read: u64,
 }
 
 impl Connection {
     /// One on which nothing has been sent.
     #[must_use]
     pub fn new(stream: Stream) -> Self {
-        Self { stream, read: BytesMut::new(), next_read: LEAST_READ }
+        Self { stream, read: BytesMut::new(), next_read: LEAST_READ, bytes_read: 0 }
     }
 
     /// The head of the next answer, of which `keep` keeps what is wanted, and what it says about the body. `is_head`: only a head was asked for.
@@ -110,6 +111,7 @@ impl Connection {
             return Poll::Pending;
         };
         let read = read?;
+        self.bytes_read += read as u64;
         self.next_read = if read == room { MOST_READ.min(2 * room) } else { LEAST_READ };
         Poll::Ready(Ok(read > 0))
     }
@@ -133,6 +135,12 @@ impl Connection {
 
     fn try_read(&mut self) -> io::Result<usize> {
         either!(&self.stream, socket => socket.try_read(&mut [0]))
+    }
+
+    /// All that was ever read.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
     }
 
     /// Whether all that was read has been taken.

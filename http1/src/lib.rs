@@ -19,7 +19,7 @@ pub enum Error {
     /// The other side ended it.
     #[error("connection closed before message completed")]
     Closed,
-    /// What came is not HTTP/1.1 as engines speak it.
+    /// What came is not HTTP/1.1, or none that is unambiguous.
     #[error("the answer is malformed: {0}")]
     Malformed(&'static str),
 }

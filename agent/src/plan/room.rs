@@ -1,10 +1,10 @@
 //! What a host has for engines besides its GPUs, and whether that is enough for a process of its own around each model.
 //!
 //! vLLM runs the model of an engine on one GPU in its core's process. In a process of its own (`--distributed-executor-backend mp`, as it always has
-//! with several GPUs or data parallelism) the core plans the next step meanwhile: 1.15 times the tokens a second (eight pairs of loads, 1.07 to 1.20,
-//! on two H200s with 512 streams each and a model of 1.7 billion parameters), 1.1 to 1.2 with 64 streams, and the same with one stream or where the
-//! GPU is the limit. It takes 3.6 CPUs for each busy GPU instead of 1.7, since its threads spin while there is work, 0.6 GiB more of memory, and 10
-//! to 15 s more to start. docs/gpus.md has the measurements.
+//! with several GPUs or data parallelism) the core plans the next step meanwhile: 1.15 times the tokens a second (eight pairs of loads, 1.07 to 1.20, without
+//! cache events, on two H200s with 512 streams each and a model of 1.7 billion parameters), 1.1 to 1.2 with 64 streams, and the same with one stream or where
+//! the GPU is the limit. The slowest tokens come later then (28 and 36 ms, p99, of 512 streams). It takes 3.6 CPUs for each busy GPU instead of 1.7, since
+//! its threads spin while there is work, 0.6 GiB more of memory, and some 10 s more to start. docs/gpus.md has the measurements.
 
 use std::num::NonZero;
 
@@ -12,16 +12,16 @@ use std::num::NonZero;
 /// one; with fewer the spinning threads would take them from the front-end. Only 16 were measured.
 const CPUS_FOR_EACH: usize = 8;
 
-/// Shared memory that must be free. vLLM refuses to start a second process beside less than its queues could take at most (400 MiB in 0.32), of which
-/// it uses little; a container has 64 MiB unless it was given more.
-const SHARED_BYTES: u64 = 1 << 30;
+/// Shared memory for each engine. vLLM 0.32 refuses to start the second process with less free than its queues could take at most (400 MiB), of which it uses
+/// little unless there are images; a container has 64 MiB unless it was given more.
+const SHARED_FOR_EACH: u64 = 512 << 20;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     /// CPUs that this job may use.
     pub cpus: usize,
-    /// Bytes that are free in `/dev/shm`.
+    /// Size of `/dev/shm`, free or not: what is free changes, and an agent that starts again under its engines must plan what they were started with.
     pub shared_bytes: u64,
 }
 
@@ -32,7 +32,7 @@ impl Room {
         let shared = rustix::fs::statvfs("/dev/shm");
         Self {
             cpus: std::thread::available_parallelism().map_or(1, NonZero::get),
-            shared_bytes: shared.map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize)),
+            shared_bytes: shared.map_or(0, |found| found.f_blocks.saturating_mul(found.f_frsize)),
         }
     }
 
@@ -44,7 +44,7 @@ impl Room {
 
     /// Whether so many engines may have a process more each.
     pub(super) fn has_workers(self, engines: usize) -> bool {
-        self.cpus / CPUS_FOR_EACH >= engines && self.shared_bytes >= SHARED_BYTES
+        self.cpus / CPUS_FOR_EACH >= engines && self.shared_bytes / SHARED_FOR_EACH >= engines as u64
     }
 }
 
@@ -53,10 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_engine_needs_eight_cpus_and_all_of_them_some_shared_memory() {
+    fn each_engine_needs_eight_cpus_and_half_a_gibibyte_of_shared_memory() {
         let room = |cpus, shared_bytes| Room { cpus, shared_bytes };
-        assert!(room(32, 1 << 30).has_workers(4));
-        assert!(!room(31, 1 << 30).has_workers(4));
+        assert!(room(32, 2 << 30).has_workers(4));
+        assert!(!room(31, 2 << 30).has_workers(4));
+        assert!(!room(32, 1 << 30).has_workers(4));
         assert!(!room(32, 64 << 20).has_workers(1), "a container's default");
         assert!(Room::ample().has_workers(64));
     }

@@ -109,7 +109,10 @@ pub async fn preview(config: AgentConfig, supposed: Supposed) -> Result<Preview,
     };
     let installed = supposed.version.map(shipped).or(installed);
     let (gpus, links, room) = match supposed.described {
-        Some(Described { gpus, links }) => (gpus, links, Room::ample()),
+        Some(Described { gpus, links }) => {
+            supposes.push("each engine has at least 8 CPUs, and 512 MiB of shared memory".to_owned());
+            (gpus, links, Room::ample())
+        }
         None => {
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
             let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;

@@ -28,6 +28,10 @@ fn config(profile: Profile, line: &str) -> AgentConfig {
 }
 
 fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
+    planned_in(asked, Room::ample())
+}
+
+fn planned_in(asked: &Asked<'_>, room: Room) -> Result<Plan, PlanError> {
     let described = if asked.gpus.is_empty() { None } else { Some(describe(asked.gpus, asked.nvlink).unwrap()) };
     let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
     let (engine, version) = (vllm(), Some(Version::new(0, asked.minor)));
@@ -37,7 +41,7 @@ fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
         rust_front_end: (asked.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
         gpus: &gpus,
         links: &links,
-        room: Room::ample(),
+        room,
         downloads: Path::new("/nonexistent"),
     };
     let model = Model::Known(Box::new(fixture(asked.model, &[])));
@@ -74,6 +78,19 @@ fn a_model_with_states_on_an_old_release() {
 fn a_plan_for_programs() {
     let asked = Asked { model: "gemma-2b", gpus: "1x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     insta::assert_snapshot!(serde_json::to_string_pretty(&planned(&asked).unwrap().json()).unwrap());
+}
+
+#[test]
+fn engines_have_a_process_around_their_models_where_all_of_them_have_room_for_it() {
+    let asked = Asked { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
+    let has_workers = |cpus| {
+        let plan = planned_in(&asked, Room { cpus, shared_bytes: 8 << 30 }).unwrap();
+        let of =
+            |replica| plan.choices(replica, plan.front_end.in_use).iter().any(|choice| choice.flag == "--distributed-executor-backend");
+        plan.replicas.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(has_workers(32), [true; 4]);
+    assert_eq!(has_workers(31), [false; 4]);
 }
 
 #[test]

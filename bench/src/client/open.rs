@@ -16,12 +16,14 @@ pub(super) struct Open {
     unsent: [Bytes; 2],
     /// What is to come of the answer, and whether another may follow.
     body: Body,
+    /// What had been read when the request was begun.
+    heard_before: u64,
 }
 
 impl Open {
     pub(super) fn new(stream: Stream) -> Self {
         let body = Body { framing: Framing::Complete, keeps_alive: true };
-        Self { connection: Connection::new(stream), unsent: Default::default(), body }
+        Self { connection: Connection::new(stream), unsent: Default::default(), body, heard_before: 0 }
     }
 
     /// Whether another request may be sent on it: the answer before has been read to its end, and the target has not closed it since.
@@ -29,14 +31,15 @@ impl Open {
         self.body.keeps_alive && self.body.framing == Framing::Complete && self.is_sent() && self.connection.is_quiet()
     }
 
-    /// Whether the target has answered nothing, not even a part of a head.
+    /// Whether the target has said nothing to the request, not even a part of a head.
     pub(super) fn is_silent(&self) -> bool {
-        self.connection.has_read_nothing()
+        self.connection.bytes_read() == self.heard_before
     }
 
     /// Sends a request; its answer may begin before all of it has been sent.
     pub(super) async fn ask(&mut self, head: Bytes, body: Bytes) -> Result<StatusCode, Error> {
         self.unsent = [head, body];
+        self.heard_before = self.connection.bytes_read();
         let (status, body) = poll_fn(|context| {
             self.send(context);
             self.connection.poll_head(context, false, |status, _| status)

@@ -128,6 +128,14 @@ async fn a_connection_that_was_closed_meanwhile_costs_no_request() {
 }
 
 #[tokio::test]
+async fn a_request_that_the_target_had_begun_to_answer_is_not_sent_again() {
+    let interim = "HTTP/1.1 103 Early Hints\r\n\r\n".to_owned();
+    let mut target = Target::saying(vec![vec![whole_answer(), interim], vec![whole_answer()]]).await;
+    assert_eq!(target.outcomes(2).await, [Outcome::Complete, Outcome::Broken]);
+    assert_eq!(target.connections(), 1);
+}
+
+#[tokio::test]
 async fn what_follows_an_answer_unasked_is_not_the_next_answer() {
     let two = whole_answer() + "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n";
     let mut target = Target::saying(vec![vec![two, String::new()], vec![whole_answer()]]).await;

@@ -44,14 +44,16 @@ impl Lanes {
     fn change(&self, change: impl FnOnce(&[Arc<Lane>]) -> Vec<Arc<Lane>>) -> Arc<Vec<Arc<Lane>>> {
         let _alone = self.changes.lock();
         let lanes = change(&self.lanes.load());
-        self.any.store(!lanes.is_empty(), Ordering::Relaxed);
-        self.lanes.swap(Arc::new(lanes))
+        let any = !lanes.is_empty();
+        let before = self.lanes.swap(Arc::new(lanes));
+        self.any.store(any, Ordering::Release);
+        before
     }
 
     /// Whether a request can be sent.
     #[must_use]
     pub fn any(&self) -> bool {
-        self.any.load(Ordering::Relaxed)
+        self.any.load(Ordering::Acquire)
     }
 
     /// Sends a request on the next lane.

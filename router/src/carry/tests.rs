@@ -60,6 +60,21 @@ fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
 }
 
 #[test]
+fn an_attachment_can_be_sent_to_while_one_of_its_lanes_lives() {
+    let lanes = Lanes::default();
+    let [first, second] = [(); 2].map(|()| Lane::new(Counter::default()));
+    assert!(!lanes.any());
+    lanes.add(&first);
+    lanes.add(&second);
+    first.lose();
+    lanes.remove_lost();
+    assert!(lanes.any() && lanes.open(RequestHead::default(), Bytes::new()).is_ok());
+    second.lose();
+    lanes.remove_lost();
+    assert!(!lanes.any());
+}
+
+#[test]
 fn a_ticket_is_good_while_its_attachment_lives() {
     let tickets = Arc::new(Tickets::default());
     let lanes = Arc::new(Lanes::default());

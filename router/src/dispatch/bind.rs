@@ -102,7 +102,9 @@ impl Dispatch {
             return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
         }
         let spot = spot.map_or_else(|| self.hold.take(outgoing.guest), Ok)?;
-        let (chosen, turn) = self.hold.turn(prompt, waiting, spot, &chosen).await?;
+        let outlook = chosen.outlook();
+        drop(chosen);
+        let (chosen, turn) = self.hold.turn(prompt, waiting, spot, outlook).await?;
         let held = since.elapsed();
         self.metrics.held(held);
         Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))

@@ -217,8 +217,8 @@ impl Dispatch {
             }
             let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
-            let sent = self.sent(&prompt, &outgoing, bound, tried.len());
             watched.sent(Instant::now());
+            let sent = self.sent(&prompt, &outgoing, bound, tried.len());
             let attempt = timeout_at(deadline, self.attempt(sent, &prompt)).await;
             let mut begun = match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
                 Attempt::Begun(begun) => begun,

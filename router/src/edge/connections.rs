@@ -92,9 +92,9 @@ struct Protocols {
 impl Protocols {
     fn new() -> Self {
         let mut http1 = http1::Builder::new();
-        // Slow heads are the clock's, which tells them from idle connections.
-        http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
         let mut either = auto::Builder::new(TokioExecutor::new());
+        // The same for both. Slow heads are the clock's, which tells them from idle connections.
+        http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
         either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
         either
             .http2()
@@ -144,7 +144,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols,
     });
     let wire = TokioIo::new(wire);
     if may_be_http2 {
-        // Twice as large as one of HTTP/1, which would have room for it.
+        // In a box: its state is twice as large, and the task of every HTTP/1 connection would keep room for it.
         served(Box::pin(protocols.either.serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
     } else {
         served(pin!(protocols.http1.serve_connection(wire, service)), &clock, shutdown).await;
@@ -156,8 +156,8 @@ async fn served<C>(mut connection: Pin<&mut C>, clock: &Clock, shutdown: &Shutdo
 where
     C: GracefulConnection<Error: fmt::Display>,
 {
-    let served = tokio::select! {
-        served = connection.as_mut() => served,
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
         why = overdue(clock) => {
             tracing::debug!(?why, "a client's connection is closed");
             return;
@@ -165,13 +165,13 @@ where
         () = shutdown.draining() => {
             connection.as_mut().graceful_shutdown();
             tokio::select! {
-                served = connection => served,
+                ended = connection => ended,
                 _ = overdue(clock) => return,
                 () = shutdown.stopped() => return,
             }
         }
     };
-    if let Err(error) = served {
+    if let Err(error) = ended {
         tracing::debug!(%error, "a client's connection ended early");
     }
 }

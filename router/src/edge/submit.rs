@@ -87,7 +87,7 @@ impl Declined {
 }
 
 impl Edge {
-    /// Has an engine answer a request.
+    /// Has an engine answer a request. It is read and admitted when this is called, and counted from then on: the future is to be awaited at once.
     ///
     /// # Errors
     /// When no engine does; an engine's own refusal is an answer.

@@ -213,3 +213,19 @@ async fn a_delta_changes_what_it_names_and_nothing_else() {
     assert_eq!(view.target("n/1").len(), 1);
     assert!(view.target("x").is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_view_shares_the_replicas_of_nodes_that_have_reported_nothing_since_and_keeps_its_own() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let lanes = Arc::new(Lanes::default());
+    let directives = Directives::unconnected();
+    fleet.update(Update::Attached { attachment: 2, node: "o".into(), agent_version: "1".into(), life: 2, lanes, directives }).await;
+    report(&fleet, 2, true, vec![ready(0)]).await;
+    let before = fleet.view().clone();
+    let load = Load { others: 3, ..Load::default() };
+    report(&fleet, 2, false, vec![Change { index: 0, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
+    let now = fleet.view();
+    assert!(Arc::ptr_eq(&before.replicas[0], &now.replicas[0]));
+    assert_eq!((before.replicas[1].load.others, now.replicas[1].load.others), (0, 3));
+}

@@ -92,6 +92,16 @@ pub struct Guest {
     pub bytes: u64,
 }
 
+/// How soon a request would be answered, as far as the choice of a replica tells: what is kept of one while the request waits. The whole of it would keep
+/// a view of the fleet for each.
+#[derive(Debug, Clone, Copy)]
+pub struct Outlook {
+    /// Seconds until its first token.
+    pub first_token: f64,
+    /// Seconds that all candidates together need for a prompt token of those before it.
+    pub seconds_per_token: f64,
+}
+
 /// A request that waits.
 #[derive(Debug)]
 struct Held {
@@ -222,8 +232,8 @@ impl Hold {
         }
     }
 
-    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone. `chosen` is
-    /// where it would go now.
+    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone. `outlook` is that
+    /// of the replica where it would go now.
     ///
     /// # Errors
     /// When it may not wait.
@@ -232,7 +242,7 @@ impl Hold {
         prompt: &Arc<Prompt>,
         waiting: Waiting,
         spot: Spot,
-        chosen: &Chosen,
+        outlook: Outlook,
     ) -> Result<(Option<Chosen>, Turn), Overload> {
         let shared = &self.0;
         let model = prompt.model().unwrap_or_default();
@@ -246,7 +256,7 @@ impl Hold {
             let queue = queues.get_mut(model).expect("it was made where it was missing");
             let longest = shared.bounds.longest.as_secs_f64();
             let ahead = tokens(queue.uncached_ahead(&waiting, waiting.since));
-            let predicted = chosen.first_token() + chosen.seconds_per_token() * ahead;
+            let predicted = outlook.first_token + outlook.seconds_per_token * ahead;
             if predicted > longest {
                 return Err(Overload::TooLate { predicted, allowed: longest });
             }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 pub use explain::{Outcome, Record, Ring};
 pub use gather::Gather;
-pub use hold::{Bounds, Guest, Hold, Overload, Spot, Turn};
+pub use hold::{Bounds, Guest, Hold, Outlook, Overload, Spot, Turn};
 pub use learn::Placed;
 pub use prompt::{Asked, Level, Prompt};
 pub use readers::keep_readers;
@@ -109,11 +109,12 @@ impl Chosen {
         self.decision.choice().terms.first_token()
     }
 
-    /// Seconds that all candidates together need for a prompt token.
+    /// What a request that waits is told of it.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
-    pub fn seconds_per_token(&self) -> f64 {
-        self.decision.nominal.prefill / self.decision.scored.len().max(1) as f64
+    pub fn outlook(&self) -> Outlook {
+        let candidates = self.decision.scored.len().max(1) as f64;
+        Outlook { first_token: self.first_token(), seconds_per_token: self.decision.nominal.prefill / candidates }
     }
 
     /// Where the prompt's text is noted, if its tokens are not known.

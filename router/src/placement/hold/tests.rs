@@ -61,7 +61,7 @@ async fn turn(hold: &Hold, placer: &Placer, priority: i32, tokens: usize) -> Res
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
     let waiting = Waiting { priority, ..asked(0, &chosen) };
-    hold.turn(&prompt, waiting, hold.take(guest(0, 4 * tokens as u64))?, &chosen).await
+    hold.turn(&prompt, waiting, hold.take(guest(0, 4 * tokens as u64))?, chosen.outlook()).await
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -95,7 +95,7 @@ async fn prompts_for_a_busy_replica_are_gathered_and_go_together() {
             let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
             if !chosen.has_room() {
                 let spot = hold.take(guest(0, 5)).unwrap();
-                hold.turn(&prompt, asked(0, &chosen), spot, &chosen).await.unwrap();
+                hold.turn(&prompt, asked(0, &chosen), spot, chosen.outlook()).await.unwrap();
             }
             begun.elapsed()
         }));
@@ -254,7 +254,7 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     let (patient, prompt) = (hold.clone(), cached.clone());
     let waits = tokio::spawn(async move {
         patient
-            .turn(&prompt, asked(0, &chosen), patient.take(guest(0, 0))?, &chosen)
+            .turn(&prompt, asked(0, &chosen), patient.take(guest(0, 0))?, chosen.outlook())
             .await
             .map(|(chosen, _)| chosen.unwrap().replica.id.clone())
     });
@@ -272,7 +272,7 @@ fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> J
     tokio::spawn(async move {
         let prompt = Arc::new(text(&"a".repeat(400)));
         let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-        let turn = hold.turn(&prompt, asked(tenant, &chosen), hold.take(guest(tenant, bytes))?, &chosen).await?;
+        let turn = hold.turn(&prompt, asked(tenant, &chosen), hold.take(guest(tenant, bytes))?, chosen.outlook()).await?;
         log.lock().push(name);
         drop(turn);
         Ok(())
