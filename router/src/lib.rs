@@ -20,7 +20,6 @@ pub mod placement;
 pub mod prompt;
 pub mod sticky;
 mod tls;
-mod words;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -8,12 +8,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::LazyLock;
 
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-
-use crate::words::Words;
 
 /// Bytes of a client's host that an error repeats.
 const MOST_HOST: usize = 80;
@@ -117,10 +115,11 @@ fn is_name(name: &str) -> bool {
 /// Whether a body has what a medium's name looks like, also where a letter of it is escaped (`\u005f` to `\u007a`). Nearly none has,
 /// and is not looked at closer.
 fn may_have_urls(body: &[u8]) -> bool {
-    const ESCAPE: &str = "\\u00";
-    static SIGNS: LazyLock<Words> = LazyLock::new(|| Words::new(&[ESCAPE, "url\"", "\"source\"", "\"images\"", "\"audio\"", "\"videos\""]));
-    let is_letter = |at: usize| body.get(at + ESCAPE.len()).is_some_and(|digit| (b'4'..=b'7').contains(digit));
-    SIGNS.find(body).any(|(word, at)| word > 0 || is_letter(at))
+    static NAMES: LazyLock<[Finder<'static>; 5]> =
+        LazyLock::new(|| ["url\"", "\"source\"", "\"images\"", "\"audio\"", "\"videos\""].map(Finder::new));
+    static ESCAPES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\\u00"));
+    let is_letter = |at: usize| body.get(at + 4).is_some_and(|digit| (b'4'..=b'7').contains(digit));
+    NAMES.iter().any(|name| name.find(body).is_some()) || ESCAPES.find_iter(body).any(is_letter)
 }
 
 /// What was found in a body.

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use hostler_placement::affinity::{Arrivals, Extent, Pledge};
 use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, token_keys};
 use hostler_prompt::Encoded;
+use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -15,15 +16,14 @@ use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
 use crate::prompt::{Reader, Unread};
 use crate::sticky::Home;
-use crate::words::Words;
 
 /// Bytes of text that a token stands for, where tokens are not counted.
 const TOKEN_BYTES: usize = 4;
 
 /// What stands in a request's JSON where a medium is, by URL or as its bytes. Quotes within strings are escaped, so a text that only speaks
 /// of them is no match.
-static MEDIA: LazyLock<Words> =
-    LazyLock::new(|| Words::new(&["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""]));
+static MEDIA: LazyLock<[Finder<'static>; 5]> =
+    LazyLock::new(|| ["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""].map(Finder::new));
 
 /// Routes whose prompts are read as tokens.
 const READ: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
@@ -223,8 +223,7 @@ impl Asked {
 /// Leaves only what stands before the first image, sound or video: how many tokens one is nobody here knows, least of all from its bytes.
 fn cut_at_medium(text: &mut Vec<Bytes>) {
     for (index, part) in text.iter_mut().enumerate() {
-        let medium = MEDIA.find(part).next();
-        if let Some((_, at)) = medium {
+        if let Some(at) = MEDIA.iter().filter_map(|marker| marker.find(part)).min() {
             part.truncate(at);
             text.truncate(index + 1);
             return;
