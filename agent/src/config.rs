@@ -117,6 +117,11 @@ pub struct AgentConfig {
     /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn it off before vLLM 0.20 for a model with
     /// sliding-window attention: those releases give up their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
+    /// How long a thread of vLLM's core waits for Python's lock before it asks for it; `0s` leaves it at Python's 5 ms. For engines with cache events whose
+    /// model runs in processes of its own, see docs/plan.md. A plugin for vLLM does it, so a `VLLM_PLUGINS` of your own must name `hostler`.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub switch_interval: Duration,
     /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is `keep` as a systemd service and `kill` otherwise.
     pub if_agent_dies: IfAgentDies,
     /// How long kept engines wait for the next agent before they end.
@@ -172,6 +177,7 @@ impl Default for AgentConfig {
             agent_admin: String::new(),
             lanes: 4,
             kv_events: true,
+            switch_interval: Duration::from_micros(500),
             if_agent_dies: IfAgentDies::Auto,
             keep_for: Duration::from_secs(10 * 60),
             stall_timeout: Duration::from_secs(10),

@@ -229,6 +229,7 @@ impl Agent {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
         let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
+        let python_path = std::env::var_os("PYTHONPATH").unwrap_or_default();
         let spec_in = |plan, directory: PathBuf| {
             let plan: &ReplicaPlan = plan;
             let launch = Launch {
@@ -242,6 +243,7 @@ impl Agent {
                 config: &self.config,
                 choices: &self.plan.choices(plan, self.plan.front_end.in_use),
                 front_end: self.plan.front_end.in_use,
+                python_path: &python_path,
             };
             let log = self.logs.join(format!("{}-e{}.log", self.node, plan.index));
             let mut spec = EngineSpec::new(&launch, log, self.program.clone())?;

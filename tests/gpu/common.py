@@ -1,4 +1,4 @@
-"""What lab.py and peers.py share: processes and their ends, `hostler up` over all GPUs, and what processes and engines say of themselves."""
+"""What lab.py, peers.py and pairs.py share: processes and their ends, `hostler up` over all GPUs, and what processes and engines say of themselves."""
 
 import argparse
 import contextlib
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 START_SECONDS = 240
+# An engine may find that a port it had chosen has been taken meanwhile, and is started again.
+MOST_RESTARTS = 2
 
 begun = time.monotonic()
 
@@ -93,12 +95,12 @@ class Up:
 
 
 @contextlib.contextmanager
-def hostler_up(options: argparse.Namespace):
-    """Starts an engine on every GPU and waits until all are ready."""
+def hostler_up(options: argparse.Namespace, name: str = "up"):
+    """Starts an engine on every GPU and waits until all are ready. `name` is that of its log."""
     command = [options.hostler, "up", "--model", options.model, "--vllm-bin", options.vllm, "--listen", "127.0.0.1:0"]
     command += ["--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", *options.up, "--", *options.engine]
     since = time.monotonic()
-    with process("up", command) as (up, log):
+    with process(name, command) as (up, log):
 
         def printed(word: str) -> str:
             lines = (line.split() for line in log.read_text(errors="replace").splitlines())
@@ -107,8 +109,8 @@ def hostler_up(options: argparse.Namespace):
         def ready() -> list[dict]:
             must_run(up, "hostler up", log)
             found = replicas(options.hostler, admin)
-            if any(replica["phase"] == "failed" for replica in found):
-                raise SystemExit("a replica failed")
+            if any(replica["restarts"] > MOST_RESTARTS for replica in found):
+                raise SystemExit("a replica fails again and again")
             return found if found and all(replica["phase"] == "ready" for replica in found) else []
 
         admin = wait_until("the router's addresses", lambda: printed("admin"), 60).removeprefix("http://")
@@ -168,7 +170,7 @@ def gpu_processes() -> str:
 
 
 def flags() -> argparse.ArgumentParser:
-    """Those that both programs have."""
+    """Those that all programs have."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--hostler", required=True)
     parser.add_argument("--vllm", required=True)

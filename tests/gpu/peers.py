@@ -170,6 +170,11 @@ class Peers:
             self.rounds_of({"vllm": ([target] * len(engines), None)})
         say("GPU processes left: " + gpu_processes())
 
+    def write(self) -> None:
+        """All loads, to the file that was asked for."""
+        if self.options.json:
+            self.options.json.write_text(json.dumps(self.loads, indent=1))
+
     def table(self) -> None:
         """The medians of the rounds, and Hostler's tokens a second to those of the others."""
         heads = ["", "workload", "prompt tokens", "streams", "output tokens/s", "requests", "failed"]
@@ -269,8 +274,7 @@ def main() -> None:
                     failed = True
                     say(f"{WAYS[way]}: {error!r}")
         finally:
-            if options.json:
-                options.json.write_text(json.dumps(peers.loads, indent=1))
+            peers.write()
             peers.table()
     if failed:
         sys.exit(1)

@@ -223,10 +223,10 @@ class Fleet:
         self.routers[position] = Router(f"{old.name}-again", self.folder, like=old)
         return self.routers[position]
 
-    def engine_logs(self) -> dict[str, str]:
-        """The end of each engine log, for a failure's report."""
+    def engine_logs(self, last: int = 3000) -> dict[str, str]:
+        """The end of each engine log, so many characters."""
         logs = sorted(path for path in self.folder.glob("log-*/**/*") if path.is_file())
-        return {str(path.relative_to(self.folder)): path.read_text(errors="replace")[-3000:] for path in logs}
+        return {str(path.relative_to(self.folder)): path.read_text(errors="replace")[-last:] for path in logs}
 
     def stop(self, keep_logs: bool = False) -> None:
         """Ends agents, then routers; each is ended even where one before it left something behind."""

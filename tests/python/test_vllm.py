@@ -211,6 +211,14 @@ def test_errors_are_the_sdks_own_classes(pair: Pair):
         pair.routed.embeddings.create(model=pair.model, input="x")
 
 
+def test_the_threads_of_each_engines_core_take_turns_as_the_agent_asks(vllm_fleet: Fleet):
+    vllm_fleet.wait_ready()
+    for log, text in vllm_fleet.engine_logs(last=10_000_000).items():
+        said = [line for line in text.splitlines() if "take turns" in line]
+        assert said, log
+        assert all("EngineCore" in line and "every 0.5 ms" in line for line in said), said
+
+
 def test_every_engine_and_name_is_listed_and_serves(vllm_fleet: Fleet):
     router = vllm_fleet.routers[0]
     before = {replica.id: replica.served for replica in router.replicas()}

@@ -1,13 +1,14 @@
 //! The command line of one engine: program, arguments and environment for a vLLM of a given version, or for the simulated engine. Pure; the process is created elsewhere.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::FrontEndInUse;
+use super::plugin;
 use super::version::Version;
 use crate::arguments::{value_of, with_file};
 use crate::cache::Source;
-use crate::config::AgentConfig;
+use crate::config::{AgentConfig, Profile};
 use crate::host::{HostError, ReplicaPlan, Resolved};
 use crate::plan::Choice;
 
@@ -73,6 +74,8 @@ pub struct Launch<'a> {
     pub choices: &'a [Choice],
     /// The HTTP front-end that the flags are for.
     pub front_end: FrontEndInUse,
+    /// The agent's own `PYTHONPATH`; empty where it has none.
+    pub python_path: &'a OsStr,
 }
 
 /// A program with its arguments and its changes to the inherited environment.
@@ -223,8 +226,22 @@ fn environment(launch: &Launch<'_>) -> Result<Vec<(&'static str, OsString)>, Hos
     if matches!(launch.engine, Resolved::Vllm { .. }) {
         // Always one or the other, so that an inherited variable does not decide.
         set.push((RUST_FRONT_END, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
+        if takes_turns(launch) {
+            set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval));
+        }
     }
     Ok(set)
+}
+
+/// Whether the plugin has the threads of the engine's core take turns: where one of them sends events, and none of them runs the model (which was not
+/// measured), as one does in an engine with a single GPU and no process around its model.
+fn takes_turns(launch: &Launch<'_>) -> bool {
+    const EXECUTOR: &str = "--distributed-executor-backend";
+    let config = launch.config;
+    let planned = launch.choices.iter().any(|choice| choice.flag == EXECUTOR && choice.value == "mp");
+    let given = || Given(&config.engine_args).shown(EXECUTOR).is_some_and(|value| value == "mp");
+    let tuned = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
+    tuned && (launch.replica.gpus.len() != 1 || planned || given()) && matches!(cache_source(launch), Source::Sockets { .. })
 }
 
 /// The engine arguments of the configuration.

@@ -12,6 +12,7 @@ pub(crate) mod http;
 pub(crate) mod leftovers;
 mod life;
 mod log;
+mod plugin;
 pub(crate) mod proc;
 pub(crate) mod process;
 pub mod progress;

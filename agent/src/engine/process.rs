@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::command::temporary_in;
+use super::plugin;
 use super::proc::{self, Process};
 use crate::keeper::MARK;
 use crate::keeper::wire::Leader;
@@ -15,7 +16,8 @@ use crate::keeper::wire::Leader;
 /// How long one wait for the end of killed processes lasts before they are called stuck. A process inside a GPU driver call can take seconds to die.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
 
-/// Empties the directory: sockets of an earlier life would make vLLM fail, and its temporary files are never removed by itself.
+/// Empties the directory: sockets of an earlier life would make vLLM fail, and its temporary files are never removed by itself. What an engine finds in it
+/// is a place for new ones and the plugin.
 pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match fs::remove_dir_all(directory) {
@@ -24,7 +26,8 @@ pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     }
     let mut builder = fs::DirBuilder::new();
     builder.mode(0o700).create(directory)?;
-    builder.create(temporary_in(directory))
+    builder.create(temporary_in(directory))?;
+    plugin::write(directory)
 }
 
 /// What the engine's directory says about its group, for an agent that did not start it.

@@ -65,8 +65,8 @@ pub(crate) const MARK: &str = "HOSTLER_KEEPER_OF";
 /// Has the allocator take memory as it is needed: else the first small piece takes 8 MiB of huge pages, as was seen, for a keeper that needs 2.
 const THRIFT: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
 
-/// Environment that may differ between two agents without making another engine: what it says depends on how much memory was free.
-const NOT_COMPARED: [&str; 1] = ["VLLM_CPU_KVCACHE_SPACE"];
+/// Environment that may differ between two agents without making another engine: what it says depends on how much memory was free, or on the shell.
+const NOT_COMPARED: [&str; 2] = ["VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH"];
 
 /// Inherited variables that make another engine begin with these.
 const COMPARED: [&[u8]; 3] = [b"VLLM_", b"CUDA_", b"NCCL_"];

@@ -2,9 +2,10 @@
 //!
 //! vLLM runs the model of an engine on one GPU in its core's process. In a process of its own (`--distributed-executor-backend mp`, as it always has
 //! with several GPUs or data parallelism) the core plans the next step meanwhile: 1.15 times the tokens a second (eight pairs of loads, 1.07 to 1.20, without
-//! cache events, on two H200s with 512 streams each and a model of 1.7 billion parameters), 1.1 to 1.2 with 64 streams, and the same with one stream or where
-//! the GPU is the limit. The slowest tokens come later then (28 and 36 ms, p99, of 512 streams). It takes 3.6 CPUs for each busy GPU instead of 1.7, since
-//! its threads spin while there is work, 0.6 GiB more of memory, and some 10 s more to start. docs/gpus.md has the measurements.
+//! cache events, on two H200s with 512 streams each and a model of 1.7 billion parameters; with events 1.24, seven pairs, 1.13 to 1.39), 1.1 to 1.2 with 64
+//! streams, and the same with one stream or where the GPU is the limit. The slowest tokens come later then (28 and 36 ms, p99, of 512 streams). It takes 3.6
+//! CPUs for each busy GPU instead of 1.7, since its threads spin while there is work, 0.6 GiB more of memory, and some 10 s more to start. docs/gpus.md has
+//! the measurements.
 
 use std::num::NonZero;
 

@@ -1,8 +1,10 @@
 //! The exact command line for each vLLM release that changed it.
 
+use std::time::Duration;
+
 use super::*;
 use crate::gpu::{Gpu, Links, Slice};
-use crate::plan::{Ground, Plan, Room, plan};
+use crate::plan::{Ground, Origin, Plan, Room, plan};
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -50,6 +52,7 @@ fn line(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, conf
         config,
         choices: &planned(engine, version, replica, config).choices(replica, front_end),
         front_end,
+        python_path: OsStr::new(""),
     })
 }
 
@@ -193,6 +196,7 @@ fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
         config: &config,
         choices: &[],
         front_end: FrontEndInUse::Rust,
+        python_path: OsStr::new(""),
     };
     let rust = command_line(&launch).unwrap();
     assert!(shown(&rust).contains("VLLM_USE_RUST_FRONTEND=1 "));
@@ -215,6 +219,7 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
             config,
             choices: &[],
             front_end: FrontEndInUse::Python,
+            python_path: OsStr::new(""),
         };
         let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
         match cache_source(&launch) {
@@ -242,6 +247,51 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
     ] {
         assert!(launch(new, &config(&[given])).contains(because), "{given}");
     }
+}
+
+#[test]
+fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_model_unless_that_is_turned_off() {
+    const TURNS: &str = " PYTHONPATH=/run/h/ab/e1/python HOSTLER_SWITCH_INTERVAL=0.0005 /opt/vllm ";
+    let two = ReplicaPlan { index: 1, gpus: [3, 5].map(|index| Gpu { index, ..Gpu::default() }).to_vec() };
+    let takes_turns = |replica: &ReplicaPlan, config: &AgentConfig| {
+        let shown = shown(&line(&vllm(), Some(Version::new(0, 23)), replica, config).unwrap());
+        assert_eq!(shown.contains(TURNS), shown.contains("HOSTLER_SWITCH_INTERVAL"), "{shown}");
+        shown.contains(TURNS)
+    };
+    let mp = config(&["--distributed-executor-backend", "mp"]);
+    assert!(takes_turns(&on_gpu(), &mp));
+    assert!(takes_turns(&two, &config(&[])));
+    assert!(takes_turns(&on_cpu(), &config(&[])));
+    assert!(!takes_turns(&on_gpu(), &config(&[])), "the model runs in the core's process");
+    for off in [
+        AgentConfig { switch_interval: Duration::ZERO, ..mp.clone() },
+        AgentConfig { kv_events: false, ..mp.clone() },
+        AgentConfig { profile: Profile::Conservative, ..mp.clone() },
+    ] {
+        assert!(!takes_turns(&on_gpu(), &off), "{off:?}");
+    }
+    let simulated = Resolved::Simulated { program: "/opt/hostler".into() };
+    assert!(!shown(&line(&simulated, None, &on_cpu(), &mp).unwrap()).contains("PYTHONPATH"));
+}
+
+#[test]
+fn the_plans_own_process_around_the_model_is_one() {
+    let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
+    let choices =
+        [Choice { flag: "--distributed-executor-backend", value: "mp".to_owned(), origin: Origin::Hostler, because: String::new() }];
+    let launch = Launch {
+        engine: &engine,
+        version: Some(Version::new(0, 32)),
+        replica: &replica,
+        cores: None,
+        kv_cache_gib: None,
+        directory: Path::new("/run/h/ab/e1"),
+        config: &config,
+        choices: &choices,
+        front_end: FrontEndInUse::Rust,
+        python_path: OsStr::new("/site"),
+    };
+    assert!(shown(&command_line(&launch).unwrap()).contains(" PYTHONPATH=/run/h/ab/e1/python:/site "));
 }
 
 #[test]

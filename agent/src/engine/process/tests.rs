@@ -24,6 +24,7 @@ fn a_directory_is_emptied_before_each_life() {
     prepare(&directory).unwrap();
     assert!(!directory.join("engine.sock").exists());
     assert!(temporary_in(&directory).is_dir());
+    assert!(directory.join("python/hostler_engine.py").is_file());
 }
 
 #[test]
