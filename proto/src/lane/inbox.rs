@@ -100,13 +100,24 @@ impl<H> Inbox<H> {
     /// A piece of the body has come. A sender that goes past its credit breaks the request. Credit for what is taken
     /// on the spot leaves by `outbox`, in the name of request `id`.
     pub fn body(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
+        self.come(bytes, false, id, outbox);
+    }
+
+    /// As [`body`](Self::body), where more of the body or its end is at hand already and follows at once: it is left for the reader, who is not
+    /// woken before that has come, and so passes on all of it together.
+    pub fn body_before_more(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
+        self.come(bytes, true, id, outbox);
+    }
+
+    fn come(&self, bytes: Bytes, more: bool, id: u64, outbox: &Outbox) {
         let mut state = self.0.lock();
         if state.end.is_some() || bytes.is_empty() {
-            return;
+            // Who was left asleep until this comes must not be forgotten.
+            return wake(state);
         }
         let length = bytes.len();
         let taken = match &state.taker {
-            Some(taker) if state.lent => taker.take(bytes),
+            Some(taker) if state.lent && !more => taker.take(bytes),
             _ => Taken::Not(bytes),
         };
         // Nothing may overtake what the reader has to deal with.
@@ -127,7 +138,9 @@ impl<H> Inbox<H> {
         } else {
             state.rest.extend_from_slice(&bytes);
         }
-        wake(state);
+        if !more || state.end.is_some() {
+            wake(state);
+        }
     }
 
     /// The body is complete, or will never be. Only the first call counts.

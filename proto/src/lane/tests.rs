@@ -135,6 +135,16 @@ impl Taker for Pieces {
     }
 }
 
+/// How often a reader was woken.
+#[derive(Debug, Default)]
+struct Wakes(std::sync::atomic::AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
     let (inbox, outbox, pieces) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Pieces::default()));
@@ -167,6 +177,40 @@ fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
     inbox.end(Ok(()));
     assert_eq!((read(), read()), ("h".into(), "end".into()));
     assert_eq!(pieces.taken.lock().len(), 2);
+}
+
+#[test]
+fn a_piece_before_more_waits_for_it_and_the_reader_is_woken_once() {
+    let (inbox, outbox, pieces) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Pieces::default()));
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(wakes.clone());
+    let poll = || inbox.poll_body(&Context::from_waker(&waker), 1, &outbox);
+    let woken = || wakes.0.swap(0, std::sync::atomic::Ordering::Relaxed);
+    inbox.lend(pieces.clone());
+    for last in ["event", "", "end"] {
+        assert!(poll().is_pending());
+        inbox.body_before_more(Bytes::from_static(b"one"), 1, &outbox);
+        inbox.body_before_more(Bytes::from_static(b"two"), 1, &outbox);
+        assert_eq!(woken(), 0, "what follows is at hand");
+        match last {
+            "end" => inbox.end(Ok(())),
+            piece => inbox.body(Bytes::from_static(piece.as_bytes()), 1, &outbox),
+        }
+        assert_eq!(woken(), 1, "{last}");
+        assert_eq!(poll(), Poll::Ready(Ok(Some(Bytes::from_static(b"one")))));
+        let rest = if last == "event" { "twoevent" } else { "two" };
+        assert_eq!(poll(), Poll::Ready(Ok(Some(Bytes::from_static(rest.as_bytes())))));
+    }
+    assert_eq!(poll(), Poll::Ready(Ok(None)));
+    assert!(pieces.taken.lock().is_empty());
+}
+
+#[test]
+fn a_sender_past_its_credit_is_told_even_when_more_follows() {
+    let (inbox, outbox, wakes) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Wakes::default()));
+    assert!(inbox.poll_body(&Context::from_waker(&Waker::from(wakes.clone())), 1, &outbox).is_pending());
+    inbox.body_before_more(Bytes::from(vec![0; WINDOW_BYTES + 1]), 1, &outbox);
+    assert_eq!((wakes.0.load(std::sync::atomic::Ordering::Relaxed), inbox.has_ended()), (1, true));
 }
 
 #[test]

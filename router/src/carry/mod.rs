@@ -70,7 +70,8 @@ impl Lane {
 
     /// Takes in what the agent sent.
     pub fn receive(&self, batch: FrameBatch) {
-        for Frame { id, kind } in batch.frames {
+        let mut frames = batch.frames.into_iter().peekable();
+        while let Some(Frame { id, kind }) = frames.next() {
             // Not held while a piece of a body is taken, which may be a write to its client.
             let mut open = self.open.lock();
             let (Some(call), Some(kind)) = (open.calls.get_mut(&id), kind) else {
@@ -81,7 +82,12 @@ impl Lane {
                 Kind::Body(bytes) => {
                     let inbox = call.inbox.clone();
                     drop(open);
-                    inbox.body(bytes, id, &self.outbox);
+                    // The last event of a stream, the line that says so and the end of the answer are one write to the client, not three.
+                    if frames.peek().is_some_and(|next| next.id == id && matches!(next.kind, Some(Kind::Body(_) | Kind::End(_)))) {
+                        inbox.body_before_more(bytes, id, &self.outbox);
+                    } else {
+                        inbox.body(bytes, id, &self.outbox);
+                    }
                 }
                 Kind::Response(head) => call.inbox.head(head),
                 Kind::Credit(bytes) => {

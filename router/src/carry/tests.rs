@@ -1,5 +1,7 @@
 use std::task::Waker;
 
+use hostler_proto::lane::Taken;
+
 use super::*;
 
 fn context() -> Context<'static> {
@@ -40,6 +42,40 @@ fn dropping_an_unfinished_exchange_cancels_it_and_a_finished_one_does_not() {
     drop(unfinished);
     assert_eq!(kinds(&lane), [Kind::Cancel(Cancel {})]);
     assert_eq!(lane.open_requests(), 0);
+}
+
+/// Takes every piece.
+#[derive(Debug, Default)]
+struct Pieces(Mutex<Vec<Bytes>>);
+
+impl Taker for Pieces {
+    fn take(&self, piece: Bytes) -> Taken {
+        self.0.lock().push(piece);
+        Taken::Whole
+    }
+}
+
+#[test]
+fn a_piece_is_passed_on_at_once_unless_more_of_its_answer_is_in_the_same_batch() {
+    let lane = Lane::new(Counter::default());
+    let piece = |id, text: &'static str| Frame::new(id, Kind::Body(Bytes::from_static(text.as_bytes())));
+    let exchanges = [1, 2].map(|id| lane.open(id, RequestHead::default(), Bytes::new()).unwrap());
+    let taken = exchanges.each_ref().map(|exchange| {
+        let pieces = Arc::new(Pieces::default());
+        exchange.lend(pieces.clone());
+        assert!(exchange.poll_body(&context()).is_pending());
+        pieces
+    });
+    let frames = vec![piece(1, "event"), piece(2, "event"), piece(1, "last"), piece(1, "[DONE]"), Frame::end(1, None), piece(2, "next")];
+    lane.receive(FrameBatch { frames });
+    assert_eq!(*taken[0].0.lock(), ["event"]);
+    assert_eq!(*taken[1].0.lock(), ["event", "next"]);
+    let mut left = Vec::new();
+    while let Poll::Ready(Ok(Some(piece))) = exchanges[0].poll_body(&context()) {
+        left.push(piece);
+    }
+    assert_eq!(left, ["last", "[DONE]"]);
+    assert!(exchanges[0].is_finished());
 }
 
 #[test]
