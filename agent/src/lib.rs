@@ -37,7 +37,7 @@ pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
 use engine::command::{CommandLine, Launch, command_line};
 use engine::turns::Turns;
 use engine::version;
-use engine::{Adopted, Engine, EngineSpec, FrontEndInUse, Phase};
+use engine::{Adopted, Engine, EngineSpec, FrontEndInUse, Phase, plugin};
 use host::{Host, HostError, ReplicaPlan, Resolved};
 use join::Access;
 use keeper::{Fate, Survivor};
@@ -268,6 +268,15 @@ impl Agent {
         // All commands are known to be sound before the first engine starts.
         let mut described: Vec<_> = described.collect::<Result<_, HostError>>()?;
         let command = described.first().map(|(_, spec, _)| &spec.command);
+        if let Some(allowed) = std::env::var_os("VLLM_PLUGINS")
+            && command.is_some_and(CommandLine::has_plugin)
+            && plugin::is_left_out_by(&allowed)
+        {
+            tracing::warn!(
+                ?allowed,
+                "VLLM_PLUGINS does not name `hostler`, so agent.switch_interval has no effect: add it, or set that to 0s"
+            );
+        }
         let turns = Arc::new(Turns::among(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
         for (_, spec, _) in &mut described {
             spec.turns = Arc::clone(&turns);

@@ -16,7 +16,7 @@ from pathlib import Path
 
 START_SECONDS = 240
 # An engine may find that a port it had chosen has been taken meanwhile, and is started again.
-MOST_RESTARTS = 2
+MOST_RESTARTS = 1
 
 begun = time.monotonic()
 

@@ -66,6 +66,9 @@ class Engine:
                 at = command.index(flag)
                 del command[at : at + 2]
         environment = {**self.environment, "TMPDIR": str(folder), "VLLM_RPC_BASE_PATH": str(folder)}
+        # Without events there is nothing for the agent's plugin to do, and its folder is gone with the agent.
+        if environment.pop("HOSTLER_SWITCH_INTERVAL", None):
+            _, _, environment["PYTHONPATH"] = environment["PYTHONPATH"].partition(":")
         return Engine([*command, "--host", "127.0.0.1", "--port", str(port)], environment, self.cores)
 
 

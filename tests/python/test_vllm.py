@@ -213,7 +213,9 @@ def test_errors_are_the_sdks_own_classes(pair: Pair):
 
 def test_the_threads_of_each_engines_core_take_turns_as_the_agent_asks(vllm_fleet: Fleet):
     vllm_fleet.wait_ready()
-    for log, text in vllm_fleet.engine_logs(last=10_000_000).items():
+    logs = vllm_fleet.engine_logs(last=10_000_000)
+    assert len(logs) == len(Fleet.NODES), list(logs)
+    for log, text in logs.items():
         said = [line for line in text.splitlines() if "take turns" in line]
         assert said, log
         assert all("EngineCore" in line and "every 0.5 ms" in line for line in said), said

@@ -98,6 +98,12 @@ impl CommandLine {
         self.set.iter().any(|(name, _)| *name == SLEEP_ROUTES)
     }
 
+    /// Whether the engine is to load the agent's plugin.
+    #[must_use]
+    pub(crate) fn has_plugin(&self) -> bool {
+        self.set.iter().any(|(name, _)| *name == plugin::SWITCH_INTERVAL)
+    }
+
     /// Which front-end it starts the engine with.
     #[must_use]
     pub fn front_end(&self) -> FrontEndInUse {
@@ -227,7 +233,7 @@ fn environment(launch: &Launch<'_>) -> Result<Vec<(&'static str, OsString)>, Hos
         // Always one or the other, so that an inherited variable does not decide.
         set.push((RUST_FRONT_END, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
         if takes_turns(launch) {
-            set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval));
+            set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
         }
     }
     Ok(set)
@@ -239,7 +245,7 @@ fn takes_turns(launch: &Launch<'_>) -> bool {
     const EXECUTOR: &str = "--distributed-executor-backend";
     let config = launch.config;
     let planned = launch.choices.iter().any(|choice| choice.flag == EXECUTOR && choice.value == "mp");
-    let given = || Given(&config.engine_args).shown(EXECUTOR).is_some_and(|value| value == "mp");
+    let given = || Given(&with_file(&config.engine_args)).shown(EXECUTOR).is_some_and(|value| value == "mp");
     let tuned = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
     tuned && (launch.replica.gpus.len() != 1 || planned || given()) && matches!(cache_source(launch), Source::Sockets { .. })
 }

@@ -12,7 +12,7 @@ pub(crate) mod http;
 pub(crate) mod leftovers;
 mod life;
 mod log;
-mod plugin;
+pub(crate) mod plugin;
 pub(crate) mod proc;
 pub(crate) mod process;
 pub mod progress;

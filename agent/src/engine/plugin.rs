@@ -16,6 +16,9 @@ use std::time::Duration;
 /// Tells the plugin how long a thread waits, in seconds.
 pub(super) const SWITCH_INTERVAL: &str = "HOSTLER_SWITCH_INTERVAL";
 
+/// The plugin's name, as the metadata have it.
+const NAME: &str = "hostler";
+
 /// The folder's files: the module, and what Python's metadata has to say of it.
 const FILES: [(&str, &str); 3] = [
     ("hostler_engine.py", include_str!("plugin/hostler_engine.py")),
@@ -38,15 +41,17 @@ pub(super) fn write(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The variables that have an engine load it, for this inherited `PYTHONPATH`.
-pub(super) fn environment(directory: &Path, inherited: &OsStr, interval: Duration) -> [(&'static str, OsString); 2] {
-    let mut path = folder_in(directory).into_os_string();
-    // An empty entry would stand for the working directory.
-    if !inherited.is_empty() {
-        path.push(":");
-        path.push(inherited);
-    }
-    [("PYTHONPATH", path), (SWITCH_INTERVAL, interval.as_secs_f64().to_string().into())]
+/// The variables that have an engine load it, for this inherited `PYTHONPATH`; `None` where the directory's name cannot be on such a path.
+pub(super) fn environment(directory: &Path, inherited: &OsStr, interval: Duration) -> Option<[(&'static str, OsString); 2]> {
+    // Nothing inherited is no entry: an empty one would stand for the working directory.
+    let inherited = std::env::split_paths(inherited).filter(|_| !inherited.is_empty());
+    let path = std::env::join_paths(std::iter::once(folder_in(directory)).chain(inherited)).ok()?;
+    Some([("PYTHONPATH", path), (SWITCH_INTERVAL, interval.as_secs_f64().to_string().into())])
+}
+
+/// Whether this list of the plugins that may be loaded (`VLLM_PLUGINS`) leaves it out.
+pub(crate) fn is_left_out_by(allowed: &OsStr) -> bool {
+    !allowed.as_encoded_bytes().split(|&byte| byte == b',').any(|name| name == NAME.as_bytes())
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::keeper::wire::Leader;
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// Empties the directory: sockets of an earlier life would make vLLM fail, and its temporary files are never removed by itself. What an engine finds in it
-/// is a place for new ones and the plugin.
+/// is a place for new ones, and the plugin, should its environment name that.
 pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match fs::remove_dir_all(directory) {

@@ -112,7 +112,7 @@ impl<H> Inbox<H> {
     fn come(&self, bytes: Bytes, more: bool, id: u64, outbox: &Outbox) {
         let mut state = self.0.lock();
         if state.end.is_some() || bytes.is_empty() {
-            // Who was left asleep until this comes must not be forgotten.
+            // An empty piece may be what the reader was left asleep for.
             return wake(state);
         }
         let length = bytes.len();

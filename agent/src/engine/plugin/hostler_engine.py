@@ -9,9 +9,13 @@ import sys
 def register():
     """Lets the threads of the engine's core take turns as often as the agent asks.
 
-    vLLM calls this once in each process. Those of the front-end and of the model are left as they are.
+    vLLM calls this once in each process, and would end with whatever it raised. The processes of the front-end and of the model are left as they are.
     """
-    seconds = os.environ.get("HOSTLER_SWITCH_INTERVAL")
-    if seconds and multiprocessing.current_process().name.startswith("EngineCore"):
-        sys.setswitchinterval(float(seconds))
-        logging.getLogger("vllm.hostler").info("threads of the engine's core take turns every %g ms", 1000 * sys.getswitchinterval())
+    log = logging.getLogger("vllm.hostler")
+    try:
+        seconds = os.environ.get("HOSTLER_SWITCH_INTERVAL")
+        if seconds and multiprocessing.current_process().name.startswith("EngineCore"):
+            sys.setswitchinterval(float(seconds))
+            log.info("threads of the engine's core take turns every %g ms", 1000 * sys.getswitchinterval())
+    except Exception:
+        log.exception("threads of the engine's core take turns as Python has them")
