@@ -10,7 +10,7 @@ use crate::arguments::{value_of, with_file};
 use crate::cache::Source;
 use crate::config::{AgentConfig, Profile};
 use crate::host::{HostError, ReplicaPlan, Resolved};
-use crate::plan::Choice;
+use crate::plan::{Choice, EXECUTOR};
 
 /// What the simulated engine serves when no model is named.
 pub const SIMULATED_MODEL: &str = "simulated";
@@ -95,22 +95,26 @@ impl CommandLine {
     /// Whether it starts the engine with the routes for sleeping.
     #[must_use]
     pub(crate) fn unlocks_sleep(&self) -> bool {
-        self.set.iter().any(|(name, _)| *name == SLEEP_ROUTES)
+        self.variable(SLEEP_ROUTES).is_some()
     }
 
     /// Whether the engine is to load the agent's plugin.
     #[must_use]
     pub(crate) fn has_plugin(&self) -> bool {
-        self.set.iter().any(|(name, _)| *name == plugin::SWITCH_INTERVAL)
+        self.variable(plugin::SWITCH_INTERVAL).is_some()
     }
 
     /// Which front-end it starts the engine with.
     #[must_use]
     pub fn front_end(&self) -> FrontEndInUse {
-        match self.set.iter().any(|(name, value)| *name == RUST_FRONT_END && value == "1") {
+        match self.variable(RUST_FRONT_END).is_some_and(|value| value == "1") {
             true => FrontEndInUse::Rust,
             false => FrontEndInUse::Python,
         }
+    }
+
+    fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.as_os_str())
     }
 }
 
@@ -172,7 +176,8 @@ pub(crate) fn temporary_in(directory: &Path) -> PathBuf {
 
 /// The command line for one engine. Fails when the configured engine arguments contain one that only the agent may give.
 pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
-    Given(&with_file(&launch.config.engine_args)).check()?;
+    let given = with_file(&launch.config.engine_args);
+    Given(&given).check()?;
     let (program, mut arguments) = match launch.engine {
         Resolved::Vllm { program } => (program, vllm_arguments(launch)),
         Resolved::Simulated { program } => (program, simulated_arguments(launch)),
@@ -180,7 +185,7 @@ pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
     arguments.extend(launch.choices.iter().flat_map(Choice::words).map(OsString::from));
     arguments.append(&mut cache_event_arguments(launch));
     arguments.extend(launch.config.engine_args.iter().map(OsString::from));
-    Ok(CommandLine { program: program.clone(), arguments, set: environment(launch)?, unset: NOT_INHERITED.to_vec() })
+    Ok(CommandLine { program: program.clone(), arguments, set: environment(launch, &given)?, unset: NOT_INHERITED.to_vec() })
 }
 
 fn vllm_arguments(launch: &Launch<'_>) -> Vec<OsString> {
@@ -195,7 +200,8 @@ fn simulated_arguments(launch: &Launch<'_>) -> Vec<OsString> {
     vec!["sim".into(), "engine".into(), model.into(), "--uds".into(), socket_in(launch.directory).into()]
 }
 
-fn environment(launch: &Launch<'_>) -> Result<Vec<(&'static str, OsString)>, HostError> {
+/// `all_given` are the user's arguments with those of their file.
+fn environment(launch: &Launch<'_>, all_given: &[String]) -> Result<Vec<(&'static str, OsString)>, HostError> {
     let mut set: Vec<(&'static str, OsString)> = vec![
         ("VLLM_RPC_BASE_PATH", launch.directory.into()),
         ("TMPDIR", temporary_in(launch.directory).into()),
@@ -232,7 +238,7 @@ fn environment(launch: &Launch<'_>) -> Result<Vec<(&'static str, OsString)>, Hos
     if matches!(launch.engine, Resolved::Vllm { .. }) {
         // Always one or the other, so that an inherited variable does not decide.
         set.push((RUST_FRONT_END, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
-        if takes_turns(launch) {
+        if takes_turns(launch, all_given) {
             set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
         }
     }
@@ -241,13 +247,12 @@ fn environment(launch: &Launch<'_>) -> Result<Vec<(&'static str, OsString)>, Hos
 
 /// Whether the plugin has the threads of the engine's core take turns: where one of them sends events, and none of them runs the model (which was not
 /// measured), as one does in an engine with a single GPU and no process around its model.
-fn takes_turns(launch: &Launch<'_>) -> bool {
-    const EXECUTOR: &str = "--distributed-executor-backend";
+fn takes_turns(launch: &Launch<'_>, all_given: &[String]) -> bool {
     let config = launch.config;
-    let planned = launch.choices.iter().any(|choice| choice.flag == EXECUTOR && choice.value == "mp");
-    let given = || Given(&with_file(&config.engine_args)).shown(EXECUTOR).is_some_and(|value| value == "mp");
-    let tuned = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
-    tuned && (launch.replica.gpus.len() != 1 || planned || given()) && matches!(cache_source(launch), Source::Sockets { .. })
+    let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR).map(|choice| choice.value.as_str());
+    let apart = launch.replica.gpus.len() != 1 || value_of(all_given, EXECUTOR).or_else(planned) == Some("mp");
+    let wanted = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
+    wanted && apart && matches!(cache_source(launch), Source::Sockets { .. })
 }
 
 /// The engine arguments of the configuration.

@@ -22,6 +22,7 @@ pub use self::front_end::Chosen;
 pub use self::layout::{Layout, Share, Spare, Why};
 pub use self::memory::{CacheFormat, Memory, Steps};
 pub use self::model::{Facts, Measured, Model, Shape};
+pub(crate) use self::profile::EXECUTOR;
 pub use self::profile::{Choice, Origin};
 pub use self::room::Room;
 pub use self::setup::Setup;

@@ -29,6 +29,9 @@ const QUEUE_LIMIT_SINCE: Version = Version::new(0, 29);
 /// A limit below this would turn away bursts that a single replica can well hold.
 const LEAST_QUEUE_LIMIT: u64 = 256;
 
+/// Whether the model of an engine on one GPU runs in its core's process (`uni`) or in one of its own (`mp`), see `room`.
+pub(crate) const EXECUTOR: &str = "--distributed-executor-backend";
+
 /// Who decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
@@ -242,7 +245,7 @@ fn graphs(list: &mut List<'_>, setup: &Setup, gpu: &Gpu) {
 fn workers(list: &mut List<'_>, setup: &Setup, place: &Place<'_>) {
     if setup.profile == Profile::Throughput && place.tp == 1 && place.has_workers {
         list.add(
-            "--distributed-executor-backend",
+            EXECUTOR,
             "mp",
             Origin::Hostler,
             "the model runs in a process of its own, while the engine's plans the next step: worth it from eight CPUs an engine on",

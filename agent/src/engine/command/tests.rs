@@ -40,19 +40,29 @@ fn planned(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, c
     plan(&ground, &config).unwrap()
 }
 
-fn line(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
-    let front_end = FrontEndInUse::Python;
-    command_line(&Launch {
+/// What the tests change: an engine of the newest release that is alone on its host, without flags of the plan.
+fn launch<'a>(engine: &'a Resolved, replica: &'a ReplicaPlan, config: &'a AgentConfig) -> Launch<'a> {
+    Launch {
         engine,
-        version,
+        version: Some(Version::new(0, 32)),
         replica,
-        cores: Some(4),
-        kv_cache_gib: replica.gpus.is_empty().then_some(2),
+        cores: None,
+        kv_cache_gib: None,
         directory: Path::new("/run/h/ab/e1"),
         config,
-        choices: &planned(engine, version, replica, config).choices(replica, front_end),
-        front_end,
+        choices: &[],
+        front_end: FrontEndInUse::Python,
         python_path: OsStr::new(""),
+    }
+}
+
+fn line(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
+    command_line(&Launch {
+        version,
+        cores: Some(4),
+        kv_cache_gib: replica.gpus.is_empty().then_some(2),
+        choices: &planned(engine, version, replica, config).choices(replica, FrontEndInUse::Python),
+        ..launch(engine, replica, config)
     })
 }
 
@@ -186,41 +196,19 @@ fn a_slice_of_a_gpu_is_given_by_its_name_or_not_at_all() {
 #[test]
 fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
-    let launch = Launch {
-        engine: &engine,
-        version: Some(Version::new(0, 32)),
-        replica: &replica,
-        cores: None,
-        kv_cache_gib: None,
-        directory: Path::new("/run/h/ab/e1"),
-        config: &config,
-        choices: &[],
-        front_end: FrontEndInUse::Rust,
-        python_path: OsStr::new(""),
-    };
-    let rust = command_line(&launch).unwrap();
+    let launch = launch(&engine, &replica, &config);
+    let rust = command_line(&Launch { front_end: FrontEndInUse::Rust, ..launch }).unwrap();
     assert!(shown(&rust).contains("VLLM_USE_RUST_FRONTEND=1 "));
     assert_eq!(rust.front_end(), FrontEndInUse::Rust);
-    let python = command_line(&Launch { front_end: FrontEndInUse::Python, ..launch }).unwrap();
+    let python = command_line(&launch).unwrap();
     assert_eq!(python.front_end(), FrontEndInUse::Python);
 }
 
 #[test]
 fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_reason_is_told() {
-    let launch = |version, config: &AgentConfig| {
+    let told = |version, config: &AgentConfig| {
         let (engine, replica) = (vllm(), on_cpu());
-        let launch = Launch {
-            engine: &engine,
-            version,
-            replica: &replica,
-            cores: None,
-            kv_cache_gib: None,
-            directory: Path::new("/run/h/ab/e1"),
-            config,
-            choices: &[],
-            front_end: FrontEndInUse::Python,
-            python_path: OsStr::new(""),
-        };
+        let launch = Launch { version, ..launch(&engine, &replica, config) };
         let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
         match cache_source(&launch) {
             Source::Sockets { live, replay } => {
@@ -234,18 +222,18 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
         }
     };
     let new = Some(Version::new(0, 32));
-    assert_eq!(launch(new, &config(&[])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
-    assert_eq!(launch(new, &config(&["--enable-prefix-caching"])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
-    assert!(launch(None, &config(&[])).contains("version of vLLM is unknown"));
-    assert!(launch(Some(Version::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
-    assert!(launch(new, &AgentConfig { kv_events: false, ..config(&[]) }).contains("agent.kv_events"));
+    assert_eq!(told(new, &config(&[])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
+    assert_eq!(told(new, &config(&["--enable-prefix-caching"])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
+    assert!(told(None, &config(&[])).contains("version of vLLM is unknown"));
+    assert!(told(Some(Version::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
+    assert!(told(new, &AgentConfig { kv_events: false, ..config(&[]) }).contains("agent.kv_events"));
     for (given, because) in [
         ("--kv-events-config={}", "--kv-events-config of their own"),
         ("--kv_events_config", "--kv-events-config of their own"),
         ("--no-enable-prefix-caching", "keeps no cache"),
         ("--no_enable_prefix_caching", "keeps no cache"),
     ] {
-        assert!(launch(new, &config(&[given])).contains(because), "{given}");
+        assert!(told(new, &config(&[given])).contains(because), "{given}");
     }
 }
 
@@ -277,20 +265,8 @@ fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_m
 #[test]
 fn the_plans_own_process_around_the_model_is_one() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
-    let choices =
-        [Choice { flag: "--distributed-executor-backend", value: "mp".to_owned(), origin: Origin::Hostler, because: String::new() }];
-    let launch = Launch {
-        engine: &engine,
-        version: Some(Version::new(0, 32)),
-        replica: &replica,
-        cores: None,
-        kv_cache_gib: None,
-        directory: Path::new("/run/h/ab/e1"),
-        config: &config,
-        choices: &choices,
-        front_end: FrontEndInUse::Rust,
-        python_path: OsStr::new("/site"),
-    };
+    let choices = [Choice { flag: EXECUTOR, value: "mp".to_owned(), origin: Origin::Hostler, because: String::new() }];
+    let launch = Launch { choices: &choices, python_path: OsStr::new("/site"), ..launch(&engine, &replica, &config) };
     assert!(shown(&command_line(&launch).unwrap()).contains(" PYTHONPATH=/run/h/ab/e1/python:/site "));
 }
 
