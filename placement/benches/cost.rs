@@ -47,9 +47,9 @@ fn placing(criterion: &mut Criterion) {
         let candidates = candidates(count);
         for (load, utilisation) in [("idle", 0.0), ("busy", 0.8)] {
             let conditions = Conditions { nominal: Rates::default(), utilisation };
-            let mut random = fastrand::Rng::with_seed(1);
+            let (mut priced, mut random) = (Vec::new(), fastrand::Rng::with_seed(1));
             group.bench_function(BenchmarkId::new(load, count), |bencher| {
-                bencher.iter(|| place(black_box(&ask), black_box(&candidates), &conditions, &mut random));
+                bencher.iter(|| place(black_box(&ask), black_box(&candidates), &conditions, &mut priced, &mut random));
             });
         }
     }
@@ -75,7 +75,7 @@ fn choosing(criterion: &mut Criterion) {
         }
         let mut candidates = candidates(count);
         let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
-        let mut now = 0.0;
+        let (mut priced, mut now) = (Vec::new(), 0.0);
         group.bench_function(BenchmarkId::new(format!("{length} tokens"), count), |bencher| {
             bencher.iter(|| {
                 now += 0.001;
@@ -87,7 +87,7 @@ fn choosing(criterion: &mut Criterion) {
                 }
                 let arrivals = popularity.arrive(&keys, 16, now);
                 let ask = Ask { tokens: length, output: 300.0, arrivals: &arrivals };
-                place(&ask, black_box(&candidates), &conditions, &mut random)
+                place(&ask, black_box(&candidates), &conditions, &mut priced, &mut random)
             });
         });
     }

@@ -2,7 +2,7 @@
 //! The router's dispatch and the simulator call [`place`]; what it returns explains itself: every term can be worked out by hand from the
 //! candidate and the conditions that are printed beside it.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 
 use serde::Serialize;
 
@@ -107,6 +107,13 @@ pub struct Scored {
     pub terms: Terms,
 }
 
+/// What one candidate costs, where [`place`] works it out.
+#[derive(Debug, Clone, Copy)]
+pub struct Priced {
+    total: f64,
+    terms: Terms,
+}
+
 /// Why a replica was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -122,13 +129,16 @@ pub enum Why {
     LastResort,
 }
 
-/// The replica chosen, and everything the choice was made from.
+/// The replica chosen, and what the choice was made from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
-    /// All candidates, in the order in which they were given.
+    /// The candidates that are worth remembering: all, in the order in which they were given; of more than [`REMEMBERED`] the chosen one and
+    /// then the cheapest others.
     pub scored: Vec<Scored>,
     /// Index of the chosen one in `scored`.
     pub chosen: usize,
+    /// How many candidates there were.
+    pub candidates: usize,
     /// Why that one.
     pub why: Why,
     /// Candidates that cost about the least, the chosen one included.
@@ -146,6 +156,9 @@ impl Decision {
         &self.scored[self.chosen]
     }
 }
+
+/// Candidates of one decision that are remembered. In a fleet of a thousand replicas, nobody reads the rest.
+pub const REMEMBERED: usize = 64;
 
 /// Share of the decoding that is charged. Time between tokens matters less than the time until the first, and the whole of it would make
 /// long answers flee from every busy replica, whatever it has cached.
@@ -183,47 +196,87 @@ const FULL: f64 = 0.97;
 /// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay together; with equal
 /// matches the fewest requests in flight, so that short requests spread evenly; and of those one at random, so that several routers do
 /// not all pick the first.
+///
+/// `priced` is the memory that the costs are worked out in, whatever was in it: whoever places often gives the same again.
 #[must_use]
-pub fn place(ask: &Ask<'_>, candidates: &[Candidate], conditions: &Conditions, random: &mut fastrand::Rng) -> Option<Decision> {
+pub fn place(
+    ask: &Ask<'_>,
+    candidates: &[Candidate],
+    conditions: &Conditions,
+    priced: &mut Vec<Priced>,
+    random: &mut fastrand::Rng,
+) -> Option<Decision> {
     let last_resort = candidates.iter().all(|candidate| candidate.doubtful);
     let mut pricing = Pricing::new(ask, conditions);
     let (mut cheapest, mut first_token) = (f64::INFINITY, 0.0);
-    let mut scored = Vec::with_capacity(candidates.len());
-    for candidate in candidates {
-        let one = pricing.score(candidate);
-        if last_resort || !candidate.doubtful {
-            let total = one.terms.total();
-            if total < cheapest {
-                (cheapest, first_token) = (total, one.terms.first_token());
-            }
+    priced.clear();
+    priced.extend(candidates.iter().map(|candidate| {
+        let terms = pricing.terms(candidate);
+        let total = terms.total();
+        if total < cheapest && (last_resort || !candidate.doubtful) {
+            (cheapest, first_token) = (total, terms.first_token());
         }
-        scored.push(one);
-    }
+        Priced { total, terms }
+    }));
     let reach = cheapest + (first_token * NEAR_SHARE).max(NEAR_SECONDS);
     let (mut tied, mut equals, mut best, mut chosen) = (0, 0, None, None);
-    for (index, one) in scored.iter().enumerate() {
-        if (one.candidate.doubtful && !last_resort) || one.terms.total() > reach {
+    for (index, (candidate, priced)) in candidates.iter().zip(&*priced).enumerate() {
+        if (candidate.doubtful && !last_resort) || priced.total > reach {
             continue;
         }
         tied += 1;
-        let rank = Some((one.candidate.matched.min(ask.tokens), Reverse(one.candidate.in_flight)));
-        if rank > best {
-            (best, equals, chosen) = (rank, 1, Some(index));
-        } else if rank == best {
+        let rank = (candidate.matched.min(ask.tokens), Reverse(candidate.in_flight));
+        match Some(rank).cmp(&best) {
+            Ordering::Less => {}
+            Ordering::Greater => (best, equals, chosen) = (Some(rank), 1, Some(index)),
             // Each of the equals so far is the chosen one with the same probability, without a list of them.
-            equals += 1;
-            if random.u32(..equals) == 0 {
-                chosen = Some(index);
+            Ordering::Equal => {
+                equals += 1;
+                if random.u32(..equals) == 0 {
+                    chosen = Some(index);
+                }
             }
         }
     }
+    let chosen = chosen?;
     let why = match (last_resort, candidates.len(), tied) {
         (true, ..) => Why::LastResort,
         (false, 1, _) => Why::Only,
         (false, _, 1) => Why::Cheapest,
         _ => Why::NearTie,
     };
-    Some(Decision { scored, chosen: chosen?, why, tied, utilisation: utilisation(conditions), nominal: conditions.nominal })
+    let scored = |(candidate, priced): (&Candidate, &Priced)| Scored {
+        candidate: *candidate,
+        uncached: ask.tokens - candidate.matched.min(ask.tokens),
+        terms: priced.terms,
+    };
+    let (scored, chosen) = if candidates.len() > REMEMBERED {
+        let remembered = remembered(priced, chosen);
+        (remembered.into_iter().map(|index| scored((&candidates[index], &priced[index]))).collect(), 0)
+    } else {
+        (candidates.iter().zip(&*priced).map(scored).collect(), chosen)
+    };
+    let (utilisation, nominal) = (utilisation(conditions), conditions.nominal);
+    Some(Decision { scored, chosen, candidates: candidates.len(), why, tied, utilisation, nominal })
+}
+
+/// Those of the candidates that are remembered: the chosen one, then the cheapest others, of equals the first.
+fn remembered(priced: &[Priced], chosen: usize) -> Vec<usize> {
+    let mut kept = Vec::with_capacity(REMEMBERED + 1);
+    kept.push(chosen);
+    let mut dearest = f64::INFINITY;
+    for (index, one) in priced.iter().enumerate() {
+        // Most cost more than enough others do: to sort all of them would cost as much as to price half of them.
+        if one.total < dearest && index != chosen {
+            let cheaper = kept[1..].partition_point(|other| priced[*other].total <= one.total);
+            kept.insert(1 + cheaper, index);
+            kept.truncate(REMEMBERED);
+            if kept.len() == REMEMBERED {
+                dearest = priced[kept[REMEMBERED - 1]].total;
+            }
+        }
+    }
+    kept
 }
 
 /// Whether a request sent there now would begin to be computed as soon as the engine can begin with anything. While the replica that is
@@ -262,7 +315,8 @@ impl<'a> Pricing<'a> {
         Self { ask, output, nominal: conditions.nominal, price, unmatched, last: (0, unmatched) }
     }
 
-    fn score(&mut self, candidate: &Candidate) -> Scored {
+    #[inline]
+    fn terms(&mut self, candidate: &Candidate) -> Terms {
         let rates = &candidate.rates;
         let matched = candidate.matched.min(self.ask.tokens);
         let uncached = self.ask.tokens - matched;
@@ -270,15 +324,14 @@ impl<'a> Pricing<'a> {
         let step = rates.step_seconds(candidate.in_flight, candidate.context);
         let steps = candidate.pending.saturating_add(u64::from(uncached)).div_ceil(u64::from(budget(candidate))).max(1);
         let slowdown = rates.decode + rates.context * (f64::from(self.ask.tokens) + self.output / 2.0);
-        let terms = Terms {
+        Terms {
             queue: seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MOST_SECONDS)),
             prefill: seconds(rates.prefill_seconds(uncached, matched) * slowness),
             steps: seconds(steps as f64 * step),
             memory: seconds(self.memory(candidate, uncached) * step),
             congestion: self.congestion(matched, uncached),
             decode: seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
-        };
-        Scored { candidate: *candidate, uncached, terms }
+        }
     }
 
     /// Steps until there is memory.
@@ -309,7 +362,7 @@ impl<'a> Pricing<'a> {
 
 /// A duration that can be compared and summed.
 fn seconds(value: f64) -> f64 {
-    if value.is_nan() || value < 0.0 { MOST_SECONDS } else { value.min(MOST_SECONDS) }
+    if (0.0..=MOST_SECONDS).contains(&value) { value } else { MOST_SECONDS }
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! How much work the fleet has lately been asked for, as a share of what it can do. The router tells it each request that it places;
 //! the cost reads the result as the utilisation.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// The time in which earlier work loses all but 1/e of its weight: long against a burst, short against the hours of a day.
 const MEMORY_SECONDS: f64 = 30.0;
 
@@ -9,11 +11,14 @@ pub(crate) const MOST_UTILISATION: f64 = 0.95;
 
 /// Decayed sum of the work that requests brought.
 ///
-/// It begins at nothing, so for the first half minute of its life it says too little: latency alone rules then.
-#[derive(Debug, Clone, Default)]
+/// It begins at nothing, so for the first half minute of its life it says too little: latency alone rules then. It is read and written
+/// without a lock: two requests at the same moment may count as one, and the sum be read with the moment of the one before.
+#[derive(Debug, Default)]
 pub struct Offered {
-    seconds: f64,
-    at: f64,
+    /// The sum, as bits.
+    seconds: AtomicU64,
+    /// The moment of which it is, as bits.
+    at: AtomicU64,
 }
 
 impl Offered {
@@ -24,10 +29,11 @@ impl Offered {
     }
 
     /// Counts a request that will keep a replica busy for `work_seconds`. What is not a number above zero is ignored.
-    pub fn arrive(&mut self, work_seconds: f64, now: f64) {
+    pub fn arrive(&self, work_seconds: f64, now: f64) {
         if work_seconds.is_finite() && work_seconds > 0.0 && now.is_finite() {
-            self.seconds = self.decayed(now) + work_seconds;
-            self.at = self.at.max(now);
+            let (seconds, at) = (self.decayed(now) + work_seconds, read(&self.at).max(now));
+            self.seconds.store(seconds.to_bits(), Ordering::Relaxed);
+            self.at.store(at.to_bits(), Ordering::Relaxed);
         }
     }
 
@@ -40,8 +46,12 @@ impl Offered {
 
     /// A clock that runs backwards lets nothing decay.
     fn decayed(&self, now: f64) -> f64 {
-        self.seconds * (-(now - self.at).max(0.0) / MEMORY_SECONDS).exp()
+        read(&self.seconds) * (-(now - read(&self.at)).max(0.0) / MEMORY_SECONDS).exp()
     }
+}
+
+fn read(bits: &AtomicU64) -> f64 {
+    f64::from_bits(bits.load(Ordering::Relaxed))
 }
 
 #[cfg(test)]

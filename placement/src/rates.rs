@@ -75,7 +75,8 @@ impl Rates {
         let mut count = 0.0;
         for rates in of {
             let parts = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness];
-            if parts.iter().all(|part| part.is_finite() && *part >= 0.0) {
+            // Numbers from zero up have a finite sum only if each is finite.
+            if parts.iter().all(|part| *part >= 0.0) && parts.iter().sum::<f64>().is_finite() {
                 sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
                 count += 1.0;
             }
@@ -131,19 +132,23 @@ struct Pooled {
 }
 
 impl Pooled {
+    #[inline]
     fn add(&mut self, samples: f64, shown: [f64; 3]) {
         let samples = samples.clamp(0.0, MOST_SAMPLES);
-        if shown.iter().all(|part| part.is_finite()) {
+        // The sum is finite only if each is.
+        if shown.iter().sum::<f64>().is_finite() {
             self.samples += samples;
             self.sums.iter_mut().zip(shown).for_each(|(sum, part)| *sum += part * samples);
         }
     }
 
     /// What all have shown, on average; `None` when nobody has shown anything.
+    #[inline]
     fn mean(&self) -> Option<[f64; 3]> {
         (self.samples > 0.0).then(|| self.sums.map(|sum| sum / self.samples))
     }
 
+    #[inline]
     fn draw(&self, samples: f64, shown: [f64; 3]) -> [f64; 3] {
         let Some(mean) = self.mean() else { return shown };
         let own = own_weight(samples);
@@ -156,12 +161,16 @@ impl Pool {
     #[must_use]
     pub fn new<'a>(all: impl Iterator<Item = &'a Learned>) -> Self {
         let mut pool = Self::default();
-        for learned in all {
-            let rates = &learned.rates;
-            pool.first_tokens.add(learned.first_tokens, [rates.prefill, rates.attention, 0.0]);
-            pool.intervals.add(learned.intervals, [rates.step, rates.decode, rates.context]);
-        }
+        all.for_each(|learned| pool.add(learned));
         pool
+    }
+
+    /// One more has shown this.
+    #[inline]
+    pub fn add(&mut self, learned: &Learned) {
+        let rates = &learned.rates;
+        self.first_tokens.add(learned.first_tokens, [rates.prefill, rates.attention, 0.0]);
+        self.intervals.add(learned.intervals, [rates.step, rates.decode, rates.context]);
     }
 
     /// One replica's rates, drawn towards those of all, the less the more it has shown itself. Its slowness stays its own.
@@ -170,6 +179,7 @@ impl Pool {
     /// replica sees mostly one load, which says little of that: two equal ones that each learned it alone were seen to differ by a factor of
     /// two, and to be loaded as differently.
     #[must_use]
+    #[inline]
     pub fn rates(&self, learned: &Learned) -> Rates {
         let own = &learned.rates;
         let [prefill, attention, _] = self.first_tokens.draw(learned.first_tokens, [own.prefill, own.attention, 0.0]);
@@ -182,6 +192,7 @@ impl Pool {
 }
 
 /// What a replica's own samples weigh against those of all.
+#[inline]
 fn own_weight(samples: f64) -> f64 {
     let samples = samples.clamp(0.0, MOST_SAMPLES);
     samples / (samples + POOLED_SAMPLES)

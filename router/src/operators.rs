@@ -234,7 +234,7 @@ fn decision(record: &Record) -> Decision {
         nominal: Some(rates(&record.decision.nominal)),
         chosen: count(record.decision.chosen),
         scored: scored.map(|((scored, name), age)| self::scored(scored, name, *age)).collect(),
-        candidates: count(record.candidates),
+        candidates: count(record.decision.candidates),
         first_token: outcome.first_token,
         cached: outcome.cached,
     }

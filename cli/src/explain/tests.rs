@@ -48,7 +48,7 @@ fn told(placed: &Placed, tokens: u32, output: f64) -> Decision {
         nominal: Some(wire_rates(&placed.nominal)),
         chosen: u32::try_from(placed.chosen).unwrap(),
         scored: placed.scored.iter().enumerate().map(|(index, scored)| wire_scored(index, scored)).collect(),
-        candidates: u32::try_from(placed.scored.len()).unwrap(),
+        candidates: u32::try_from(placed.candidates).unwrap(),
         ..Decision::default()
     }
 }
@@ -73,7 +73,7 @@ fn decided(candidates: &[Candidate]) -> Decision {
     let arrivals = Arrivals::none();
     let ask = Ask { tokens: 1264, output: 200.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: rates::Rates::default(), utilisation: 0.5 };
-    told(&place(&ask, candidates, &conditions, &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
+    told(&place(&ask, candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
 }
 
 #[test]
@@ -137,7 +137,7 @@ proptest! {
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();
         let ask = Ask { tokens, output, arrivals: &seen };
         let conditions = Conditions { nominal: rates::Rates::default(), utilisation };
-        let decision = told(&place(&ask, &[one], &conditions, &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
+        let decision = told(&place(&ask, &[one], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
         let scored = &decision.scored[0];
         let terms = scored.terms.unwrap();
         let expected = [terms.queue, terms.prefill, terms.steps, terms.memory, terms.congestion, terms.decode];

@@ -34,7 +34,7 @@ fn fleet(utilisation: f64) -> Conditions {
 fn decide(tokens: u32, candidates: &[Candidate], utilisation: f64, seed: u64) -> Decision {
     let arrivals = Arrivals::none();
     let ask = Ask { tokens, output: 200.0, arrivals: &arrivals };
-    place(&ask, candidates, &fleet(utilisation), &mut fastrand::Rng::with_seed(seed)).unwrap()
+    place(&ask, candidates, &fleet(utilisation), &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap()
 }
 
 fn chosen(tokens: u32, candidates: &[Candidate], utilisation: f64) -> usize {
@@ -67,7 +67,7 @@ fn every_term_can_be_worked_out_by_hand() {
     let arrivals = Arrivals::none();
     let ask = Ask { tokens: 3_000, output: 100.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: Rates { prefill: 1e-4, attention: 0.0, ..rates }, utilisation: 0.5 };
-    let decision = place(&ask, &[candidate], &conditions, &mut fastrand::Rng::with_seed(1)).unwrap();
+    let decision = place(&ask, &[candidate], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap();
     let Scored { uncached, terms, .. } = *decision.choice();
     assert_eq!(uncached, 2_000);
     assert_close(terms.queue, 1e-4 * 3_000.0 * 2.0);
@@ -133,7 +133,7 @@ fn equal_replicas_share_evenly_over_seeds_and_within_one() {
     let mut random = fastrand::Rng::with_seed(9);
     let mut counts = [0; 5];
     let equals: Vec<Candidate> = (0..5).map(idle).collect();
-    (0..5_000).for_each(|_| counts[place(&ask, &equals, &fleet(0.3), &mut random).unwrap().chosen] += 1);
+    (0..5_000).for_each(|_| counts[place(&ask, &equals, &fleet(0.3), &mut Vec::new(), &mut random).unwrap().chosen] += 1);
     assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
 }
 
@@ -162,7 +162,7 @@ fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
 fn no_candidate_means_no_decision() {
     let arrivals = Arrivals::none();
     let ask = Ask { tokens: 1, output: 1.0, arrivals: &arrivals };
-    assert_eq!(place(&ask, &[], &fleet(0.0), &mut fastrand::Rng::with_seed(1)), None);
+    assert_eq!(place(&ask, &[], &fleet(0.0), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)), None);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_hot_prefix_spreads_where_a_cold_one_stays() {
     let (popularity, keys) = (Popularity::default(), keys(0, 8_000));
     let place_it = |arrivals: &Arrivals| {
         let ask = Ask { tokens: 8_000, output: 200.0, arrivals };
-        place(&ask, &[home, idle(1)], &fleet(0.6), &mut fastrand::Rng::with_seed(1)).unwrap().choice().candidate.replica
+        place(&ask, &[home, idle(1)], &fleet(0.6), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap().choice().candidate.replica
     };
     assert_eq!(place_it(&popularity.arrive(&keys, BLOCK, 0.0)), 0);
     let later: Vec<Arrivals> = (0..40).map(|_| popularity.arrive(&keys, BLOCK, 0.0)).collect();
@@ -213,7 +213,7 @@ fn a_burst_of_equal_prompts_stays_on_two_replicas_at_most() {
             for _ in 0..16 {
                 let arrivals = popularity.arrive(&keys, BLOCK, 0.0);
                 let ask = Ask { tokens, output: 200.0, arrivals: &arrivals };
-                let decision = place(&ask, &replicas, &fleet(utilisation), &mut random).unwrap();
+                let decision = place(&ask, &replicas, &fleet(utilisation), &mut Vec::new(), &mut random).unwrap();
                 let uncached = decision.choice().uncached;
                 let replica = &mut replicas[decision.chosen];
                 replica.pending += u64::from(uncached);
@@ -279,7 +279,7 @@ proptest! {
         let arrivals = Arrivals::none();
         let ask = Ask { tokens, output, arrivals: &arrivals };
         let conditions = Conditions { nominal, utilisation };
-        let decision = place(&ask, &candidates, &conditions, &mut fastrand::Rng::with_seed(seed)).unwrap();
+        let decision = place(&ask, &candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap();
         prop_assert_eq!(decision.scored.len(), candidates.len());
         for scored in &decision.scored {
             prop_assert!(scored.terms.total().is_finite() && scored.terms.total() >= 0.0, "{:?}", scored);
@@ -291,7 +291,24 @@ proptest! {
             let near = cost <= (other_cost * 1.02).max(other_cost + 0.001);
             prop_assert!(if doubtful == other_doubtful { near } else { other_doubtful }, "{:?}", decision);
         }
-        prop_assert_eq!(decision.chosen, place(&ask, &candidates, &conditions, &mut fastrand::Rng::with_seed(seed)).unwrap().chosen);
+        prop_assert_eq!(decision.chosen, place(&ask, &candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap().chosen);
+    }
+
+    #[test]
+    fn of_many_candidates_the_chosen_one_and_then_the_cheapest_others_are_remembered(loads in prop::collection::vec(0..40_u64, 1..300), seed: u64) {
+        // Few different loads, so that many candidates cost the same.
+        let candidates: Vec<Candidate> =
+            loads.iter().enumerate().map(|(replica, load)| Candidate { pending: load * 1_000, ..idle(replica) }).collect();
+        let decision = decide(1_000, &candidates, 0.5, seed);
+        let chosen = decision.choice().candidate;
+        prop_assert_eq!((decision.candidates, chosen), (candidates.len(), candidates[chosen.replica]));
+        let mut expected = candidates.clone();
+        if candidates.len() > REMEMBERED {
+            expected.sort_by_key(|candidate| (candidate.replica != chosen.replica, candidate.pending));
+            expected.truncate(REMEMBERED);
+        }
+        let remembered: Vec<Candidate> = decision.scored.iter().map(|scored| scored.candidate).collect();
+        prop_assert_eq!(remembered, expected);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_steady_stream_reads_as_its_share_of_the_fleet() {
-    let mut offered = Offered::new();
+    let offered = Offered::new();
     // Half a second of work every tenth of a second keeps five replicas busy.
     (0..3_000).for_each(|arrival| offered.arrive(0.5, f64::from(arrival) * 0.1));
     assert!((offered.utilisation(10, 300.0) - 0.5).abs() < 0.01, "{}", offered.utilisation(10, 300.0));
@@ -13,7 +13,7 @@ fn a_steady_stream_reads_as_its_share_of_the_fleet() {
 
 #[test]
 fn nothing_asked_for_is_no_utilisation_and_old_work_is_forgotten() {
-    let mut offered = Offered::new();
+    let offered = Offered::new();
     assert_eq!(offered.utilisation(4, 10.0), 0.0);
     offered.arrive(60.0, 10.0);
     let fresh = offered.utilisation(4, 10.0);
@@ -26,7 +26,7 @@ proptest! {
     fn whatever_is_told_the_utilisation_is_between_0_and_the_cap(
         told in prop::collection::vec((any::<f64>(), any::<f64>()), 0..30), replicas in 0..5_usize, now: f64,
     ) {
-        let mut offered = Offered::new();
+        let offered = Offered::new();
         told.iter().for_each(|&(work, at)| offered.arrive(work, at));
         prop_assert!((0.0..=MOST_UTILISATION).contains(&offered.utilisation(replicas, now)));
     }

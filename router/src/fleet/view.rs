@@ -141,6 +141,12 @@ impl Replica {
         self.state.phase == Phase::Ready && self.lanes.any()
     }
 
+    /// Whether a request for `model` may be sent there.
+    #[must_use]
+    pub fn takes(&self, model: Option<&str>) -> bool {
+        self.is_ready() && self.serves(model)
+    }
+
     /// Whether it serves `model`; without a name, any will do.
     #[must_use]
     pub fn serves(&self, model: Option<&str>) -> bool {
@@ -181,8 +187,7 @@ impl FleetView {
 
     /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
     pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
-        let ready = move |replica: &Replica| replica.is_ready() && replica.serves(model) && !tried.contains(&replica.id);
-        self.replicas.iter().enumerate().filter(move |(_, replica)| ready(replica))
+        self.replicas.iter().enumerate().filter(move |(_, replica)| replica.takes(model) && !tried.contains(&replica.id))
     }
 
     /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.

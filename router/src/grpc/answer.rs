@@ -93,7 +93,7 @@ pub(super) fn placement(record: &Record) -> wire::Placement {
         predicted_first_token_seconds: choice.terms.first_token(),
         attempt: record.attempt,
         held_seconds: record.held.into(),
-        candidates: u32::try_from(record.candidates).unwrap_or(u32::MAX),
+        candidates: u32::try_from(record.decision.candidates).unwrap_or(u32::MAX),
     }
 }
 

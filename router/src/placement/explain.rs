@@ -10,10 +10,6 @@ use parking_lot::Mutex;
 
 use super::{Chosen, Level, Prompt};
 
-/// Candidates of one decision that are remembered: the chosen one and the cheapest others. In a fleet of a thousand replicas, nobody
-/// reads the rest.
-const REMEMBERED_CANDIDATES: usize = 64;
-
 /// Bytes of a path that are remembered. It is the client's, and may be long.
 const REMEMBERED_PATH: usize = 128;
 
@@ -42,14 +38,12 @@ pub struct Record {
     pub tokens: u32,
     /// Tokens that the answer was expected to have.
     pub output: f64,
-    /// The candidates that are remembered, with their costs.
+    /// What was decided, with the candidates that are remembered and their costs.
     pub decision: Decision,
     /// Their names, in the same order.
     pub names: Vec<Arc<str>>,
     /// Seconds since the last report about each.
     pub ages: Vec<f32>,
-    /// How many candidates there were.
-    pub candidates: usize,
     /// What came of it.
     pub outcome: Mutex<Outcome>,
 }
@@ -64,22 +58,10 @@ pub struct Outcome {
 }
 
 impl Record {
-    /// The record of `chosen`, cut down to what is remembered.
+    /// The record of `chosen`.
     #[must_use]
     pub fn new(id: u64, prompt: &Prompt, chosen: Chosen) -> Self {
-        let Chosen { mut decision, view, at, level, output, .. } = chosen;
-        let candidates = decision.scored.len();
-        if candidates > REMEMBERED_CANDIDATES {
-            // The chosen one first, then the cheapest: costs are positive, and such numbers are in the order of their bits.
-            let rank = |(index, one): (usize, &Scored)| (index != decision.chosen, one.terms.total().to_bits(), index);
-            let mut ranks: Vec<_> = decision.scored.iter().enumerate().map(rank).collect();
-            // Sorting a thousand candidates to keep a few would cost as much as pricing half of them.
-            ranks.select_nth_unstable(REMEMBERED_CANDIDATES);
-            ranks.truncate(REMEMBERED_CANDIDATES);
-            ranks.sort_unstable();
-            decision.scored = ranks.iter().map(|(.., index)| decision.scored[*index]).collect();
-            decision.chosen = 0;
-        }
+        let Chosen { decision, view, at, level, output, .. } = chosen;
         let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
         let names = replicas().map(|replica| replica.id.clone()).collect();
         let ages = replicas().map(|replica| at.saturating_duration_since(replica.heard).as_secs_f32()).collect();
@@ -98,7 +80,6 @@ impl Record {
             decision,
             names,
             ages,
-            candidates,
             outcome: Mutex::default(),
         }
     }
@@ -134,7 +115,7 @@ impl fmt::Display for Record {
             self.level.word(),
             choice.terms.first_token(),
             choice.terms.total(),
-            self.candidates,
+            self.decision.candidates,
             self.attempt,
             self.held,
         )

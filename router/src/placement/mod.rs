@@ -9,15 +9,15 @@ mod prompt;
 mod readers;
 mod reading;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use arc_swap::Guard;
 use hostler_placement::affinity::{Compared, Guess, Holes, Index, Overlay, Popularity, Seat};
-use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, has_room, place};
+use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, Priced, has_room, place};
 use hostler_placement::keys::{Key, TEXT_BLOCK_TOKENS};
 use hostler_placement::offered::Offered;
-use hostler_placement::rates::{Learned, Pool, Rates};
-use parking_lot::Mutex;
+use hostler_placement::rates::{Pool, Rates};
 use tokio::time::Instant;
 
 pub use explain::{Outcome, Record, Ring};
@@ -68,7 +68,7 @@ pub struct Placer {
     popularity: Popularity,
     /// Which blocks of text replicas probably have cached.
     guess: Arc<Guess>,
-    offered: Mutex<Offered>,
+    offered: Offered,
     outputs: Outputs,
     gather: Gather,
 }
@@ -113,7 +113,7 @@ impl Chosen {
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
     pub fn outlook(&self) -> Outlook {
-        let candidates = self.decision.scored.len().max(1) as f64;
+        let candidates = self.decision.candidates.max(1) as f64;
         Outlook { first_token: self.first_token(), seconds_per_token: self.decision.nominal.prefill / candidates }
     }
 
@@ -141,6 +141,35 @@ enum Known {
     Nothing,
 }
 
+impl Known {
+    /// Tokens of a block, where the index has it.
+    fn block_tokens(&self) -> Option<u32> {
+        if let Self::Exact(.., block_tokens) = self { Some(*block_tokens) } else { None }
+    }
+}
+
+/// What one choice works out of the replicas that it may fall on. Each thread keeps the memory for its next choice, so that none asks for
+/// more in a larger fleet; only the index, the guess and the overlay still answer in memory of their own, some bytes for each replica.
+#[derive(Debug, Default)]
+struct Tables {
+    /// A row for each.
+    candidates: Vec<Candidate>,
+    /// What is known of the cache of each, in as many rows.
+    known: Vec<Known>,
+    /// What each costs.
+    priced: Vec<Priced>,
+    /// Rows that are looked up together.
+    rows: Vec<usize>,
+    /// Where the index has their blocks.
+    seats: Vec<(Seat, Holes)>,
+    /// Where their blocks of text are guessed.
+    guessed: Vec<Seat>,
+}
+
+thread_local! {
+    static TABLES: RefCell<Tables> = RefCell::default();
+}
+
 impl Placer {
     /// A placer that has learned nothing yet.
     #[must_use]
@@ -154,7 +183,7 @@ impl Placer {
             overlay: Arc::default(),
             popularity: Popularity::default(),
             guess: Arc::default(),
-            offered: Mutex::new(Offered::new()),
+            offered: Offered::new(),
             outputs: Outputs::default(),
             gather,
         }
@@ -175,42 +204,46 @@ impl Placer {
     /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
     #[must_use]
     pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
+        TABLES.with_borrow_mut(|tables| self.choose_in(tables, prompt, tried, now))
+    }
+
+    fn choose_in(&self, tables: &mut Tables, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
         let view = Guard::into_inner(self.fleet.view());
         let seconds = view.seconds(now);
-        let eligible: Vec<(usize, &Arc<Replica>)> =
-            view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.only().is_none_or(|only| only.is(replica))).collect();
+        tables.candidates.clear();
+        tables.known.clear();
+        let (mut pool, mut own, mut others) = (Pool::default(), 0, 0);
+        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.only().is_none_or(|only| only.is(replica)));
+        for (index, replica) in eligible {
+            tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
+            tables.known.push(self.known(prompt, replica));
+            pool.add(&replica.own.learned());
+            own += replica.own.in_flight();
+            others += replica.load.others;
+        }
         // A prompt arrives once, counted by the blocks of those that it may go to.
-        if eligible.is_empty() {
+        if tables.candidates.is_empty() {
             return None;
         }
-        let known: Vec<Known> = eligible.iter().map(|(_, replica)| self.known(prompt, replica)).collect();
-        let matched = self.matched(prompt, &known);
-        let learned: Vec<Learned> = eligible.iter().map(|(_, replica)| replica.own.learned()).collect();
-        let pool = Pool::new(learned.iter());
-        let candidates: Vec<Candidate> = eligible
-            .iter()
-            .zip(matched.iter().zip(&learned))
-            .map(|((index, replica), (matched, learned))| Candidate {
-                replica: *index,
-                matched: (*matched).min(prompt.tokens()),
-                rates: pool.rates(learned),
-                ..candidate(&view, replica, now, seconds)
-            })
-            .collect();
+        self.look_up(prompt, tables);
+        let Tables { candidates, priced, .. } = tables;
+        // Read once more: to keep what each has learned until all are known would cost more. It may have learned something meanwhile.
+        for candidate in &mut *candidates {
+            candidate.rates = pool.rates(&view.replicas[candidate.replica].own.learned());
+        }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
-        let utilisation = self.offered.lock().utilisation(eligible.len(), seconds) * others_share(&eligible);
+        let utilisation = self.offered.utilisation(candidates.len(), seconds) * others_share(own, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
         let output = self.outputs.expected(prompt.most_output());
         let ask = Ask { tokens: prompt.tokens(), output, arrivals };
-        let conditions = Conditions { nominal, utilisation };
-        let decision = place(&ask, &candidates, &conditions, &mut fastrand::Rng::new())?;
-        let (replica, known) = (eligible[decision.chosen].1.clone(), known[decision.chosen]);
-        let (level, seat, block_tokens) = match known {
+        let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
+        let choice = &decision.choice().candidate;
+        let (replica, is_open) = (view.replicas[choice.replica].clone(), self.gather.is_open(choice.in_flight, now));
+        let (level, seat, block_tokens) = match self.known(prompt, &replica) {
             Known::Exact(seat, _, block_tokens) => (Level::Exact, Some(seat), block_tokens),
             Known::Guessed(seat) => (Level::Text, Some(seat), TEXT_BLOCK_TOKENS),
             Known::Nothing => (Level::Load, None, 0),
         };
-        let is_open = self.gather.is_open(decision.choice().candidate.in_flight, now);
         Some(Chosen { replica, decision, view, at: now, level, output, seat, block_tokens, is_open })
     }
 
@@ -236,7 +269,7 @@ impl Placer {
         let choice = chosen.decision.choice();
         let rates = &choice.candidate.rates;
         let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.output);
-        self.offered.lock().arrive(work, seconds);
+        self.offered.arrive(work, seconds);
         let first_token = seconds + chosen.first_token();
         // A plain answer comes when it is complete, and nobody knows how long it will be: only beyond all that it may have is it late.
         let due = match prompt.most_output() {
@@ -269,37 +302,46 @@ impl Placer {
         Known::Guessed(replica.own.guess(replica.epoch, &self.guess, blocks))
     }
 
-    /// Tokens of the prompt that each candidate has cached, or will have.
-    fn matched(&self, prompt: &Prompt, known: &[Known]) -> Vec<u32> {
-        let mut matched = vec![0; known.len()];
-        let mut sizes: Vec<u32> =
-            known.iter().filter_map(|known| if let Known::Exact(_, _, size) = known { Some(*size) } else { None }).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        for size in sizes {
+    /// Notes how many tokens of the prompt each candidate has cached, or will have.
+    fn look_up(&self, prompt: &Prompt, tables: &mut Tables) {
+        let Tables { candidates, known, rows, seats, guessed, .. } = tables;
+        let mut size = 0;
+        // One size of blocks after the other, of which there is mostly one.
+        while let Some(larger) = known.iter().filter_map(Known::block_tokens).filter(|of| *of > size).min() {
+            size = larger;
+            rows.clear();
+            seats.clear();
+            for (row, known) in known.iter().enumerate() {
+                if let Known::Exact(seat, holes, of) = *known
+                    && of == size
+                {
+                    rows.push(row);
+                    seats.push((seat, holes));
+                }
+            }
             let keys = prompt.token_keys(size);
-            let (at, seats): (Vec<usize>, Vec<(Seat, Holes)>) =
-                positions(
-                    known,
-                    |known| if let Known::Exact(seat, holes, of) = known { (of == size).then_some((seat, holes)) } else { None },
-                );
-            let mut blocks = self.index.matched(&keys, &seats);
+            let mut blocks = self.index.matched(&keys, seats);
             let text: &[Key] = if self.overlay.has_unread() { prompt.text_keys() } else { &[] };
-            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.blocks(size), text }, &seats, &mut blocks);
-            for (at, blocks) in at.into_iter().zip(blocks) {
-                // An engine computes at least the last token of a prompt, and with it the block that the token is in.
-                let most = prompt.tokens().saturating_sub(1) / size;
-                matched[at] = blocks.min(most) * size;
+            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.blocks(size), text }, seats, &mut blocks);
+            // An engine computes at least the last token of a prompt, and with it the block that the token is in.
+            let most = prompt.tokens().saturating_sub(1) / size;
+            for (row, blocks) in rows.iter().zip(blocks) {
+                candidates[*row].matched = blocks.min(most) * size;
             }
         }
-        let (at, seats): (Vec<usize>, Vec<Seat>) =
-            positions(known, |known| if let Known::Guessed(seat) = known { Some(seat) } else { None });
-        if !seats.is_empty() {
-            for (at, blocks) in at.into_iter().zip(self.guess.matched(prompt.text_keys(), &seats)) {
-                matched[at] = blocks * TEXT_BLOCK_TOKENS;
+        rows.clear();
+        guessed.clear();
+        for (row, known) in known.iter().enumerate() {
+            if let Known::Guessed(seat) = *known {
+                rows.push(row);
+                guessed.push(seat);
             }
         }
-        matched
+        if !rows.is_empty() {
+            for (row, blocks) in rows.iter().zip(self.guess.matched(prompt.text_keys(), guessed)) {
+                candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.tokens());
+            }
+        }
     }
 
     /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
@@ -309,10 +351,6 @@ impl Placer {
             self.guess.sent(seat, keys);
         }
     }
-}
-
-fn positions<T>(known: &[Known], pick: impl Fn(Known) -> Option<T>) -> (Vec<usize>, Vec<T>) {
-    known.iter().enumerate().filter_map(|(at, known)| Some((at, pick(*known)?))).unzip()
 }
 
 /// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers. `seconds` is `now` on the router's clock, which is
@@ -348,10 +386,8 @@ fn capacity(replica: &Replica) -> u64 {
     replica.load.wire.engine.as_ref().map_or(0, |engine| engine.kv_blocks * u64::from(engine.block_size))
 }
 
-/// How many times our own requests the fleet serves.
-fn others_share(eligible: &[(usize, &Arc<Replica>)]) -> f64 {
-    let own: u32 = eligible.iter().map(|(_, replica)| replica.own.in_flight()).sum();
-    let others: u32 = eligible.iter().map(|(_, replica)| replica.load.others).sum();
+/// How many times our own requests the fleet serves, of which so many are in flight.
+fn others_share(own: u32, others: u32) -> f64 {
     if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MOST_SHARE) }
 }
 

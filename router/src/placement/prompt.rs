@@ -317,14 +317,15 @@ impl Placer {
             return None;
         }
         let view = self.fleet.view();
-        let mut eligible = view.eligible(prompt.model(), &[]).map(|(_, replica)| replica);
-        let (first, second) = (eligible.next()?, eligible.next()?);
+        // Among fewer than two there is no choice.
+        view.eligible(prompt.model(), &[]).nth(1)?;
         let (mut proved, mut unproved): (Option<Reader>, Option<Reader>) = (None, None);
         let mut sizes = Vec::new();
-        for replica in [first, second].into_iter().chain(eligible).filter(|replica| replica.cache.seat.is_some()) {
+        for replica in view.replicas.iter().filter(|replica| replica.cache.seat.is_some()) {
             let size = block_tokens(replica);
             let block_bytes = size.map_or(0, |tokens| tokens as usize) * TOKEN_BYTES;
-            if prompt.text.bytes() < SHORTEST_BLOCKS * block_bytes {
+            // What most replicas are passed over for comes first: every request asks this of each.
+            if prompt.text.bytes() < SHORTEST_BLOCKS * block_bytes || !replica.takes(prompt.model()) {
                 continue;
             }
             let Some(reader) = replica.state.reader() else { continue };

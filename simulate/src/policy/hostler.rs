@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hostler_placement::affinity::{Arrivals, Compared, Extent, Holes, Index, Overlay, Pledge, Popularity, Seat};
-use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, has_room, place};
+use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, Priced, has_room, place};
 use hostler_placement::hold::{Queue, Waiting};
 use hostler_placement::keys::Key;
 use hostler_placement::offered::Offered;
@@ -39,6 +39,8 @@ pub(super) struct Hostler {
     popularity: Popularity,
     offered: Offered,
     output: f64,
+    /// Memory for the costs.
+    priced: Vec<Priced>,
     own: Vec<Own>,
     sent: FxHashMap<usize, Sent>,
     /// Requests that wait; `None` when every request is sent at once.
@@ -93,6 +95,7 @@ impl Hostler {
             popularity: Popularity::default(),
             offered: Offered::new(),
             output: USUAL_OUTPUT,
+            priced: Vec::new(),
             own: (0..fleet.replicas).map(|_| own()).collect(),
             sent: FxHashMap::default(),
             hold: holds.then(|| Queue::new(MOST_WAITING)),
@@ -118,7 +121,8 @@ impl Hostler {
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered.utilisation(candidates.len(), now);
         let ask = Ask { tokens: prompt.tokens, output: self.output, arrivals: &prompt.arrivals };
-        place(&ask, &candidates, &Conditions { nominal, utilisation }, &mut self.random).expect("a fleet has a replica")
+        let conditions = Conditions { nominal, utilisation };
+        place(&ask, &candidates, &conditions, &mut self.priced, &mut self.random).expect("a fleet has a replica")
     }
 
     fn candidate(&self, replica: usize, seen: &Seen, now: f64) -> Candidate {

@@ -58,8 +58,9 @@ pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
     let arrivals = Popularity::default().arrive(&prompt, 16, 0.1);
     let ask = Ask { tokens: TOKENS, output: 300.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
+    let mut priced = Vec::new();
     count(|| {
-        black_box(place(black_box(&ask), black_box(&candidates), &conditions, &mut random));
+        black_box(place(black_box(&ask), black_box(&candidates), &conditions, &mut priced, &mut random));
     });
     Ok(())
 }
