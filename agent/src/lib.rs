@@ -4,7 +4,6 @@
 //! `files` reads its tokenizer, `uplink` serves the routers.
 
 pub mod advise;
-mod arguments;
 pub mod cache;
 mod config;
 pub mod deaths;
@@ -17,9 +16,11 @@ pub mod keeper;
 mod metrics;
 pub mod plan;
 pub mod probe;
+mod process;
 mod run_dir;
 pub mod traffic;
 pub mod uplink;
+pub mod vllm;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,10 +35,8 @@ use tokio_util::task::TaskTracker;
 
 use advise::Setup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
-use engine::command::{CommandLine, Launch, command_line};
 use engine::turns::Turns;
-use engine::version;
-use engine::{Adopted, Engine, EngineSpec, FrontEndInUse, Phase, plugin};
+use engine::{Adopted, Engine, EngineSpec, Phase};
 use host::{Host, HostError, ReplicaPlan, Resolved};
 use join::Access;
 use keeper::{Fate, Survivor};
@@ -45,6 +44,8 @@ pub use metrics::AgentMetrics;
 use plan::{Found, Plan, PlanError, Room};
 use run_dir::{RunDir, RunDirError};
 use uplink::{Board, Uplink};
+use vllm::command_line::command_line;
+use vllm::{CommandLine, FrontEndInUse, Launch, plugin, version};
 
 /// Why the agent cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -258,7 +259,7 @@ impl Agent {
             if let Some(at) = survivors.iter().position(|survivor| survivor.life.index == plan.index) {
                 // An engine that lives on stays where it is.
                 let spec = spec_in(plan, survivors[at].directory.clone())?;
-                if let Some(fell_back) = survivors[at].runs(&spec) {
+                if let Some(fell_back) = survivors[at].runs(&spec.command, spec.fallback.as_ref(), spec.version) {
                     let adopted = Adopted { survivor: survivors.swap_remove(at), fell_back };
                     return Ok((plan, spec, Some(adopted)));
                 }

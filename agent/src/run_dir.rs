@@ -11,8 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use crate::engine::end_orphans;
 use crate::keeper::{Survivor, Unproven};
+use crate::process::orphans::end_orphans;
 
 /// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
 const SOCKET_PATH_CAP: usize = 107;

@@ -3,9 +3,9 @@
 use anyhow::Context;
 use clap::Args;
 use hostler_agent::AgentConfig;
-use hostler_agent::engine::version::Version;
 use hostler_agent::plan::what_if::describe;
 use hostler_agent::plan::{Supposed, preview};
+use hostler_agent::vllm::Version;
 use hostler_boot::Settings;
 
 use crate::output::say;

@@ -13,9 +13,10 @@ use self::cpu::FrontEndCpu;
 pub(crate) use self::rules::find;
 pub use self::rules::{Finding, Kind};
 pub use self::window::{Observation, Setup, Told, Window};
-use crate::engine::{Engine, FrontEndInUse, Phase, Status};
+use crate::engine::{Engine, Phase, Status};
 use crate::gpu::Reading;
 use crate::probe::DetailReader;
+use crate::vllm::FrontEndInUse;
 
 /// How often an engine is looked at.
 const INTERVAL: Duration = Duration::from_secs(1);

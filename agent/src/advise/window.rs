@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use crate::arguments::{is_given, value_of};
 use crate::engine::control::Adapter;
 use crate::gpu::{Gpu, Reading};
 use crate::probe::{Details, Figures};
+use crate::vllm::arguments::{is_given, value_of};
 
 /// How many observations are looked back at, one a second: long enough that a burst of requests is not taken for the rule, short enough that a
 /// change of a setting shows while one watches.

@@ -6,9 +6,9 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::effort::{Activity, Look};
 use super::health::Subject;
 use super::http::{Client, GetError};
+use crate::process::activity::{Activity, Look};
 use crate::traffic::Traffic;
 
 /// How long the one token may take.

@@ -22,13 +22,14 @@ use super::life::{Life, Story, Told};
 use super::log::Log;
 use super::state::{Action, Event, Limits, Machine, Stage, State};
 use super::turns::Turn;
-use super::{Adopted, Command, EngineSpec, FrontEndInUse, Grip, Phase, Status};
+use super::{Adopted, Command, EngineSpec, Grip, Phase, Status};
 use crate::cache::CacheLog;
 use crate::deaths::Deaths;
 use crate::gpu::Obstacle;
 use crate::keeper::wire::Request;
 use crate::probe::Sample;
 use crate::traffic::Traffic;
+use crate::vllm::FrontEndInUse;
 
 /// How often the progress of a start, and what an engine waits for, is told anew.
 const COMMENTARY: Duration = Duration::from_secs(1);

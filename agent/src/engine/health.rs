@@ -12,11 +12,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, Wanted};
-use super::effort::Look;
 use super::http::{Client, GetError, Reply};
-use super::{FrontEndInUse, Phase, Status, canary, watchdog};
+use super::{Phase, Status, canary, watchdog};
 use crate::probe::Sample;
+use crate::process::activity::Look;
 use crate::traffic::Traffic;
+use crate::vllm::FrontEndInUse;
 
 /// How often an engine that starts is asked. A refused connection costs microseconds.
 const STARTING_INTERVAL: Duration = Duration::from_millis(100);

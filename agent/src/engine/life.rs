@@ -15,7 +15,8 @@ use super::log::{Log, is_sign_of_loading};
 use super::progress::{Facts, Progress, StartReader};
 use crate::cache;
 use crate::keeper::Notices;
-use crate::keeper::wire::{FromKeeper, Leader, Notice, PROTOCOL};
+use crate::keeper::wire::{FromKeeper, Notice, PROTOCOL};
+use crate::process::Leader;
 
 /// What the keeper told, as far as the driver decides about it.
 #[derive(Debug)]

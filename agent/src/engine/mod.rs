@@ -1,24 +1,17 @@
 //! One engine under supervision: started, watched, drained, restarted after a crash and stopped for good, with never a process left behind. `Engine` is the handle that the rest of the agent holds; a task of its own does the work.
 
 mod canary;
-pub mod command;
 pub mod control;
 pub mod diagnosis;
 mod driver;
-mod effort;
 mod exception;
 mod health;
 pub(crate) mod http;
-pub(crate) mod leftovers;
 mod life;
 mod log;
-pub(crate) mod plugin;
-pub(crate) mod proc;
-pub(crate) mod process;
 pub mod progress;
 mod state;
 pub mod turns;
-pub mod version;
 mod watchdog;
 
 use std::path::{Path, PathBuf};
@@ -29,17 +22,14 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use self::command::{CommandLine, Launch, cache_source, command_line, socket_in};
 use self::control::{Adapter, Control, Wanted};
 use self::diagnosis::Diagnosis;
 use self::driver::Driver;
 pub use self::health::ModelCard;
 use self::log::Log;
-pub(crate) use self::process::end_orphans;
 use self::progress::{Facts, Progress};
 use self::state::{Event, Stage, State, Then};
 use self::turns::Turns;
-use self::version::Version;
 use crate::cache::{self, CacheLog};
 use crate::deaths::Deaths;
 use crate::gpu::{Binding, Free};
@@ -48,6 +38,9 @@ use crate::keeper::wire::{Order, Request};
 use crate::keeper::{self, Fate, Link, Notices, Survivor};
 use crate::probe::Sample;
 use crate::traffic::Traffic;
+use crate::vllm::command_line::{cache_source, command_line};
+use crate::vllm::directory::{prepare, socket_in};
+use crate::vllm::{CommandLine, FrontEndInUse, Launch, Version};
 
 /// Commands waiting for the driver, which never waits long for anything else.
 const WAITING_COMMANDS: usize = 16;
@@ -156,24 +149,6 @@ impl From<State> for Phase {
             State::Draining { .. } | State::Stopping { .. } | State::Killing { .. } => Self::Draining,
             State::Stopped => Self::Stopped,
         }
-    }
-}
-
-/// Which of its HTTP front-ends an engine runs with.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum FrontEndInUse {
-    /// The one that every release has; also the simulated engine's.
-    #[default]
-    Python,
-    /// The fast one.
-    Rust,
-}
-
-impl FrontEndInUse {
-    /// The one that a command line asks for.
-    fn of(line: &CommandLine) -> Self {
-        let rust = line.set.iter().any(|(name, value)| *name == "VLLM_USE_RUST_FRONTEND" && value == "1");
-        if rust { Self::Rust } else { Self::Python }
     }
 }
 
@@ -411,7 +386,7 @@ impl Grip {
         if self.closed {
             return Err(std::io::Error::other("the agent is stopping"));
         }
-        process::prepare(Path::new(&order.directory))?;
+        prepare(Path::new(&order.directory))?;
         let (link, notices) = keeper::start(order)?;
         self.link = Some(link);
         Ok(notices)

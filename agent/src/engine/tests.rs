@@ -6,6 +6,7 @@ use zeromq::{PubSocket, Socket};
 
 use super::http::tests::Scripted;
 use super::*;
+use crate::process::orphans::{keepers_of, orphans};
 use crate::traffic::RouterKey;
 
 const MODELS: &str = r#"{"data":[{"id":"tiny"}]}"#;
@@ -98,7 +99,7 @@ impl Fixture {
 
     /// Every process that belongs to the engine, in its group or not.
     fn processes(&self) -> Vec<i32> {
-        process::orphans(&self.directory)
+        orphans(&self.directory)
     }
 }
 
@@ -210,7 +211,7 @@ async fn an_engine_without_handles_is_stopped() {
     drop(engine);
     tracker.close();
     tokio::time::timeout(Duration::from_secs(10), tracker.wait()).await.unwrap();
-    assert!(process::orphans(&directory).is_empty());
+    assert!(orphans(&directory).is_empty());
 }
 
 #[tokio::test]
@@ -351,7 +352,7 @@ async fn an_engine_waits_for_its_turn_says_for_whom_and_stops_at_once() {
 async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_it() {
     let mut fixture = start(STUBBORN);
     let before = fixture.settled().await;
-    let keeper = process::keepers_of(&fixture.directory);
+    let keeper = keepers_of(&fixture.directory);
     assert_eq!(keeper.len(), 1);
     let mut request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
     request.sent(fixture.status.borrow().epoch, crate::deaths::Fingerprint(7));

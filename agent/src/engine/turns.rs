@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::command::CommandLine;
 use crate::host::{ReplicaPlan, Resolved};
+use crate::vllm::CommandLine;
 
 /// How long the others wait for the one that warms the compile cache. Loading and compiling take one to three minutes; a model that
 /// takes longer spends the time on reading weights, where waiting gains nothing more.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::canary::{Canary, Outcome};
-use super::effort::{Activity, Look};
 use super::health::{Progress, Subject};
+use crate::process::activity::{Activity, Look};
 
 /// How often it is looked at whether anything has moved.
 const TICK: Duration = Duration::from_millis(250);

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hostler_proto::agent::v1::PromptFile;
 
 use super::{FilesError, MOST_BYTES, NAMES, TEMPLATE, TOKENIZER};
-use crate::arguments::{is_given, value_of};
+use crate::vllm::arguments::{is_given, value_of};
 
 /// Modes in which vLLM takes the model's Hugging Face tokenizer.
 const PLAIN_MODES: [&str; 3] = ["auto", "hf", "slow"];

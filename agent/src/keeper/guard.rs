@@ -22,11 +22,11 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use super::echo::Echo;
 use super::file::{Output, Thread};
 use super::peer::{Peer, Writer, requested, sent};
-use super::wire::{Leader, Life, Notice, Order, PROTOCOL, Request};
+use super::wire::{Life, Notice, Order, PROTOCOL, Request};
 use super::{failure_in, socket_in};
-use crate::engine::leftovers::Leftovers;
-use crate::engine::proc;
-use crate::engine::process::{Record, STUCK_AFTER};
+use crate::process::leftovers::Leftovers;
+use crate::process::record::Record;
+use crate::process::{KEEPER_OF, Leader, STUCK_AFTER, table};
 
 /// How long the agent that started this keeper may take to say what is wanted.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
@@ -331,7 +331,7 @@ impl Guard {
 
     /// The engine's processes, those that left its group among them.
     fn processes(&self) -> Vec<i32> {
-        proc::descendants(getpid().as_raw_nonzero().get())
+        table::descendants(getpid().as_raw_nonzero().get())
     }
 
     /// The last lines and the last word.
@@ -408,7 +408,7 @@ fn spawn(order: &Order) -> io::Result<(Leader, pipe::Receiver)> {
     for name in &order.unset {
         command.env_remove(name);
     }
-    command.env_remove(super::MARK).env_remove(super::THRIFT.0).envs(order.set.iter().map(|(name, value)| (name, value)));
+    command.env_remove(KEEPER_OF).env_remove(super::THRIFT.0).envs(order.set.iter().map(|(name, value)| (name, value)));
     // Also takes signals back to their defaults, except those that the agent was started to ignore.
     let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
     // Our copies of the writing end live in the command; with them gone, the pipe ends when the engine does.

@@ -14,11 +14,13 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::process::Command;
 
-use super::wire::{self, FromKeeper, Leader, Life, Notice, Order, PROTOCOL, Request};
-use super::{MARK, THRIFT, fingerprint, socket_in};
-use crate::engine::EngineSpec;
-use crate::engine::command::{CommandLine, socket_in as engine_socket_in};
-use crate::engine::process::{Record, end_orphans};
+use super::wire::{self, FromKeeper, Life, Notice, Order, PROTOCOL, Request};
+use super::{THRIFT, fingerprint, socket_in};
+use crate::process::orphans::end_orphans;
+use crate::process::record::Record;
+use crate::process::{KEEPER_OF, Leader};
+use crate::vllm::directory::socket_in as engine_socket_in;
+use crate::vllm::{CommandLine, Version};
 
 /// How long a keeper may take to say who it is. It does nothing else that takes time.
 const HELLO_DEADLINE: Duration = Duration::from_secs(1);
@@ -86,7 +88,7 @@ fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Resul
 pub(crate) fn start(order: Order) -> io::Result<(Link, Notices)> {
     let (ours, theirs) = StdStream::pair()?;
     let mut command = Command::new(&order.keeper);
-    command.arg("keeper").env(MARK, &order.directory).env(THRIFT.0, THRIFT.1);
+    command.arg("keeper").env(KEEPER_OF, &order.directory).env(THRIFT.0, THRIFT.1);
     // A group of its own: a Ctrl-C at the terminal is for the agent, which then decides.
     command.process_group(0).stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn()?;
@@ -164,12 +166,12 @@ impl Survivor {
     }
 
     /// Whether it is what this agent would start: `Some(true)` where it is with the second command line.
-    pub(crate) fn runs(&self, spec: &EngineSpec) -> Option<bool> {
-        let is = |line: &CommandLine| fingerprint(line, spec.version) == self.life.fingerprint;
-        if is(&spec.command) {
+    pub(crate) fn runs(&self, command: &CommandLine, fallback: Option<&CommandLine>, version: Option<Version>) -> Option<bool> {
+        let is = |line: &CommandLine| fingerprint(line, version) == self.life.fingerprint;
+        if is(command) {
             return Some(false);
         }
-        spec.fallback.as_ref().is_some_and(is).then_some(true)
+        fallback.is_some_and(is).then_some(true)
     }
 
     /// Takes the engine over.

@@ -25,8 +25,8 @@ use sha2::{Digest, Sha256};
 
 pub(crate) use self::link::{Link, Notices, Survivor, Unproven, start};
 use crate::config::IfAgentDies;
-use crate::engine::command::CommandLine;
-use crate::engine::version::Version;
+use crate::vllm::CommandLine;
+use crate::vllm::version::Version;
 
 /// What becomes of an engine whose agent dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +58,6 @@ impl Fate {
 
 /// The name under which keepers appear in lists of processes; 15 bytes are shown. It does not begin with the program's own: who kills that by name must leave the keepers to do their work.
 const NAME: &std::ffi::CStr = c"engine-keeper";
-
-/// Every keeper has this variable in its environment, with its engine's directory: a later agent finds it by that.
-pub(crate) const MARK: &str = "HOSTLER_KEEPER_OF";
 
 /// Has the allocator take memory as it is needed: else the first small piece takes 8 MiB of huge pages, as was seen, for a keeper that needs 2.
 const THRIFT: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");

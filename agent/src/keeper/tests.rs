@@ -40,13 +40,13 @@ struct Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let _ = crate::engine::end_orphans(&self.directory);
+        let _ = crate::process::orphans::end_orphans(&self.directory);
     }
 }
 
 fn order(parent: &Path, script: &str) -> wire::Order {
     let directory = parent.join("e0");
-    crate::engine::process::prepare(&directory).unwrap();
+    crate::vllm::directory::prepare(&directory).unwrap();
     wire::Order {
         keeper: program(parent).into(),
         program: "/bin/sh".into(),
@@ -94,7 +94,7 @@ impl Kept {
         }
     }
 
-    async fn started(&mut self) -> wire::Leader {
+    async fn started(&mut self) -> crate::process::Leader {
         assert_eq!(self.told().await, Some(wire::Notice::Hello { protocol: wire::PROTOCOL, running: None }));
         match self.told().await {
             Some(wire::Notice::Started(leader)) => leader,
@@ -114,12 +114,12 @@ impl Kept {
     }
 
     fn processes(&self) -> Vec<i32> {
-        crate::engine::process::orphans(&self.directory)
+        crate::process::orphans::orphans(&self.directory)
     }
 
     async fn until_nothing_is_left(&self) {
         let waiting = async {
-            while !self.processes().is_empty() || !crate::engine::process::keepers_of(&self.directory).is_empty() {
+            while !self.processes().is_empty() || !crate::process::orphans::keepers_of(&self.directory).is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -151,7 +151,7 @@ async fn an_engine_gets_none_of_the_keepers_files_and_none_of_its_variables() {
     kept.printed("done").await;
     let text = String::from_utf8_lossy(&kept.output).into_owned();
     assert!(text.contains("0 -> /dev/null") && text.contains("2 -> pipe:"), "{text}");
-    for leaked in ["socket:", "eventpoll", "e0.log", MARK, THRIFT.0] {
+    for leaked in ["socket:", "eventpoll", "e0.log", crate::process::KEEPER_OF, THRIFT.0] {
         assert!(!text.contains(leaked), "{leaked} in {text}");
     }
 }
@@ -162,7 +162,7 @@ async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
     let leader = kept.started().await;
     kept.printed("up").await;
     assert_eq!(kept.processes().len(), 3);
-    let stray = kept.processes().into_iter().filter_map(crate::engine::proc::Process::read).any(|process| process.group != leader.pid);
+    let stray = kept.processes().into_iter().filter_map(crate::process::table::Process::read).any(|process| process.group != leader.pid);
     assert!(stray, "no process has left the group");
     kept.say(&wire::Request::Kill);
     while kept.told().await != Some(wire::Notice::Empty) {}
@@ -243,7 +243,7 @@ async fn a_keeper_that_is_killed_takes_the_first_process_with_it() {
     let leader = kept.started().await;
     kept.connection.as_ref().unwrap().0.end_keeper();
     assert_eq!(kept.told().await, None);
-    while crate::engine::proc::Process::read(leader.pid).is_some_and(|process| !process.ended) {
+    while crate::process::table::Process::read(leader.pid).is_some_and(|process| !process.ended) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -305,7 +305,7 @@ async fn a_kept_engine_must_be_proven() {
     let record = kept.directory.join("engine.pid");
     // One that is in order, and another node's.
     assert_eq!(Survivor::at(&kept.directory, "n1").unwrap_err(), Unproven::OtherNode("n0".to_owned()));
-    std::fs::write(&record, format!("1 1 1 {}", crate::engine::proc::birthplace())).unwrap();
+    std::fs::write(&record, format!("1 1 1 {}", crate::process::table::birthplace())).unwrap();
     assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::OtherProcess);
     assert_eq!(Survivor::at(&kept.directory, "n1").unwrap_err(), Unproven::OtherNode("n0".to_owned()), "nor is it ours to end");
     std::fs::write(&record, "1 1 1 elsewhere").unwrap();

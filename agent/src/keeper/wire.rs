@@ -6,6 +6,8 @@ use std::io;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
+use crate::process::Leader;
+
 /// Grows when an agent and a keeper of different builds would misunderstand each other; such a keeper is ended, not adopted.
 pub(crate) const PROTOCOL: u32 = 1;
 
@@ -55,15 +57,6 @@ pub(crate) struct Life {
     pub(crate) lives: u32,
     /// How long it took to become ready; `None` while it is not.
     pub(crate) ready_in_ms: Option<u64>,
-}
-
-/// The engine's first process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Leader {
-    /// Its id, which is also its group's.
-    pub(crate) pid: i32,
-    /// When it started, in clock ticks since the machine did.
-    pub(crate) started: u64,
 }
 
 /// From the agent.

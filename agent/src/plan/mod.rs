@@ -22,17 +22,16 @@ pub use self::front_end::Chosen;
 pub use self::layout::{Layout, Share, Spare, Why};
 pub use self::memory::{CacheFormat, Memory, Steps};
 pub use self::model::{Facts, Measured, Model, Shape};
-pub(crate) use self::profile::EXECUTOR;
-pub use self::profile::{Choice, Origin};
 pub use self::room::Room;
 pub use self::setup::Setup;
 pub use self::survey::{Found, Preview, Supposed, installed, make, preview};
 pub use self::weights::Format;
 pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;
-use crate::engine::FrontEndInUse;
 use crate::gpu::{Gpu, Links};
 use crate::host::{ReplicaPlan, Resolved};
+use crate::vllm::FrontEndInUse;
+pub use crate::vllm::{Choice, Origin};
 
 /// Simulated engines on a host that names no number: two, so that placement has a choice.
 const SIMULATED_REPLICAS: u32 = 2;
@@ -43,7 +42,7 @@ pub struct Ground<'a> {
     /// Which program becomes an engine.
     pub engine: &'a Resolved,
     /// The installed vLLM's release, if known.
-    pub version: Option<crate::engine::version::Version>,
+    pub version: Option<crate::vllm::version::Version>,
     /// Its Rust front-end, if it has one.
     pub rust_front_end: Option<&'a Path>,
     /// The GPUs that may be used.

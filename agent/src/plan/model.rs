@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::weights::{self, Format, scaled};
-use crate::arguments::value_of;
 use crate::files;
+use crate::vllm::arguments::value_of;
 
 /// What is known of the model that shall be served.
 #[derive(Debug, Clone, PartialEq)]

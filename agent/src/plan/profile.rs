@@ -3,88 +3,16 @@
 
 use super::setup::Setup;
 use crate::config::Profile;
-use crate::engine::FrontEndInUse;
-use crate::engine::command::Given;
-use crate::engine::version::Version;
 use crate::gpu::Gpu;
-
-/// `--async-scheduling` does without structured outputs before this release, and is called experimental there.
-const ASYNC_SINCE: Version = Version::new(0, 12);
-
-/// The engine decides about asynchronous scheduling by itself since this release.
-const ASYNC_AUTO_SINCE: Version = Version::new(0, 14);
-
-/// `--stream-interval`.
-const STREAM_INTERVAL_SINCE: Version = Version::new(0, 12);
-
-/// `--performance-mode`.
-const PERFORMANCE_MODE_SINCE: Version = Version::new(0, 17);
-
-/// `--shutdown-timeout`.
-const SHUTDOWN_TIMEOUT_SINCE: Version = Version::new(0, 18);
-
-/// `--max-num-queued-reqs`. The Rust front-end refuses to start with it, up to 0.33 at least.
-const QUEUE_LIMIT_SINCE: Version = Version::new(0, 29);
+use crate::vllm::FrontEndInUse;
+use crate::vllm::arguments::Given;
+use crate::vllm::flag::{Choice, EXECUTOR, Origin};
+use crate::vllm::releases::{
+    ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
+};
 
 /// A limit below this would turn away bursts that a single replica can well hold.
 const LEAST_QUEUE_LIMIT: u64 = 256;
-
-/// Whether the model of an engine on one GPU runs in its core's process (`uni`) or in one of its own (`mp`), see `room`.
-pub(crate) const EXECUTOR: &str = "--distributed-executor-backend";
-
-/// Who decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// The agent: the flag is on the command line.
-    Hostler,
-    /// The engine: it is the release's default.
-    Engine,
-    /// The user, after `--`.
-    User,
-}
-
-impl Origin {
-    /// In a word.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Hostler => "hostler",
-            Self::Engine => "engine default",
-            Self::User => "yours",
-        }
-    }
-}
-
-/// One flag, who decided about it, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
-    /// With its dashes.
-    pub flag: &'static str,
-    /// Several values have a space between them; empty for a flag without a value.
-    pub value: String,
-    /// Who decided.
-    pub origin: Origin,
-    /// A sentence.
-    pub because: String,
-}
-
-impl Choice {
-    /// The flag as people read it: of many values the first and the last.
-    #[must_use]
-    pub fn short(&self) -> String {
-        let shown = match *self.value.split(' ').collect::<Vec<_>>() {
-            [first, second, third, _, _, .., last] => format!("{} {first} {second} {third} … {last}", self.flag),
-            _ => format!("{} {}", self.flag, self.value),
-        };
-        shown.trim_end().to_owned()
-    }
-
-    /// The words of the command line; none for what the agent does not give.
-    pub fn words(&self) -> impl Iterator<Item = &str> {
-        let given = self.origin == Origin::Hostler;
-        std::iter::once(self.flag).chain(self.value.split(' ')).filter(move |word| given && !word.is_empty())
-    }
-}
 
 /// What the flags of one replica depend on, besides the setup.
 #[derive(Debug, Clone, Copy)]

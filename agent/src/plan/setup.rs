@@ -6,15 +6,13 @@ use std::time::Duration;
 use super::memory::{CacheFormat, GIB, Steps};
 use super::model::{Facts, Model};
 use super::weights::scaled;
-use crate::arguments::{value_of, with_file};
 use crate::config::{AgentConfig, Profile};
-use crate::engine::command::Given;
-use crate::engine::version::Version;
 use crate::gpu::Gpu;
 use crate::host::Resolved;
-
-/// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by default instead of 0.9.
-const GRAPHS_COUNTED_SINCE: Version = Version::new(0, 20);
+use crate::vllm::arguments::Given;
+use crate::vllm::arguments::{value_of, with_file};
+use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
+use crate::vllm::version::Version;
 
 /// vLLM makes graphs for steps of at most this many tokens by itself.
 const USUAL_GRAPH_TOKENS: u32 = 512;
@@ -34,12 +32,6 @@ const GRAPHS_DECIDED_BY: [&str; 9] = [
     "--spec",
     "-sc",
 ];
-
-/// GPUs of 160 GiB and more have larger steps by default since this release.
-const LARGE_STEPS_SINCE: Version = Version::new(0, 28);
-
-/// Before this release an engine that tells of its cache keeps whole contexts in layers with a window.
-const WINDOWS_WITH_EVENTS_SINCE: Version = Version::new(0, 20);
 
 /// What the conservative profile uses of a GPU: room for another process, or for a model that vLLM measures too small.
 const CONSERVATIVE_UTILIZATION: f64 = 0.85;

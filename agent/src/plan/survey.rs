@@ -6,13 +6,11 @@ use super::what_if::Described;
 use super::{Ground, Plan, PlanError, Room, front_end, plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
-use crate::engine::version::{self, Installed, Version, VersionError};
 use crate::files;
 use crate::gpu::{Gpu, Links};
 use crate::host::{self, Host, HostError, Resolved};
-
-/// The release that is planned for where none is installed: the newest whose flags were looked at.
-const NEWEST: Version = Version::new(0, 33);
+use crate::vllm::releases::{NEWEST, RUST_FRONT_END_SINCE};
+use crate::vllm::version::{self, Installed, Version, VersionError};
 
 /// Which vLLM is behind a program; `None` for the simulated engine, and for a vLLM that does not tell its version. Takes seconds.
 ///
@@ -127,6 +125,6 @@ pub async fn preview(config: AgentConfig, supposed: Supposed) -> Result<Preview,
 
 /// A release as it comes for GPUs. Where its Rust front-end lies does not matter to a plan.
 fn shipped(version: Version) -> Installed {
-    let rust_front_end = (version >= front_end::SHIPPED_SINCE).then(|| Path::new("vllm-rs").to_owned());
+    let rust_front_end = (version >= RUST_FRONT_END_SINCE).then(|| Path::new("vllm-rs").to_owned());
     Installed { version, rust_front_end }
 }

@@ -4,7 +4,7 @@ use super::model::tests::fixture;
 use super::what_if::describe;
 use super::*;
 use crate::config::{FrontEnd, Profile};
-use crate::engine::version::Version;
+use crate::vllm::version::Version;
 
 struct Asked<'a> {
     model: &'a str,

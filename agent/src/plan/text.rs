@@ -2,16 +2,15 @@
 
 pub(super) mod json;
 
+use super::Plan;
 use super::error::gib;
 use super::layout::{Layout, Share, Why};
 use super::memory::Memory;
 use super::model::{Facts, Measured, Model};
-use super::profile::Origin;
-use super::{Choice, Plan};
 use crate::config::Profile;
-use crate::engine::FrontEndInUse;
-use crate::engine::command::Given;
 use crate::gpu::Gpu;
+use crate::vllm::arguments::Given;
+use crate::vllm::{Choice, FrontEndInUse, Origin};
 
 /// Tokens of a usual request, prompt and answer, for the number of those that fit at once.
 const USUAL_REQUEST: u64 = 2_048;

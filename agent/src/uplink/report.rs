@@ -12,10 +12,11 @@ use super::client::EngineClient;
 use crate::advise::{self, Advised, Finding, Setup};
 use crate::cache::Watch;
 use crate::deaths::Death;
-use crate::engine::{Engine, FrontEndInUse, Phase, Status};
+use crate::engine::{Engine, Phase, Status};
 use crate::files::{Bundle, FilesError, Source};
 use crate::gpu::{Gpu, Reading, Readings};
 use crate::traffic::RouterKey;
+use crate::vllm::FrontEndInUse;
 
 /// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
 const FILES_RETRY: Duration = Duration::from_secs(30);

@@ -11,17 +11,19 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Driver;
 use crate::cache;
-use crate::engine::command::{CommandLine, socket_in};
+use crate::engine::Adopted;
 use crate::engine::diagnosis::{Diagnosis, Ended, diagnose};
 use crate::engine::health::{self, ModelCard};
 use crate::engine::life::{Follower, Life, Story};
-use crate::engine::process::{self, STUCK_AFTER};
 use crate::engine::progress::StartReader;
 use crate::engine::state::{Event, State, Then};
-use crate::engine::{Adopted, proc};
 use crate::keeper::wire::{self, Order, Request};
 use crate::keeper::{self, Fate, Notices};
 use crate::probe;
+use crate::process::orphans::end_orphans;
+use crate::process::{STUCK_AFTER, table};
+use crate::vllm::CommandLine;
+use crate::vllm::directory::socket_in;
 
 /// News waiting for the driver, and the same of what the keeper tells.
 const WAITING_NEWS: usize = 8;
@@ -44,7 +46,7 @@ impl Driver {
                 tracing::warn!(engine = self.parts.spec.index, %error, "cannot take an engine over; it ends and starts anew");
                 let directory = self.parts.spec.directory.clone();
                 // Never two in one directory. Whoever does not die is seen again by the GPU's check.
-                let _ = tokio::task::spawn_blocking(move || process::end_orphans(&directory)).await;
+                let _ = tokio::task::spawn_blocking(move || end_orphans(&directory)).await;
                 return None;
             }
         };
@@ -166,7 +168,7 @@ impl Driver {
             news,
             story,
             reader,
-            oom_kills: proc::oom_kills(),
+            oom_kills: table::oom_kills(),
             _follower: AbortOnDropHandle::new(self.parts.tasks.spawn(follower.run(notices))),
             _health: AbortOnDropHandle::new(self.parts.tasks.spawn(health::watch(subject, news_out))),
             probe: None,
@@ -214,7 +216,7 @@ impl Driver {
     pub(super) fn end_orphans(&mut self) {
         self.keeper_by = None;
         let directory = self.parts.spec.directory.clone();
-        self.ending.get_or_insert_with(|| tokio::task::spawn_blocking(move || process::end_orphans(&directory)));
+        self.ending.get_or_insert_with(|| tokio::task::spawn_blocking(move || end_orphans(&directory)));
     }
 
     /// The keeper did not do in time what it was told.
@@ -270,7 +272,7 @@ impl Driver {
             status: life.and_then(|life| life.exit),
             cause: self.cause.clone(),
             was_ready: life.is_some_and(|life| life.ready_in.is_some()),
-            oom_killed: life.is_some_and(|life| proc::oom_kills() > life.oom_kills),
+            oom_killed: life.is_some_and(|life| table::oom_kills() > life.oom_kills),
         };
         diagnose(&ended, &self.parts.log.last_of_life(usize::MAX))
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Driver;
+use crate::engine::Status;
 use crate::engine::diagnosis::Kind;
 use crate::engine::life::Life;
 use crate::engine::state::{Event, Stage, State, Then};
-use crate::engine::{FrontEndInUse, Status};
 
 /// Lines of the engine's log that are shown with a failure.
 const SHOWN_LINES: usize = 10;
@@ -106,7 +106,7 @@ impl Driver {
                 progress,
                 failure: self.failure.clone(),
                 facts: story.facts,
-                front_end: FrontEndInUse::of(self.line()),
+                front_end: self.line().front_end(),
             };
             let changed = *status != next;
             *status = next;

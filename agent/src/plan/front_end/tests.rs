@@ -4,6 +4,7 @@ use super::super::model::tests::fixture;
 use super::*;
 use crate::config::AgentConfig;
 use crate::host::Resolved;
+use crate::vllm::Version;
 
 fn chosen(setting: FrontEnd, minor: Option<u32>, binary: bool, profile: Profile, line: &str) -> Result<Chosen, PlanError> {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();

@@ -6,8 +6,8 @@ use super::super::model::tests::fixture;
 use super::super::what_if::describe;
 use super::*;
 use crate::config::AgentConfig;
-use crate::engine::version::Version;
 use crate::host::Resolved;
+use crate::vllm::version::Version;
 
 fn setup(arguments: &[&str]) -> Setup {
     let config = AgentConfig { engine_args: arguments.iter().map(|&argument| argument.to_owned()).collect(), ..AgentConfig::default() };

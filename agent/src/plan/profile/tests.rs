@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::AgentConfig;
 use crate::host::Resolved;
+use crate::vllm::Version;
 
 fn gpu(gib: u64) -> Gpu {
     Gpu { name: "test GPU".to_owned(), memory_bytes: gib << 30, ..Gpu::default() }

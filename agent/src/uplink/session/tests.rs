@@ -17,7 +17,6 @@ use super::*;
 use crate::cache::wire::{Event, Stored};
 use crate::cache::{self, Writer};
 use crate::deaths::Fingerprint;
-use crate::engine::command::CommandLine;
 use crate::engine::http::tests::Scripted;
 use crate::engine::turns::Turns;
 use crate::engine::{Engine, EngineSpec};
@@ -26,6 +25,7 @@ use crate::host::Resolved;
 use crate::keeper;
 use crate::traffic::Prompt;
 use crate::uplink::{Board, Replica, Traits};
+use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
 
 /// Larger than one part.

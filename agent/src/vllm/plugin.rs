@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Tells the plugin how long a thread waits, in seconds.
-pub(super) const SWITCH_INTERVAL: &str = "HOSTLER_SWITCH_INTERVAL";
+pub(crate) const SWITCH_INTERVAL: &str = "HOSTLER_SWITCH_INTERVAL";
 
 /// The plugin's name, as the metadata have it.
 const NAME: &str = "hostler";

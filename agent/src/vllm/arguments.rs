@@ -37,5 +37,35 @@ pub(crate) fn with_file(arguments: &[String]) -> Vec<String> {
     text.lines().filter_map(argument).chain(arguments.iter().cloned()).collect()
 }
 
+/// The engine arguments of the configuration.
+pub(crate) struct Given<'a>(pub(crate) &'a [String]);
+
+impl Given<'_> {
+    /// Whether a flag was given, as `--flag`, `--flag=value` or with underscores, or negated as `--no-flag`.
+    pub(crate) fn has(&self, flag: &str) -> bool {
+        let bare = flag.trim_start_matches('-');
+        self.0.iter().any(|argument| {
+            let name = argument.split('=').next().unwrap_or_default().replace('_', "-");
+            let name = name.strip_prefix("--").or_else(|| name.strip_prefix('-')).unwrap_or_default();
+            name == bare || name.strip_prefix("no-") == Some(bare)
+        })
+    }
+
+    /// Whether a flag was given as `--no-flag`.
+    pub(crate) fn negates(&self, flag: &str) -> bool {
+        let negated = format!("--no-{}", flag.trim_start_matches('-'));
+        self.0.iter().any(|argument| argument.replace('_', "-") == negated)
+    }
+
+    /// What a flag was given as its value: empty where it takes none, `off` where it was negated; `None` where it was not given.
+    pub(crate) fn shown(&self, flag: &str) -> Option<String> {
+        if self.negates(flag) {
+            return Some("off".to_owned());
+        }
+        let value = || value_of(self.0, flag).filter(|value| !value.starts_with("--")).unwrap_or_default().to_owned();
+        self.has(flag).then(value)
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::time::Duration;
 
-use super::proc;
+use super::table;
 
 /// The processes in which vLLM schedules and computes begin with these names, as the kernel cuts them, at 15 bytes. With tensor parallelism the
 /// core may sleep while its workers compute.
@@ -22,7 +22,7 @@ const FRONT_END_COMPUTES: f64 = 0.5;
 
 /// What the processes of an engine were found to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Activity {
+pub(crate) enum Activity {
     /// This one was stopped, by SIGSTOP as a rule, and does nothing before it is continued.
     Stopped(String),
     /// Its core, or what comes before it, computes.
@@ -48,7 +48,7 @@ struct Effort {
 
 /// The processes of an engine at one moment.
 #[derive(Debug, Clone)]
-pub(super) struct Look {
+pub(crate) struct Look {
     /// The first process of the group.
     leader: i32,
     processes: Vec<Effort>,
@@ -56,10 +56,10 @@ pub(super) struct Look {
 
 impl Look {
     /// Looks at the process group of an engine and at all that descends from its leader: compilers, for one, may have groups of their own. On a thread of its own: on a large host `/proc` has tens of thousands of entries.
-    pub(super) async fn at(group: Option<u32>) -> Self {
+    pub(crate) async fn at(group: Option<u32>) -> Self {
         let leader = group.and_then(|group| i32::try_from(group).ok()).unwrap_or(0);
         let read = move || {
-            let members = if leader == 0 { Vec::new() } else { proc::tree(leader) };
+            let members = if leader == 0 { Vec::new() } else { table::tree(leader) };
             members.into_iter().filter_map(|process| Effort::read(process.pid, process.started)).collect()
         };
         let processes = tokio::task::spawn_blocking(read).await.expect("reading /proc does not panic");
@@ -67,14 +67,14 @@ impl Look {
     }
 
     /// A process in which vLLM schedules or computes that an earlier look saw and that has ended since. An engine does not live on without it.
-    pub(super) fn lost_since(&self, earlier: &Self) -> Option<String> {
+    pub(crate) fn lost_since(&self, earlier: &Self) -> Option<String> {
         let is_here = |lost: &Effort| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
         let lost = earlier.processes.iter().find(|process| process.is_core() && !is_here(process))?;
         Some(format!("{} (pid {})", lost.name, lost.pid))
     }
 
     /// What the processes did since an earlier look, within `elapsed` of work. Where they also rested in between, they seem to have done more than they did, never less.
-    pub(super) fn since(&self, earlier: &Self, elapsed: Duration) -> Activity {
+    pub(crate) fn since(&self, earlier: &Self, elapsed: Duration) -> Activity {
         if let Some(stopped) = self.processes.iter().find(|process| process.stopped) {
             return Activity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
         }

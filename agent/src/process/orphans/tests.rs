@@ -1,9 +1,11 @@
 //! Real processes, found and ended by what an engine's directory and their environment say.
 
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use super::*;
+use crate::vllm::directory::prepare;
 
 /// A shell script as an engine without keeper, with its record.
 fn spawn(script: &str, directory: &Path, environment: &[(&str, &Path)]) -> Child {
@@ -13,18 +15,6 @@ fn spawn(script: &str, directory: &Path, environment: &[(&str, &Path)]) -> Child
     let child = command.spawn().unwrap();
     Record::of(child.id().cast_signed()).unwrap().write(directory).unwrap();
     child
-}
-
-#[test]
-fn a_directory_is_emptied_before_each_life() {
-    let parent = tempfile::tempdir().unwrap();
-    let directory = parent.path().join("e0");
-    fs::create_dir(&directory).unwrap();
-    fs::write(directory.join("engine.sock"), "stale").unwrap();
-    prepare(&directory).unwrap();
-    assert!(!directory.join("engine.sock").exists());
-    assert!(temporary_in(&directory).is_dir());
-    assert!(directory.join("python/hostler_engine.py").is_file());
 }
 
 #[test]
@@ -53,7 +43,7 @@ fn a_keeper_that_is_left_is_ended_with_its_engine_and_not_counted() {
     let parent = tempfile::tempdir().unwrap();
     let (directory, other) = (parent.path().join("e0"), parent.path().join("e1"));
     let mut child = spawn("exec sleep 600", &directory, &[]);
-    let mut keepers = [&directory, &other].map(|of| Command::new("/bin/sleep").arg("600").env(MARK, of).spawn().unwrap());
+    let mut keepers = [&directory, &other].map(|of| Command::new("/bin/sleep").arg("600").env(KEEPER_OF, of).spawn().unwrap());
     // A child has the environment of its program only once it has become that.
     while keepers_of(&directory).is_empty() || keepers_of(&other).is_empty() {
         std::thread::yield_now();

@@ -3,23 +3,19 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::FrontEndInUse;
+use super::arguments::{Given, value_of, with_file};
+use super::directory::{socket_in, temporary_in};
+use super::flag::{Choice, EXECUTOR};
+use super::front_end::FrontEndInUse;
 use super::plugin;
+use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
 use super::version::Version;
-use crate::arguments::{value_of, with_file};
 use crate::cache::Source;
 use crate::config::{AgentConfig, Profile};
 use crate::host::{HostError, ReplicaPlan, Resolved};
-use crate::plan::{Choice, EXECUTOR};
 
 /// What the simulated engine serves when no model is named.
 pub const SIMULATED_MODEL: &str = "simulated";
-
-/// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a number and crash.
-const GPU_UUID_SINCE: Version = Version::new(0, 24);
-
-/// Events about the cache have an encoding that we read since this release.
-const CACHE_EVENTS_SINCE: Version = Version::new(0, 11);
 
 /// Messages about the cache that an engine keeps, to tell them again where some were missed: one for each of its steps. vLLM's own default.
 const CACHE_EVENTS_KEPT: u32 = 10_000;
@@ -118,11 +114,6 @@ impl CommandLine {
     }
 }
 
-/// Where an engine with this directory listens.
-pub fn socket_in(directory: &Path) -> PathBuf {
-    directory.join("engine.sock")
-}
-
 /// Where the engine tells what it has cached: on Unix sockets in its own directory, where no other user of the host can read prompts in the
 /// events or forge them.
 pub fn cache_source(launch: &Launch<'_>) -> Source {
@@ -169,15 +160,10 @@ fn cache_event_arguments(launch: &Launch<'_>) -> Vec<OsString> {
     vec!["--kv-events-config".into(), config.to_string().into()]
 }
 
-/// Where an engine with this directory keeps temporary files.
-pub(crate) fn temporary_in(directory: &Path) -> PathBuf {
-    directory.join("tmp")
-}
-
 /// The command line for one engine. Fails when the configured engine arguments contain one that only the agent may give.
 pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
     let given = with_file(&launch.config.engine_args);
-    Given(&given).check()?;
+    check_reserved(&Given(&given))?;
     let (program, mut arguments) = match launch.engine {
         Resolved::Vllm { program } => (program, vllm_arguments(launch)),
         Resolved::Simulated { program } => (program, simulated_arguments(launch)),
@@ -255,40 +241,11 @@ fn takes_turns(launch: &Launch<'_>, all_given: &[String]) -> bool {
     wanted && apart && matches!(cache_source(launch), Source::Sockets { .. })
 }
 
-/// The engine arguments of the configuration.
-pub(crate) struct Given<'a>(pub(crate) &'a [String]);
-
-impl Given<'_> {
-    /// Whether a flag was given, as `--flag`, `--flag=value` or with underscores, or negated as `--no-flag`.
-    pub(crate) fn has(&self, flag: &str) -> bool {
-        let bare = flag.trim_start_matches('-');
-        self.0.iter().any(|argument| {
-            let name = argument.split('=').next().unwrap_or_default().replace('_', "-");
-            let name = name.strip_prefix("--").or_else(|| name.strip_prefix('-')).unwrap_or_default();
-            name == bare || name.strip_prefix("no-") == Some(bare)
-        })
-    }
-
-    /// Whether a flag was given as `--no-flag`.
-    pub(crate) fn negates(&self, flag: &str) -> bool {
-        let negated = format!("--no-{}", flag.trim_start_matches('-'));
-        self.0.iter().any(|argument| argument.replace('_', "-") == negated)
-    }
-
-    /// What a flag was given as its value: empty where it takes none, `off` where it was negated; `None` where it was not given.
-    pub(crate) fn shown(&self, flag: &str) -> Option<String> {
-        if self.negates(flag) {
-            return Some("off".to_owned());
-        }
-        let value = || value_of(self.0, flag).filter(|value| !value.starts_with("--")).unwrap_or_default().to_owned();
-        self.has(flag).then(value)
-    }
-
-    fn check(&self) -> Result<(), HostError> {
-        match RESERVED.iter().find(|(flag, _)| self.has(flag)) {
-            Some((flag, because)) => Err(HostError::ReservedArgument { argument: (*flag).to_owned(), because }),
-            None => Ok(()),
-        }
+/// Refuses what the agent alone may give.
+fn check_reserved(given: &Given<'_>) -> Result<(), HostError> {
+    match RESERVED.iter().find(|(flag, _)| given.has(flag)) {
+        Some((flag, because)) => Err(HostError::ReservedArgument { argument: (*flag).to_owned(), because }),
+        None => Ok(()),
     }
 }
 

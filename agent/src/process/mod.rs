@@ -1,0 +1,27 @@
+//! Processes as the kernel shows them: which there are, what they do, which of them are an engine's, and what they leave behind. The keeper and the
+//! supervision of engines stand on it.
+
+pub(crate) mod activity;
+pub(crate) mod leftovers;
+pub(crate) mod orphans;
+pub(crate) mod record;
+pub(crate) mod table;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Every keeper has this variable in its environment, with its engine's directory: a later agent finds it by that.
+pub(crate) const KEEPER_OF: &str = "HOSTLER_KEEPER_OF";
+
+/// How long one wait for the end of killed processes lasts before they are called stuck. A process inside a GPU driver call can take seconds to die.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
+
+/// The engine's first process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leader {
+    /// Its id, which is also its group's.
+    pub(crate) pid: i32,
+    /// When it started, in clock ticks since the machine did.
+    pub(crate) started: u64,
+}

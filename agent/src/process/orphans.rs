@@ -1,0 +1,60 @@
+//! The processes of an engine whose agent or keeper is dead: found by the record in the engine's directory and by their environment, and ended.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::record::Record;
+use super::table::Process;
+use super::{KEEPER_OF, STUCK_AFTER};
+
+/// The living processes of an engine whose agent is dead, found by the record in its directory and by the environment that every engine is given.
+pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
+    let mut found = Record::read(directory).map_or_else(Vec::new, |record| record.members());
+    let mark = format!("VLLM_RPC_BASE_PATH={}", directory.display());
+    let mut marked = Process::all();
+    marked.retain(|process| !process.ended && process.has_environment(&mark));
+    found.append(&mut marked);
+    let mut ids: Vec<i32> = found.into_iter().map(|process| process.pid).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// The keepers of the engine with this directory; there should be one at most.
+pub(crate) fn keepers_of(directory: &Path) -> Vec<i32> {
+    let mark = format!("{KEEPER_OF}={}", directory.display());
+    let mut marked = Process::all();
+    marked.retain(|process| !process.ended && process.has_environment(&mark));
+    marked.into_iter().map(|process| process.pid).collect()
+}
+
+/// Kills the processes of an engine whose agent or keeper is dead, and its keeper. Blocks until none lives, ten seconds at most; returns how many it found, keepers apart, or those that are left.
+#[expect(clippy::disallowed_methods, reason = "it runs where blocking is allowed, before the agent has any engine")]
+pub(crate) fn end_orphans(directory: &Path) -> Result<usize, Vec<i32>> {
+    let deadline = std::time::Instant::now() + STUCK_AFTER;
+    let mut found = 0;
+    loop {
+        let orphans = orphans(directory);
+        let keepers = keepers_of(directory);
+        if orphans.is_empty() && keepers.is_empty() {
+            return Ok(found);
+        }
+        if std::time::Instant::now() >= deadline {
+            return Err([orphans, keepers].concat());
+        }
+        found = found.max(orphans.len());
+        // The engine first: a keeper that goes takes only the first process with it.
+        for pid in orphans.into_iter().chain(keepers) {
+            if let Some(pid) = Pid::from_raw(pid) {
+                // One that is already gone is what was wanted.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests;

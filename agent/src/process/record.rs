@@ -1,0 +1,77 @@
+//! The record in an engine's directory that lets an agent find the engine's processes when neither their keeper nor the agent that started them
+//! lives any more.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Leader;
+use super::table::{self, Process};
+
+/// What the engine's directory says about its group, for an agent that did not start it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(super) leader: i32,
+    pub(super) started: u64,
+    pub(super) session: i32,
+    pub(super) birthplace: String,
+}
+
+impl Record {
+    /// The record of a first process that is there, even if it has ended.
+    pub(crate) fn of(leader: i32) -> io::Result<Self> {
+        let process = Process::read(leader).ok_or_else(|| io::Error::other("cannot read /proc, which an agent needs"))?;
+        Ok(Self { leader, started: process.started, session: process.session, birthplace: table::birthplace() })
+    }
+
+    fn path(directory: &Path) -> PathBuf {
+        directory.join("engine.pid")
+    }
+
+    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
+        let text = format!("{} {} {} {}\n", self.leader, self.started, self.session, self.birthplace);
+        fs::write(Self::path(directory), text)
+    }
+
+    pub(crate) fn read(directory: &Path) -> Option<Self> {
+        let text = fs::read_to_string(Self::path(directory)).ok()?;
+        let mut words = text.split_whitespace();
+        Some(Self {
+            leader: words.next()?.parse().ok()?,
+            started: words.next()?.parse().ok()?,
+            session: words.next()?.parse().ok()?,
+            birthplace: words.next()?.to_owned(),
+        })
+    }
+
+    /// The first process.
+    pub(crate) fn leader(&self) -> Leader {
+        Leader { pid: self.leader, started: self.started }
+    }
+
+    /// Whether this is the record of a first process that lives here and now.
+    pub(crate) fn is_of(&self, leader: Leader) -> bool {
+        let lives = Process::read(leader.pid).is_some_and(|process| process.started == leader.started && !process.ended);
+        lives && self.leader() == leader && !self.is_elsewhere()
+    }
+
+    /// Whether its ids mean nothing here: of an earlier run of the machine, or of another container.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.birthplace != table::birthplace()
+    }
+
+    /// The living members of the recorded group, and nothing else that may have its id by now.
+    pub(super) fn members(&self) -> Vec<Process> {
+        if self.is_elsewhere() {
+            return Vec::new();
+        }
+        // The id of a group is not reused while it has members: another process under the leader's id proves that the group ended.
+        match Process::read(self.leader) {
+            Some(leader) if leader.started != self.started => return Vec::new(),
+            _ => {}
+        }
+        let mut members = table::members(self.leader);
+        members.retain(|member| member.session == self.session && member.started >= self.started);
+        members
+    }
+}

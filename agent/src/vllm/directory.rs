@@ -1,0 +1,34 @@
+//! An engine's directory: where its socket and its temporary files are, and what it finds there at its start.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::plugin;
+
+/// Where an engine with this directory listens.
+pub(crate) fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("engine.sock")
+}
+
+/// Where an engine with this directory keeps temporary files.
+pub(crate) fn temporary_in(directory: &Path) -> PathBuf {
+    directory.join("tmp")
+}
+
+/// Empties the directory: sockets of an earlier life would make vLLM fail, and its temporary files are never removed by itself. What an engine finds in it
+/// is a place for new ones, and the plugin, should its environment name that.
+pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut builder = fs::DirBuilder::new();
+    builder.mode(0o700).create(directory)?;
+    builder.create(temporary_in(directory))?;
+    plugin::write(directory)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! vLLM's two HTTP front-ends, and what the Rust one lacks.
+//!
+//! That was found by running the binary of vLLM 0.32 with an engine on the CPU, and in the sources of 0.22 to 0.33. It has what the agent and the
+//! routers need: the Unix socket, `/health`, `/v1/models`, `/tokenize` (since 0.24), `/metrics` (whole only: `name[]` is answered 404), events about
+//! the cache, request ids in headers, cached tokens in the usage, adapters, sleep. It has no `/v1/responses`, `/v1/messages`, embeddings or other
+//! pooling routes, and no limit of its queue. It turns some messages into other text than the Python one does, which routers know.
+
+use super::version::Version;
+
+/// Which of its HTTP front-ends an engine runs with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FrontEndInUse {
+    /// The one that every release has; also the simulated engine's.
+    #[default]
+    Python,
+    /// The fast one.
+    Rust,
+}
+
+/// Flags with which it refuses to start, up to 0.33 at least, or which mean nothing to it.
+pub(crate) const REFUSED: [&str; 44] = [
+    "--aggregate-engine-logging",
+    "--allowed-local-media-path",
+    "--allowed-media-domains",
+    "--api-server-count",
+    "--collect-detailed-traces",
+    "--config",
+    "--default-mm-loras",
+    "--enable-force-include-usage",
+    "--enable-log-deltas",
+    "--enable-log-outputs",
+    "--enable-prompt-embeds",
+    "--enable-tower-connector-lora",
+    "--fingerprint-mode",
+    "--fingerprint-value",
+    "--hf-token",
+    "--io-processor-plugin",
+    "--kv-sharing-fast-prefill",
+    "--log-config-file",
+    "--log-error-stack",
+    "--max-log-len",
+    "--max-num-queued-reqs",
+    "--max-num-queued-tokens",
+    "--media-io-kwargs",
+    "--middleware",
+    "--mm-hasher-algorithm",
+    "--mm-ipc-gpu-memory-gb",
+    "--mm-processor-cache-gb",
+    "--mm-processor-cache-type",
+    "--mm-processor-device",
+    "--mm-processor-kwargs",
+    "--mm-tensor-ipc",
+    "--otlp-traces-endpoint",
+    "--override-generation-config",
+    "--reasoning-parser-plugin",
+    "--response-role",
+    "--root-path",
+    "--runner",
+    "--convert",
+    "--skip-tokenizer-init",
+    "--task",
+    "--tokens-only",
+    "--tool-parser-plugin",
+    "--tool-server",
+    "--uvicorn-log-level",
+];
+
+/// Flags with which it refuses to start before these releases, as far as releases were looked at: 0.24, 0.26 to 0.29, 0.32 and 0.33.
+pub(crate) const REFUSED_BEFORE: [(&str, Version); 11] = [
+    ("--limit-mm-per-prompt", Version::new(0, 27)),
+    ("--generation-config", Version::new(0, 29)),
+    ("--hf-overrides", Version::new(0, 32)),
+    ("--lora-modules", Version::new(0, 32)),
+    ("--stream-interval", Version::new(0, 32)),
+    ("--exclude-tools-when-tool-choice-none", Version::new(0, 33)),
+    ("--hf-config-path", Version::new(0, 33)),
+    ("--return-tokens-as-token-ids", Version::new(0, 33)),
+    ("--tokenizer", Version::new(0, 33)),
+    ("--tokenizer-revision", Version::new(0, 33)),
+    ("--trust-request-chat-template", Version::new(0, 33)),
+];
