@@ -8,12 +8,15 @@ pub mod cache;
 mod config;
 pub mod deaths;
 pub mod engine;
+mod engine_client;
 pub mod files;
 pub mod gpu;
 pub mod host;
 pub mod join;
 pub mod keeper;
+pub mod lane;
 mod metrics;
+pub mod node;
 pub mod plan;
 pub mod probe;
 mod process;
@@ -41,9 +44,10 @@ use host::{Host, HostError, ReplicaPlan, Resolved};
 use join::Access;
 use keeper::{Fate, Survivor};
 pub use metrics::AgentMetrics;
+use node::NodeState;
 use plan::{Found, Plan, PlanError, Room};
 use run_dir::{RunDir, RunDirError};
-use uplink::{Board, Uplink};
+use uplink::Uplink;
 use vllm::command_line::command_line;
 use vllm::{CommandLine, FrontEndInUse, Launch, plugin, version};
 
@@ -171,13 +175,13 @@ impl Agent {
         end_survivors(rejected).await;
         let replicas = self.replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
-        let board = Arc::new(Board::new(replicas).with_readings(self.driver.as_ref().map(gpu::Driver::readings)));
+        let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::Driver::readings)));
         let metrics = Arc::new(AgentMetrics::default());
-        let overview = Arc::new(Overview { board: board.clone(), metrics: metrics.clone() });
+        let overview = Arc::new(Overview { state: state.clone(), metrics: metrics.clone() });
         let admin = tokio::spawn(serve_admin(admin_listener, self.run_dir.admin_socket(), overview, end.clone()));
 
         let uplink = Uplink {
-            board: board.clone(),
+            state: state.clone(),
             node: self.node.clone(),
             life: fastrand::u64(1..),
             access: self.access.clone(),
@@ -187,10 +191,10 @@ impl Agent {
             served: parking_lot::Mutex::default(),
         };
         let watcher = tokio::spawn({
-            let (board, end) = (board.clone(), end.clone());
-            async move { board.watch(end).await }
+            let (state, end) = (state.clone(), end.clone());
+            async move { state.watch(end).await }
         });
-        let gpus = tokio::spawn(self.watch_gpus(&board, end.clone()));
+        let gpus = tokio::spawn(self.watch_gpus(&state, end.clone()));
         let sessions = tokio::spawn(Arc::new(uplink).run(self.config.router.clone(), end.clone()));
 
         let keeps = self.fate != Fate::Kill;
@@ -209,7 +213,7 @@ impl Agent {
         for task in [watcher, gpus, sessions, admin] {
             end_within(GOODBYE, task).await;
         }
-        drop((engines, board));
+        drop((engines, state));
         if stopped.is_err() {
             tracing::error!("an engine's processes do not die; the next agent in this run directory tries again");
             self.run_dir.keep();
@@ -285,16 +289,16 @@ impl Agent {
         Ok((self.on_gpus(described), survivors))
     }
 
-    fn replicas(&self, described: Vec<Described<'_>>, supervisors: &TaskTracker) -> Vec<uplink::Replica> {
+    fn replicas(&self, described: Vec<Described<'_>>, supervisors: &TaskTracker) -> Vec<node::Replica> {
         let replica = |(plan, spec, adopted): Described<'_>| {
             let gpu = plan.gpus.first();
-            let traits = uplink::Traits {
+            let traits = node::Traits {
                 gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
                 token_budget: self.plan.token_budget(plan),
                 prompt_files: files::Source::new(&self.engine, &self.config),
                 setup: self.setup(plan, &spec.command),
             };
-            uplink::Replica::new(plan.index, Engine::supervise(spec, adopted, supervisors), traits)
+            node::Replica::new(plan.index, Engine::supervise(spec, adopted, supervisors), traits)
         };
         described.into_iter().map(replica).collect()
     }
@@ -312,13 +316,13 @@ impl Agent {
     }
 
     /// Watches the GPUs that engines run on, until `end`.
-    fn watch_gpus(&self, board: &Board, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
-        let watched = |replica: &uplink::Replica| gpu::Watched {
+    fn watch_gpus(&self, state: &NodeState, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+        let watched = |replica: &node::Replica| gpu::Watched {
             name: format!("{}/{}", self.node, replica.index),
             gpus: replica.traits.setup.gpus.clone(),
             engine: replica.engine.clone(),
         };
-        let watched = board.replicas().iter().map(watched).collect();
+        let watched = state.replicas().iter().map(watched).collect();
         let driver = self.driver.clone();
         async move {
             if let Some(driver) = driver {
@@ -420,17 +424,17 @@ type Described<'a> = (&'a ReplicaPlan, EngineSpec, Option<Adopted>);
 /// What the admin pages show.
 #[derive(Debug)]
 struct Overview {
-    board: Arc<Board>,
+    state: Arc<NodeState>,
     metrics: Arc<AgentMetrics>,
 }
 
 impl Pages for Overview {
     fn ready(&self) -> Result<(), String> {
-        let ready = self.board.replicas().iter().any(|replica| replica.engine.status().borrow().phase == Phase::Ready);
+        let ready = self.state.replicas().iter().any(|replica| replica.engine.status().borrow().phase == Phase::Ready);
         if ready { Ok(()) } else { Err("no engine is ready".into()) }
     }
 
     fn metrics(&self) -> String {
-        self.metrics.page(&self.board)
+        self.metrics.page(&self.state)
     }
 }

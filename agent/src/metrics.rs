@@ -11,7 +11,7 @@ use crate::advise::Kind;
 use crate::cache::CacheCounters;
 use crate::engine::Phase;
 use crate::gpu::{Gpu, Reading};
-use crate::uplink::{Board, Replica};
+use crate::node::{NodeState, Replica};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
@@ -198,17 +198,17 @@ fn described() -> impl Iterator<Item = Described> {
 impl AgentMetrics {
     /// The page: the agent's own figures, then those of its engines and GPUs.
     #[must_use]
-    pub fn page(&self, board: &Board) -> String {
+    pub fn page(&self, node: &NodeState) -> String {
         let mut page = self.page.text();
         for Figure { name, kind, help, value } in FIGURES {
             head(&mut page, name, kind, help);
-            for replica in board.replicas() {
+            for replica in node.replicas() {
                 let _ = writeln!(page, "{name}{{replica=\"{}\"}} {}", replica.index, value(replica));
             }
         }
-        write_gpus(&mut page, &gpus(board));
+        write_gpus(&mut page, &gpus(node));
         head(&mut page, FINDINGS, "gauge", FINDINGS_HELP);
-        for replica in board.replicas() {
+        for replica in node.replicas() {
             let findings = replica.findings();
             for kind in Kind::ALL {
                 let stands = findings.iter().any(|finding| finding.kind == kind);
@@ -238,10 +238,10 @@ struct Watched {
 }
 
 /// A GPU that several engines share is there for each of them.
-fn gpus(board: &Board) -> Vec<Watched> {
+fn gpus(node: &NodeState) -> Vec<Watched> {
     let mut gpus = Vec::new();
-    for replica in board.replicas() {
-        let readings = board.gpu_readings(replica);
+    for replica in node.replicas() {
+        let readings = node.gpu_readings(replica);
         for gpu in &replica.traits.setup.gpus {
             let Some(reading) = readings.iter().find(|reading| reading.uuid == gpu.uuid) else { continue };
             let labels = format!("replica=\"{}\",gpu=\"{}\",uuid=\"{}\"", replica.index, gpu.index, gpu.uuid);

@@ -6,8 +6,8 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::health::Subject;
 use super::http::{Client, GetError};
+use super::subject::Subject;
 use crate::process::activity::{Activity, Look};
 use crate::traffic::Traffic;
 

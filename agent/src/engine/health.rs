@@ -1,6 +1,6 @@
 //! Whether one life of an engine is ready, stays healthy, and which models it serves: what its socket says, told to the driver as news.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, Wanted};
 use super::http::{Client, GetError, Reply};
-use super::{Phase, Status, canary, watchdog};
+use super::subject::Subject;
+use super::{canary, watchdog};
 use crate::probe::Sample;
 use crate::process::activity::Look;
 use crate::traffic::Traffic;
@@ -73,61 +74,6 @@ pub(crate) enum News {
     Unhealthy(String),
     /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is one.
     LacksRoute(String),
-}
-
-/// One engine, as those see it who watch its health.
-#[derive(Debug)]
-pub(crate) struct Subject {
-    /// Where it listens.
-    pub(crate) socket: PathBuf,
-    /// Its requests.
-    pub(crate) traffic: Arc<Traffic>,
-    /// What it says of its load.
-    pub(crate) samples: watch::Receiver<Option<Sample>>,
-    /// What the driver says of it.
-    pub(crate) status: watch::Receiver<Status>,
-    /// How long it may show no progress with work, at least.
-    pub(crate) stall_timeout: Duration,
-    /// After this time without requests it is asked for one token; zero turns it off.
-    pub(crate) canary_interval: Duration,
-    /// What is to be seen to about its models.
-    pub(super) wanted: watch::Receiver<Wanted>,
-    /// It computes on GPUs.
-    pub(super) on_gpus: bool,
-    /// It has the routes for sleeping.
-    pub(super) may_sleep: bool,
-}
-
-/// What changes when an engine gets on: the answers that moved last, and its own counters of steps, prompt tokens and generated tokens. A long prefill
-/// in pieces, or an answer that does not stream, shows in the counters alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Progress {
-    moved: u64,
-    counters: [u64; 3],
-}
-
-impl Subject {
-    /// What has come out of the engine so far.
-    pub(super) fn progress(&self) -> Progress {
-        let figures = self.samples.borrow().map(|sample| sample.figures).unwrap_or_default();
-        Progress { moved: self.traffic.flow().moved(), counters: [figures.steps, figures.prompt_tokens, figures.generation_tokens] }
-    }
-
-    /// Whether the engine itself says that it has requests. One that hung before they came says that it has none.
-    pub(super) fn holds_requests(&self) -> bool {
-        self.samples.borrow().is_some_and(|sample| sample.figures.running + sample.figures.waiting > 0)
-    }
-
-    /// The engine's process group, while there is one.
-    pub(super) fn group(&self) -> Option<u32> {
-        self.status.borrow().pid
-    }
-
-    /// A model for a test, while the engine serves: one that starts, drains or sleeps need not get on.
-    pub(super) fn model_if_ready(&self) -> Option<String> {
-        let status = self.status.borrow();
-        status.models.first().filter(|_| status.phase == Phase::Ready).map(|model| model.id.clone())
-    }
 }
 
 /// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.

@@ -11,6 +11,7 @@ mod life;
 mod log;
 pub mod progress;
 mod state;
+mod subject;
 pub mod turns;
 mod watchdog;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::canary::{Canary, Outcome};
-use super::health::{Progress, Subject};
+use super::subject::{Progress, Subject};
 use crate::process::activity::{Activity, Look};
 
 /// How often it is looked at whether anything has moved.

@@ -1,7 +1,7 @@
 //! What turns a request into the tokens that an engine sees: its model's tokenizer and chat template, read as they are and packed into
 //! one bundle for the routers. Nothing here understands them.
 //!
-//! The board loads them whenever an engine becomes ready; sessions send them to routers that ask.
+//! The node's state loads them whenever an engine becomes ready; sessions send them to routers that ask.
 
 mod model;
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::memory::{GIB, Memory};
+use super::memory::Memory;
+use super::setup::GIB;
 use crate::gpu::Gpu;
 
 /// Why nothing can be planned.

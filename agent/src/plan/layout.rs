@@ -2,9 +2,9 @@
 //! replicas as there are GPUs. Pure: what is known of the model and the host is in the question, and so is what the user has decided.
 
 use super::error::{Misfit, PlanError, WouldFit};
-use super::memory::{GIB, Memory};
+use super::memory::Memory;
 use super::model::{Facts, Model};
-use super::setup::Setup;
+use super::setup::{GIB, Setup};
 use super::weights::smaller;
 use crate::gpu::{Gpu, Links};
 

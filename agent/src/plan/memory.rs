@@ -1,12 +1,10 @@
 //! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
 
-use super::model::{Facts, Shape};
-use super::setup::Setup;
+use super::model::Facts;
+use super::setup::{CacheFormat, GIB, Setup, Steps};
+use super::shape::Shape;
 use super::weights::scaled;
 use crate::gpu::Gpu;
-
-/// Bytes in a GiB.
-pub(super) const GIB: u64 = 1 << 30;
 
 /// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate on the safe side: contexts and workspaces
 /// take half to three quarters of a GiB, vLLM's graphs of small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of
@@ -23,24 +21,6 @@ const FEED_FORWARD_COPIES: u64 = 3;
 
 /// Bytes of one logit while the sampler works: 32 bits, twice.
 const LOGIT_BYTES: u64 = 8;
-
-/// The most work of one step of an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Steps {
-    /// Tokens in one step, `--max-num-batched-tokens`.
-    pub tokens: u32,
-    /// Requests in one step, `--max-num-seqs`.
-    pub sequences: u32,
-}
-
-/// How the cache is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheFormat {
-    /// Bytes of one element.
-    pub element_bytes: u64,
-    /// Whether layers with a window keep no more than that. Some releases cannot while they tell of their cache.
-    pub windows_count: bool,
-}
 
 /// Where the memory of one GPU goes, for one size of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]

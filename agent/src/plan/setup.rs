@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use super::memory::{CacheFormat, GIB, Steps};
 use super::model::{Facts, Model};
 use super::weights::scaled;
 use crate::config::{AgentConfig, Profile};
@@ -13,6 +12,9 @@ use crate::vllm::arguments::Given;
 use crate::vllm::arguments::{value_of, with_file};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::Version;
+
+/// Bytes in a GiB.
+pub(super) const GIB: u64 = 1 << 30;
 
 /// vLLM makes graphs for steps of at most this many tokens by itself.
 const USUAL_GRAPH_TOKENS: u32 = 512;
@@ -59,6 +61,24 @@ pub struct Setup {
     pub kv_events: bool,
     /// How long running requests may take on a drain.
     pub drain_timeout: Duration,
+}
+
+/// The most work of one step of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// Tokens in one step, `--max-num-batched-tokens`.
+    pub tokens: u32,
+    /// Requests in one step, `--max-num-seqs`.
+    pub sequences: u32,
+}
+
+/// How the cache is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheFormat {
+    /// Bytes of one element.
+    pub element_bytes: u64,
+    /// Whether layers with a window keep no more than that. Some releases cannot while they tell of their cache.
+    pub windows_count: bool,
 }
 
 impl Setup {

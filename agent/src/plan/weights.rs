@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::model::Shape;
+use super::shape::Shape;
 use crate::vllm::arguments::value_of;
 
 /// Bits of a parameter in the four-bit formats with their scales: a 16-bit scale and a zero point for each group of 128.

@@ -1,9 +1,7 @@
 //! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
 
 mod bulk;
-mod client;
 pub(crate) mod dial;
-mod lane;
 mod orders;
 mod redial;
 mod relay;
@@ -20,12 +18,11 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use lane::{Incoming, Lane, RequestBody, Serving};
 pub use redial::Redial;
-pub use report::{Board, REPORT_INTERVAL, Replica, Traits};
 
 use crate::join::Access;
 use crate::metrics::AgentMetrics;
+use crate::node::NodeState;
 
 /// How often the routers' names are looked up again: a router that was added to a name is served after this.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
@@ -37,7 +34,7 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Uplink {
     /// The engines and what is to be said of them.
-    pub board: Arc<Board>,
+    pub state: Arc<NodeState>,
     /// Name of this node.
     pub node: String,
     /// Random number of this life of the agent.

@@ -7,10 +7,9 @@ use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::directive;
 
 use super::Uplink;
-use super::report::Replica;
-use super::session::chosen;
 use crate::engine::Phase;
 use crate::engine::control::{Adapter, Order, word};
+use crate::node::Replica;
 
 /// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
 /// the session that waits here ends.
@@ -19,7 +18,7 @@ pub(super) async fn carry_out(uplink: Arc<Uplink>, id: u64, order: directive::Or
         return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
     };
     tracing::info!(replicas = ?replicas.indices, ?order, "a router orders");
-    let carrying = chosen(&uplink, &replicas).map(|replica| {
+    let carrying = uplink.state.chosen(&replicas.indices).map(|replica| {
         let (name, order) = (name(&uplink, replica), order.clone());
         async move { (name, replica.engine.order(order).await.map_err(|error| error.to_string())) }
     });
@@ -30,7 +29,7 @@ pub(super) async fn carry_out(uplink: Arc<Uplink>, id: u64, order: directive::Or
 /// Lets those start again that do not run; says why none was.
 pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
     let phase = |replica: &Replica| replica.engine.status().borrow().phase;
-    let (down, up): (Vec<_>, Vec<_>) = chosen(uplink, replicas).partition(|replica| waits_for_release(phase(replica)));
+    let (down, up): (Vec<_>, Vec<_>) = uplink.state.chosen(&replicas.indices).partition(|replica| waits_for_release(phase(replica)));
     down.iter().for_each(|replica| replica.engine.release());
     if !down.is_empty() {
         return String::new();

@@ -11,16 +11,16 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
 
-use super::client::{Answer, EngineClient, Outgoing, RequestError};
-use super::lane::{Incoming, Serving};
-use super::report::Board;
 use crate::deaths::Fingerprint;
 use crate::engine::Phase;
+use crate::engine_client::{Answer, EngineClient, Outgoing, RequestError};
+use crate::lane::{Incoming, Serving};
 use crate::metrics::AgentMetrics;
+use crate::node::NodeState;
 use crate::traffic::{InFlight, Prompt, RouterKey, Wait};
 
 /// Serves one request to its end, or until the router cancels it: the connection to the engine is then dropped, and the engine aborts.
-pub(super) async fn serve(incoming: Incoming, board: Arc<Board>, router: RouterKey, metrics: Arc<AgentMetrics>) {
+pub(super) async fn serve(incoming: Incoming, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
     let Incoming { head, serving } = incoming;
     let is_counted = !head.aside;
     let counted = |counter: &Counter| {
@@ -34,7 +34,7 @@ pub(super) async fn serve(incoming: Incoming, board: Arc<Board>, router: RouterK
             counted(&metrics.cancelled);
             return;
         }
-        outcome = relay(head, &serving, &board, router) => outcome,
+        outcome = relay(head, &serving, &node, router) => outcome,
     };
     match &outcome {
         Ok(()) => counted(&metrics.complete),
@@ -46,8 +46,8 @@ pub(super) async fn serve(incoming: Incoming, board: Arc<Board>, router: RouterK
     serving.end(&outcome);
 }
 
-async fn relay(mut head: RequestHead, serving: &Serving, board: &Board, router: RouterKey) -> Result<(), Broken> {
-    let replica = board.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
+async fn relay(mut head: RequestHead, serving: &Serving, node: &NodeState, router: RouterKey) -> Result<(), Broken> {
+    let replica = node.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
     // Counted before the phase is looked at, so that a drain either sees this request or is seen by it.
     let prompt = Prompt { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
     let mut in_flight = (!head.aside).then(|| replica.engine.traffic().enter_with(router, prompt));

@@ -1,213 +1,16 @@
 //! What the routers are told about this node's engines: whole at first, then what changed. Wire types of `Attach` begin here.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-
 use hostler_proto::agent::v1 as wire;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
-use super::client::EngineClient;
-use crate::advise::{self, Advised, Finding, Setup};
+use crate::advise::{Finding, Setup};
 use crate::cache::Watch;
 use crate::deaths::Death;
-use crate::engine::{Engine, Phase, Status};
-use crate::files::{Bundle, FilesError, Source};
-use crate::gpu::{Gpu, Reading, Readings};
+use crate::engine::{Phase, Status};
+use crate::files::Bundle;
+use crate::gpu::{Gpu, Reading};
+use crate::node::{NodeState, Replica};
 use crate::traffic::RouterKey;
 use crate::vllm::FrontEndInUse;
-
-/// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
-const FILES_RETRY: Duration = Duration::from_secs(30);
-
-/// The least time between two reports.
-pub const REPORT_INTERVAL: Duration = Duration::from_millis(10);
-
-/// A replica of this node: its engine, and the way of requests to it.
-#[derive(Debug)]
-pub struct Replica {
-    /// Index on this node.
-    pub index: u32,
-    /// The supervised engine.
-    pub engine: Engine,
-    /// What is known of it beforehand.
-    pub traits: Traits,
-    pub(super) client: EngineClient,
-    /// The prompt files of its model, or why there are none; nothing before it has been ready.
-    prompt_files: watch::Sender<Option<Result<Bundle, String>>>,
-    /// What could be better about it.
-    findings: watch::Sender<Vec<Finding>>,
-}
-
-/// What is known of a replica before its engine starts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Traits {
-    /// Name of its GPU, empty on CPU.
-    pub gpu: String,
-    /// Tokens that its engine computes in one step at most; 0 when unknown.
-    pub token_budget: u32,
-    /// Where the prompt files of its model are.
-    pub prompt_files: Source,
-    /// How it is started.
-    pub setup: Setup,
-}
-
-impl Replica {
-    /// A replica over a supervised engine.
-    #[must_use]
-    pub fn new(index: u32, engine: Engine, traits: Traits) -> Self {
-        let socket: PathBuf = engine.socket().to_owned();
-        Self {
-            index,
-            engine,
-            traits,
-            client: EngineClient::new(socket),
-            prompt_files: watch::Sender::new(None),
-            findings: watch::Sender::default(),
-        }
-    }
-
-    /// What could be better about it, the gravest first.
-    #[must_use]
-    pub fn findings(&self) -> Vec<Finding> {
-        self.findings.borrow().clone()
-    }
-
-    fn bundle(&self) -> Option<Bundle> {
-        self.prompt_files.borrow().clone()?.ok()
-    }
-}
-
-/// The node's replicas, and a pulse that beats when something about them has changed.
-#[derive(Debug)]
-pub struct Board {
-    replicas: Vec<Replica>,
-    pulse: watch::Sender<u64>,
-    /// How the node's GPUs do; nothing on a host without.
-    readings: Option<watch::Receiver<Arc<Readings>>>,
-}
-
-impl Board {
-    /// The board of these replicas, in the order of their index.
-    #[must_use]
-    pub fn new(replicas: Vec<Replica>) -> Self {
-        Self { replicas, pulse: watch::Sender::new(0), readings: None }
-    }
-
-    /// As it is, with the readings of the node's GPUs.
-    #[must_use]
-    pub fn with_readings(self, readings: Option<watch::Receiver<Arc<Readings>>>) -> Self {
-        Self { readings, ..self }
-    }
-
-    /// How the GPUs of a replica do, in their order; none where the driver has not told.
-    #[must_use]
-    pub fn gpu_readings(&self, replica: &Replica) -> Vec<Reading> {
-        let Some(readings) = &self.readings else { return Vec::new() };
-        let readings = readings.borrow();
-        replica.traits.setup.gpus.iter().filter_map(|gpu| readings.of(&gpu.uuid).cloned()).collect()
-    }
-
-    /// All replicas.
-    #[must_use]
-    pub fn replicas(&self) -> &[Replica] {
-        &self.replicas
-    }
-
-    /// The replica of an index.
-    #[must_use]
-    pub fn replica(&self, index: u32) -> Option<&Replica> {
-        self.replicas.get(index as usize)
-    }
-
-    /// Wakes when something has changed, at most every 10 ms.
-    pub(super) fn pulse(&self) -> watch::Receiver<u64> {
-        self.pulse.subscribe()
-    }
-
-    /// The bundle of prompt files with this hash, if a replica has it.
-    pub(super) fn bundle(&self, hash: &[u8]) -> Option<Bundle> {
-        self.replicas.iter().filter_map(Replica::bundle).find(|bundle| bundle.hash == hash)
-    }
-
-    /// Watches the engines until `end`.
-    pub async fn watch(&self, end: CancellationToken) {
-        let watching = self.replicas.iter().map(|replica| async {
-            let gpus = || self.gpu_readings(replica);
-            let Replica { index, engine, traits, findings, .. } = replica;
-            let advising = advise::watch(Advised { replica: *index, engine, setup: &traits.setup, findings }, gpus);
-            tokio::join!(self.beat(replica), self.load_files(replica), advising, replica.client.tend())
-        });
-        tokio::select! {
-            _ = futures_util::future::join_all(watching) => end.cancelled().await,
-            () = end.cancelled() => {}
-        }
-    }
-
-    /// Beats for each change of a replica, until its engine has ended for good.
-    async fn beat(&self, replica: &Replica) {
-        let (mut status, mut samples, mut traffic) =
-            (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().changes());
-        let (mut cache, mut files, mut findings) =
-            (replica.engine.cache().watch(), replica.prompt_files.subscribe(), replica.findings.subscribe());
-        let mut deaths = replica.engine.deaths().tidings();
-        // They change for all at once, whichever replica they are of.
-        let mut readings = self.readings.clone().filter(|_| !replica.traits.setup.gpus.is_empty());
-        loop {
-            // An engine that has ended for good changes no more.
-            let changed = tokio::select! {
-                changed = status.changed() => changed.is_ok(),
-                changed = samples.changed() => changed.is_ok(),
-                changed = traffic.changed() => changed.is_ok(),
-                changed = cache.changed() => changed.is_ok(),
-                changed = files.changed() => changed.is_ok(),
-                changed = deaths.changed() => changed,
-                changed = findings.changed() => changed.is_ok(),
-                () = read(readings.as_mut()) => true,
-            };
-            if !changed {
-                return;
-            }
-            self.pulse.send_modify(|beats| *beats += 1);
-            tokio::time::sleep(REPORT_INTERVAL).await;
-        }
-    }
-
-    /// Reads the prompt files anew in each life of the engine, when it is ready: then it has downloaded what it needs.
-    async fn load_files(&self, replica: &Replica) {
-        let mut status = replica.engine.status();
-        let mut loaded = 0;
-        while let Ok(epoch) = status.wait_for(|now| now.phase == Phase::Ready && now.epoch != loaded).await.map(|now| now.epoch) {
-            loaded = epoch;
-            let read = replica.traits.prompt_files.load(replica.engine.socket()).await;
-            let may_pass = read.as_ref().is_err_and(FilesError::may_pass);
-            if let Err(error) = &read {
-                tracing::warn!(replica = replica.index, %error, "routers cannot tokenize for this engine; requests are placed by text");
-            }
-            let found = match read {
-                // Equal bundles share their memory.
-                Ok(bundle) => Ok(self.bundle(&bundle.hash).unwrap_or(bundle)),
-                Err(error) => Err(format!("{error}: requests are placed by text")),
-            };
-            replica.prompt_files.send_replace(Some(found));
-            if may_pass {
-                loaded = 0;
-                tokio::time::sleep(FILES_RETRY).await;
-            }
-        }
-    }
-}
-
-/// The next readings of GPUs, if there are any.
-async fn read(readings: Option<&mut watch::Receiver<Arc<Readings>>>) {
-    if let Some(readings) = readings
-        && readings.changed().await.is_ok()
-    {
-        return;
-    }
-    std::future::pending::<()>().await;
-}
 
 /// Makes one router's reports.
 #[derive(Debug)]
@@ -234,10 +37,10 @@ impl Reporter {
     }
 
     /// Everything, as if nothing had been told.
-    pub(super) fn snapshot(&mut self, board: &Board) -> wire::Report {
-        self.told = vec![Told::default(); board.replicas.len()];
+    pub(super) fn snapshot(&mut self, node: &NodeState) -> wire::Report {
+        self.told = vec![Told::default(); node.replicas().len()];
         self.sequence = 0;
-        wire::Report { snapshot: true, ..self.report(board) }
+        wire::Report { snapshot: true, ..self.report(node) }
     }
 
     /// The life of a replica's engine that the router was last told of; 0 before the first.
@@ -246,10 +49,10 @@ impl Reporter {
     }
 
     /// What has changed since the last report, which may be nothing.
-    pub(super) fn report(&mut self, board: &Board) -> wire::Report {
+    pub(super) fn report(&mut self, node: &NodeState) -> wire::Report {
         let mut replicas = Vec::new();
-        for (replica, told) in board.replicas.iter().zip(&mut self.told) {
-            let mut now = Told { gpus: gpu_readings(&board.gpu_readings(replica)), ..now(replica, self.router) };
+        for (replica, told) in node.replicas().iter().zip(&mut self.told) {
+            let mut now = Told { gpus: gpu_readings(&node.gpu_readings(replica)), ..now(replica, self.router) };
             if now == *told {
                 continue;
             }
@@ -340,7 +143,7 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         restarts: status.restarts,
         gpu: replica.traits.gpu.clone(),
         token_budget: replica.traits.token_budget,
-        prompt_files: replica.prompt_files.borrow().as_ref().map(prompt_files),
+        prompt_files: replica.prompt_files().as_ref().map(prompt_files),
         cache: Some(cache),
         gpus: replica.traits.setup.gpus.iter().map(gpu).collect(),
         progress: status.progress.map(|progress| wire::Progress {
@@ -349,7 +152,7 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
             seconds_left: progress.seconds_left.unwrap_or(0),
         }),
         launch: Some(launch),
-        findings: replica.findings.borrow().iter().map(finding).collect(),
+        findings: replica.findings().iter().map(finding).collect(),
         failure: status.failure.map(|failure| wire::Failure {
             kind: failure.kind.word().to_owned(),
             cause: failure.cause,

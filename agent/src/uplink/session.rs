@@ -25,12 +25,13 @@ use tonic::{Code, Request, Status, Streaming};
 use super::Uplink;
 use super::bulk::Bulk;
 use super::dial::{DialError, dial};
-use super::lane::Lane;
 use super::orders;
 use super::redial::{LONGEST_PAUSE, Redial};
 use super::relay;
-use super::report::{REPORT_INTERVAL, Reporter};
+use super::report::Reporter;
 use crate::join::{self, Identity, JoinError};
+use crate::lane::Lane;
+use crate::node::REPORT_INTERVAL;
 use crate::traffic::RouterKey;
 
 /// The pause after a refusal that will not change by itself soon.
@@ -207,13 +208,13 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, En
     let claim = Claim::stake(uplink, welcome.router_life)?;
     let router = RouterKey(welcome.router_life);
     let mut reporter = Reporter::new(router);
-    send(&to_router, ToRouter::Report(reporter.snapshot(&uplink.board))).await?;
+    send(&to_router, ToRouter::Report(reporter.snapshot(&uplink.state))).await?;
     let mut lanes = Vec::new();
     for _ in 0..uplink.lanes {
         lanes.push(open_lane(uplink, channel.clone(), &welcome.ticket, router).await?);
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(SHORTEST_HEARTBEAT);
-    let bulk = Bulk::new(uplink.board.replicas().iter().map(|replica| replica.engine.cache().clone()));
+    let bulk = Bulk::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
     let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
     Ok(Session { claim, to_router, from_router, reporter, bulk, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
 }
@@ -237,7 +238,7 @@ async fn open_lane(
             match batches.message().await {
                 Ok(Some(batch)) => {
                     for incoming in guard.0.receive(batch) {
-                        uplink.requests.spawn(relay::serve(incoming, uplink.board.clone(), router, uplink.metrics.clone()));
+                        uplink.requests.spawn(relay::serve(incoming, uplink.state.clone(), router, uplink.metrics.clone()));
                     }
                 }
                 Ok(None) => return None,
@@ -260,7 +261,7 @@ impl Session {
     /// Reports and obeys until the connection ends.
     async fn follow(mut self) -> Ended {
         let uplink = self.claim.uplink.clone();
-        let mut pulse = uplink.board.pulse();
+        let mut state = uplink.state.changed();
         let mut heartbeat = tokio::time::interval(self.heartbeat);
         let mut lanes: FuturesUnordered<_> = std::mem::take(&mut self.lanes).into_iter().collect();
         let mut next_report = Instant::now();
@@ -268,7 +269,7 @@ impl Session {
             // What happens until the next report is due leaves together.
             let news = async {
                 sleep_until(next_report).await;
-                pulse.changed().await
+                state.changed().await
             };
             let room = async {
                 let room = self.to_router.reserve_many(BULK_LEAVES_FREE + 1).await;
@@ -310,7 +311,7 @@ impl Session {
     }
 
     async fn report(&mut self) -> Result<(), Ended> {
-        let report = self.reporter.report(&self.claim.uplink.board);
+        let report = self.reporter.report(&self.claim.uplink.state);
         self.bulk.after_report();
         send(&self.to_router, ToRouter::Report(report)).await
     }
@@ -326,18 +327,18 @@ impl Session {
         let mut answer = wire::Answer { id: directive.id, error: String::new(), log_lines: Vec::new() };
         match directive.order {
             Some(Order::Resync(_)) => {
-                let snapshot = self.reporter.snapshot(&uplink.board);
+                let snapshot = self.reporter.snapshot(&uplink.state);
                 return send(&self.to_router, ToRouter::Report(snapshot)).await;
             }
             Some(Order::Drain(replicas)) => {
                 tracing::info!(replicas = ?replicas.indices, "a router orders: drain");
-                chosen(&uplink, &replicas).for_each(|replica| replica.engine.drain());
+                uplink.state.chosen(&replicas.indices).for_each(|replica| replica.engine.drain());
             }
             Some(Order::Restart(replicas)) => {
                 tracing::info!(replicas = ?replicas.indices, "a router orders: restart");
-                chosen(&uplink, &replicas).for_each(|replica| replica.engine.restart());
+                uplink.state.chosen(&replicas.indices).for_each(|replica| replica.engine.restart());
             }
-            Some(Order::Logs(request)) => match uplink.board.replica(request.index) {
+            Some(Order::Logs(request)) => match uplink.state.replica(request.index) {
                 Some(replica) => answer.log_lines = replica.engine.log_tail(request.lines as usize),
                 None => answer.error = format!("this node has no replica {}", request.index),
             },
@@ -345,7 +346,7 @@ impl Session {
                 self.bulk.resync(&replicas.indices);
                 return Ok(());
             }
-            Some(Order::FetchFiles(request)) => match uplink.board.bundle(&request.hash) {
+            Some(Order::FetchFiles(request)) => match uplink.state.bundle(&request.hash) {
                 Some(bundle) => {
                     self.bulk.fetch(bundle);
                     return Ok(());
@@ -369,11 +370,6 @@ impl Session {
         }
         send(&self.to_router, ToRouter::Answer(answer)).await
     }
-}
-
-pub(super) fn chosen<'a>(uplink: &'a Uplink, replicas: &'a wire::Replicas) -> impl Iterator<Item = &'a super::report::Replica> {
-    let all = replicas.indices.is_empty();
-    uplink.board.replicas().iter().filter(move |replica| all || replicas.indices.contains(&replica.index))
 }
 
 async fn send(to_router: &mpsc::Sender<wire::AttachRequest>, message: ToRouter) -> Result<(), Ended> {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_agent::AgentConfig;
-use hostler_agent::uplink::{Incoming, REPORT_INTERVAL, Redial, Serving};
+use hostler_agent::lane::{Incoming, Serving};
+use hostler_agent::node::REPORT_INTERVAL;
+use hostler_agent::uplink::Redial;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
 use tokio::sync::{Notify, mpsc};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hostler_agent::uplink::{Incoming, Lane};
+use hostler_agent::lane::{Incoming, Lane};
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
 use hostler_proto::agent::v1::attach_request::Message as ToRouter;

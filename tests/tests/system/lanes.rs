@@ -1,4 +1,4 @@
-//! Both ends of a lane against each other, in any interleaving: the router's `carry::Lane` and the agent's `uplink::Lane`, with
+//! Both ends of a lane against each other, in any interleaving: the router's `carry::Lane` and the agent's `lane::Lane`, with
 //! the network between them in the test's hands.
 
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use hostler_agent::uplink::{Incoming, Lane as AgentLane, RequestBody, Serving};
+use hostler_agent::lane::{Incoming, Lane as AgentLane, RequestBody, Serving};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{FrameBatch, RequestHead, ResponseHead};
 use hostler_proto::lane::{Broken, MAX_BODY_BYTES, WINDOW_BYTES};

@@ -17,6 +17,7 @@ use crate::engine::health::{self, ModelCard};
 use crate::engine::life::{Follower, Life, Story};
 use crate::engine::progress::StartReader;
 use crate::engine::state::{Event, State, Then};
+use crate::engine::subject::Subject;
 use crate::keeper::wire::{self, Order, Request};
 use crate::keeper::{self, Fate, Notices};
 use crate::probe;
@@ -144,7 +145,7 @@ impl Driver {
             spawned,
             engine: spec.index,
         };
-        let subject = health::Subject {
+        let subject = Subject {
             socket: socket_in(&spec.directory),
             traffic: Arc::clone(&self.parts.traffic),
             samples: self.parts.samples.subscribe(),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::http::tests::Scripted;
-use super::super::{Facts, FrontEndInUse};
+use super::super::{Facts, FrontEndInUse, Phase, Status};
 use super::*;
 use crate::probe::Figures;
 use crate::traffic::{InFlight, RouterKey, Wait};

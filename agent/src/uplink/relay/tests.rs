@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use super::super::lane::Lane;
 use super::*;
+use crate::lane::Lane;
 use crate::traffic::Traffic;
 
 #[tokio::test(start_paused = true)]

@@ -23,8 +23,8 @@ use crate::engine::{Engine, EngineSpec};
 use crate::files::Source;
 use crate::host::Resolved;
 use crate::keeper;
+use crate::node::{NodeState, Replica, Traits};
 use crate::traffic::Prompt;
-use crate::uplink::{Board, Replica, Traits};
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
 
@@ -137,7 +137,7 @@ impl Fixture {
             Traits { gpu: String::new(), token_budget: 512, prompt_files, setup: crate::advise::Setup::default() },
         );
         let uplink = Uplink {
-            board: Arc::new(Board::new(vec![replica])),
+            state: Arc::new(NodeState::new(vec![replica])),
             node: "node".to_owned(),
             life: 1,
             access: crate::join::Access::Plain { beyond_host: false },
@@ -146,10 +146,10 @@ impl Fixture {
             requests: TaskTracker::new(),
             served: parking_lot::Mutex::default(),
         };
-        let board = uplink.board.clone();
+        let state = uplink.state.clone();
         tracker.spawn({
             let end = end.clone();
-            async move { board.watch(end).await }
+            async move { state.watch(end).await }
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use bytes::Bytes;
 use hostler_agent::AgentConfig;
-use hostler_agent::uplink::{Incoming, Serving};
+use hostler_agent::lane::{Incoming, Serving};
 use hostler_boot::Shutdown;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Header, Hello, ResponseHead};

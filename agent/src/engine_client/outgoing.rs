@@ -11,12 +11,12 @@ use hostler_proto::lane::Broken;
 use http::uri::PathAndQuery;
 use http::{Method, header};
 
-use super::super::lane::RequestBody;
 use super::RequestError;
+use crate::lane::RequestBody;
 
 /// What is still to be sent of a request.
 #[derive(Debug)]
-pub(in super::super) struct Outgoing {
+pub(crate) struct Outgoing {
     head: Bytes,
     piece: Bytes,
     body: RequestBody,
@@ -28,7 +28,7 @@ pub(in super::super) struct Outgoing {
 
 impl Outgoing {
     /// The request of this head; `None` when HTTP does not allow it.
-    pub(in super::super) fn new(head: RequestHead, body: RequestBody) -> Option<Self> {
+    pub(crate) fn new(head: RequestHead, body: RequestBody) -> Option<Self> {
         let method = Method::from_bytes(head.method.as_bytes()).ok()?;
         let path = PathAndQuery::try_from(head.path).ok()?;
         let mut text = Vec::with_capacity(512);

@@ -11,7 +11,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 use super::*;
-use crate::uplink::{Incoming, Lane, Serving};
+use crate::lane::{Incoming, Lane, Serving};
 
 const LONG: Duration = Duration::from_secs(20);
 

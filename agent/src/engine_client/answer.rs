@@ -16,7 +16,7 @@ const COPIED_BYTES: usize = 2048;
 
 /// The body of an answer. Dropped before its end, it closes the connection.
 #[derive(Debug)]
-pub(in super::super) struct Answer<'a> {
+pub(crate) struct Answer<'a> {
     client: &'a EngineClient,
     connection: Connection,
     body: Body,
@@ -33,7 +33,7 @@ impl<'a> Answer<'a> {
     }
 
     /// The next piece, a chunk where the answer has chunks; nothing after the last.
-    pub(in super::super) async fn piece(&mut self) -> Option<Result<Bytes, RequestError>> {
+    pub(crate) async fn piece(&mut self) -> Option<Result<Bytes, RequestError>> {
         poll_fn(|context| self.poll_piece(context).map(Result::transpose)).await
     }
 
@@ -47,12 +47,12 @@ impl<'a> Answer<'a> {
     }
 
     /// Whether the last piece was there, as far as is known without reading on.
-    pub(in super::super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.body.framing == Framing::Complete
     }
 
     /// Goes on sending the request while nobody takes the answer.
-    pub(in super::super) async fn keep_sending(&mut self) -> Infallible {
+    pub(crate) async fn keep_sending(&mut self) -> Infallible {
         poll_fn(|context| {
             self.send(context);
             Poll::Pending
@@ -61,7 +61,7 @@ impl<'a> Answer<'a> {
     }
 
     /// All of it was read: the connection may be used again.
-    pub(in super::super) fn end(self) {
+    pub(crate) fn end(self) {
         if self.body.keeps_alive && self.rest.is_none() {
             self.client.keep(self.connection);
         }

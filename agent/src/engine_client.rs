@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
-pub(super) use answer::Answer;
-pub(super) use outgoing::Outgoing;
+pub(crate) use answer::Answer;
+pub(crate) use outgoing::Outgoing;
 
 /// How long connections stay open without a request. The engine is told to keep them an hour.
 const POOL_IDLE: Duration = Duration::from_secs(300);
@@ -38,7 +38,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(2);
 
 /// The client of one engine.
 #[derive(Debug)]
-pub(super) struct EngineClient {
+pub(crate) struct EngineClient {
     socket: PathBuf,
     /// The one that was used last at the back.
     idle: Mutex<VecDeque<Idle>>,
@@ -52,7 +52,7 @@ struct Idle {
 
 /// Why there is no answer, or no more of it.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RequestError {
+pub(crate) enum RequestError {
     /// Nobody listens at the socket.
     #[error("cannot connect")]
     Connect(#[source] io::Error),
@@ -66,13 +66,13 @@ pub(super) enum RequestError {
 
 impl EngineClient {
     /// A client for the engine that listens at `socket`, now or later.
-    pub(super) fn new(socket: PathBuf) -> Self {
+    pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket, idle: Mutex::default() }
     }
 
     /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once, when all of the request has left. To drop this
     /// future, or the answer, closes the connection, and the engine aborts.
-    pub(super) async fn request(&self, mut outgoing: Outgoing, mut sent: impl FnMut()) -> Result<(ResponseHead, Answer<'_>), RequestError> {
+    pub(crate) async fn request(&self, mut outgoing: Outgoing, mut sent: impl FnMut()) -> Result<(ResponseHead, Answer<'_>), RequestError> {
         loop {
             let (mut connection, is_kept) = self.connection().await?;
             match outgoing.ask(&mut connection, &mut sent).await {
@@ -86,7 +86,7 @@ impl EngineClient {
     }
 
     /// Closes what is kept too long or has been closed by the engine, for as long as it is polled.
-    pub(super) async fn tend(&self) -> Infallible {
+    pub(crate) async fn tend(&self) -> Infallible {
         loop {
             sleep(TEND_INTERVAL).await;
             let now = Instant::now();
