@@ -9,9 +9,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::fleet::{self, Fleet};
+use crate::fleet::Fleet;
 use crate::measure::{Measures, Objectives, measure};
 use crate::policy::Name;
+use crate::run;
 use crate::workload::Workload;
 
 /// What a policy did with a workload.
@@ -70,7 +71,7 @@ pub fn compare(
             let (jobs, next, bar, sender) = (&jobs, &next, &bar, sender.clone());
             scope.spawn(move || {
                 while let Some((number, (workload, policy))) = take(jobs, next) {
-                    let run = fleet::run(fleet, workload, policy.policy(fleet, SEED), &|| bar.inc(1));
+                    let run = run::run(fleet, workload, policy.policy(fleet, SEED), &|| bar.inc(1));
                     let measures = measure(&run, objectives);
                     // Nobody listens only when the whole comparison has been given up.
                     let _ = sender.send((number, Outcome { workload: workload.name.clone(), policy: policy.name(), measures }));

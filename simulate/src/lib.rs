@@ -14,6 +14,7 @@ mod plot;
 mod policy;
 mod report;
 mod request;
+mod run;
 pub mod trace;
 mod workload;
 

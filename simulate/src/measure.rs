@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::fleet::{Record, Run};
 use crate::numbers::positive;
+use crate::run::{Record, Run};
 
 /// When an answer is good enough.
 #[derive(Debug, Clone, Copy, PartialEq, clap::Args)]

@@ -1,6 +1,7 @@
 use std::cell::Cell;
 
 use super::*;
+use crate::engine::Hardware;
 use crate::policy::Name;
 use crate::request::{Request, Segment, keys};
 use crate::workload::{Arrival, Kind, Shape};
