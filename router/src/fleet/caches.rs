@@ -2,7 +2,7 @@
 //! the whole cache again where the two differ. A replica's blocks count only while they are known whole.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hostler_placement::affinity::{Digest, Index, Seat};
@@ -14,7 +14,8 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::session::Directives;
+use super::cache::{Cache, CacheFigures};
+use super::directives::Directives;
 use super::writer::{Fleet, Update};
 
 /// Updates that may wait; a report that does not fit is dropped, and the whole cache asked for later.
@@ -31,28 +32,6 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
 /// Resyncs in a row that end in yet another difference before an agent's reports are not believed any more.
 const BELIEVED: u32 = 3;
-
-/// What a router knows of the blocks that one life of an engine has cached.
-#[derive(Debug, Clone, Default)]
-pub struct Cache {
-    /// Where they stand in the index; `None` while they are not known whole.
-    pub seat: Option<Seat>,
-    /// Figures for operators.
-    pub figures: Arc<CacheFigures>,
-}
-
-/// How the index and an agent's reports agree.
-#[derive(Debug, Default)]
-pub struct CacheFigures {
-    /// Blocks that the index holds.
-    pub blocks: AtomicU64,
-    /// Whether their number and digest were those of the last report.
-    pub matches: AtomicBool,
-    /// How often the whole cache was asked for because they were not.
-    pub resyncs: AtomicU64,
-    /// The reports contradict themselves: they are not used until the engine starts anew.
-    pub distrusted: AtomicBool,
-}
 
 /// What a session tells the writer of the index.
 #[derive(Debug)]

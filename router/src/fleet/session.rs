@@ -12,14 +12,12 @@ use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message as FromAgent;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 use hostler_proto::agent::v1::directive::Order;
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::caches::{CacheUpdate, Caches};
+use super::directives::Directives;
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::carry::{Lanes, Tickets};
@@ -30,18 +28,8 @@ use crate::prompt::{FilesHash, Prompts};
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take longer; the answer says that it has begun.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
-
-/// How long an agent may take to answer an order that it answers when it is done: engines finish their requests (the agent's drain timeout), move
-/// their memory, read weights or adapters. Every step has a deadline at the agent; this one is for an agent that is stuck.
-const DONE_DEADLINE: Duration = Duration::from_secs(30 * 60);
-
 /// A cache that was asked for and does not come is asked for again after this: a large one takes a second or two.
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
-
-/// Messages to one agent that may wait.
-const QUEUE: usize = 64;
 
 /// What every session needs.
 #[derive(Debug)]
@@ -87,7 +75,6 @@ pub(crate) async fn attach(
     }
     let lanes = Arc::new(Lanes::default());
     let ticket = sessions.tickets.issue(&lanes).map_err(|error| Status::unavailable(format!("no randomness for a ticket: {error}")))?;
-    let (to_agent, messages) = mpsc::channel(QUEUE);
     let welcome = wire::Welcome {
         protocol: PROTOCOL,
         router_version: env!("CARGO_PKG_VERSION").into(),
@@ -95,7 +82,7 @@ pub(crate) async fn attach(
         ticket: ticket.secret().clone(),
         lease_ms: u32::try_from(sessions.fleet.lease().as_millis()).unwrap_or(u32::MAX),
     };
-    let directives = Directives { to_agent, waiting: Arc::default() };
+    let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
     tokio::spawn(async move {
         let attachment = sessions.attachments.fetch_add(1, Ordering::Relaxed);
@@ -114,12 +101,12 @@ pub(crate) async fn attach(
             ended = session.follow(hello, requests) => ended,
             ended = expired(attached.as_ref()) => {
                 // It learns why where its queue has room; its stream ends in either case.
-                let _ = directives.to_agent.try_send(Err(ended.clone()));
+                directives.refuse(ended.clone());
                 ended
             }
         };
         tracing::debug!(node, %ended, "attachment ended");
-        directives.waiting.lock().clear();
+        directives.abandon();
         sessions.fleet.update(Update::Detached { attachment }).await;
         sessions.caches.update(CacheUpdate::Gone { attachment }).await;
         drop(ticket);
@@ -290,85 +277,4 @@ fn state(wire: wire::ReplicaState) -> State {
 fn load(wire: wire::Load) -> Load {
     let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting));
     Load { others: wire.in_flight.saturating_sub(wire.in_flight_yours), engine, wire }
-}
-
-/// Directives to one agent, and the answers that are waited for.
-#[derive(Debug, Clone)]
-pub struct Directives {
-    to_agent: mpsc::Sender<Result<wire::AttachResponse, Status>>,
-    waiting: Arc<Mutex<FxHashMap<u64, oneshot::Sender<wire::Answer>>>>,
-}
-
-impl Directives {
-    /// Directives to nobody.
-    #[cfg(test)]
-    pub(super) fn unconnected() -> Self {
-        Self { to_agent: mpsc::channel(1).0, waiting: Arc::default() }
-    }
-
-    /// Directives, and what an agent would be told.
-    #[cfg(test)]
-    pub(crate) fn connected() -> (Self, mpsc::Receiver<Result<wire::AttachResponse, Status>>) {
-        let (to_agent, told) = mpsc::channel(QUEUE);
-        (Self { to_agent, waiting: Arc::default() }, told)
-    }
-
-    /// Sends an order and waits for the agent's answer.
-    ///
-    /// # Errors
-    /// When the agent is gone, does not answer in time, or refuses.
-    pub async fn order(&self, order: Order) -> Result<wire::Answer, Status> {
-        let (answered, answer) = oneshot::channel();
-        let waiting = Waiting { id: fastrand::u64(1..), directives: self };
-        self.waiting.lock().insert(waiting.id, answered);
-        let deadline = deadline(&order);
-        self.send(ToAgent::Directive(wire::Directive { id: waiting.id, order: Some(order) })).await?;
-        match timeout(deadline, answer).await {
-            Ok(Ok(answer)) if answer.error.is_empty() => Ok(answer),
-            Ok(Ok(answer)) => Err(Status::failed_precondition(answer.error)),
-            Ok(Err(_)) => Err(Status::unavailable("the agent left before it answered")),
-            Err(_) => Err(Status::deadline_exceeded(format!("the agent did not answer within {} s", deadline.as_secs()))),
-        }
-    }
-
-    /// Sends an order that is answered, if at all, by what the agent reports; `false` where its queue is full and the order lost.
-    pub fn tell(&self, order: Order) -> bool {
-        let directive = ToAgent::Directive(wire::Directive { id: 0, order: Some(order) });
-        self.to_agent.try_send(Ok(wire::AttachResponse { message: Some(directive) })).is_ok()
-    }
-
-    async fn send(&self, message: ToAgent) -> Result<(), Status> {
-        let message = Ok(wire::AttachResponse { message: Some(message) });
-        match timeout(ANSWER_DEADLINE, self.to_agent.send(message)).await {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(Status::unavailable("the agent is not connected")),
-        }
-    }
-
-    fn answered(&self, answer: wire::Answer) {
-        if let Some(waiting) = self.waiting.lock().remove(&answer.id) {
-            // Whoever asked may have given up.
-            let _ = waiting.send(answer);
-        }
-    }
-}
-
-/// How long the answer to an order may take.
-fn deadline(order: &Order) -> Duration {
-    match order {
-        Order::Sleep(_) | Order::Wake(_) | Order::Lora(_) => DONE_DEADLINE,
-        _ => ANSWER_DEADLINE,
-    }
-}
-
-/// An answer that is waited for, until its caller has it or has gone.
-struct Waiting<'a> {
-    id: u64,
-    directives: &'a Directives,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.directives.waiting.lock().remove(&self.id);
-    }
 }

@@ -9,9 +9,9 @@ use hostler_prompt::Dialect;
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
-use super::caches::Cache;
+use super::cache::Cache;
+use super::directives::Directives;
 use super::own::Own;
-use super::session::Directives;
 use crate::carry::Lanes;
 use crate::prompt::{FilesHash, Reader};
 

@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::caches::Cache;
+use super::cache::Cache;
+use super::directives::Directives;
 use super::own::Own;
-use super::session::Directives;
 use super::view::{FleetView, Load, Node, Replica, State};
 use crate::carry::Lanes;
 

@@ -24,7 +24,7 @@ impl Fixture {
         let (fleet, index) = (fleet(), Arc::new(Index::new()));
         let lane = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
         let caches = Caches::start(index.clone(), fleet.clone(), CancellationToken::new());
-        let (directives, told) = Directives::connected();
+        let (directives, told) = Directives::connect();
         Self { fleet, index, caches, directives, told, _lane: lane }
     }
 
@@ -187,7 +187,7 @@ async fn the_end_of_an_attachment_forgets_its_caches_and_no_others() {
     let fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2, 3])).await;
     let seat = fixture.replica().cache.seat.unwrap();
-    let (directives, _told) = Directives::connected();
+    let (directives, _told) = Directives::connect();
     fixture.update(CacheUpdate::Reported { attachment: 2, directives, report: whole(&[7, 8]) }).await;
     fixture.update(CacheUpdate::Gone { attachment: 1 }).await;
     assert_eq!(fixture.index.matched(&[1, 2, 3], &[(seat, Holes::None)]), [0]);
@@ -218,7 +218,7 @@ async fn an_agent_that_attaches_again_has_to_tell_its_caches_again() {
 async fn leftovers_are_removed_while_reports_keep_coming() {
     let fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2, 3])).await;
-    let (directives, _told) = Directives::connected();
+    let (directives, _told) = Directives::connect();
     fixture.update(CacheUpdate::Reported { attachment: 2, directives: directives.clone(), report: whole(&[7, 8]) }).await;
     fixture.update(CacheUpdate::Gone { attachment: 1 }).await;
     for _ in 0..200 {

@@ -21,7 +21,7 @@ fn with_files(index: u32, phase: Phase) -> Change {
 #[tokio::test(start_paused = true)]
 async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way() {
     let (fleet, prompts) = (fleet(), Prompts::new(PathBuf::new(), 1));
-    let (directives, mut told) = Directives::connected();
+    let (directives, mut told) = Directives::connect();
     let replicas = vec![ready(0), with_files(1, Phase::Loading), with_files(2, Phase::Ready), with_files(3, Phase::Ready)];
     let _lane = attach_told(&fleet, 1, directives, replicas).await;
     look(&prompts, &fleet, &mut JoinSet::new());
@@ -47,7 +47,7 @@ async fn only_a_model_itself_is_asked_how_it_reads() {
         Change { state: Some(State { models, ..base.clone() }), ..ready(0) },
         Change { state: Some(State { models: vec![adapter], ..base }), ..ready(1) },
     ];
-    let _lane = attach_told(&fleet, 1, Directives::connected().0, replicas).await;
+    let _lane = attach_told(&fleet, 1, Directives::connect().0, replicas).await;
     let view = fleet.view();
     assert_eq!((base_model(&view.replicas[0]), base_model(&view.replicas[1])), (Some("m"), None));
 }

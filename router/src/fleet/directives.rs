@@ -1,0 +1,114 @@
+//! Directives to one agent over its session, and the answers that are waited for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
+use hostler_proto::agent::v1::directive::Order;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tonic::Status;
+
+/// Messages to one agent that may wait.
+const QUEUE: usize = 64;
+
+/// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take longer; the answer says that it has begun.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long an agent may take to answer an order that it answers when it is done: engines finish their requests (the agent's drain timeout), move
+/// their memory, read weights or adapters. Every step has a deadline at the agent; this one is for an agent that is stuck.
+const DONE_DEADLINE: Duration = Duration::from_secs(30 * 60);
+
+/// Directives to one agent, and the answers that are waited for.
+#[derive(Debug, Clone)]
+pub struct Directives {
+    to_agent: mpsc::Sender<Result<wire::AttachResponse, Status>>,
+    waiting: Arc<Mutex<FxHashMap<u64, oneshot::Sender<wire::Answer>>>>,
+}
+
+impl Directives {
+    /// Directives to nobody.
+    #[cfg(test)]
+    pub(super) fn unconnected() -> Self {
+        Self { to_agent: mpsc::channel(1).0, waiting: Arc::default() }
+    }
+
+    /// Directives, and the messages that go to the agent.
+    pub(crate) fn connect() -> (Self, mpsc::Receiver<Result<wire::AttachResponse, Status>>) {
+        let (to_agent, messages) = mpsc::channel(QUEUE);
+        (Self { to_agent, waiting: Arc::default() }, messages)
+    }
+
+    /// Sends an order and waits for the agent's answer.
+    ///
+    /// # Errors
+    /// When the agent is gone, does not answer in time, or refuses.
+    pub async fn order(&self, order: Order) -> Result<wire::Answer, Status> {
+        let (answered, answer) = oneshot::channel();
+        let waiting = Waiting { id: fastrand::u64(1..), directives: self };
+        self.waiting.lock().insert(waiting.id, answered);
+        let deadline = deadline(&order);
+        self.send(ToAgent::Directive(wire::Directive { id: waiting.id, order: Some(order) })).await?;
+        match timeout(deadline, answer).await {
+            Ok(Ok(answer)) if answer.error.is_empty() => Ok(answer),
+            Ok(Ok(answer)) => Err(Status::failed_precondition(answer.error)),
+            Ok(Err(_)) => Err(Status::unavailable("the agent left before it answered")),
+            Err(_) => Err(Status::deadline_exceeded(format!("the agent did not answer within {} s", deadline.as_secs()))),
+        }
+    }
+
+    /// Sends an order that is answered, if at all, by what the agent reports; `false` where its queue is full and the order lost.
+    pub fn tell(&self, order: Order) -> bool {
+        let directive = ToAgent::Directive(wire::Directive { id: 0, order: Some(order) });
+        self.to_agent.try_send(Ok(wire::AttachResponse { message: Some(directive) })).is_ok()
+    }
+
+    pub(super) async fn send(&self, message: ToAgent) -> Result<(), Status> {
+        let message = Ok(wire::AttachResponse { message: Some(message) });
+        match timeout(ANSWER_DEADLINE, self.to_agent.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Status::unavailable("the agent is not connected")),
+        }
+    }
+
+    /// Ends the stream to the agent with this status, where it still reads.
+    pub(super) fn refuse(&self, status: Status) {
+        let _ = self.to_agent.try_send(Err(status));
+    }
+
+    /// No answer comes any more: whoever waits for one is told.
+    pub(super) fn abandon(&self) {
+        self.waiting.lock().clear();
+    }
+
+    /// Hands an answer to whoever waits for it.
+    pub(super) fn answered(&self, answer: wire::Answer) {
+        if let Some(waiting) = self.waiting.lock().remove(&answer.id) {
+            // Whoever asked may have given up.
+            let _ = waiting.send(answer);
+        }
+    }
+}
+
+/// How long the answer to an order may take.
+fn deadline(order: &Order) -> Duration {
+    match order {
+        Order::Sleep(_) | Order::Wake(_) | Order::Lora(_) => DONE_DEADLINE,
+        _ => ANSWER_DEADLINE,
+    }
+}
+
+/// An answer that is waited for, until its caller has it or has gone.
+struct Waiting<'a> {
+    id: u64,
+    directives: &'a Directives,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.directives.waiting.lock().remove(&self.id);
+    }
+}
