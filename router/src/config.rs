@@ -100,7 +100,8 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what is sent to it before its connection is closed.
+    /// How long a client may take nothing of what is sent to it before its connection is closed; over HTTP/2, nothing of one answer before that
+    /// stream is reset.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub client_stall_timeout: Duration,

@@ -60,9 +60,9 @@ async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_of_http_2_that_takes_one_of_its_answers_cannot_keep_the_others_waiting_for_ever() {
+async fn a_stream_of_http_2_that_its_client_does_not_take_ends_alone_and_its_neighbours_go_on() {
     let stall = Duration::from_millis(400);
-    let fleet = Fleet::start(Setup::agents(1).router(|router| router.client_stall_timeout = stall)).await;
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").router(|router| router.client_stall_timeout = stall)).await;
     let stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
     let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     // Some events fit into this window, no whole answer does.
@@ -75,12 +75,21 @@ async fn a_client_of_http_2_that_takes_one_of_its_answers_cannot_keep_the_others
         sender.send_request(request).await.unwrap()
     };
     let untouched = ask(10_000).await;
-    let taken = ask(10).await;
-    assert_eq!((untouched.status(), taken.status()), (http::StatusCode::OK, http::StatusCode::OK));
-    let whole = soon("the answer that is taken", http_body_util::BodyExt::collect(taken.into_body())).await.unwrap().to_bytes();
+    let neighbour = ask(300).await;
+    assert_eq!((untouched.status(), neighbour.status()), (http::StatusCode::OK, http::StatusCode::OK));
+    let whole = tokio::spawn(http_body_util::BodyExt::collect(neighbour.into_body()));
+    // The one that is left is the neighbour, whose answer takes longer than the limit.
+    fleet.until_in_flight("n0/0", 2).await;
+    fleet.until_in_flight("n0/0", 1).await;
+    assert!(!whole.is_finished(), "the neighbour outlives the stream that was reset");
+    let whole = soon("the answer that is taken", whole).await.unwrap().unwrap().to_bytes();
     assert!(whole.ends_with(b"data: [DONE]\n\n"));
-    let _ = soon("the end of the connection", connection).await;
-    drop(untouched);
+    let cut = soon("the end of the answer that was not taken", http_body_util::BodyExt::collect(untouched.into_body())).await;
+    assert!(format!("{:?}", cut.unwrap_err()).contains("CANCEL"), "its stream was reset");
+    let after = ask(1).await;
+    assert_eq!(after.status(), http::StatusCode::OK, "the connection serves on");
+    assert!(!connection.is_finished());
+    drop((after, connection));
     fleet.until_idle().await;
 }
 
