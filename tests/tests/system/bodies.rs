@@ -9,11 +9,12 @@ use flate2::write::GzEncoder;
 use http::Request;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::harness::{CHAT, Fleet, Setup, chat, chat_stream, raw, soon};
+use crate::harness::{CHAT, Fleet, MODEL, Setup, chat, chat_stream, raw, soon};
 
 fn in_gzip(body: &[u8]) -> Request<Full<Bytes>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
@@ -56,6 +57,42 @@ async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
     .await;
     assert_eq!(fleet.edge().post(CHAT, &chat(1)).await.status, 200, "a small one finds room");
     drop(first);
+    fleet.until_idle().await;
+}
+
+/// A request with a body of 400 KB.
+fn large(stream: bool) -> Value {
+    let padding = "x".repeat(400_000);
+    json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": if stream { 10_000 } else { 1 }, "stream": stream, "padding": padding})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than_is_set() {
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.max_reading_bytes = 1 << 20)).await;
+    fleet.fault("n0/0", "hang").await;
+    let ask = |body: Value| {
+        let edge = fleet.edge();
+        tokio::spawn(async move { edge.post(CHAT, &body).await })
+    };
+    let waiting = [ask(large(false)), ask(large(false))];
+    fleet.until_replica("n0/0", "two large ones", |replica| replica.own == 2).await;
+    let refused = timeout(Duration::from_secs(10), fleet.edge().post(CHAT, &large(false))).await.expect("a refusal, at once");
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
+    assert!(refused.message().contains("router.max_reading_bytes"), "{}", refused.text());
+    let small = ask(chat(1));
+    fleet.until_replica("n0/0", "a small one", |replica| replica.own == 3).await;
+    fleet.fault("n0/0", "ok").await;
+    for answer in waiting.into_iter().chain([small]) {
+        assert_eq!(soon("an answer", answer).await.unwrap().status, 200);
+    }
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut stream = fleet.edge().open(CHAT, &large(true)).await;
+        stream.events(1).await;
+        assert_eq!(stream.status, 200, "an answer that has begun needs its body no more");
+        streams.push(stream);
+    }
+    drop(streams);
     fleet.until_idle().await;
 }
 
