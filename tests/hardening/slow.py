@@ -164,6 +164,27 @@ def no_window(streams: int, limit: float, first_has: int = 0):
     return run
 
 
+HEALTH = h2.block("POST", "/grpc.health.v1.Health/Check", ("content-type", "application/grpc"), ("te", "trailers"))
+
+
+def health(count: int, announced: int, sent: int):
+    """Health checks, which need no key, of which the rest does not come: whatever they send, another client's large body finds room."""
+    body = b'{"model":"simulated","prompt":"a","max_tokens":1,"padding":"%s"}' % (b"x" * 2_000_000)
+    data = b"\0" + announced.to_bytes(4, "big") + b"x" * sent
+    pieces = [h2.frame(h2.DATA, 0, 1, data[at : at + 16_000]) for at in range(0, len(data), 16_000)]
+
+    def run(target) -> str:
+        with contextlib.ExitStack() as open_ones:
+            for _ in range(count):
+                stream = open_ones.enter_context(h2.dial(target.address))
+                wire.flood(stream, [h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEALTH), *pieces], 5, quiet=0.02)
+            seen = wire.request(target.address, "POST", "/v1/completions", body, "Content-Type: application/json\r\n")
+        check(seen.statuses == [200], f"{seen}: {seen.text[-300:]}")
+        return f"after {count} checks: {seen}"
+
+    return run
+
+
 def cases(scale) -> list[Case]:
     """All of them."""
     clients, few = scale.clients, max(5, scale.clients // 20)
@@ -172,6 +193,7 @@ def cases(scale) -> list[Case]:
     drip, data = h2.frame(h2.CONTINUATION, 0, 1, h2.header("x", "y")), h2.frame(h2.DATA, 0, 1, b"x")
     call = h2.block("POST", "/hostler.inference.v1.Inference/Generate", ("content-type", "application/grpc"), ("te", "trailers"))
     open_call = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, call)
+    slow_check = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEALTH) + h2.frame(h2.DATA, 0, 1, b"\0\0\0\3\0")
     growth = 64 + clients // 4
     return [
         case("slow", f"{clients} clients that say nothing", f"closed in {scale.head:g} s", ended(clients, b"", b"", scale.head), growth),
@@ -193,4 +215,7 @@ def cases(scale) -> list[Case]:
         ),
         case("slow", "h2: 200 streams without a window", f"reset in {scale.stall:g} s", no_window(200, scale.stall)),
         case("slow", "h2: 100 streams without a window and one with", "the one is answered", no_window(101, scale.stall, 1 << 20)),
+        case("slow", f"h2: {few} slow health checks", f"answered in {scale.head:g} s", ended_h2(few, slow_check, data, scale.head, "1×200"), growth),
+        case("slow", "h2: 80 health checks that send 900 KB", "a large body finds room", health(80, 12 << 20, 900_000)),
+        case("slow", "h2: 20 health checks that lack their end", "a large body finds room", health(20, 20, 3)),
     ]
