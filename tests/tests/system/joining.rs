@@ -13,6 +13,7 @@ use hostler_proto::join::v1::{EnrollRequest, RenewRequest};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use hostler_tls::{Applicant, Authority, Certified, ClientConfig, NodeKey, Scope, Token, Tokens, Trust, Uses, member_config};
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
@@ -221,6 +222,46 @@ async fn plain_text_at_the_agents_port_gets_nothing() {
     let refused = tokio::spawn(async move { attach(address, [hello]).await.map(drop) }).await;
     assert!(!matches!(refused, Ok(Ok(()))), "{refused:?}");
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one() {
+    const MOST: usize = 64;
+    let gate = Gate::new();
+    let fleet = Fleet::start(gate.setup(1, &gate.good_token(1))).await;
+    let (mut strangers, mut closed) = (Vec::new(), Vec::new());
+    for number in 0..MOST + 20 {
+        let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
+        let shaken = hostler_tls::connect(stream, Trust::by(gate.authority.fingerprint()).unwrap());
+        // Who is refused hears so in the midst of the handshake's end.
+        let shaken = soon("a handshake", shaken).await;
+        let Ok(mut stream) = shaken else {
+            closed.push(number);
+            continue;
+        };
+        strangers.push(tokio::spawn(async move { while matches!(stream.read(&mut [0; 256]).await, Ok(1..)) {} }));
+    }
+    until("all beyond the bound closed", async || {
+        let open = strangers.iter().filter(|stranger| !stranger.is_finished()).count();
+        if open <= MOST { Ok(()) } else { Err(format!("{open} are open")) }
+    })
+    .await;
+    assert_eq!(strangers.iter().filter(|stranger| !stranger.is_finished()).count(), MOST, "{} refused at once", closed.len());
+    let member = attach_as(dial(&fleet, gate.stolen("n0")).await, "n0").await.unwrap_err();
+    assert!(member.message().contains("another agent is attached"), "it was heard: {member}");
+    fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
+    until("a place for who comes next", async || {
+        let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
+        let shaken = hostler_tls::connect(stream, Trust::by(gate.authority.fingerprint()).unwrap()).await;
+        let mut stream = shaken.map_err(|error| error.to_string())?;
+        // The router's first words, where it goes on.
+        match stream.read(&mut [0; 9]).await {
+            Ok(1..) => Ok(()),
+            ended => Err(format!("{ended:?}")),
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
