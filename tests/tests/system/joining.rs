@@ -40,7 +40,7 @@ impl Gate {
     }
 
     fn token(&self, expires_in: Duration, job: &str, uses: Uses) -> Token {
-        self.tokens.create(&self.authority, &Scope { expires_in, job: job.into(), uses }, hostler_tls::now()).unwrap()
+        self.tokens.create(&self.authority, &Scope { job: job.into(), ..Scope::new(expires_in, uses) }, hostler_tls::now()).unwrap()
     }
 
     fn good_token(&self, nodes: u32) -> Token {
@@ -70,14 +70,22 @@ impl Gate {
     }
 
     async fn enroll(&self, fleet: &Fleet, token: &Token, node: &str, job: &str) -> Result<Certified, Status> {
-        let request = EnrollRequest {
+        self.call(fleet, EnrollRequest { job: job.into(), ..self.request(token, node, &format!("{node}-of-a-test")) }).await
+    }
+
+    /// What a node says that has this key.
+    fn request(&self, token: &Token, node: &str, key: &str) -> EnrollRequest {
+        EnrollRequest {
             protocol: PROTOCOL,
             token_id: token.id.clone(),
             token_secret: token.secret().to_vec().into(),
             node: node.into(),
-            job: job.into(),
-            signing_request: self.key(&format!("{node}-of-a-test")).request().unwrap().into(),
-        };
+            job: String::new(),
+            signing_request: self.key(key).request().unwrap().into(),
+        }
+    }
+
+    async fn call(&self, fleet: &Fleet, request: EnrollRequest) -> Result<Certified, Status> {
         let channel = dial(fleet, Trust::by(self.authority.fingerprint()).unwrap()).await;
         let answer = soon("an answer to Enroll", JoinClient::new(channel).enroll(request)).await?;
         Ok(Certified::read(&answer.into_inner().certificate).unwrap())
@@ -262,6 +270,27 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
         }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_was_admitted_once_is_its_nodes_while_that_is_away() {
+    let gate = Gate::new();
+    let token = gate.good_token(5);
+    let fleet = Fleet::launch(gate.setup(0, &token)).await;
+    let owner = gate.enroll(&fleet, &token, "n", "").await.unwrap();
+    let of_another = gate.request(&token, "n", "another");
+    let refused = gate.call(&fleet, of_another.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    assert!(refused.message().contains("hostler token create --node n"), "it says what to do: {refused}");
+    assert_eq!(gate.tokens.list().unwrap()[0].used_by, ["n"], "whoever is refused uses nothing up");
+    assert_eq!(gate.enroll(&fleet, &token, "n", "").await.unwrap().key, owner.key, "the owner comes back");
+    let scope = Scope { node: "n".into(), ..Scope::new(Duration::from_secs(600), Uses::Count(1)) };
+    let word = gate.tokens.create(&gate.authority, &scope, hostler_tls::now()).unwrap();
+    assert!(gate.call(&fleet, gate.request(&word, "m", "another")).await.unwrap_err().message().contains("is for node n"));
+    let admitted =
+        gate.call(&fleet, EnrollRequest { token_id: word.id.clone(), token_secret: word.secret().to_vec().into(), ..of_another });
+    assert_ne!(admitted.await.unwrap().key, owner.key, "an operator's word hands the name over");
+    assert_eq!(gate.enroll(&fleet, &token, "n", "").await.unwrap_err().code(), Code::PermissionDenied, "the former key has lost it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
