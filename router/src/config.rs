@@ -59,7 +59,9 @@ pub struct RouterConfig {
     pub allow_plain_text: bool,
     /// Largest request body in bytes; a larger one is refused with 413.
     pub max_body_bytes: usize,
-    /// Most memory in bytes for request bodies that are still arriving, over all clients; further ones are refused with 429.
+    /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins; further ones are refused with 429.
+    /// Bodies of 64 KiB and more take no more than seven eighths of it, so that small ones find room. Raise it where many large ones (images, say)
+    /// wait for engines at once.
     pub max_reading_bytes: usize,
     /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
     /// was sent. Otherwise they are refused with 415: engines take none either.
@@ -101,7 +103,8 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what is sent to it before its connection is closed.
+    /// How long a client may take nothing of what is sent to it before its connection is closed; over HTTP/2, nothing of one answer before that
+    /// stream is reset.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub client_stall_timeout: Duration,

@@ -39,7 +39,7 @@ use dispatch::{Dispatch, Poison, Retries};
 use edge::access::{AccessLog, AccessLogError, Writing};
 use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
 use fleet::{Caches, Fleet, Sessions};
-use grpc::Bookings;
+use grpc::{Bookings, Watches};
 use hostler_placement::affinity::Index;
 use keys::{Guard, Keys, KeysError, Secret, guarded};
 use metrics::Now;
@@ -268,14 +268,14 @@ impl Router {
             media: self.media,
             isolation: self.isolation,
             reading: Reading::new(self.config.max_reading_bytes),
+            watches: Watches::default(),
             sticky: Sticky::default(),
             config: self.config,
             keys: self.keys,
             admission: admission.clone(),
             dispatch,
         });
-        let tls = self.security.edge.clone();
-        let renewals = tokio::spawn(self.security.keep_fresh(end.clone()));
+        let (tls, renewals) = (self.security.edge.clone(), tokio::spawn(self.security.keep_fresh(end.clone())));
         edge::serve(self.edge.0, tls, edge, serving.clone()).await;
         if !serving.finish(drain_timeout).await {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");

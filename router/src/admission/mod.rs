@@ -2,8 +2,8 @@
 //! request has been peeked at.
 //!
 //! Limits belong to keys. Keys of one tenant that have the same limits share them, so that a key and the one that replaces it have one
-//! budget; a key with limits of its own has its own. Limits that are changed begin anew. All of it is this router's: several routers
-//! allow as many times as much.
+//! budget; a key with limits of its own has its own. Limits that are changed begin anew, but for the day's budgets, of which is used what the key
+//! and whoever shared its limits had used. All of it is this router's, and of this life of it: several routers allow as many times as much.
 
 mod account;
 mod bucket;
@@ -45,6 +45,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Accounts {
     of: FxHashMap<Whose, Arc<Open>>,
+    /// By key, the account that it has used last.
+    last: FxHashMap<Arc<str>, Whose>,
     /// When the next look for idle ones is due.
     sweep: u64,
 }
@@ -134,7 +136,7 @@ impl Admission {
         }
         if let Some(whose) = Whose::of(caller) {
             let then = shared.now();
-            let open = shared.accounts.lock().open(whose, &caller.limits, then);
+            let open = shared.accounts.lock().open(whose, caller, then);
             let entered = open.account.lock().enter(&open.limits, &asked, then);
             entered.map_err(|(limit, wait)| Limited::of(caller, limit, wait, &asked))?;
             permit.charge = Some(Charge { open, asked, then });
@@ -147,7 +149,7 @@ impl Admission {
     pub fn rates(&self, caller: &Caller) -> Option<Rates> {
         let whose = Whose::of(caller)?;
         let now = self.0.now();
-        let open = self.0.accounts.lock().open(whose, &caller.limits, now);
+        let open = self.0.accounts.lock().open(whose, caller, now);
         let rates = open.account.lock().rates(&open.limits, now);
         Some(rates)
     }
@@ -177,14 +179,24 @@ impl Whose {
 }
 
 impl Accounts {
-    fn open(&mut self, whose: Whose, limits: &Arc<Limits>, now: u64) -> Arc<Open> {
+    fn open(&mut self, whose: Whose, caller: &Caller, now: u64) -> Arc<Open> {
         if now >= self.sweep {
             self.sweep = now + SWEEP_INTERVAL;
             // One that somebody holds besides is about to be used, or has a request in flight.
             self.of.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().is_idle(&open.limits, now));
+            self.last.retain(|_, whose| self.of.contains_key(whose));
         }
-        let open = || Arc::new(Open { limits: limits.clone(), account: Mutex::default() });
-        self.of.entry(whose).or_insert_with(open).clone()
+        let before = match self.last.get(&caller.key) {
+            Some(last) if *last == whose => None,
+            _ => self.last.insert(caller.key.clone(), whose.clone()),
+        };
+        let open = || Arc::new(Open { limits: caller.limits.clone(), account: Mutex::default() });
+        let open = self.of.entry(whose).or_insert_with(open).clone();
+        if let Some(before) = before.and_then(|whose| self.of.get(&whose)) {
+            let day = before.account.lock().day();
+            open.account.lock().carry_on(day, now);
+        }
+        open
     }
 }
 

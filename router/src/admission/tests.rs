@@ -145,6 +145,32 @@ async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed() {
+    let admission = Admission::new(10);
+    let daily =
+        |most: u64, a_minute| caller("k", "t", Limits { output_per_day: Some(most), requests_per_minute: a_minute, ..Limits::default() });
+    let left = |caller: &Caller| admission.rates(caller).unwrap().tokens.unwrap().left;
+    drop(admission.admit(&daily(1000, None), asked(0, 400)).unwrap());
+    pass(3600.0).await;
+    assert_eq!(left(&daily(1500, None)), 1100);
+    drop(admission.admit(&daily(1500, Some(60)), asked(0, 300)).unwrap());
+    assert_eq!(left(&daily(1500, None)), 800);
+    assert_eq!(left(&daily(1000, None)), 300, "changed back, each counts once");
+    drop(admission.admit(&caller("k", "t", Limits { in_flight: Some(1), ..Limits::default() }), asked(0, 50)).unwrap());
+    assert_eq!(left(&daily(900, None)), 200, "while there was no such limit nothing was counted, and nothing lost");
+    assert!(admission.admit(&daily(600, None), asked(0, 1)).unwrap_err().is_quota());
+    assert_eq!(
+        left(&caller("other", "t", Limits { output_per_day: Some(20), ..Limits::default() })),
+        20,
+        "another key's own limits are its own"
+    );
+    pass(23.0 * 3600.0).await;
+    assert_eq!(left(&daily(900, None)), 600, "the first hour is a day ago");
+    pass(3600.0).await;
+    assert_eq!(left(&daily(800, None)), 800);
+}
+
+#[tokio::test(start_paused = true)]
 async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_flight_are_not() {
     let admission = Admission::new(1000);
     let limits = || Limits { requests_per_minute: Some(100), in_flight: Some(1), ..Limits::default() };

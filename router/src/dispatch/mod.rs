@@ -30,6 +30,7 @@ pub use scanner::{Dialect, Scanner, Usage};
 
 use crate::admission::{Permit, Used};
 use crate::carry::Exchange;
+use crate::edge::Room;
 use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
@@ -86,6 +87,8 @@ pub struct Outgoing {
     pub head: wire::RequestHead,
     /// Its body, complete.
     pub body: Bytes,
+    /// The memory that its body takes, until an answer has begun and it is sent nowhere else.
+    pub room: Room,
     /// The dialect of its event stream, should the answer be one.
     pub dialect: Dialect,
     /// Its line in the access log.

@@ -3,6 +3,7 @@
 mod inflate;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -10,7 +11,6 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use self::inflate::{Inflate, NotInflated};
@@ -21,38 +21,68 @@ use crate::config::RouterConfig;
 /// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Memory for the bodies that are arriving, shared by all connections.
+/// Up to this a body is small: most conversations are.
+const SMALL_PIECES: usize = 4;
+
+/// Of the whole memory, this part is for small bodies alone.
+const FOR_SMALL: usize = 8;
+
+/// Memory for bodies that arrive, and for those of requests that no answer has begun of, shared by all connections. Large bodies do not take all of
+/// it, so that whoever sends many of them leaves room for what others say.
 #[derive(Debug, Clone)]
-pub struct Reading(Arc<Semaphore>);
+pub struct Reading(Arc<Pieces>);
+
+#[derive(Debug)]
+struct Pieces {
+    most: usize,
+    taken: AtomicUsize,
+}
 
 impl Reading {
     /// For so many bytes at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self(Arc::new(Semaphore::new((most / PIECE_BYTES).clamp(1, Semaphore::MAX_PERMITS))))
+        Self(Arc::new(Pieces { most: (most / PIECE_BYTES).max(1), taken: AtomicUsize::new(0) }))
+    }
+
+    /// Room for a body of this length that is there already.
+    pub(crate) fn room(&self, bytes: usize) -> Result<Room, NoRoom> {
+        let mut room = Room { all: self.clone(), taken: 0 };
+        room.grow(bytes)?;
+        Ok(room)
     }
 }
 
 /// The memory of one body, given back when it is dropped.
 #[derive(Debug)]
-struct Room {
+pub struct Room {
     all: Reading,
-    taken: Option<OwnedSemaphorePermit>,
+    taken: usize,
 }
 
+/// The memory for bodies is taken.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("the bodies of other requests take the memory that router.max_reading_bytes allows: try again soon")]
+pub(crate) struct NoRoom;
+
 impl Room {
-    fn grow(&mut self, bytes: usize) -> Result<(), Unread> {
-        let have = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = (bytes / PIECE_BYTES + 1).saturating_sub(have);
+    fn grow(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        let wanted = bytes / PIECE_BYTES + 1;
+        let more = wanted.saturating_sub(self.taken);
         if more > 0 {
-            let more = u32::try_from(more).map_err(|_| Unread::NoRoom)?;
-            let more = self.all.0.clone().try_acquire_many_owned(more).map_err(|_| Unread::NoRoom)?;
-            match &mut self.taken {
-                Some(taken) => taken.merge(more),
-                taken => *taken = Some(more),
-            }
+            let Pieces { most, taken } = &*self.all.0;
+            let most = if wanted > SMALL_PIECES { most - most / FOR_SMALL } else { *most };
+            let take = |taken: usize| taken.checked_add(more).filter(|taken| *taken <= most);
+            taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(|_| NoRoom)?;
+            self.taken = wanted;
         }
         Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.all.0.taken.fetch_sub(self.taken, Ordering::Relaxed);
     }
 }
 
@@ -71,8 +101,8 @@ pub(crate) enum Unread {
     Unknown(String),
     #[error("the request body is not decompressed: {0}")]
     Bomb(NotInflated),
-    #[error("the requests that are arriving take the memory that router.max_reading_bytes allows")]
-    NoRoom,
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
 }
 
 impl Unread {
@@ -92,7 +122,7 @@ impl Unread {
                 response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
                 response
             }
-            Self::NoRoom => reply::too_many(&message, 1),
+            Self::NoRoom(_) => reply::too_many(&message, 1),
         })
     }
 }
@@ -128,8 +158,7 @@ where
     if announced.is_some_and(|length| length > most) {
         return Err(Unread::TooLarge(most));
     }
-    let mut room = Room { all: reading.clone(), taken: None };
-    room.grow(0)?;
+    let mut room = reading.room(0)?;
     let read = async {
         match coding {
             // Few bodies are compressed, and the others have no room for what that needs.

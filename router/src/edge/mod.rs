@@ -21,8 +21,8 @@ mod routes;
 mod state;
 mod submit;
 
-pub use body::Reading;
 pub(crate) use body::Unread;
+pub use body::{Reading, Room};
 pub use connections::serve;
 pub use isolation::Isolation;
 pub(crate) use isolation::usual_path as usual_secret;

@@ -24,7 +24,7 @@ use super::submit::Inquiry;
 use crate::admission::Admission;
 use crate::config::RouterConfig;
 use crate::dispatch::{Dispatch, Refusal};
-use crate::grpc::Bookings;
+use crate::grpc::{Bookings, Watches};
 use crate::keys::{self, Caller, Keys, Unauthenticated};
 use crate::metrics::Refused;
 use crate::sticky::Sticky;
@@ -70,6 +70,8 @@ pub struct Edge {
     pub sticky: Sticky,
     /// Where does it go?
     pub dispatch: Dispatch,
+    /// Is there a place for who watches its health?
+    pub watches: Watches,
     /// What do callers send themselves?
     pub bookings: Bookings,
     /// Does the router go on?

@@ -153,6 +153,8 @@ impl Edge {
         let text: usize = peek.text.iter().map(|text| text.len()).sum();
         let output = if generates(route) { self.dispatch.placer.expected_output(peek.most_output) } else { 0 };
         let input = if computes_nothing(route) { 0 } else { (text / BYTES_PER_TOKEN) as u64 };
+        let room = self.reading.room(salted.as_ref().map_or(body.len(), |salted| salted.body.len()));
+        let room = room.map_err(|full| Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router })?;
         let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
         let names = Named::of(&method, route, peek.previous.as_deref());
         if let Some(chosen) = peek.chosen.as_deref().filter(|id| names.makes_one() && self.sticky.is_of_another(id, owner(&caller), begun))
@@ -198,6 +200,7 @@ impl Edge {
                 ..RequestHead::default()
             },
             body,
+            room,
             entry,
             begun,
         });

@@ -98,6 +98,13 @@ impl Joining {
             if admitting.tokens.is_revoked(&token) {
                 return Err(refusal(&TokenRefused::Revoked(token)));
             }
+            let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            match admitting.tokens.claim(&node, key) {
+                Ok(()) => {}
+                // A folder that cannot be written is no reason for a node to leave.
+                Err(TokenRefused::Folder(error)) => tracing::warn!(node, %error, "whose the node's name is cannot be written down"),
+                Err(taken) => return Err(refusal(&taken)),
+            }
             let issued = admitting.authority.issue(&node, &token, &signing_request, admitting.lifetime);
             issued.map_err(|error| Status::invalid_argument(error.to_string()))
         })

@@ -101,7 +101,7 @@ async fn bodies_that_arrive_share_one_memory_and_give_it_back() {
     let mut first = std::pin::pin!(read_body(&config, &reading, &headers, waiting));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let refused = read_body(&config, &reading, &headers, Full::new(Bytes::from(body.clone()))).await.unwrap_err();
-    assert_eq!((&refused, refused.answer().status()), (&Unread::NoRoom, StatusCode::TOO_MANY_REQUESTS));
+    assert_eq!((&refused, refused.answer().status()), (&Unread::NoRoom(NoRoom), StatusCode::TOO_MANY_REQUESTS));
     let small = read_body(&config, &reading, &headers, Full::new(Bytes::from_static(b"small"))).await;
     assert_eq!(small.unwrap(), "small");
     sender.send(()).unwrap();
@@ -120,4 +120,18 @@ async fn a_body_that_is_too_large_or_too_slow_is_not_waited_for() {
     assert_eq!(sent, Err(Unread::TooLarge(config.max_body_bytes)));
     let slow = read_body(&config, &all(), &HeaderMap::new(), never()).await.unwrap_err();
     assert_eq!((&slow, slow.answer().status()), (&Unread::TooSlow(config.body_timeout), StatusCode::REQUEST_TIMEOUT));
+}
+
+#[test]
+fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
+    let reading = Reading::new(64 * PIECE_BYTES);
+    let large = || reading.room(13 * PIECE_BYTES);
+    let held: Vec<Room> = (0..4).map(|_| large().unwrap()).collect();
+    assert_eq!(large().unwrap_err(), NoRoom, "56 of the 64 pieces are for large ones");
+    let small: Vec<Room> = (0..8).map(|_| reading.room(100).unwrap()).collect();
+    assert_eq!(reading.room(100).unwrap_err(), NoRoom);
+    drop(small);
+    drop(held);
+    let all: Vec<Room> = (0..64).map(|_| reading.room(PIECE_BYTES - 1).unwrap()).collect();
+    assert_eq!(all.len(), 64);
 }
