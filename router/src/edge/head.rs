@@ -1,4 +1,4 @@
-//! What the HTTP library lets through although RFC 9112 and 9113 have it refused: a request whose target or end two proxies may see differently.
+//! What the HTTP library lets through although two readers may see it differently: a request's target, its end, and what its body is. RFC 9112 and 9113 have most of it refused.
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::Authority;
@@ -7,7 +7,18 @@ use http::{Request, Version};
 /// Whether a request's head means one thing only; else what its sender is told.
 pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {
     check_host(request)?;
+    check_type(request.headers())?;
     check_coding(request.headers())
+}
+
+/// One content type, in characters that all readers decode alike.
+fn check_type(headers: &HeaderMap) -> Result<(), &'static str> {
+    let mut types = headers.get_all(header::CONTENT_TYPE).iter();
+    match (types.next(), types.next()) {
+        (Some(_), Some(_)) => Err("a request has one Content-Type header, not several"),
+        (Some(only), None) if only.to_str().is_err() => Err("the Content-Type header has characters beyond ASCII"),
+        _ => Ok(()),
+    }
 }
 
 /// One host, the same wherever it stands. HTTP/2 has it in `:authority`, and may have it in either place.
@@ -76,6 +87,21 @@ mod tests {
             (Version::HTTP_2, "/", &[], false),
         ] {
             assert_eq!(check_head(&request(version, target, headers)).is_ok(), fine, "{version:?} {target} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_body_is_of_one_type() {
+        for (types, fine) in [
+            (&["application/json"][..], true),
+            (&[], true),
+            (&["application/json", "application/json"], false),
+            (&["text/plain", "application/json"], false),
+            (&["application/json; charset=\u{e9}"], false),
+        ] {
+            let mut headers = vec![("host", "a")];
+            headers.extend(types.iter().map(|kind| ("content-type", *kind)));
+            assert_eq!(check_head(&request(Version::HTTP_11, "/", &headers)).is_ok(), fine, "{types:?}");
         }
     }
 

@@ -4,6 +4,7 @@ pub mod access;
 mod body;
 mod clock;
 mod connections;
+mod content;
 mod form;
 mod framing;
 mod grpc;

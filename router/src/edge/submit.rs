@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use hostler_proto::agent::v1::RequestHead;
 use http::Method;
-use http::header::{self, HeaderMap};
+use http::header::HeaderMap;
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::Entry;
+use super::content::Content;
 use super::form;
 use super::headers;
 use super::ids;
@@ -135,9 +136,10 @@ impl Edge {
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
-        let (route, content_type) = (path.path(), content_type(&headers));
+        let content = Content::of(&headers);
         let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let peek = peeked(content_type, &body, depends).map_err(Declined::Malformed)?;
+        let route = path.path();
+        let peek = peeked(content, &body, depends).map_err(Declined::Malformed)?;
         let id = ids::draw();
         entry.submitted(id, peek.model.as_deref());
         caller.permit(&method, route, peek.model.as_deref()).map_err(Declined::Forbidden)?;
@@ -145,7 +147,7 @@ impl Edge {
             entry.refused("media");
             Declined::Malformed(message)
         })?;
-        let plain = Plain { tenant: owner(&caller), route, content_type, body: &body, peek: &peek };
+        let plain = Plain { tenant: owner(&caller), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
@@ -236,22 +238,16 @@ fn generates(path: &str) -> bool {
     GENERATE.contains(&path)
 }
 
-fn content_type(headers: &HeaderMap) -> &str {
-    headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default().trim_start())
-}
-
 /// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
 /// unless what its caller may do depends on it.
-fn peeked<'a>(content_type: &str, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
-    let lower = content_type.to_ascii_lowercase();
-    if lower.starts_with("multipart/form-data") {
-        return form::peek(content_type, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) });
-    }
-    if body.is_empty() || !lower.starts_with("application/json") {
-        return Ok(Peek::default());
-    }
-    match peek(body) {
-        Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
-        peeked => peeked.map_err(|error| error.to_string()),
+fn peeked<'a>(content: Content<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+    match content {
+        _ if body.is_empty() => Ok(Peek::default()),
+        Content::Other => Ok(Peek::default()),
+        Content::Form(kind) => form::peek(kind, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) }),
+        Content::Json => match peek(body) {
+            Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
+            peeked => peeked.map_err(|error| error.to_string()),
+        },
     }
 }

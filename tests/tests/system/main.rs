@@ -27,6 +27,7 @@ mod operators;
 mod pages;
 mod placement;
 mod poison;
+mod readings;
 mod refusals;
 mod restarts;
 mod routers;
