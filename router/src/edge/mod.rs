@@ -11,6 +11,7 @@ mod grpc;
 mod head;
 mod headers;
 mod ids;
+mod invocation;
 mod isolation;
 mod media;
 mod ollama;

@@ -30,6 +30,8 @@ pub(super) struct Peek<'a> {
     pub(super) previous: Option<String>,
     /// Whether the answer has to follow a schema or a grammar.
     pub(super) guided: bool,
+    /// Whether it has messages, as chats do.
+    pub(super) is_chat: bool,
     /// What makes the prompt, in the order in which it stands in the body.
     pub(super) text: Vec<&'a str>,
 }
@@ -96,7 +98,10 @@ impl<'de> Visitor<'de> for Fields {
                 "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
                     peek.guided |= map.next_value::<&RawValue>()?.get() != "null";
                 }
-                "system" | "instructions" | "messages" | "prompt" | "input" => peek.text.push(map.next_value::<&RawValue>()?.get()),
+                name @ ("system" | "instructions" | "messages" | "prompt" | "input") => {
+                    peek.is_chat |= name == "messages";
+                    peek.text.push(map.next_value::<&RawValue>()?.get());
+                }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                 }

@@ -13,6 +13,7 @@ use super::content::Content;
 use super::form;
 use super::headers;
 use super::ids;
+use super::invocation;
 use super::isolation::{Plain, Salted};
 use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
@@ -138,11 +139,13 @@ impl Edge {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
         let content = Content::of(&headers);
         let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let route = path.path();
-        let peek = peeked(content, &body, depends).map_err(Declined::Malformed)?;
+        let mut peek = peeked(content, &body, depends).map_err(Declined::Malformed)?;
+        let route = invocation::carried(path.path(), &peek);
+        let named = invocation::model(path.path(), &headers).map_err(Declined::Malformed)?;
         let id = ids::draw();
-        entry.submitted(id, peek.model.as_deref());
-        caller.permit(&method, route, peek.model.as_deref()).map_err(Declined::Forbidden)?;
+        entry.submitted(id, named.as_deref().or(peek.model.as_deref()));
+        permit(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Declined::Forbidden)?;
+        peek.model = named.or(peek.model);
         self.media.check(&body, self.isolation.is_some()).map_err(|message| {
             entry.refused("media");
             Declined::Malformed(message)
@@ -236,6 +239,16 @@ fn generates(path: &str) -> bool {
         "/cohere/v2/chat",
     ];
     GENERATE.contains(&path)
+}
+
+/// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since
+/// other releases may read it.
+fn permit(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
+    if path != invocation::PATH || caller.models.is_none() {
+        return caller.permit(method, path, peek.model.as_deref());
+    }
+    let named = named.ok_or_else(invocation::unnamed)?;
+    [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.permit(method, path, Some(model)))
 }
 
 /// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,

@@ -24,7 +24,7 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
     let peeked = peek(body.as_bytes()).unwrap();
     let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
     let (priority, user) = (Some(-2), Some("u".into()));
-    let expected = Peek { stream: true, most_output: Some(7), priority, user, text, ..Peek::default() };
+    let expected = Peek { stream: true, most_output: Some(7), priority, user, is_chat: true, text, ..Peek::default() };
     assert_eq!(peeked, expected);
     let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
     assert_eq!(odd, Peek::default());

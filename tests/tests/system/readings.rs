@@ -5,15 +5,17 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_router::keys::{Entry, Secret, change};
+use hostler_router::keys::{Entry, Limits, Secret, change};
 use http::Request;
 use http_body_util::Full;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Answer, Fleet, MODEL, Setup};
+use crate::harness::{Answer, Fleet, MODEL, Setup, chat};
 
 const AUDIO: &str = "/v1/audio/transcriptions";
 const FORM: &str = "multipart/form-data; boundary=b";
+const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// What simulated engines say to a route that they do not have: the request reached one.
 const REACHED: &str = r#"{"detail":"Not Found"}"#;
@@ -55,6 +57,8 @@ async fn ask(fleet: &Fleet, key: &str, path: &str, headers: &[(&str, &str)], bod
     let request = if key.is_empty() { request } else { request.header("authorization", format!("Bearer {key}")) };
     fleet.edge().request(request.body(Full::from(body.into())).unwrap()).await
 }
+
+const JSON: (&str, &str) = ("content-type", "application/json");
 
 fn part(head: &str, value: &str) -> String {
     format!("--b\r\n{head}\r\n\r\n{value}\r\n")
@@ -98,4 +102,114 @@ async fn a_key_for_one_model_reaches_no_other_by_a_form_that_has_two_readings() 
     let twice = send(FORM, whole(&[&own, &other])).await;
     assert!(twice.status == 400 && twice.message().contains("`model` twice"), "{}", twice.text());
     fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_is_written_as_engines_see_it_or_refused() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name simulated large/v2")).await;
+    for path in [
+        "/v1/chat/%63ompletions",
+        "/v1/chat%2Fcompletions",
+        "/v1/chat/completions%2f",
+        "/%69nvocations",
+        "/v1/%72esponses/resp_1",
+        "/v1/responses/%2e%2e/completions",
+        "/v1/chat/%2563ompletions",
+        "/v1/chat/%zz",
+        "/v1/chat/%6",
+        "/v1/../metrics",
+        "/v1/./completions",
+        "/..%2fmetrics",
+        "/v1/load%5Flora_adapter",
+    ] {
+        let answer = ask(&fleet, "", path, &[JSON], chat(1).to_string()).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert!(answer.message().starts_with("a path"), "{path}: {}", answer.text());
+    }
+    // What no route is named after may be escaped, and so may a model's name, which the router looks up itself.
+    assert_eq!(ask(&fleet, "", "/v1/nothing/%C3%BC%20x?a=%2F", &[JSON], "{}").await.text(), REACHED);
+    assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
+}
+
+/// A chat whose answer may have so many tokens, as `/invocations` carries it.
+fn invocation(tokens: usize) -> Value {
+    json!({"messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens, "stream": true})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocation_reserves_what_it_carries_and_breaks_as_it_does() {
+    let ring = Ring::new();
+    let key = ring.key(|entry| entry.limits = Limits { output_per_day: Some(300), ..Limits::default() });
+    let fleet = ring.fleet(Setup::agents(1).engine("--sim-step-ms 20")).await;
+    let request = || {
+        let request = Request::post("/invocations").header("authorization", format!("Bearer {key}")).header(JSON.0, JSON.1);
+        request.body(Full::from(invocation(200).to_string())).unwrap()
+    };
+    let mut running = fleet.edge().send(request()).await;
+    running.events(2).await;
+    let second = fleet.edge().request(request()).await;
+    assert_eq!(second.status, 429, "the first has reserved its tokens: {}", second.text());
+    fleet.fault("n0/0", "error_event").await;
+    running.finish().await.assert_broken_stream();
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocation_is_placed_by_its_tokens_and_salted() {
+    let folder = TempDir::new().unwrap();
+    let secret = folder.path().join("secret");
+    let fleet = Fleet::start(Setup::two_agents().router(|router| {
+        router.isolate_tenants = true;
+        router.secret_file = secret;
+    }))
+    .await;
+    fleet.until_exact().await;
+    let text: String = (0..300).map(|number| format!("word{number} ")).collect();
+    let explain = ("x-hostler-explain", "1");
+    for body in [json!({"messages": [{"role": "user", "content": text}], "max_tokens": 2}), json!({"prompt": text, "max_tokens": 2})] {
+        let answer = ask(&fleet, "", "/invocations", &[JSON, explain], body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let reason = answer.header("x-hostler-reason").unwrap();
+        assert!(reason.contains("level=exact"), "{reason}");
+        let replica = reason.split(' ').find_map(|word| word.strip_prefix("replica=")).unwrap();
+        fleet.until_cached(replica, "the prompt", |blocks| blocks > 50).await;
+        let again = ask(&fleet, "", "/invocations", &[JSON, explain], body.to_string()).await;
+        let reason = again.header("x-hostler-reason").unwrap();
+        let matched = reason.split(' ').find_map(|word| word.strip_prefix("matched=")).unwrap();
+        assert!(matched.parse::<u64>().unwrap() > 500, "{reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocations_model_is_the_one_that_engines_take() {
+    let ring = Ring::new();
+    let (all, poet) = (ring.key(|_| ()), ring.key(|entry| entry.models = Some(vec!["poet".to_owned()])));
+    let setup = Setup::two_agents().engine_of(0, "--served-model-name plain").engine_of(1, "--served-model-name other poet");
+    let fleet = ring.fleet(setup).await;
+    let named = |model: &str| {
+        let mut body = invocation(2);
+        (body["model"], body["stream"]) = (model.into(), false.into());
+        body.to_string()
+    };
+    // Engines forget the body's and take their default.
+    let unnamed = ask(&fleet, &poet, "/invocations", &[JSON], named("poet")).await;
+    assert!(unnamed.status == 403 && unnamed.message().contains(ADAPTER), "{}", unnamed.text());
+    for other in ["other", "plain"] {
+        let refused = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, other)], named("poet")).await;
+        assert!(refused.status == 403 && refused.message().contains(&format!("`{other}`")), "{}", refused.text());
+    }
+    assert_eq!(ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet")], named("plain")).await.status, 403);
+    assert_eq!(ask(&fleet, &all, "/invocations", &[JSON, (ADAPTER, "poet"), (ADAPTER, "plain")], named("")).await.status, 400);
+    assert_eq!(ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet")], named("poet")).await.status, 200);
+    // It goes to an engine of the model that the header names, whatever the body says; and without a header to one that the body names.
+    for (headers, body, replica) in [
+        (&[JSON, ("x-hostler-explain", "1"), (ADAPTER, "poet")][..], "plain", "n1/0"),
+        (&[JSON, ("x-hostler-explain", "1"), (ADAPTER, "plain")], "other", "n0/0"),
+        (&[JSON, ("x-hostler-explain", "1")], "poet", "n1/0"),
+        (&[JSON, ("x-hostler-explain", "1")], "plain", "n0/0"),
+    ] {
+        let answer = ask(&fleet, &all, "/invocations", headers, named(body)).await;
+        let reason = answer.header("x-hostler-reason").unwrap();
+        assert!(answer.status == 200 && reason.contains(&format!("replica={replica} ")), "{headers:?} {body}: {reason} {}", answer.text());
+    }
 }
