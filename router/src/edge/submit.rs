@@ -145,6 +145,9 @@ impl Edge {
         let id = ids::draw();
         entry.submitted(id, named.as_deref().or(peek.model.as_deref()));
         permit(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Declined::Forbidden)?;
+        if caller.role != Role::Admin && (peek.is_urgent || headers::is_urgent(&headers)) {
+            return Err(Declined::Forbidden(impatient(&caller)));
+        }
         peek.model = named.or(peek.model);
         self.media.check(&body, self.isolation.is_some()).map_err(|message| {
             entry.refused("media");
@@ -249,6 +252,11 @@ fn permit(caller: &Caller, method: &Method, path: &str, named: Option<&str>, pee
     }
     let named = named.ok_or_else(invocation::unnamed)?;
     [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.permit(method, path, Some(model)))
+}
+
+/// What a caller is told that may not go before others, where engines schedule by priority.
+fn impatient(caller: &Caller) -> String {
+    format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
 }
 
 /// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,

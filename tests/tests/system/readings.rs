@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_router::keys::{Entry, Limits, Secret, change};
+use hostler_router::keys::{Entry, Limits, Role, Secret, change};
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Answer, Fleet, MODEL, Setup, chat};
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat};
 
 const AUDIO: &str = "/v1/audio/transcriptions";
 const FORM: &str = "multipart/form-data; boundary=b";
@@ -212,4 +212,36 @@ async fn an_invocations_model_is_the_one_that_engines_take() {
         let reason = answer.header("x-hostler-reason").unwrap();
         assert!(answer.status == 200 && reason.contains(&format!("replica={replica} ")), "{headers:?} {body}: {reason} {}", answer.text());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_admins_go_before_others_where_engines_schedule_by_priority() {
+    let ring = Ring::new();
+    let (user, admin) = (ring.key(|_| ()), ring.key(|entry| entry.role = Role::Admin));
+    let fleet = ring.fleet(Setup::agents(1)).await;
+    let with = |priority: &str| chat(1).to_string().replacen('{', &format!("{{\"priority\":{priority},"), 1);
+    let plain = chat(1).to_string();
+    for urgent in ["-1", "-9223372036854775808", "-3000000000", "\"-1\"", "-1.0", "-1e0", "1,\"priority\":-1", "-1,\"priority\":1"] {
+        for content_type in ["application/json", "application/json; charset=utf-8", "application/vnd.api+json"] {
+            let refused = ask(&fleet, &user, CHAT, &[("content-type", content_type)], with(urgent)).await;
+            assert!(refused.status == 403 && refused.message().contains("priority"), "{urgent} {content_type}: {}", refused.text());
+        }
+        assert_ne!(ask(&fleet, &admin, CHAT, &[JSON], with(urgent)).await.status, 403, "{urgent}");
+    }
+    // vLLM reads this one before the body's.
+    for urgent in ["-1", "+-1", " -1", "-1_0", "high"] {
+        let refused = ask(&fleet, &user, CHAT, &[JSON, ("x-vllm-priority", urgent)], plain.clone()).await;
+        assert!(refused.status == 403 && refused.message().contains("priority"), "{urgent}: {}", refused.text());
+    }
+    assert_eq!(ask(&fleet, &admin, CHAT, &[JSON, ("x-vllm-priority", "-1")], plain.clone()).await.status, 200);
+    for patient in ["0", "7", "null"] {
+        assert_eq!(ask(&fleet, &user, CHAT, &[JSON], with(patient)).await.status, 200, "{patient}");
+    }
+    assert_eq!(ask(&fleet, &user, CHAT, &[JSON, ("x-vllm-priority", "3"), ("x-hostler-priority", "-5")], plain.clone()).await.status, 200);
+    // Two content types, or one in letters that Python and others read differently, are JSON to one reader only.
+    for odd in [&[JSON, ("content-type", "text/plain")][..], &[("content-type", "application/json; charset=\u{e9}")]] {
+        assert_eq!(ask(&fleet, &user, CHAT, odd, with("-1")).await.status, 400);
+    }
+    let keyless = Fleet::start(Setup::agents(1)).await;
+    assert_eq!(ask(&keyless, "", CHAT, &[JSON, ("x-vllm-priority", "-2")], with("-1")).await.status, 200);
 }
