@@ -14,6 +14,32 @@ const VALUE_BYTES: usize = 1024;
 /// A boundary has at most 70 characters (RFC 2046 §5.1.1).
 const BOUNDARY_BYTES: usize = 70;
 
+/// The fields of vLLM 0.32 whose values are no part of any prompt: a sound, and what is chosen from a list or a number.
+const SETTINGS: [&str; 22] = [
+    "file",
+    "model",
+    "language",
+    "response_format",
+    "timestamp_granularities[]",
+    "stream",
+    "stream_include_usage",
+    "stream_continuous_usage_stats",
+    "use_beam_search",
+    "n",
+    "length_penalty",
+    "include_stop_str_in_output",
+    "temperature",
+    "watermarking",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "repetition_penalty",
+    "presence_penalty",
+    "max_completion_tokens",
+];
+
 /// Why a form is not understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Odd {
@@ -51,6 +77,10 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, O
             b"stream" => {
                 let is = |word: &&str| part.value.eq_ignore_ascii_case(word.as_bytes());
                 peek.stream = ["true", "1", "yes", "on", "t", "y"].iter().any(is);
+            }
+            // A field that is not known may be a prompt in a later release.
+            name if peek.words.is_none() && !part.value.is_empty() && !SETTINGS.iter().any(|setting| setting.as_bytes() == name) => {
+                peek.words = Some(String::from_utf8_lossy(name).into_owned());
             }
             _ => {}
         }

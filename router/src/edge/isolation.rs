@@ -76,8 +76,13 @@ impl Isolation {
         }
         match content {
             Content::Json => {}
-            // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound.
-            Content::Form(_) => return Ok(None),
+            // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound. Words beside them may be guessed.
+            Content::Form(_) => {
+                let refused = |field| {
+                    format!("tenants' caches are kept apart here, which engines cannot do for the field `{field}` of a form: leave it out")
+                };
+                return peek.words.as_ref().map_or(Ok(None), |field| Err(refused(field)));
+            }
             Content::Other => {
                 return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
             }

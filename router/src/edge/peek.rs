@@ -34,6 +34,8 @@ pub(super) struct Peek<'a> {
     pub(super) guided: bool,
     /// Whether it has messages, as chats do.
     pub(super) is_chat: bool,
+    /// Of a form: a field whose words may become part of a prompt.
+    pub(super) words: Option<String>,
     /// What makes the prompt, in the order in which it stands in the body.
     pub(super) text: Vec<&'a str>,
 }

@@ -1,7 +1,7 @@
 //! Requests that are worded so that the router would read one thing and an engine another: by their form's parts, by their path, by the
 //! route that carries others, by their priority. Each is refused, or read by both in one way.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -244,4 +244,28 @@ async fn only_admins_go_before_others_where_engines_schedule_by_priority() {
     }
     let keyless = Fleet::start(Setup::agents(1)).await;
     assert_eq!(ask(&keyless, "", CHAT, &[JSON, ("x-vllm-priority", "-2")], with("-1")).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_form_with_words_is_refused_where_tenants_are_apart_and_a_sound_alone_is_not() {
+    let folder = TempDir::new().unwrap();
+    let secret: &Path = &folder.path().join("secret");
+    let apart = |apart: bool| {
+        Setup::agents(1).router(|router| {
+            router.isolate_tenants = apart;
+            router.secret_file = secret.to_owned();
+        })
+    };
+    let (isolated, shared) = (Fleet::start(apart(true)).await, Fleet::start(apart(false)).await);
+    let sound = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", "RIFF");
+    let form = |extra: &str| format!("{sound}{extra}--b--\r\n");
+    let settings =
+        field("temperature", "0.2") + &field("language", "en") + &field("prompt", "") + &field("timestamp_granularities[]", "word");
+    assert_eq!(ask(&isolated, "", AUDIO, &[("content-type", FORM)], form(&settings)).await.text(), REACHED);
+    for words in ["prompt", "hotwords", "context"] {
+        let body = form(&field(words, "As I said yesterday"));
+        let refused = ask(&isolated, "", AUDIO, &[("content-type", FORM)], body.clone()).await;
+        assert!(refused.status == 400 && refused.message().contains(&format!("`{words}`")), "{words}: {}", refused.text());
+        assert_eq!(ask(&shared, "", AUDIO, &[("content-type", FORM)], body).await.text(), REACHED);
+    }
 }

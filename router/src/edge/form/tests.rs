@@ -80,6 +80,18 @@ fn a_fields_name_is_exact() {
 }
 
 #[test]
+fn a_field_that_may_become_a_prompt_is_noticed() {
+    let words = |parts: &[(&str, &str)]| peek(TYPE, &form(parts)).unwrap().words;
+    let sound = ("name=\"file\"; filename=\"a.wav\"", "prompt");
+    let settings = [sound, ("name=\"model\"", "m"), ("name=\"temperature\"", "0"), ("name=\"timestamp_granularities[]\"", "word")];
+    assert_eq!(words(&settings), None);
+    assert_eq!(words(&[("name=\"prompt\"", "")]), None);
+    for field in ["prompt", "hotwords", "vllm_xargs", "Model", "unheard_of"] {
+        assert_eq!(words(&[sound, (&format!("name=\"{field}\""), "x"), ("name=\"prompt\"", "y")]), Some(field.into()));
+    }
+}
+
+#[test]
 fn a_part_with_two_readings_is_refused() {
     for head in [
         "Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"",

@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::super::peek::peek;
+use super::super::peek::{Peek, peek};
 use super::*;
 
 fn isolation() -> Isolation {
@@ -121,6 +121,10 @@ fn what_cannot_be_kept_apart_is_refused_and_what_has_no_prompt_passes() {
     assert!(salted_as("application/json", "/cohere/v2/chat", "t", "{}").unwrap_err().ends_with("use /v1/chat/completions"));
     assert!(salted_as("Application/JSON", chat, "t", "{}").unwrap().is_some());
     assert!(salted_as("multipart/form-data; boundary=x", "/v1/audio/transcriptions", "t", "--x").unwrap().is_none());
+    let (audio, body) = ("/v1/audio/transcriptions", Bytes::from_static(b"--x"));
+    let spoken = Peek { words: Some("prompt".into()), ..Peek::default() };
+    let form = Plain { tenant: "t", route: audio, content: Content::Form("multipart/form-data; boundary=x"), body: &body, peek: &spoken };
+    assert!(isolation().salted(&form).unwrap_err().contains("the field `prompt` of a form"));
     assert!(salted_as("application/json", chat, "t", "[1]").unwrap().is_none());
     assert!(salted_as("", "/v1/responses/x", "t", "").unwrap().is_none());
 }
