@@ -11,7 +11,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat};
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, chat_stream};
 
 const AUDIO: &str = "/v1/audio/transcriptions";
 const FORM: &str = "multipart/form-data; boundary=b";
@@ -267,5 +267,21 @@ async fn a_form_with_words_is_refused_where_tenants_are_apart_and_a_sound_alone_
         let refused = ask(&isolated, "", AUDIO, &[("content-type", FORM)], body.clone()).await;
         assert!(refused.status == 400 && refused.message().contains(&format!("`{words}`")), "{words}: {}", refused.text());
         assert_eq!(ask(&shared, "", AUDIO, &[("content-type", FORM)], body).await.text(), REACHED);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sound_that_looks_like_a_url_is_taken() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let noise = "RIFF\u{1}url\" \"source\" \\u0075rl {\"image_url\": \"http://169.254.169.254/\"} uuid";
+    let body = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", noise) + "--b--\r\n";
+    let answer = ask(&fleet, "", AUDIO, &[("content-type", FORM)], body).await;
+    assert_eq!(answer.text(), REACHED);
+    // As JSON, by whatever name an engine takes for it, it is searched.
+    let mut fetching = chat_stream(1);
+    fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
+    for content_type in ["application/json", "Application/JSON;x=y", "application/problem+json"] {
+        let refused = ask(&fleet, "", CHAT, &[("content-type", content_type)], fetching.to_string()).await;
+        assert!(refused.status == 400 && refused.message().contains("router.media_hosts"), "{content_type}: {}", refused.text());
     }
 }
