@@ -33,6 +33,7 @@ const ROUTES: &[(&str, &str)] = &[
     ("/v1/embeddings", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
+    ("/invocations", "POST"),
     ("/reset_prefix_cache", "POST"),
     ("/sleep", "POST"),
     ("/wake_up", "POST"),
@@ -83,6 +84,7 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     }
     let query = request.uri().query().unwrap_or_default().to_owned();
     let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let adapter = request.headers().get(api::ADAPTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = match Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
@@ -96,12 +98,19 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     {
         return Ok(error.reply());
     }
+    let (path, body) = match *path {
+        "/invocations" => match api::carried(&body, adapter.as_deref()) {
+            Ok(carried) => carried,
+            Err(error) => return Ok(error.reply()),
+        },
+        path => (path, body),
+    };
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
 }
 
 /// Routes that look at the type of a body.
 fn is_clients(path: &str) -> bool {
-    path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize")
+    path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize" | "/invocations")
 }
 
 /// Routes that vLLM has only when it was started so.

@@ -1,13 +1,53 @@
-//! What the HTTP library lets through although RFC 9112 and 9113 have it refused: a request whose target or end two proxies may see differently.
+//! What the HTTP library lets through although two readers may see it differently: a request's target, its end, what its path is, and what its
+//! body is. RFC 9112 and 9113 have most of it refused.
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::Authority;
-use http::{Request, Version};
+use http::{Method, Request, Version};
 
 /// Whether a request's head means one thing only; else what its sender is told.
 pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {
     check_host(request)?;
+    check_path(request.method(), request.uri().path())?;
+    check_type(request.headers())?;
     check_coding(request.headers())
+}
+
+/// A path is written as engines see it, which undo percent encoding once and before they look for its route. So no route's name may be hidden
+/// by escapes, and whoever compares paths from here on compares what engines do. What no route is named after, such as letters beyond ASCII,
+/// may be escaped.
+fn check_path(method: &Method, path: &str) -> Result<(), &'static str> {
+    if memchr::memchr2(b'%', b'.', path.as_bytes()).is_none() {
+        return Ok(());
+    }
+    if path.split('/').any(|segment| matches!(segment, "." | "..")) {
+        return Err("a path has no segments `.` and `..`: write where it leads");
+    }
+    // The names of models have slashes, which clients escape. The router looks them up itself.
+    if *method == Method::GET && path.starts_with("/v1/models/") {
+        return Ok(());
+    }
+    for escaped in path.split('%').skip(1) {
+        let digits = escaped.as_bytes().get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        let byte = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        match byte.ok_or("a path has two hexadecimal digits after each `%`")? {
+            b'/' | b'%' | b'-' | b'.' | b'_' | b'~' => {}
+            byte if byte.is_ascii_alphanumeric() => {}
+            _ => continue,
+        }
+        return Err("a path has letters, digits and `-._~/` as they are, without percent encoding");
+    }
+    Ok(())
+}
+
+/// One content type, in characters that all readers decode alike.
+fn check_type(headers: &HeaderMap) -> Result<(), &'static str> {
+    let mut types = headers.get_all(header::CONTENT_TYPE).iter();
+    match (types.next(), types.next()) {
+        (Some(_), Some(_)) => Err("a request has one Content-Type header, not several"),
+        (Some(only), None) if only.to_str().is_err() => Err("the Content-Type header has characters beyond ASCII"),
+        _ => Ok(()),
+    }
 }
 
 /// One host, the same wherever it stands. HTTP/2 has it in `:authority`, and may have it in either place.
@@ -76,6 +116,53 @@ mod tests {
             (Version::HTTP_2, "/", &[], false),
         ] {
             assert_eq!(check_head(&request(version, target, headers)).is_ok(), fine, "{version:?} {target} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_what_engines_see() {
+        for (method, path, fine) in [
+            (Method::POST, "/v1/chat/completions", true),
+            (Method::POST, "/v1/chat/%63ompletions", false),
+            (Method::POST, "/v1/chat%2fcompletions", false),
+            (Method::POST, "/v1/chat%2Fcompletions", false),
+            (Method::POST, "/v1/chat/completions%2F", false),
+            (Method::POST, "/v1/audio/transcriptions%2e", false),
+            (Method::POST, "/v1/load%5Flora%5Fadapter", false),
+            (Method::POST, "/v1/a%2Db%7E", false),
+            (Method::POST, "/v1/chat/%2563ompletions", false),
+            (Method::POST, "/v1/%", false),
+            (Method::POST, "/v1/%6", false),
+            (Method::POST, "/v1/%6/", false),
+            (Method::POST, "/v1/%+1", false),
+            (Method::POST, "/v1/%C3%BC%20%3f%23", true),
+            (Method::POST, "/v1/a.b/c..d/.e", true),
+            (Method::POST, "/v1/./a", false),
+            (Method::POST, "/v1/..", false),
+            // As engines have it: not there.
+            (Method::GET, "//v1/models", true),
+            (Method::GET, "/v1/models/org%2Fmodel-1%2e5", true),
+            (Method::GET, "/v1/models/..", false),
+            (Method::HEAD, "/v1/models/org%2Fmodel", false),
+            (Method::GET, "/v1/%6dodels/org", false),
+            (Method::OPTIONS, "*", true),
+        ] {
+            assert_eq!(check_path(&method, path).is_ok(), fine, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_body_is_of_one_type() {
+        for (types, fine) in [
+            (&["application/json"][..], true),
+            (&[], true),
+            (&["application/json", "application/json"], false),
+            (&["text/plain", "application/json"], false),
+            (&["application/json; charset=\u{e9}"], false),
+        ] {
+            let mut headers = vec![("host", "a")];
+            headers.extend(types.iter().map(|kind| ("content-type", *kind)));
+            assert_eq!(check_head(&request(Version::HTTP_11, "/", &headers)).is_ok(), fine, "{types:?}");
         }
     }
 

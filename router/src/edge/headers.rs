@@ -6,6 +6,7 @@ use hostler_proto::agent::v1::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::peek::is_patient;
 use crate::keys::is_credential;
 use crate::placement::Record;
 
@@ -20,6 +21,9 @@ const REASON: &str = "x-hostler-reason";
 
 /// On a request: its turn among those that wait, like the body's `priority` and before it.
 const PRIORITY: &str = "x-hostler-priority";
+
+/// The same to vLLM, which reads it before the body's `priority`.
+const ENGINES_PRIORITY: &str = "x-vllm-priority";
 
 /// What a client calls its request is remembered up to this many bytes.
 const CLIENT_ID_BYTES: usize = 128;
@@ -68,6 +72,11 @@ pub(super) fn incoming(headers: Vec<Header>) -> HeaderMap {
 /// The turn that a client asks for by header.
 pub(super) fn priority(headers: &HeaderMap) -> Option<i32> {
     headers.get(PRIORITY)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// Whether engines may be told by header to take a request before others.
+pub(super) fn is_urgent(headers: &HeaderMap) -> bool {
+    headers.get_all(ENGINES_PRIORITY).iter().any(|priority| !is_patient(priority.as_bytes()))
 }
 
 /// Who a request shares the fleet's attention with: whoever has its key. Only where there are no keys its user counts, which is but what the

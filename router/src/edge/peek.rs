@@ -18,6 +18,8 @@ pub(super) struct Peek<'a> {
     pub(super) most_output: Option<u64>,
     /// Its turn among those that wait, as vLLM has it: a lower one goes first.
     pub(super) priority: Option<i32>,
+    /// Whether it has a priority that is not plainly 0 or more. Engines read texts, fractions of zero and larger numbers too.
+    pub(super) is_urgent: bool,
     /// The client's own user.
     pub(super) user: Option<String>,
     /// Keeps the cached blocks of those who share it apart from others'.
@@ -30,6 +32,10 @@ pub(super) struct Peek<'a> {
     pub(super) previous: Option<String>,
     /// Whether the answer has to follow a schema or a grammar.
     pub(super) guided: bool,
+    /// Whether it has messages, as chats do.
+    pub(super) is_chat: bool,
+    /// Of a form: a field whose words may become part of a prompt.
+    pub(super) words: Option<String>,
     /// What makes the prompt, in the order in which it stands in the body.
     pub(super) text: Vec<&'a str>,
 }
@@ -80,7 +86,11 @@ impl<'de> Visitor<'de> for Fields {
                 "model" => peek.model = value(&mut map)?,
                 "stream" => peek.stream = value(&mut map)?.unwrap_or(false),
                 "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.most_output = value(&mut map)?.or(peek.most_output),
-                "priority" => peek.priority = value(&mut map)?,
+                "priority" => {
+                    let priority = map.next_value::<&RawValue>()?.get();
+                    peek.priority = serde_json::from_str(priority).ok();
+                    peek.is_urgent |= priority != "null" && !is_patient(priority.as_bytes());
+                }
                 "cache_salt" => {
                     let salt = map.next_value::<&RawValue>()?.get();
                     peek.salt = serde_json::from_str(salt).ok();
@@ -96,7 +106,10 @@ impl<'de> Visitor<'de> for Fields {
                 "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
                     peek.guided |= map.next_value::<&RawValue>()?.get() != "null";
                 }
-                "system" | "instructions" | "messages" | "prompt" | "input" => peek.text.push(map.next_value::<&RawValue>()?.get()),
+                name @ ("system" | "instructions" | "messages" | "prompt" | "input") => {
+                    peek.is_chat |= name == "messages";
+                    peek.text.push(map.next_value::<&RawValue>()?.get());
+                }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                 }
@@ -104,6 +117,11 @@ impl<'de> Visitor<'de> for Fields {
         }
         Ok(peek)
     }
+}
+
+/// Whether a priority is plainly 0 or more: digits, and nothing that a reader could take for something else.
+pub(super) fn is_patient(priority: &[u8]) -> bool {
+    !priority.is_empty() && priority.iter().all(u8::is_ascii_digit)
 }
 
 /// A field's value, if it has the expected type.

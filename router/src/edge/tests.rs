@@ -1,7 +1,7 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 
-use super::headers::{incoming, outgoing};
+use super::headers::{incoming, is_urgent as is_urgent_by_header, outgoing};
 use super::peek::{Peek, is_nobodys_json, peek};
 
 fn model(name: &str) -> Peek<'static> {
@@ -23,10 +23,33 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
     let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7,"priority":-2,"user":"u","system":"s"}"#;
     let peeked = peek(body.as_bytes()).unwrap();
     let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
-    let expected = Peek { stream: true, most_output: Some(7), priority: Some(-2), user: Some("u".into()), text, ..Peek::default() };
+    let (priority, user) = (Some(-2), Some("u".into()));
+    let expected = Peek { stream: true, most_output: Some(7), priority, is_urgent: true, user, is_chat: true, text, ..Peek::default() };
     assert_eq!(peeked, expected);
     let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
-    assert_eq!(odd, Peek::default());
+    assert_eq!(odd, Peek { is_urgent: true, ..Peek::default() });
+}
+
+#[test]
+fn a_priority_that_is_not_plainly_0_or_more_may_go_before_others() {
+    let is_urgent = |priority: &str| peek(format!("{{\"pri\\u006frity\":{priority}}}").as_bytes()).unwrap().is_urgent;
+    for urgent in
+        ["-1", "-0", "-9223372036854775808", "1.0", "1e0", "\"-1\"", "\"1\"", "true", "[]", "-1,\"priority\":1", "1,\"priority\":-1"]
+    {
+        assert!(is_urgent(urgent), "{urgent}");
+    }
+    for patient in ["0", "1", "18446744073709551616", "null", "1,\"x\":{\"priority\":-1}"] {
+        assert!(!is_urgent(patient), "{patient}");
+    }
+    for (values, urgent) in
+        [(&[][..], false), (&["7"], false), (&["-7"], true), (&["7", "-7"], true), (&["x"], true), (&[""], true), (&["\u{b2}"], true)]
+    {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append("x-vllm-priority", value.parse().unwrap());
+        }
+        assert_eq!(is_urgent_by_header(&headers), urgent, "{values:?}");
+    }
 }
 
 #[test]

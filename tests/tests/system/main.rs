@@ -28,6 +28,7 @@ mod operators_access;
 mod pages;
 mod placement;
 mod poison;
+mod readings;
 mod refusals;
 mod restarts;
 mod routers;
