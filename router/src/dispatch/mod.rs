@@ -9,6 +9,7 @@ mod poison;
 mod refusal;
 mod relay;
 mod scanner;
+mod silence;
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -27,6 +28,7 @@ pub use refusal::Refusal;
 pub use relay::{Held, Relay};
 use scanner::tells_of_death;
 pub use scanner::{Dialect, Scanner, Usage};
+use silence::Tries;
 
 use crate::admission::{Permit, Used};
 use crate::carry::Exchange;
@@ -218,12 +220,9 @@ impl Dispatch {
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let replica = bound.chosen.replica.clone();
-            tried.push(replica.id.clone());
-            watched.sent(Instant::now());
-            let sent = self.sent(&prompt, &outgoing, bound, tried.len());
-            let attempt = timeout_at(deadline, self.attempt(sent, &prompt)).await;
-            let mut begun = match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
+            let tries = Tries { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, watched: &mut watched };
+            let (replica, attempt) = self.attempt_where_heard(bound, tries).await?;
+            let mut begun = match attempt {
                 Attempt::Begun(begun) => begun,
                 Attempt::Lost(broken) => {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");

@@ -198,6 +198,13 @@ impl FleetView {
         replica.suspect || (avoided_until > 0 && avoided_until > self.milliseconds(now))
     }
 
+    /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when it was forgotten.
+    #[must_use]
+    pub fn is_silent(&self, replica: &Replica) -> bool {
+        let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
+        place.map_or(true, |place| self.replicas[place].suspect)
+    }
+
     /// Seconds since the router began: the clock of placement.
     #[must_use]
     pub fn seconds(&self, now: Instant) -> f64 {

@@ -34,4 +34,5 @@ mod restarts;
 mod routers;
 mod scale;
 mod secrecy;
+mod silence;
 mod sticky;
