@@ -22,9 +22,19 @@ COMPLETION = b'{"model":"simulated","prompt":"still there?","max_tokens":2}'
 class Target:
     """One running service and what is measured of it."""
 
-    def __init__(self, *flags: str):
-        """Starts it; `flags` are settings of the router."""
+    def __init__(self, *flags: str, keyed: bool = False):
+        """Starts it; `flags` are settings of the router. With `keyed` it wants a key, and there is one for the model that it serves."""
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-hardening-"))
+        self.key, self.operator = "", []
+        if keyed:
+            file = self.folder / "keys.toml"
+            key = ask("keys", "create", "--model", "simulated", "--file", str(file)).strip()
+            self.key = f"Authorization: Bearer {key}\r\n"
+            admin = self.folder / "admin.key"
+            admin.touch(0o600)
+            admin.write_text(ask("keys", "create", "--role", "admin", "--file", str(file)))
+            self.operator = ["--admin-key-file", str(admin)]
+            flags = (*flags, "--keys-file", str(file))
         own = ["--engine", "simulated", "--replicas", "2", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
         self.process = Process("up", ["up", *own, *flags, "--", "--sim-step-ms", "5"], self.folder)
         edge, self.admin = self.process.printed("edge", 10), self.process.printed("admin", 10)
@@ -51,7 +61,7 @@ class Target:
     def answers(self) -> float:
         """Whether another client is answered promptly; how long that took."""
         begun = time.monotonic()
-        seen = wire.request(self.address, "POST", "/v1/completions", COMPLETION, "Content-Type: application/json\r\n")
+        seen = wire.request(self.address, "POST", "/v1/completions", COMPLETION, f"Content-Type: application/json\r\n{self.key}")
         took = time.monotonic() - begun
         assert seen.statuses == [200], f"another client saw {seen.statuses}: {seen.text[:300]}"
         assert took < PROMPT, f"another client waited {took:.1f} s"
@@ -86,7 +96,7 @@ class Target:
         """How often its engines were started anew."""
         import json
 
-        nodes = json.loads(ask("ps", "--admin", self.admin, "--json"))["nodes"]
+        nodes = json.loads(ask("ps", "--admin", self.admin, *self.operator, "--json"))["nodes"]
         return sum(replica["restarts"] for node in nodes for replica in node["replicas"])
 
     def stop(self) -> None:
