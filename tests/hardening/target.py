@@ -23,9 +23,15 @@ COMPLETION = b'{"model":"simulated","prompt":"still there?","max_tokens":2}'
 class Target:
     """One running service and what is measured of it."""
 
-    def __init__(self, *flags: str):
-        """Starts it; `flags` are settings of the router."""
+    def __init__(self, *flags: str, keyed: bool = False):
+        """Starts it; `flags` are settings of the router. With `keyed` it wants a key, and there is one for the model that it serves."""
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-hardening-"))
+        self.key = ""
+        if keyed:
+            file = self.folder / "keys.toml"
+            key = ask("keys", "create", "--model", "simulated", "--file", str(file)).strip()
+            self.key = f"Authorization: Bearer {key}\r\n"
+            flags = (*flags, "--keys-file", str(file))
         own = ["--engine", "simulated", "--replicas", "2", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
         own += ["--operators-socket", str(self.folder / "router.sock")]
         self.process = Process("up", ["up", *own, *flags, "--", "--sim-step-ms", "5"], self.folder)
@@ -52,7 +58,7 @@ class Target:
     def answers(self) -> float:
         """Whether another client is answered promptly; how long that took."""
         begun = time.monotonic()
-        seen = wire.request(self.address, "POST", "/v1/completions", COMPLETION, "Content-Type: application/json\r\n")
+        seen = wire.request(self.address, "POST", "/v1/completions", COMPLETION, f"Content-Type: application/json\r\n{self.key}")
         took = time.monotonic() - begun
         assert seen.statuses == [200], f"another client saw {seen.statuses}: {seen.text[:300]}"
         assert took < PROMPT, f"another client waited {took:.1f} s"
