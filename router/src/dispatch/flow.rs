@@ -8,6 +8,7 @@ use hostler_proto::lane::{Taken, Taker};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::poison::Passage;
 use super::scanner::{Passed, Scanner};
 use crate::edge::Outlet;
 use crate::sticky::Watch;
@@ -23,6 +24,8 @@ pub(super) struct Passing {
     pub(super) scanner: Option<Scanner>,
     /// Reads which response it is, where that is remembered.
     pub(super) watch: Option<Watch>,
+    /// Ends its trial, where it is on trial.
+    pub(super) passage: Option<Passage>,
     /// Bytes of the body that were passed on.
     pub(super) sent: u64,
     /// When something last came.
@@ -35,9 +38,9 @@ pub(super) struct Passing {
 
 impl Flow {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<Scanner>, watch: Option<Watch>) -> Arc<Self> {
+    pub(super) fn new(scanner: Option<Scanner>, watch: Option<Watch>, passage: Option<Passage>) -> Arc<Self> {
         let progress = Instant::now();
-        Arc::new(Self(Mutex::new(Passing { scanner, watch, sent: 0, progress, outlet: None, failed: None })))
+        Arc::new(Self(Mutex::new(Passing { scanner, watch, passage, sent: 0, progress, outlet: None, failed: None })))
     }
 
     /// For a moment.
@@ -51,6 +54,9 @@ impl Passing {
     pub(super) fn pass(&mut self, bytes: Bytes) -> Passed {
         if self.watch.as_mut().is_some_and(|watch| watch.look(&bytes)) {
             self.watch = None;
+        }
+        if self.passage.as_mut().is_some_and(|passage| passage.look(&bytes)) {
+            self.passage = None;
         }
         match &mut self.scanner {
             Some(scanner) => scanner.pass(bytes),

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 pub use budget::{Retries, RetryBudget};
 pub(crate) use place::Reserved;
-pub use poison::{Fingerprint, Poison, Sentence, Watched};
+pub use poison::{Ban, Fingerprint, Poison, Watched};
 pub use refusal::Refusal;
 pub use relay::{Held, Relay};
 use scanner::tells_of_death;
@@ -79,6 +79,8 @@ pub struct Outgoing {
     pub id: u64,
     /// Its turn among those that wait: a lower one goes first.
     pub priority: i32,
+    /// Whose it is: the hash of its tenant's name, or of its key's where that has none; zero where there are no keys.
+    pub tenant: u64,
     /// Who it shares the fleet's attention with, and what it takes of the place to wait.
     pub guest: Guest,
     /// Its place to wait, from the moment at which it was seen that it may have to.
@@ -185,11 +187,11 @@ impl Dispatch {
     /// When no engine's answer can be given; an engine's own refusal is an answer.
     pub async fn send(&self, mut outgoing: Box<Outgoing>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
-        let fingerprint = poison::fingerprint(&outgoing.head.path, &outgoing.body);
+        let fingerprint = poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
         let mut watched = self.poison.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
-        watched.leave()?;
+        watched.clearance()?;
         outgoing.spot = self.hold.reserve(outgoing.asked.model.as_deref(), outgoing.guest)?;
         let deadline = outgoing.begun + self.answer_timeout;
         self.settled(outgoing.asked.model.as_deref()).await;
@@ -200,8 +202,10 @@ impl Dispatch {
         let mut lost = None;
         let mut retries = &self.retries.lost;
         let mut was_full = false;
+        // Attempts that were lost to others' doing.
+        let mut excused = 0;
         loop {
-            let bound = if bind::may_try(tried.len(), was_full) {
+            let bound = if bind::may_try(tried.len() - excused, was_full) {
                 let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
@@ -209,8 +213,8 @@ impl Dispatch {
             };
             // Only a retry costs something.
             let Some(bound) = bound.filter(|bound| tried.is_empty() || was_full && bound.has_room() || retries.withdraw()) else {
-                // From the place that it will not take.
-                watched.rise();
+                // The one that it will not stand.
+                watched.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.answer(*begun, &outgoing, watched, permit)),
                     (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
@@ -228,10 +232,10 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost {
-                        watched.lost(&replica);
+                    if broken.fault == wire::Fault::EngineLost && watched.lost(&replica) {
+                        excused += 1;
                     }
-                    watched.rise();
+                    watched.end_trial();
                     (lost, retries, was_full) = (Some(broken), &self.retries.lost, false);
                     continue;
                 }
@@ -243,7 +247,7 @@ impl Dispatch {
                 return Ok(self.answer(*begun, &outgoing, watched, permit));
             }
             begun.in_flight = None;
-            watched.rise();
+            watched.end_trial();
             if was_full {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
@@ -352,8 +356,12 @@ impl Dispatch {
     }
 
     fn answer(&self, begun: Begun, outgoing: &Outgoing, mut watched: Watched, mut permit: Permit) -> Answer {
-        watched.answered();
         let streams = begun.streams();
+        // Front-ends begin a response's stream before they have asked their core.
+        let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
+        if !begun.waits && !is_front_ends {
+            watched.answered();
+        }
         let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, waits } = begun;
         self.metrics.first_byte(outgoing.begun);
         if head.status >= 400 {

@@ -101,8 +101,9 @@ impl Relay {
     /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
     pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: Held) -> Self {
+        let passage = dialect.and_then(|dialect| held.watched.passage(dialect.token()));
         let scanner = dialect.map(Scanner::new);
-        Self { state: State::Streaming, first, flow: Flow::new(scanner, watch), exchange, held, lends: false, pause: None }
+        Self { state: State::Streaming, first, flow: Flow::new(scanner, watch, passage), exchange, held, lends: false, pause: None }
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
@@ -123,7 +124,7 @@ impl Relay {
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
             self.flow.lock().progress = Instant::now();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
-                self.held.watched.lost(&self.held.replica);
+                let _ = self.held.watched.lost(&self.held.replica);
             }
             return Poll::Ready(piece);
         }
@@ -178,6 +179,7 @@ impl Relay {
             self.held.in_flight.as_mut().map(InFlight::answered);
             self.held.placed.began();
             self.held.entry.began();
+            self.held.watched.answered();
         }
         let passed = self.flow.lock().pass(bytes);
         self.passed(passed)
@@ -189,7 +191,7 @@ impl Relay {
             Passed::On(bytes) => bytes,
             Passed::Failed(bytes) => {
                 if tells_of_death(&bytes) {
-                    self.held.watched.lost(&self.held.replica);
+                    let _ = self.held.watched.lost(&self.held.replica);
                 }
                 self.break_off("engine_error", "the engine reported an error".into());
                 self.state = flushing("the engine reported an error".into());

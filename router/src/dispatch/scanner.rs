@@ -39,6 +39,15 @@ impl Dialect {
         }
     }
 
+    /// What each event has that tells of new tokens: front-ends send others before they have any.
+    pub(super) fn token(self) -> &'static [u8] {
+        match self {
+            Self::OpenAi | Self::Other => b"\n\n",
+            Self::Responses => b".delta\n",
+            Self::Anthropic => b"event: content_block_delta",
+        }
+    }
+
     /// The event that tells a client of this dialect that its answer has failed.
     #[must_use]
     pub fn error_event(self, message: &str) -> Bytes {

@@ -179,11 +179,13 @@ impl Edge {
             Some(Salted { body, salt, .. }) => (body, salt),
             None => (body.clone(), peek.salt.unwrap_or_default()),
         };
+        let tenant = tenant(&caller);
         let outgoing = Box::new(Outgoing {
             id,
             priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
+            tenant: tenant.unwrap_or_default(),
             guest: Guest {
-                tenant: tenant(&caller).unwrap_or_else(|| headers::tenant(&headers, peek.user.as_deref())),
+                tenant: tenant.unwrap_or_else(|| headers::tenant(&headers, peek.user.as_deref())),
                 weight: caller.limits.weight.unwrap_or(1.0),
                 bytes: body.len() as u64,
             },

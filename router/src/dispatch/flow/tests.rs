@@ -14,7 +14,7 @@ async fn stream() -> (Arc<Flow>, TcpStream) {
     server.writable().await.unwrap();
     let (_, outlet) = Outlet::over(server);
     poll_fn(|context| outlet.poll_flush(context)).await.unwrap();
-    let flow = Flow::new(Some(Scanner::new(Dialect::OpenAi)), None);
+    let flow = Flow::new(Some(Scanner::new(Dialect::OpenAi)), None, None);
     flow.lock().outlet = Some(outlet);
     (flow, client.unwrap())
 }
