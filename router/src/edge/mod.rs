@@ -20,6 +20,7 @@ mod reply;
 mod routes;
 mod state;
 mod submit;
+mod work;
 
 pub use body::Reading;
 pub(crate) use body::Unread;
