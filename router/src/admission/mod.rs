@@ -94,12 +94,21 @@ pub struct Estimate {
 }
 
 /// What a request has used.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
     /// Prompt tokens, if its engine said how many; else what was expected.
     pub input: Option<u64>,
-    /// Generated tokens.
-    pub output: u64,
+    /// Tokens of its answer.
+    pub output: Generated,
+}
+
+/// What is known of the length of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Generated {
+    /// Its engine said how many tokens it has.
+    Told(u64),
+    /// Nobody said, but so many were seen: what was expected counts, or these if they are more.
+    AtLeast(u64),
 }
 
 /// Why a request may not enter now.
@@ -201,12 +210,15 @@ impl Accounts {
 }
 
 impl Permit {
-    /// The request has ended, having used this: what was expected of it is corrected. Of an answer that broke off, or of which nothing is
-    /// known, it is left out, and what was expected counts.
+    /// The request has ended, having used this: what was expected of it is corrected as far as that is known. Where nothing is, it is left out.
     pub fn settle(&mut self, used: Used) {
         if let Some(Charge { open, asked, then }) = &mut self.charge {
             let now = self.shared.now();
-            let used = (used.input.unwrap_or(asked.input), used.output);
+            let output = match used.output {
+                Generated::Told(tokens) => tokens,
+                Generated::AtLeast(tokens) => tokens.max(asked.output),
+            };
+            let used = (used.input.unwrap_or(asked.input), output);
             open.account.lock().correct(&open.limits, (asked, *then), used, now);
             // Settled again, it would be corrected from here.
             (asked.input, asked.output) = used;

@@ -85,15 +85,15 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
     let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 10), "100 of 600 are missing");
-    first.settle(Used { input: Some(1500), output: 20 });
+    first.settle(Used { input: Some(1500), output: Generated::Told(20) });
     assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 6000, left: 4500, reset: 15_000 }));
     drop(first);
     let mut second = admission.admit(&caller, asked(4500, 580)).unwrap();
-    second.settle(Used { input: None, output: 1780 });
+    second.settle(Used { input: None, output: Generated::Told(1780) });
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 121), "what was used beyond the limit is paid for too");
     // Told twice, it counts once.
-    second.settle(Used { input: None, output: 1780 });
+    second.settle(Used { input: None, output: Generated::Told(1780) });
     assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, 121);
 }
 
@@ -103,6 +103,18 @@ async fn what_is_not_settled_stays_counted_as_it_was_expected() {
     let caller = caller("k", "t", Limits { output_per_minute: Some(600), ..Limits::default() });
     drop(admission.admit(&caller, asked(0, 300)).unwrap());
     assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 600, left: 300, reset: 30_000 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that_part_if_it_is_more() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
+    let left = || admission.rates(&caller).unwrap().tokens.unwrap().left;
+    let mut permit = admission.admit(&caller, asked(0, 300)).unwrap();
+    permit.settle(Used { input: None, output: Generated::AtLeast(7) });
+    assert_eq!(left(), 700);
+    permit.settle(Used { input: None, output: Generated::AtLeast(400) });
+    assert_eq!(left(), 600);
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +133,7 @@ async fn a_days_budget_is_not_refilled_before_its_time() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
     let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
-    permit.settle(Used { input: None, output: 1000 });
+    permit.settle(Used { input: None, output: Generated::Told(1000) });
     drop(permit);
     pass(23.0 * 3600.0).await;
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();

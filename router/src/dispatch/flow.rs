@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::poison::Passage;
 use super::scanner::{Passed, Scanner};
+use super::told::{Finish, Told};
 use crate::edge::Outlet;
 use crate::sticky::Watch;
 
@@ -22,6 +23,8 @@ pub(super) struct Flow(Mutex<Passing>);
 pub(super) struct Passing {
     /// Follows an event stream.
     pub(super) scanner: Option<Scanner>,
+    /// Reads a plain answer that is too long to be read whole before it is passed on.
+    pub(super) told: Option<Box<Told>>,
     /// Reads which response it is, where that is remembered.
     pub(super) watch: Option<Watch>,
     /// Ends its trial, where it is on trial.
@@ -40,7 +43,7 @@ impl Flow {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
     pub(super) fn new(scanner: Option<Scanner>, watch: Option<Watch>, passage: Option<Passage>) -> Arc<Self> {
         let progress = Instant::now();
-        Arc::new(Self(Mutex::new(Passing { scanner, watch, passage, sent: 0, progress, outlet: None, failed: None })))
+        Arc::new(Self(Mutex::new(Passing { scanner, told: None, watch, passage, sent: 0, progress, outlet: None, failed: None })))
     }
 
     /// For a moment.
@@ -58,10 +61,16 @@ impl Passing {
         if self.passage.as_mut().is_some_and(|passage| passage.look(&bytes)) {
             self.passage = None;
         }
-        match &mut self.scanner {
-            Some(scanner) => scanner.pass(bytes),
-            None => Passed::On(bytes),
+        if let Some(scanner) = &mut self.scanner {
+            return scanner.pass(bytes);
         }
+        if let Some(told) = &mut self.told {
+            told.read(&bytes);
+            if told.finish() == Finish::Abort {
+                return Passed::Aborted(Bytes::new());
+            }
+        }
+        Passed::On(bytes)
     }
 }
 

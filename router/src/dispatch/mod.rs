@@ -10,6 +10,8 @@ mod refusal;
 mod relay;
 mod scanner;
 mod silence;
+mod told;
+mod work;
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -27,10 +29,13 @@ pub use poison::{Ban, Fingerprint, Poison, Watched};
 pub use refusal::Refusal;
 pub use relay::{Held, Relay};
 use scanner::tells_of_death;
-pub use scanner::{Dialect, Scanner, Usage};
+pub use scanner::{Dialect, Scanner};
 use silence::Tries;
+pub use told::Usage;
+use told::{Finish, Told};
+pub use work::Work;
 
-use crate::admission::{Permit, Used};
+use crate::admission::{Generated, Permit, Used};
 use crate::carry::Exchange;
 use crate::edge::Room;
 use crate::edge::access::Entry;
@@ -46,8 +51,11 @@ const MOST_SETTLE_SECONDS: f64 = 600.0;
 /// How often a young router looks for a candidate.
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// How a plain answer says that its engine was stopped under it.
-static ABORTED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\":\"abort\""));
+/// Without this word no plain answer says that its engine was stopped under it.
+static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
+
+/// In words, why an answer was given up that says so.
+const ABORTED: &str = "the engine was stopped before the answer was complete";
 
 /// What every dispatch needs.
 #[derive(Debug)]
@@ -95,6 +103,8 @@ pub struct Outgoing {
     pub room: Room,
     /// The dialect of its event stream, should the answer be one.
     pub dialect: Dialect,
+    /// What it has an engine compute.
+    pub work: Work,
     /// Its line in the access log.
     pub entry: Entry,
     /// Which response it names.
@@ -128,6 +138,8 @@ struct Begun {
     reason: Arc<Record>,
     /// Of an answer that was read whole.
     usage: Option<Usage>,
+    /// Of a plain answer more comes than was read, which may say what was used.
+    goes_on: bool,
     /// Only comments have come so far.
     waits: bool,
 }
@@ -140,23 +152,27 @@ impl Begun {
     }
 
     /// Engines write JSON at once, when it is complete, so the rest of it is waited for as far as one window: should it break off, or
-    /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet.
-    async fn complete(&mut self) -> Result<(), Broken> {
+    /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet. Where nothing was to be computed,
+    /// what looks like that, or like usage, is the client's own.
+    async fn complete(&mut self, work: Work) -> Result<(), Broken> {
         if !self.has_type(b"application/json") {
             return Ok(());
         }
         let mut body = self.first.take().unwrap_or_default();
-        while body.len() < WINDOW_BYTES
-            && let Some(more) = poll_fn(|context| self.exchange.poll_body(context)).await?
-        {
-            body = [body, more].concat().into();
+        let mut is_whole = false;
+        while !is_whole && body.len() < WINDOW_BYTES {
+            match poll_fn(|context| self.exchange.poll_body(context)).await? {
+                Some(more) => body = [body, more].concat().into(),
+                None => is_whole = true,
+            }
         }
-        // Quotes within JSON strings are escaped, so this is never a part of generated text.
-        if ABORTED.find(&body).is_some() {
-            let message = "the engine was stopped before the answer was complete".into();
-            return Err(Broken { fault: wire::Fault::EngineStopped, message });
+        if work.generates() && ABORT.find(&body).is_some() && Told::of(&body, "").finish() == Finish::Abort {
+            return Err(Broken { fault: wire::Fault::EngineStopped, message: ABORTED.into() });
         }
-        self.usage = Usage::find(&body);
+        if work.is_some() && is_whole {
+            self.usage = Told::usage_of(&body);
+        }
+        self.goes_on = work.is_some() && !is_whole;
         self.first = (!body.is_empty()).then_some(body);
         Ok(())
     }
@@ -297,7 +313,7 @@ impl Dispatch {
         Sent { replica, exchange, in_flight, placed, settle, reason }
     }
 
-    async fn attempt(&self, sent: Sent, prompt: &Prompt) -> Attempt {
+    async fn attempt(&self, sent: Sent, prompt: &Prompt, work: Work) -> Attempt {
         let Sent { replica, exchange, mut in_flight, placed, settle, reason } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
@@ -310,7 +326,8 @@ impl Dispatch {
             Err(broken) => return Attempt::Lost(broken),
         };
         let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
-        let mut begun = Box::new(Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, waits });
+        let mut begun =
+            Box::new(Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, goes_on: false, waits });
         if !waits {
             in_flight.answered();
             self.hold.news();
@@ -320,7 +337,7 @@ impl Dispatch {
             }
         }
         begun.in_flight = Some(in_flight);
-        match begun.complete().await {
+        match begun.complete(work).await {
             Ok(()) if begun.is_refusal() && begun.first.as_deref().is_some_and(tells_of_death) => {
                 Attempt::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
             }
@@ -362,15 +379,16 @@ impl Dispatch {
         if !begun.waits && !is_front_ends {
             watched.answered();
         }
-        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, waits } = begun;
+        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, goes_on, waits } = begun;
         self.metrics.first_byte(outgoing.begun);
         if head.status >= 400 {
-            permit.settle(Used { input: Some(0), output: 0 });
+            permit.settle(Used { input: Some(0), output: Generated::Told(0) });
         }
         if !waits {
             outgoing.entry.began();
         }
         let watch = outgoing.keep.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
+        let most = outgoing.work.most(replica.longest_context());
         let held = Held {
             in_flight,
             permit,
@@ -379,6 +397,8 @@ impl Dispatch {
             survives: head.status < 500,
             placed,
             usage,
+            goes_on,
+            most,
             waits,
             entry: outgoing.entry.clone(),
             begun: outgoing.begun,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::bind::{Bound, may_try};
-use super::poison::{Leave, Watched};
+use super::poison::{Clearance, Watched};
 use super::{Attempt, Dispatch, Outgoing, Refusal};
 use crate::fleet::Replica;
 use crate::placement::Prompt;
@@ -42,7 +42,7 @@ impl Dispatch {
             let now = Instant::now();
             watched.sent(now);
             let sent = self.sent(prompt, outgoing, bound, tried.len());
-            let mut attempt = pin!(self.attempt(sent, prompt));
+            let mut attempt = pin!(self.attempt(sent, prompt, outgoing.work));
             let mut look = now;
             bound = loop {
                 look = (look + LOOK_INTERVAL).min(deadline);
@@ -64,7 +64,7 @@ impl Dispatch {
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
     /// lost attempt. A suspect stays: whether its engine has died of it is for the silent agent to say, and until then it takes no other.
     fn beside_silent(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], watched: &mut Watched) -> Option<Bound> {
-        if !self.fleet.view().is_silent(replica) || !may_try(tried.len(), false) || !matches!(watched.leave(), Ok(Leave::Free)) {
+        if !self.fleet.view().is_silent(replica) || !may_try(tried.len(), false) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
             return None;
         }
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;
@@ -72,7 +72,7 @@ impl Dispatch {
             return None;
         }
         // It was a suspect and is cleared.
-        watched.rise();
+        watched.end_trial();
         Some(Bound { chosen, held: Duration::ZERO, turn: None })
     }
 }

@@ -22,6 +22,7 @@ mod reply;
 mod routes;
 mod state;
 mod submit;
+mod work;
 
 pub(crate) use body::Unread;
 pub use body::{Reading, Room};

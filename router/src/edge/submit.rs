@@ -18,6 +18,7 @@ use super::isolation::{Plain, Salted};
 use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
 use super::state::owner;
+use super::work::{computes_nothing, tokens, work};
 use crate::admission::{Estimate, Limit, Limited, Permit};
 use crate::dispatch::{Answer, Dialect, Outgoing, Refusal, Reserved};
 use crate::keys::{Caller, Role};
@@ -25,8 +26,9 @@ use crate::metrics::Refused;
 use crate::placement::{Asked, Guest};
 use crate::sticky::{Keep, Named};
 
-/// Bytes of text that make a token, about.
-const BYTES_PER_TOKEN: usize = 4;
+/// Said to callers whose use is limited.
+const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
+    with `stream` if it takes long";
 
 /// A request for an engine, in the engine's own API, and who sends it.
 #[derive(Debug)]
@@ -161,20 +163,24 @@ impl Edge {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
         };
-        let text: usize = peek.text.iter().map(|text| text.len()).sum();
-        let output = if generates(route) { self.dispatch.placer.expected_output(peek.most_output) } else { 0 };
-        let input = if computes_nothing(route) { 0 } else { (text / BYTES_PER_TOKEN) as u64 };
         let room = self.reading.room(salted.as_ref().map_or(body.len(), |salted| salted.body.len()));
         let room = room.map_err(|full| Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router })?;
-        let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
         let names = Named::of(&method, route, peek.previous.as_deref());
+        if peek.background && names.makes_one() && caller.limits.bound_use() {
+            return Err(Declined::Malformed(NO_BACKGROUND.into()));
+        }
+        let work = work(route, body.len(), peek.choices);
+        let most_output = peek.most_output.number();
+        let output = if work.generates() { self.dispatch.placer.expected_output(most_output) } else { 0 };
+        let input = if work.is_some() { peek.text.iter().map(|text| tokens(text)).sum() } else { 0 };
+        let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
         if let Some(chosen) = peek.chosen.as_deref().filter(|id| names.makes_one() && self.sticky.is_of_another(id, owner(&caller), begun))
         {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
             return Err(Declined::Forbidden(message));
         }
         let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.part(&body, text));
-        let text = if computes_nothing(route) { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
+        let text = if !work.is_some() { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
         let (body, salt) = match salted {
             Some(Salted { body, salt, .. }) => (body, salt),
             None => (body.clone(), peek.salt.unwrap_or_default()),
@@ -196,12 +202,13 @@ impl Edge {
                 path: route.to_owned(),
                 text,
                 salt,
-                most_output: if generates(route) { peek.most_output } else { Some(0) },
+                most_output: if work.generates() { most_output } else { Some(0) },
                 streams: peek.stream,
                 only: None,
                 body: body.clone(),
             },
             dialect: Dialect::of(route),
+            work,
             keep: names.makes_one().then(|| Keep { sticky: self.sticky.clone(), tenant: owner(&caller).clone() }),
             names,
             head: RequestHead {
@@ -230,26 +237,6 @@ fn tenant(caller: &Caller) -> Option<u64> {
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
 fn band(caller: &Caller, asked: i32) -> i32 {
     if caller.role == Role::Admin { asked } else { asked.max(0) }
-}
-
-/// Routes that ask the engine for nothing that its accelerator computes.
-fn computes_nothing(path: &str) -> bool {
-    const NOTHING: [&str; 5] = ["/tokenize", "/detokenize", "/tokenizer_info", "/version", "/v1/messages/count_tokens"];
-    NOTHING.contains(&path) || path.ends_with("/render") || path.ends_with("/derender") || path.starts_with("/v1/responses/")
-}
-
-/// Routes whose answers are generated, a token a step.
-fn generates(path: &str) -> bool {
-    const GENERATE: [&str; 7] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/chat/completions/batch",
-        "/inference/v1/generate",
-        "/cohere/v2/chat",
-    ];
-    GENERATE.contains(&path)
 }
 
 /// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since

@@ -5,6 +5,7 @@
 mod access;
 mod admission;
 mod bench;
+mod billing;
 mod bodies;
 mod cli;
 mod docs;
