@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import browser
 import document
 import floods
 import sizes
@@ -87,7 +88,8 @@ def perform(case: Case, target: Target) -> Row:
 
 def rows(scale: Scale, wanted: str, requests: str | None) -> Iterator[Row]:
     """Starts the services and runs the cases one after the other."""
-    all_cases = [*smuggling.cases(), *sizes.cases(scale), *slow.cases(scale), *floods.cases(scale), *document.cases(scale, requests)]
+    all_cases = [*smuggling.cases(), *browser.cases(), *sizes.cases(scale), *slow.cases(scale), *floods.cases(scale)]
+    all_cases += document.cases(scale, requests)
     chosen = [case for case in all_cases if re.search(wanted, f"{case.group}: {case.name}")]
     limits = ["--header-timeout", f"{scale.head}s", "--body-timeout", f"{scale.body}s", "--client-stall-timeout", f"{scale.stall}s"]
     limits += ["--keep-alive", f"{4 * scale.stall}s", "--max-reading-bytes", str(sizes.READING_BYTES)]

@@ -24,6 +24,7 @@ mod learning;
 mod lifetimes;
 mod ollama;
 mod operators;
+mod operators_access;
 mod pages;
 mod placement;
 mod poison;
