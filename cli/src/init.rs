@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use hostler_tls::{Authority, Record, Scope, Token, Tokens, Uses, write_private};
 
 use crate::output::{Side, complain, say, table};
+use crate::secret_output::warn_of_readers;
 use crate::settings::tls_dir;
 
 #[derive(Debug, Args)]
@@ -168,6 +169,7 @@ fn hand_out(token: &Token, out: Option<&Path>) -> anyhow::Result<()> {
             complain(
                 "agents       put the next line into a file that only they can read, and name it: hostler agent --join-token-file FILE --router HOST:8001",
             );
+            warn_of_readers();
             say(&token.text());
         }
     }

@@ -16,6 +16,7 @@ mod plan;
 mod ps;
 mod rolling;
 mod router;
+mod secret_output;
 mod settings;
 mod sim;
 mod simulate;
