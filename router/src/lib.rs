@@ -243,11 +243,7 @@ impl Router {
             metrics: metrics.clone(),
             shutdown: serving.clone(),
         };
-        let operators = Operators { fleet: fleet.clone(), placer: placer.clone() };
-        let pages = guarded(admin::routes(Arc::new(overview)).merge(operators.routes()), guard);
-        let (place, socket) = self.operators;
-        let on_socket = tokio::spawn(place.serve(socket, pages.clone(), end.clone()));
-        let admin = tokio::spawn(admin::serve(self.admin.0, pages, end.clone()));
+        let admin = tokio::spawn(overview.serve(guard, self.admin.0, self.operators, end.clone()));
         let keys = tokio::spawn(keys::follow(self.keys.clone(), metrics.clone(), end.clone()));
 
         let dispatch = Dispatch {
@@ -299,6 +295,16 @@ struct Overview {
     hold: Hold,
     metrics: Arc<RouterMetrics>,
     shutdown: Shutdown,
+}
+
+impl Overview {
+    /// Serves the pages and operators' calls on the admin listener and on the operators' socket, until `end`.
+    async fn serve(self, guard: Guard, listener: TcpListener, operators: (SocketPlace, Option<OwnSocket>), end: CancellationToken) {
+        let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
+        let pages = guarded(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
+        let (place, socket) = operators;
+        tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
+    }
 }
 
 impl Pages for Overview {
