@@ -8,7 +8,7 @@ fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
         id: id.into(),
         expires,
         job: String::new(),
-        node: (id == "c").then(|| "n2".to_owned()).unwrap_or_default(),
+        node: if id == "c" { "n2".into() } else { String::new() },
         uses,
         used_by: by.iter().map(|node| (*node).to_owned()).collect(),
         revoked,

@@ -125,8 +125,8 @@ async fn a_body_that_is_too_large_or_too_slow_is_not_waited_for() {
 #[test]
 fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
     let reading = Reading::new(64 * PIECE_BYTES);
-    let large = || reading.room(13 * PIECE_BYTES);
-    let held: Vec<Room> = (0..4).map(|_| large().unwrap()).collect();
+    let large = || reading.room(6 * PIECE_BYTES);
+    let held: Vec<Room> = (0..8).map(|_| large().unwrap()).collect();
     assert_eq!(large().unwrap_err(), NoRoom, "56 of the 64 pieces are for large ones");
     let small: Vec<Room> = (0..8).map(|_| reading.room(100).unwrap()).collect();
     assert_eq!(reading.room(100).unwrap_err(), NoRoom);
