@@ -278,7 +278,7 @@ impl Router {
             serving.stop();
         }
         end.cancel();
-        for task in [link, admin, on_socket, readers, renewals, keys] {
+        for task in [link, admin, readers, renewals, keys] {
             end_within(GOODBYE, task).await;
         }
         writing.end().await;
