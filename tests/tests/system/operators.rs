@@ -148,7 +148,9 @@ async fn requests_for_an_adapter_go_where_it_is_loaded() {
     fleet.until_replica("n1/0", "all six", |replica| replica.served == before + 6).await;
 
     // Clients cannot change it, whatever they write.
-    for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/unload%5Flora_adapter"] {
+    let escaped = edge.post("/v1/unload%5Flora_adapter", &json!({"lora_name": "poet"})).await;
+    assert_eq!(escaped.status, 400, "an escape of what needs none");
+    for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
         let refused = edge.post(path, &json!({"lora_name": "poet", "lora_path": "/tmp"})).await;
         assert_eq!(refused.status, 403);
         assert!(refused.message().contains("hostler lora"), "{}", refused.text());
