@@ -196,11 +196,16 @@ fn provoked(api: &Api, body: &[u8]) -> Result<(), ApiError> {
     let contains = |text: &Option<String>| text.as_ref().is_some_and(|text| memchr::memmem::find(body, text.as_bytes()).is_some());
     if contains(&api.args.sim_die_on) {
         let (faults, delay) = (api.core.faults.clone(), Duration::from_millis(api.args.sim_die_on_ms));
-        // It ends with the engine, at the latest by dying.
-        tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
+        if delay.is_zero() {
+            // Before a busy machine lets it answer anything.
             faults.set(Fault::Die);
-        });
+        } else {
+            // It ends with the engine, at the latest by dying.
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                faults.set(Fault::Die);
+            });
+        }
     }
     // What vLLM says to a schema that refers to itself.
     if contains(&api.args.sim_err_on) { Err(ApiError::internal("maximum recursion depth exceeded")) } else { Ok(()) }
