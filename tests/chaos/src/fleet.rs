@@ -134,9 +134,9 @@ impl Fleet {
 
     /// What an operator does at a router, and what the program says to it: the one place that knows how operators reach one.
     pub(crate) async fn operate(&self, router: usize, arguments: &[&str], patience: Duration) -> anyhow::Result<String> {
-        let admin = self.routers[router].admin.to_string();
+        let socket = socket(&self.place, router);
         let mut all = arguments.to_vec();
-        all.extend(["--admin", &admin]);
+        all.extend(["--admin", &socket]);
         let output = timeout(patience, self.place.command(&all).output()).await;
         let output = output.with_context(|| format!("hostler {arguments:?} does not end"))??;
         ensure!(output.status.success(), "hostler {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -193,10 +193,17 @@ impl Fleet {
     }
 }
 
+/// Where operators reach a router.
+fn socket(place: &Workplace, number: usize) -> String {
+    place.path().join(format!("router{number}.sock")).to_string_lossy().into_owned()
+}
+
 fn router(place: &Workplace, number: usize, [edge, agents, admin]: [SocketAddr; 3]) -> anyhow::Result<Process> {
     let (name, caches) = (format!("router{number}"), place.path().join(format!("cache{number}")));
     let (edge, agents, admin) = (edge.to_string(), agents.to_string(), admin.to_string());
+    let socket = socket(place, number);
     let mut arguments = vec!["router", "--listen", &edge, "--agents-listen", &agents, "--admin-listen", &admin];
+    arguments.extend(["--operators-socket", &socket]);
     let caches = caches.to_string_lossy();
     arguments.extend(["--drain-timeout", DRAIN, "--cache-dir", &caches]);
     place.start(&name, &arguments)
