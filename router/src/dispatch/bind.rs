@@ -63,7 +63,8 @@ impl Dispatch {
                 }
                 continue;
             }
-            let eligible = self.fleet.view().eligible(prompt.model(), tried).count();
+            let is_home = |replica: &Replica| prompt.only().is_none_or(|home| home.is(replica));
+            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_home(replica)).count();
             if eligible == 0 {
                 return Ok(None);
             }

@@ -394,7 +394,8 @@ impl Dispatch {
             permit,
             replica,
             watched,
-            survives: head.status < 500,
+            // What an engine refuses it has not computed.
+            survives: head.status < 400,
             placed,
             usage,
             goes_on,

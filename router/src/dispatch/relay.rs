@@ -271,7 +271,8 @@ impl Relay {
             self.held.metrics.streamed(events, usage);
         }
         if self.held.most.work.is_some() {
-            self.held.placed.ended(usage, events.unwrap_or(0), self.held.most.context);
+            let most = self.held.most;
+            self.held.placed.ended(usage, events.unwrap_or(0), most.context, most.work.answers == 1);
         }
         self.held.metrics.ended(Outcome::Complete, self.held.begun);
         self.held.entry.ended(Outcome::Complete, None, usage);

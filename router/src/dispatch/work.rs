@@ -10,6 +10,8 @@ pub struct Work {
     pub prompts: u64,
     /// Answers to them, at most; none where nothing is generated.
     pub answers: u64,
+    /// Times that each is computed, at most: one that has tools of the engine's own, once for each turn.
+    pub turns: u64,
 }
 
 impl Work {
@@ -29,7 +31,8 @@ impl Work {
     /// know other names and forms of it than the router.
     #[must_use]
     pub(super) fn most(self, context: u64) -> Most {
-        Most { work: self, context, prompt: self.prompts.saturating_mul(context), completion: self.answers.saturating_mul(context) }
+        let tokens = self.turns.saturating_mul(context);
+        Most { work: self, context, prompt: self.prompts.saturating_mul(tokens), completion: self.answers.saturating_mul(tokens) }
     }
 }
 

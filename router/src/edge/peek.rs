@@ -93,9 +93,14 @@ impl<'de> Visitor<'de> for Fields {
                 "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.most_output.see(map.next_value::<&RawValue>()?),
                 "n" | "best_of" => peek.choices.see(map.next_value::<&RawValue>()?),
                 "sampling_params" => {
-                    if let Some(params) = value::<Sampling<'_>, _>(&mut map)? {
-                        params.max_tokens.inspect(|most| peek.most_output.see(most));
-                        params.n.inspect(|choices| peek.choices.see(choices));
+                    match serde_json::from_str::<Option<Sampling<'_>>>(map.next_value::<&RawValue>()?.get()) {
+                        Ok(params) => {
+                            let Sampling { max_tokens, n } = params.unwrap_or_default();
+                            max_tokens.inspect(|most| peek.most_output.see(most));
+                            n.inspect(|choices| peek.choices.see(choices));
+                        }
+                        // As where a name is said twice: engines take the last one.
+                        Err(_) => (peek.most_output, peek.choices) = (Most::Unclear, Most::Unclear),
                     }
                 }
                 "background" => peek.background = !matches!(map.next_value::<&RawValue>()?.get(), "false" | "null"),
@@ -166,7 +171,7 @@ impl Most {
 }
 
 /// What `/inference/v1/generate` has below `sampling_params`.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Sampling<'a> {
     #[serde(borrow)]
     max_tokens: Option<&'a RawValue>,

@@ -169,7 +169,7 @@ impl Edge {
         if peek.background && names.makes_one() && caller.limits.bound_use() {
             return Err(Declined::Malformed(NO_BACKGROUND.into()));
         }
-        let work = work(route, body.len(), peek.choices);
+        let work = work(route, body.len(), &peek);
         let most_output = peek.most_output.number();
         let output = if work.generates() { self.dispatch.placer.expected_output(most_output) } else { 0 };
         let input = if work.is_some() { peek.text.iter().map(|text| tokens(text)).sum() } else { 0 };

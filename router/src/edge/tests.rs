@@ -63,6 +63,7 @@ fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_
     assert_eq!(most(r#"{"sampling_params":{"max_tokens":70,"n":4},"max_tokens":1}"#), Some(70));
     let choices = |body: &str| peek(body.as_bytes()).unwrap().choices;
     assert_eq!(choices(r#"{"sampling_params":{"n":4}}"#), Most::Of(4));
+    assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), Most::Unclear);
     assert_eq!((choices(r#"{"n":2,"best_of":5}"#), choices(r#"{"n":"5"}"#)), (Most::Of(5), Most::Unclear));
 }
 

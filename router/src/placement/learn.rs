@@ -106,13 +106,13 @@ impl Placed {
         self.record.outcome.lock().first_token = Some(took);
     }
 
-    /// The answer has ended whole, after `events` of a stream, of an engine that takes so long a `context`. All callers share what is learned
-    /// of lengths, so nobody teaches more than an answer to him could have.
+    /// What was generated has ended whole, after `events` of a stream, of an engine that takes so long a `context`. All callers share what is
+    /// learned of lengths, so only `one` answer teaches, and no more than it could have.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-    pub fn ended(&self, usage: Option<Usage>, events: u64, context: u64) {
+    pub fn ended(&self, usage: Option<Usage>, events: u64, context: u64, one: bool) {
         let completion = usage.map_or(events, |usage| usage.completion);
         let seen = completion.min(context).min(self.most_output.unwrap_or(u64::MAX));
-        if seen > 0 {
+        if seen > 0 && one {
             self.placer.outputs.seen(seen as f64);
         }
         if let Some(first) = self.first.filter(|_| self.streams && completion > 2) {

@@ -7,7 +7,7 @@ use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Endpoint, Fleet, MODEL, Setup, hostler};
+use crate::harness::{Answer, Endpoint, Fleet, MODEL, Setup, hostler, soon};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -62,6 +62,18 @@ async fn a_response_is_found_and_continued_where_it_is_kept() {
         let unchanged = about(&other, Method::DELETE, &id, "", "").await;
         assert_eq!((unchanged.status, unchanged.header("allow")), (StatusCode::METHOD_NOT_ALLOWED, Some("GET")));
     }
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_continues_a_response_is_answered_at_once_when_its_engine_has_died_of_it() {
+    let fleet = Fleet::start(keeping(1).engine("--sim-die-on deadly")).await;
+    let edge = fleet.edge();
+    let made = id(&make(&edge, json!({}), "").await);
+    // No other engine knows the response, and it is a suspect now.
+    let lost = make(&edge, json!({"previous_response_id": made, "input": "deadly"}), "");
+    let lost = soon("an answer", lost).await;
+    assert!(lost.status.is_client_error() || lost.status.is_server_error(), "{} {}", lost.status, lost.text());
     fleet.until_idle().await;
 }
 

@@ -2,11 +2,17 @@ use super::*;
 
 #[test]
 fn a_route_says_what_is_computed() {
-    let once = |route| work(route, 100, Most::Unsaid);
-    assert_eq!(once("/v1/chat/completions"), Work { prompts: 1, answers: 1 });
-    assert_eq!(once("/v1/completions"), Work { prompts: 51, answers: 51 }, "a list of prompts has a comma for each");
-    assert_eq!(once("/v1/responses"), Work { prompts: MOST_TURNS, answers: MOST_TURNS });
-    assert_eq!(once("/v1/embeddings"), Work { prompts: 51, answers: 0 });
+    let of = |route, prompt| work(route, 100, &Peek { text: vec![prompt], ..Peek::default() });
+    let once = |route| of(route, "\"x\"");
+    let one = Work { prompts: 1, answers: 1, turns: 1 };
+    assert_eq!(once("/v1/chat/completions"), one);
+    assert_eq!([once("/v1/completions"), of("/v1/completions", "[ 1,2]")], [one; 2]);
+    for list in ["[]", "[[1],[2]]", r#"["x","y"]"#, "7"] {
+        let listed = Work { prompts: 51, answers: 51, turns: 1 };
+        assert_eq!(of("/v1/completions", list), listed, "a list of prompts has a comma for each");
+    }
+    assert_eq!(once("/v1/responses"), Work { turns: MOST_TURNS, ..one });
+    assert_eq!(once("/v1/embeddings"), Work { prompts: 51, answers: 0, turns: 1 });
     for nothing in ["/tokenize", "/v1/chat/completions/derender", "/v1/responses/resp_1", "/v1/messages/count_tokens"] {
         assert_eq!(once(nothing), Work::default(), "{nothing}");
     }
@@ -16,7 +22,7 @@ fn a_route_says_what_is_computed() {
 
 #[test]
 fn answers_that_a_request_counts_in_no_clear_way_are_as_many_as_there_can_be() {
-    let answers = |choices| work("/v1/chat/completions", 100, choices).answers;
+    let answers = |choices| work("/v1/chat/completions", 100, &Peek { choices, ..Peek::default() }).answers;
     assert_eq!([Most::Unsaid, Most::Of(0), Most::Of(8), Most::Of(u64::MAX), Most::Unclear].map(answers), [1, 1, 8, 16_384, 16_384]);
 }
 
