@@ -136,12 +136,17 @@ impl Edge {
         }
     }
 
+    /// Whether it depends on what a body says what its caller may do. Of a form that is which model it asks for, and nothing else.
+    fn depends(&self, content: Content<'_>, caller: &Caller) -> bool {
+        let by_key = if matches!(content, Content::Form(_)) { caller.models.is_some() } else { self.keys.are_wanted() };
+        by_key || self.isolation.is_some()
+    }
+
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
         let content = Content::of(&headers);
-        let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let mut peek = peeked(content, &body, depends).map_err(Declined::Malformed)?;
+        let mut peek = peeked(content, &body, self.depends(content, &caller)).map_err(Declined::Malformed)?;
         let route = invocation::carried(path.path(), &peek);
         let named = invocation::model(path.path(), &headers).map_err(Declined::Malformed)?;
         let id = ids::draw();

@@ -132,6 +132,18 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
     assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_odd_form_of_a_key_for_all_models_is_for_the_engine_to_judge() {
+    let ring = Ring::new();
+    let (all, one) = (ring.key(|_| ()), ring.key(|entry| entry.models = Some(vec![MODEL.to_owned()])));
+    let fleet = ring.fleet(Setup::agents(1)).await;
+    let odd = format!("words\r\n{}--b--\r\n", field("model", MODEL));
+    assert_eq!(ask(&fleet, &all, AUDIO, &[("content-type", FORM)], odd.clone()).await.text(), REACHED);
+    assert_eq!(ask(&fleet, &one, AUDIO, &[("content-type", FORM)], odd).await.status, 400);
+    // Of a JSON body more depends on what it says.
+    assert_eq!(ask(&fleet, &all, CHAT, &[JSON], "{").await.status, 400);
+}
+
 /// A chat whose answer may have so many tokens, as `/invocations` carries it.
 fn invocation(tokens: usize) -> Value {
     json!({"messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens, "stream": true})
