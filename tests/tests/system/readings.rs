@@ -144,6 +144,19 @@ async fn an_odd_form_of_a_key_for_all_models_is_for_the_engine_to_judge() {
     assert_eq!(ask(&fleet, &all, CHAT, &[JSON], "{").await.status, 400);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocation_that_generates_nothing_reserves_no_output() {
+    let ring = Ring::new();
+    let key = ring.key(|entry| entry.limits = Limits { output_per_day: Some(100), ..Limits::default() });
+    let fleet = ring.fleet(Setup::agents(1)).await;
+    let send = async |body: Value| ask(&fleet, &key, "/invocations", &[JSON], body.to_string()).await.status;
+    // More than a day's budget, were it a completion.
+    assert_ne!(send(json!({"input": "Tell me about engines.", "max_tokens": 200})).await, 429);
+    for completion in ["prompt", "prompt_embeds"] {
+        assert_eq!(send(json!({completion: "Tell me about engines.", "max_tokens": 200})).await, 429, "{completion}");
+    }
+}
+
 /// A chat whose answer may have so many tokens, as `/invocations` carries it.
 fn invocation(tokens: usize) -> Value {
     json!({"messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens, "stream": true})
