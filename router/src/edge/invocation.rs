@@ -11,7 +11,7 @@ use super::peek::Peek;
 pub(super) const PATH: &str = "/invocations";
 
 /// The header with the model, which need not be an adapter.
-const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
+pub(super) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// The route that a request is for. What can be neither chat nor completion generates nothing: it is embedded, classified or scored, all of
 /// which are the same to the router.

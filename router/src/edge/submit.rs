@@ -142,6 +142,17 @@ impl Edge {
         by_key || self.isolation.is_some()
     }
 
+    /// Looks at what an engine would fetch for a request. A sound has any bytes; whatever else a body is called, an engine might read it as JSON.
+    fn check_media(&self, content: Content<'_>, body: &[u8], entry: &Entry) -> Result<(), Declined> {
+        if matches!(content, Content::Form(_)) {
+            return Ok(());
+        }
+        self.media.check(body, self.isolation.is_some()).map_err(|message| {
+            entry.refused("media");
+            Declined::Malformed(message)
+        })
+    }
+
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
@@ -156,13 +167,7 @@ impl Edge {
             return Err(Declined::Forbidden(impatient(&caller)));
         }
         peek.model = named.or(peek.model);
-        // Whatever else a body is, engines fetch nothing for it; and a sound has any bytes.
-        if content == Content::Json {
-            self.media.check(&body, self.isolation.is_some()).map_err(|message| {
-                entry.refused("media");
-                Declined::Malformed(message)
-            })?;
-        }
+        self.check_media(content, &body, &entry)?;
         let plain = Plain { tenant: owner(&caller), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,

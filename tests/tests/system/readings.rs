@@ -122,6 +122,9 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
         "/v1/./completions",
         "/..%2fmetrics",
         "/v1/load%5Flora_adapter",
+        "/v1/load_lora_adapter%0A",
+        "/v1/chat/completions%0a",
+        "/invocations%0a",
     ] {
         let answer = ask(&fleet, "", path, &[JSON], chat(1).to_string()).await;
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
@@ -130,6 +133,30 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
     // What no route is named after may be escaped, and so may a model's name, which the router looks up itself.
     assert_eq!(ask(&fleet, "", "/v1/nothing/%C3%BC%20x?a=%2F", &[JSON], "{}").await.text(), REACHED);
     assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_header_that_decides_is_not_taken_away_by_connection() {
+    let ring = Ring::new();
+    let poet = ring.key(|entry| entry.models = Some(vec!["poet".to_owned()]));
+    let fleet = ring.fleet(Setup::agents(1).engine("--served-model-name plain poet")).await;
+    let (mut body, mut fetching) = (invocation(2), chat_stream(1));
+    (body["model"], body["stream"]) = ("poet".into(), false.into());
+    fetching["model"] = "poet".into();
+    fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
+    // Without it an engine takes its own model.
+    for listed in [ADAPTER, "close, X-Amzn-SageMaker-Adapter-Identifier"] {
+        let refused = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet"), ("connection", listed)], body.to_string()).await;
+        assert!(refused.status == 400 && refused.message().contains("Connection"), "{listed}: {}", refused.text());
+    }
+    // Without one an engine reads JSON.
+    let text = ("content-type", "application/octet-stream");
+    let refused = ask(&fleet, &poet, CHAT, &[text, ("connection", "content-type")], fetching.to_string()).await;
+    assert!(refused.status == 400 && refused.message().contains("Connection"), "{}", refused.text());
+    for listed in ["close", "keep-alive", "TE, close"] {
+        let answer = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet"), ("connection", listed)], body.to_string()).await;
+        assert_eq!(answer.status, 200, "{listed}: {}", answer.text());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -303,10 +330,10 @@ async fn a_sound_that_looks_like_a_url_is_taken() {
     let body = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", noise) + "--b--\r\n";
     let answer = ask(&fleet, "", AUDIO, &[("content-type", FORM)], body).await;
     assert_eq!(answer.text(), REACHED);
-    // As JSON, by whatever name an engine takes for it, it is searched.
+    // Whatever is no form is searched, by whatever name an engine may take it for JSON.
     let mut fetching = chat_stream(1);
     fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
-    for content_type in ["application/json", "Application/JSON;x=y", "application/problem+json"] {
+    for content_type in ["application/json", "Application/JSON;x=y", "application/problem+json", "application/x-www-form-urlencoded"] {
         let refused = ask(&fleet, "", CHAT, &[("content-type", content_type)], fetching.to_string()).await;
         assert!(refused.status == 400 && refused.message().contains("router.media_hosts"), "{content_type}: {}", refused.text());
     }
