@@ -15,7 +15,11 @@ fuzz_target!(|input: &[u8]| {
     let (kind, body) = (&input[..line], input.get(line + 1..).unwrap_or_default());
     let Ok(kind) = std::str::from_utf8(kind) else { return };
     let Ok(peeked) = form::peek(kind, body) else { return };
-    assert!(form::peek(kind, &body[..body.len() - 3]).is_err(), "it lacks its end");
+    let mut end = body;
+    while let Some(before) = end.strip_suffix(b"\r\n") {
+        end = before;
+    }
+    assert!(form::peek(kind, &end[..end.len() - 1]).is_err(), "it lacks its end");
     if let Some(model) = peeked.model {
         let value = [b"\r\n\r\n", model.as_bytes(), b"\r\n--"].concat();
         assert!(memmem::find(body, &value).is_some(), "{model} is the value of a part");

@@ -1,10 +1,11 @@
-"""Requests that the router could read in one way and an engine in another: escaped paths, forms, a route that carries others, priorities.
+"""Requests that the router could read in one way and an engine in another: escaped paths, headers, forms, a route that carries others, priorities.
 
 Each is refused. Simulated engines say `Not Found` to a form, so that is how one looks that was passed on.
 """
 
 import json
 
+import h2
 import wire
 from cases import Case, case, check
 
@@ -21,9 +22,27 @@ PATHS = {
     "an escape escaped": "/v1/%2563ompletions",
     "an escape without its digits": "/v1/completions%",
     "an escape with other letters": "/v1/%zzcompletions",
+    "an escaped line feed at the end": "/v1/completions%0a",
+    "an escaped line feed at the end of a route for operators": "/v1/load_lora_adapter%0A",
+    "an escaped carriage return at the end": "/v1/completions%0D",
+    "an escaped zero byte": "/v1/completions%00",
     "escaped dots": "/v1/%2e%2e/metrics",
     "dots": "/v1/../metrics",
     "one dot": "/v1/./completions",
+}
+
+FETCHING = json.dumps({
+    "model": "simulated",
+    "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}],
+}).encode()
+# An engine, which gets them over HTTP/1.1, sees no blanks around values. Name, and a content type over HTTP/2.
+BLANKS = {"a blank before a value": " application/json", "a tab before a value": "\tapplication/json", "a blank behind a value": "application/json "}
+# Headers of the connection go no further. Name, and what is listed.
+LISTED = {
+    "the content type is the connection's": "content-type",
+    "the content type is the connection's, among others": "close, X-Hop ,Content-Type",
+    "the model of an invocation is the connection's": "X-Amzn-SageMaker-Adapter-Identifier",
+    "the priority is the connection's": "x-vllm-priority",
 }
 
 FORM = "multipart/form-data; boundary=b"
@@ -53,6 +72,9 @@ FORMS = {
     "words first": (FORM, "words\r\n" + OWN + END),
     "a line feed before a boundary": (FORM, OWN.replace("simulated\r\n", "simulated\n") + OTHER + END),
     "no end": (FORM, SOUND + OWN),
+    "words behind an empty line at the end": (FORM, OWN + SOUND + END + "\r\nx"),
+    "another form behind an empty line at the end": (FORM, OWN + SOUND + END + "\r\n" + OTHER + END),
+    "1,001 parts": (FORM, OWN + SOUND * 1000 + END),
     "a part without headers": (FORM, OWN + "--b\r\n\r\nx\r\n" + END),
     "two dispositions": (FORM, OWN + f'--b\r\n{DISPOSITION}name="x"\r\n{DISPOSITION}name="model"\r\n\r\nother\r\n' + END),
     "a folded disposition": (FORM, OWN + f'--b\r\n{DISPOSITION}name="x"\r\n ; name="model"\r\n\r\nother\r\n' + END),
@@ -108,6 +130,19 @@ def passed(path: str, headers: str, body: bytes, status: int, said: str):
     return run
 
 
+def unblanked(kind: str):
+    """A case over HTTP/2 that is refused for a content type that is JSON to an engine only."""
+
+    def run(target) -> str:
+        with h2.dial(target.address) as stream:
+            sent = h2.request(1, "POST", "/v1/chat/completions", ("content-type", kind), body=FETCHING)
+            seen = h2.said(wire.flood(stream, [sent], wire.PATIENCE, quiet=0.4))
+        check(seen.statuses == {1: 400} or seen.resets == {1: "PROTOCOL_ERROR"}, seen)
+        return str(seen)
+
+    return run
+
+
 def cases() -> list[Case]:
     """All of them."""
     audio, kind = "/v1/audio/transcriptions", f"Content-Type: {FORM}\r\n"
@@ -117,8 +152,14 @@ def cases() -> list[Case]:
     return [
         *(case("escapes", name, "400", refused(path, JSON, BODY, 400)) for name, path in PATHS.items()),
         case("escapes", "letters that no route has", "404", passed("/v1/n%C3%BCchts%20", JSON, BODY, 404, "Not Found")),
+        *(case("values", name, "400 or PROTOCOL_ERROR", unblanked(kind)) for name, kind in BLANKS.items()),
+        *(
+            case("values", name, "400", refused("/invocations", f"{invoked}Connection: {listed}\r\n", BODY, 400), keyed=True)
+            for name, listed in LISTED.items()
+        ),
         *(case("forms", name, "400 or 403", refused(audio, headers, body, 400, 403), keyed=True) for name, headers, body in forms),
         case("forms", "a plain one, whose sound looks like JSON", "404", passed(audio, kind, plain, 404, "Not Found"), keyed=True),
+        case("forms", "an empty line at the end", "404", passed(audio, kind, plain + b"\r\n", 404, "Not Found"), keyed=True),
         *(case("keys", name, "403", refused(*asked, 403), keyed=True) for name, asked in FORBIDDEN.items()),
         case("keys", "a priority of 1", "200", passed("/v1/completions", JSON, BODY.replace(b"{", b'{"priority":1,'), 200, "choices"), keyed=True),
         case("keys", "an invocation of its model", "200", passed("/invocations", invoked, BODY, 200, "choices"), keyed=True),

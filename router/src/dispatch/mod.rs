@@ -218,8 +218,8 @@ impl Dispatch {
         let mut lost = None;
         let mut retries = &self.retries.lost;
         let mut was_full = false;
-        // Attempts that were lost to others' doing.
-        let mut excused = 0;
+        // Attempts that were lost to others' doing, and those at engines that were full.
+        let (mut excused, mut full) = (0, 0);
         loop {
             let bound = if bind::may_try(tried.len() - excused, was_full) {
                 let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
@@ -240,7 +240,7 @@ impl Dispatch {
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let tries = Tries { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, watched: &mut watched };
+            let tries = Tries { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, spared: excused + full, watched: &mut watched };
             let (replica, attempt) = self.attempt_where_heard(bound, tries).await?;
             let mut begun = match attempt {
                 Attempt::Begun(begun) => begun,
@@ -265,6 +265,7 @@ impl Dispatch {
             begun.in_flight = None;
             watched.end_trial();
             if was_full {
+                full += 1;
                 self.fleet.view().avoid(&replica, Instant::now());
             }
             (refused, retries) = (Some(begun), &self.retries.refused);

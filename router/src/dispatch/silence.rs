@@ -1,6 +1,9 @@
 //! Attempts whose agent falls silent before a byte of the answer has come: its host is gone, it was stopped, or the network swallows everything.
 //! The connection notices only by its keepalive, seconds after the lease; so an attempt looks at the lease itself, and the request goes to
 //! another replica as soon as it has lapsed. Where there is none it goes on waiting, and takes the answer of whichever agent comes back first.
+//!
+//! The price: a plain answer comes whole, so one that its engine was computing when the agent fell silent for longer than the lease is
+//! computed anew elsewhere, also where the agent would have been back with it a moment later.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,6 +26,8 @@ pub(super) struct Tries<'a> {
     pub(super) outgoing: &'a Outgoing,
     /// The replicas so far.
     pub(super) tried: &'a mut Vec<Arc<str>>,
+    /// How many of them do not count: those that were full, and those lost to others' doing.
+    pub(super) spared: usize,
     pub(super) watched: &'a mut Watched,
 }
 
@@ -34,7 +39,7 @@ impl Dispatch {
     /// # Errors
     /// When the first byte does not come in time.
     pub(super) async fn attempt_where_heard(&self, mut bound: Bound, tries: Tries<'_>) -> Result<(Arc<Replica>, Attempt), Refusal> {
-        let Tries { prompt, outgoing, tried, watched } = tries;
+        let Tries { prompt, outgoing, tried, spared, watched } = tries;
         let deadline = outgoing.begun + self.answer_timeout;
         loop {
             let replica = bound.chosen.replica.clone();
@@ -50,7 +55,8 @@ impl Dispatch {
                     Ok(attempt) => return Ok((replica, attempt)),
                     Err(_) if look >= deadline => return Err(Refusal::TooSlow(self.answer_timeout)),
                     Err(_) => {
-                        if let Some(elsewhere) = self.beside_silent(&replica, prompt, tried, watched) {
+                        let may_try = may_try(tried.len() - spared, false);
+                        if may_try && let Some(elsewhere) = self.beside_silent(&replica, prompt, tried, watched) {
                             break elsewhere;
                         }
                     }
@@ -64,7 +70,7 @@ impl Dispatch {
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
     /// lost attempt. A suspect stays: whether its engine has died of it is for the silent agent to say, and until then it takes no other.
     fn beside_silent(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], watched: &mut Watched) -> Option<Bound> {
-        if !self.fleet.view().is_silent(replica) || !may_try(tried.len(), false) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
+        if !self.fleet.view().is_silent(replica) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
             return None;
         }
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;

@@ -20,6 +20,7 @@ impl<'a> Content<'a> {
     }
 
     pub(super) fn named(content_type: &'a str) -> Self {
+        let content_type = content_type.trim_ascii();
         let begins = |name: &str| content_type.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name));
         if begins("application/json") || content_type.is_empty() {
             return Self::Json;
@@ -39,11 +40,20 @@ mod tests {
 
     #[test]
     fn what_some_engine_reads_as_json_is_json() {
-        for json in ["application/json", "Application/JSON; charset=utf-8", "application/json ;x", "application/vnd.api+JSON ; a=b", ""] {
+        for json in [
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/json ;x",
+            "application/vnd.api+JSON ; a=b",
+            "",
+            "\tapplication/json ",
+            " a/x+json ",
+        ] {
             assert_eq!(Content::named(json), Content::Json, "{json}");
         }
         let form = "Multipart/Form-Data; boundary=b";
         assert_eq!(Content::named(form), Content::Form(form));
+        assert_eq!(Content::named(" multipart/form-data; boundary=b\t"), Content::Form("multipart/form-data; boundary=b"));
         for other in ["text/plain", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain; x=+json", "json", "ü"] {
             assert_eq!(Content::named(other), Content::Other, "{other}");
         }

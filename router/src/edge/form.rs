@@ -14,11 +14,16 @@ const VALUE_BYTES: usize = 1024;
 /// A boundary has at most 70 characters (RFC 2046 §5.1.1).
 const BOUNDARY_BYTES: usize = 70;
 
-/// The fields of vLLM 0.32 whose values are no part of any prompt: a sound, and what is chosen from a list or a number.
-const SETTINGS: [&str; 22] = [
+/// Starlette takes no more fields, and no more files.
+const MOST_PARTS: usize = 1000;
+
+/// The fields of vLLM 0.32 with which nobody can guess at another's prompt: a sound, a number, or a choice from a list. The languages are
+/// such choices, although their names may stand in a prompt.
+const SETTINGS: [&str; 23] = [
     "file",
     "model",
     "language",
+    "to_language",
     "response_format",
     "timestamp_granularities[]",
     "stream",
@@ -61,6 +66,9 @@ pub(super) enum Odd {
     /// The model is not plain text.
     #[error("the field `model` of the multipart form is a short text in UTF-8, without a file's name and without any encoding")]
     NoText,
+    /// It has more parts than engines take.
+    #[error("the multipart form has more than {MOST_PARTS} parts")]
+    TooMany,
     /// A field that decides where the request goes is there twice.
     #[error("the multipart form has the field `{0}` twice")]
     Twice(&'static str),
@@ -69,7 +77,10 @@ pub(super) enum Odd {
 /// Reads a form of this content type.
 pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, Odd> {
     let mut peek = Peek::default();
-    for part in Parts::new(body, boundary(content_type).ok_or(Odd::Boundary)?)? {
+    for (before, part) in Parts::new(body, boundary(content_type).ok_or(Odd::Boundary)?)?.enumerate() {
+        if before == MOST_PARTS {
+            return Err(Odd::TooMany);
+        }
         let (name, part) = part.and_then(Part::named)?;
         match name {
             b"model" if peek.model.is_some() => return Err(Odd::Twice("model")),
@@ -128,7 +139,9 @@ impl<'a> Iterator for Parts<'a> {
     type Item = Result<&'a [u8], Odd>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.is_over || matches!(self.rest, b"--" | b"--\r\n") {
+        // Some clients end with an empty line. Readers skip line ends there, and some of them words too.
+        let is_end = |end: &[u8]| end.chunks(2).all(|line_end| line_end == b"\r\n");
+        if self.is_over || self.rest.strip_prefix(b"--").is_some_and(is_end) {
             return None;
         }
         let part = self.rest.strip_prefix(b"\r\n").and_then(|part| {

@@ -11,13 +11,15 @@ use super::peek::Peek;
 pub(super) const PATH: &str = "/invocations";
 
 /// The header with the model, which need not be an adapter.
-const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
+pub(super) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
-/// The route that a request is for. What is no chat counts as a completion, which costs more than anything else that it may be.
+/// The route that a request is for. What can be neither chat nor completion generates nothing: it is embedded, classified or scored, all of
+/// which are the same to the router.
 pub(super) fn carried<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
     match path {
         PATH if peek.is_chat => "/v1/chat/completions",
-        PATH => "/v1/completions",
+        PATH if peek.is_completion => "/v1/completions",
+        PATH => "/pooling",
         path => path,
     }
 }
@@ -56,7 +58,10 @@ mod tests {
             (PATH, r#"{"messages":[],"prompt":"x"}"#, "/v1/chat/completions"),
             (PATH, r#"{"m\u0065ssages":7}"#, "/v1/chat/completions"),
             (PATH, r#"{"prompt":"x"}"#, "/v1/completions"),
-            (PATH, r#"{"input":"x"}"#, "/v1/completions"),
+            (PATH, r#"{"prompt_\u0065mbeds":"x"}"#, "/v1/completions"),
+            (PATH, r#"{"prompt":null,"input":"x"}"#, "/v1/completions"),
+            (PATH, r#"{"input":"x"}"#, "/pooling"),
+            (PATH, r#"{"query":"x","documents":["prompt"]}"#, "/pooling"),
             ("/v1/embeddings", r#"{"messages":[]}"#, "/v1/embeddings"),
         ] {
             assert_eq!(carried(path, &peek(body.as_bytes()).unwrap()), expected, "{path} {body}");

@@ -39,6 +39,8 @@ pub(super) struct Peek<'a> {
     pub(super) guided: bool,
     /// Whether it has messages, as chats do.
     pub(super) is_chat: bool,
+    /// Whether it has a prompt, be it one of embeddings, as completions do.
+    pub(super) is_completion: bool,
     /// Of a form: a field whose words may become part of a prompt.
     pub(super) words: Option<String>,
     /// What makes the prompt, in the order in which it stands in the body.
@@ -126,9 +128,11 @@ impl<'de> Visitor<'de> for Fields {
                 }
                 name @ ("system" | "instructions" | "messages" | "prompt" | "input" | "token_ids") => {
                     peek.is_chat |= name == "messages";
+                    peek.is_completion |= name == "prompt";
                     peek.text.push(map.next_value::<&RawValue>()?.get());
                 }
-                _ => {
+                name => {
+                    peek.is_completion |= name == "prompt_embeds";
                     map.next_value::<IgnoredAny>()?;
                 }
             }

@@ -136,12 +136,28 @@ impl Edge {
         }
     }
 
+    /// Whether it depends on what a body says what its caller may do. Of a form that is which model it asks for, and nothing else.
+    fn depends(&self, content: Content<'_>, caller: &Caller) -> bool {
+        let by_key = if matches!(content, Content::Form(_)) { caller.models.is_some() } else { self.keys.are_wanted() };
+        by_key || self.isolation.is_some()
+    }
+
+    /// Looks at what an engine would fetch for a request. A sound has any bytes; whatever else a body is called, an engine might read it as JSON.
+    fn check_media(&self, content: Content<'_>, body: &[u8], entry: &Entry) -> Result<(), Declined> {
+        if matches!(content, Content::Form(_)) {
+            return Ok(());
+        }
+        self.media.check(body, self.isolation.is_some()).map_err(|message| {
+            entry.refused("media");
+            Declined::Malformed(message)
+        })
+    }
+
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
         let content = Content::of(&headers);
-        let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let mut peek = peeked(content, &body, depends).map_err(Declined::Malformed)?;
+        let mut peek = peeked(content, &body, self.depends(content, &caller)).map_err(Declined::Malformed)?;
         let route = invocation::carried(path.path(), &peek);
         let named = invocation::model(path.path(), &headers).map_err(Declined::Malformed)?;
         let id = ids::draw();
@@ -151,13 +167,7 @@ impl Edge {
             return Err(Declined::Forbidden(impatient(&caller)));
         }
         peek.model = named.or(peek.model);
-        // Whatever else a body is, engines fetch nothing for it; and a sound has any bytes.
-        if content == Content::Json {
-            self.media.check(&body, self.isolation.is_some()).map_err(|message| {
-                entry.refused("media");
-                Declined::Malformed(message)
-            })?;
-        }
+        self.check_media(content, &body, &entry)?;
         let plain = Plain { tenant: owner(&caller), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,

@@ -77,7 +77,8 @@ async fn a_key_for_one_model_reaches_no_other_by_a_form_that_has_two_readings() 
     let (own, other) = (field("model", MODEL), field("model", "other"));
     let sound = part("Content-Disposition: form-data; name=\"file\"; filename=\"a; name.wav\"", "RIFF");
     let whole = |parts: &[&str]| parts.concat() + "--b--\r\n";
-    for sound_one in [whole(&[&own, &sound]), whole(&[&sound, &own])] {
+    // Some clients end with an empty line.
+    for sound_one in [whole(&[&own, &sound]), whole(&[&sound, &own]), whole(&[&own, &sound]) + "\r\n"] {
         assert_eq!(send(FORM, sound_one).await.text(), REACHED);
     }
     // To python-multipart each of these has no model, or another one.
@@ -121,6 +122,9 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
         "/v1/./completions",
         "/..%2fmetrics",
         "/v1/load%5Flora_adapter",
+        "/v1/load_lora_adapter%0A",
+        "/v1/chat/completions%0a",
+        "/invocations%0a",
     ] {
         let answer = ask(&fleet, "", path, &[JSON], chat(1).to_string()).await;
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
@@ -129,6 +133,55 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
     // What no route is named after may be escaped, and so may a model's name, which the router looks up itself.
     assert_eq!(ask(&fleet, "", "/v1/nothing/%C3%BC%20x?a=%2F", &[JSON], "{}").await.text(), REACHED);
     assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_header_that_decides_is_not_taken_away_by_connection() {
+    let ring = Ring::new();
+    let poet = ring.key(|entry| entry.models = Some(vec!["poet".to_owned()]));
+    let fleet = ring.fleet(Setup::agents(1).engine("--served-model-name plain poet")).await;
+    let (mut body, mut fetching) = (invocation(2), chat_stream(1));
+    (body["model"], body["stream"]) = ("poet".into(), false.into());
+    fetching["model"] = "poet".into();
+    fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
+    // Without it an engine takes its own model.
+    for listed in [ADAPTER, "close, X-Amzn-SageMaker-Adapter-Identifier"] {
+        let refused = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet"), ("connection", listed)], body.to_string()).await;
+        assert!(refused.status == 400 && refused.message().contains("Connection"), "{listed}: {}", refused.text());
+    }
+    // Without one an engine reads JSON.
+    let text = ("content-type", "application/octet-stream");
+    let refused = ask(&fleet, &poet, CHAT, &[text, ("connection", "content-type")], fetching.to_string()).await;
+    assert!(refused.status == 400 && refused.message().contains("Connection"), "{}", refused.text());
+    for listed in ["close", "keep-alive", "TE, close"] {
+        let answer = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet"), ("connection", listed)], body.to_string()).await;
+        assert_eq!(answer.status, 200, "{listed}: {}", answer.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_odd_form_of_a_key_for_all_models_is_for_the_engine_to_judge() {
+    let ring = Ring::new();
+    let (all, one) = (ring.key(|_| ()), ring.key(|entry| entry.models = Some(vec![MODEL.to_owned()])));
+    let fleet = ring.fleet(Setup::agents(1)).await;
+    let odd = format!("words\r\n{}--b--\r\n", field("model", MODEL));
+    assert_eq!(ask(&fleet, &all, AUDIO, &[("content-type", FORM)], odd.clone()).await.text(), REACHED);
+    assert_eq!(ask(&fleet, &one, AUDIO, &[("content-type", FORM)], odd).await.status, 400);
+    // Of a JSON body more depends on what it says.
+    assert_eq!(ask(&fleet, &all, CHAT, &[JSON], "{").await.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocation_that_generates_nothing_reserves_no_output() {
+    let ring = Ring::new();
+    let key = ring.key(|entry| entry.limits = Limits { output_per_day: Some(100), ..Limits::default() });
+    let fleet = ring.fleet(Setup::agents(1)).await;
+    let send = async |body: Value| ask(&fleet, &key, "/invocations", &[JSON], body.to_string()).await.status;
+    // More than a day's budget, were it a completion.
+    assert_ne!(send(json!({"input": "Tell me about engines.", "max_tokens": 200})).await, 429);
+    for completion in ["prompt", "prompt_embeds"] {
+        assert_eq!(send(json!({completion: "Tell me about engines.", "max_tokens": 200})).await, 429, "{completion}");
+    }
 }
 
 /// A chat whose answer may have so many tokens, as `/invocations` carries it.
@@ -259,8 +312,8 @@ async fn a_form_with_words_is_refused_where_tenants_are_apart_and_a_sound_alone_
     let (isolated, shared) = (Fleet::start(apart(true)).await, Fleet::start(apart(false)).await);
     let sound = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", "RIFF");
     let form = |extra: &str| format!("{sound}{extra}--b--\r\n");
-    let settings =
-        field("temperature", "0.2") + &field("language", "en") + &field("prompt", "") + &field("timestamp_granularities[]", "word");
+    let languages = field("language", "en") + &field("to_language", "de");
+    let settings = field("temperature", "0.2") + &languages + &field("prompt", "") + &field("timestamp_granularities[]", "word");
     assert_eq!(ask(&isolated, "", AUDIO, &[("content-type", FORM)], form(&settings)).await.text(), REACHED);
     for words in ["prompt", "hotwords", "context"] {
         let body = form(&field(words, "As I said yesterday"));
@@ -277,10 +330,10 @@ async fn a_sound_that_looks_like_a_url_is_taken() {
     let body = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", noise) + "--b--\r\n";
     let answer = ask(&fleet, "", AUDIO, &[("content-type", FORM)], body).await;
     assert_eq!(answer.text(), REACHED);
-    // As JSON, by whatever name an engine takes for it, it is searched.
+    // Whatever is no form is searched, by whatever name an engine may take it for JSON.
     let mut fetching = chat_stream(1);
     fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
-    for content_type in ["application/json", "Application/JSON;x=y", "application/problem+json"] {
+    for content_type in ["application/json", "Application/JSON;x=y", "application/problem+json", "application/x-www-form-urlencoded"] {
         let refused = ask(&fleet, "", CHAT, &[("content-type", content_type)], fetching.to_string()).await;
         assert!(refused.status == 400 && refused.message().contains("router.media_hosts"), "{content_type}: {}", refused.text());
     }

@@ -73,9 +73,12 @@ impl Still {
     }
 }
 
+/// Served by silent agents only.
+const OWN_MODEL: &str = "still";
+
 fn report(sequence: u64, snapshot: bool) -> Message {
-    let card = json!({"id": MODEL, "object": "model"}).to_string().into_bytes().into();
-    let state = ReplicaState { phase: Phase::Ready.into(), models: vec![Model { id: MODEL.into(), card }], ..ReplicaState::default() };
+    let model = |id: &str| Model { id: id.into(), card: json!({"id": id, "object": "model"}).to_string().into_bytes().into() };
+    let state = ReplicaState { phase: Phase::Ready.into(), models: vec![model(MODEL), model(OWN_MODEL)], ..ReplicaState::default() };
     let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
     Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() } })
 }
@@ -144,6 +147,32 @@ async fn a_request_stays_with_a_silent_agent_until_there_is_another() {
     assert_whole(&soon("an answer", request).await.unwrap());
     still.until("a cancel", |taken| taken.values().all(|cancelled| *cancelled)).await;
     assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_full_engines_sent_on_leaves_a_silent_agent_too() {
+    let mut fleet = Fleet::start(setup(2)).await;
+    for replica in ["n0/0", "n1/0"] {
+        fleet.fault(replica, "busy").await;
+    }
+    let mut still = Still::attach(&fleet).await;
+    fleet.until_replica("still/0", "readiness", |replica| replica.phase == Phase::Ready).await;
+    // What it has to do already makes it the last that the request is sent to.
+    let mut own = JoinSet::new();
+    for _ in 0..4 {
+        let (edge, mut body) = (fleet.edge(), chat(10));
+        body["model"] = OWN_MODEL.into();
+        own.spawn(async move { edge.post(CHAT, &body).await });
+    }
+    still.until("its own requests", |taken| taken.len() == 4).await;
+    still.report().await;
+    let edge = fleet.edge();
+    let request = tokio::spawn(async move { edge.post(CHAT, &chat(10)).await });
+    still.until("the request", |taken| taken.len() == 5).await;
+    assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 2.0, "both engines were full");
+    fleet.add_agent(vec![fleet.routers[0].agents.to_string()]).await;
+    assert_whole(&soon("an answer", request).await.unwrap());
+    own.abort_all();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -39,7 +39,7 @@ fn a_form_is_read_as_clients_write_it() {
         "Content-Disposition: form-data; name=\"model\"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit",
         "content-disposition:form-data;name=\"model\"",
     ] {
-        for (begin, end) in [("", "\r\n"), ("\r\n", "")] {
+        for (begin, end) in [("", "\r\n"), ("\r\n", ""), ("", "\r\n\r\n"), ("", "\r\n\r\n\r\n")] {
             let body = format!("{begin}------b\r\n{written}\r\n\r\nm\r\n------b--{end}");
             assert_eq!(peek(TYPE, body.as_bytes()).map(|peek| peek.model), Ok(Some("m".into())), "{body}");
         }
@@ -141,6 +141,11 @@ fn a_form_whose_parts_two_readers_could_tell_apart_differently_is_refused() {
         ("a line feed behind it", whole.replace(&second, &second.replace("b\r\n", "b\n"))),
         ("within a value", whole.replace("\r\nb\r\n", "\r\nb------b\r\n")),
         ("words behind the end", format!("{whole}x")),
+        ("words behind an empty line", format!("{whole}\r\nx")),
+        ("a line feed behind the end", format!("{whole}\n")),
+        ("half a line end behind the end", format!("{whole}\r")),
+        ("a blank behind the end", format!("{whole} \r\n")),
+        ("another form behind an empty line", format!("{whole}\r\n{whole}")),
         ("another form behind the end", whole.repeat(2)),
         ("no end", whole[..whole.len() - "--\r\n".len()].to_owned()),
         ("nothing", String::new()),
@@ -149,6 +154,20 @@ fn a_form_whose_parts_two_readers_could_tell_apart_differently_is_refused() {
     }
     let without_a_value = whole.replace("\r\n\r\nb\r\n", "\r\n\r\n");
     assert!(without_a_value != whole && peek(TYPE, without_a_value.as_bytes()) == Err(Odd::NoName));
+}
+
+#[test]
+fn a_form_has_a_thousand_parts_at_most() {
+    let parts = |count| form(&vec![("name=\"timestamp_granularities[]\"", "word"); count]);
+    assert!(peek(TYPE, &parts(1000)).is_ok());
+    assert_eq!(peek(TYPE, &parts(1001)), Err(Odd::TooMany));
+}
+
+#[test]
+fn what_is_chosen_from_a_list_is_no_word_of_a_prompt() {
+    let words = |name: &str| peek(TYPE, &form(&[(&format!("name=\"{name}\""), "de")])).unwrap().words;
+    assert_eq!([words("language"), words("to_language")], [None, None]);
+    assert_eq!(words("hotwords"), Some("hotwords".into()));
 }
 
 #[test]
