@@ -7,7 +7,7 @@
 //!
 //! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
 //! - one that kills later kills two, if nobody else is on trial or has passed there. Else it is spared, twice; then its trial lasts as long as its answer, up
-//!   to 30 s, and nobody is tried beside it: four at most;
+//!   to 30 s, and nobody is tried beside it: four, and where it strikes while it is tried among g, `floor(log2 g)` more, seven at most;
 //! - one that kills nothing is refused if it was there when four engines died, or two, of which the second had no other suspect to blame: it alone was on
 //!   trial, or there. No killer that strikes within its trial brings that about;
 //! - a trial begins within `ALL_BEGUN` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
