@@ -163,8 +163,9 @@ impl Edge {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
         };
-        let room = self.reading.room(salted.as_ref().map_or(body.len(), |salted| salted.body.len()));
-        let room = room.map_err(|full| Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router })?;
+        let bytes = salted.as_ref().map_or(body.len(), |salted| salted.body.len());
+        let guest = guest(&caller, &headers, peek.user.as_deref(), bytes);
+        let room = self.reading.room(guest).map_err(|full| Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router })?;
         let names = Named::of(&method, route, peek.previous.as_deref());
         if peek.background && names.makes_one() && caller.limits.bound_use() {
             return Err(Declined::Malformed(NO_BACKGROUND.into()));
@@ -185,16 +186,13 @@ impl Edge {
             Some(Salted { body, salt, .. }) => (body, salt),
             None => (body.clone(), peek.salt.unwrap_or_default()),
         };
-        let tenant = tenant(&caller);
+        // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
+        let body = room.around(body);
         let outgoing = Box::new(Outgoing {
             id,
             priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
-            tenant: tenant.unwrap_or_default(),
-            guest: Guest {
-                tenant: tenant.unwrap_or_else(|| headers::tenant(&headers, peek.user.as_deref())),
-                weight: caller.limits.weight.unwrap_or(1.0),
-                bytes: body.len() as u64,
-            },
+            tenant: tenant(&caller).unwrap_or_default(),
+            guest,
             spot: None,
             client_id: headers::client_id(&headers),
             asked: Asked {
@@ -220,7 +218,6 @@ impl Edge {
                 ..RequestHead::default()
             },
             body,
-            room,
             entry,
             begun,
         });
@@ -232,6 +229,12 @@ impl Edge {
 fn tenant(caller: &Caller) -> Option<u64> {
     let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
     (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
+}
+
+/// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
+pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> Guest {
+    let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
+    Guest { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
 }
 
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
