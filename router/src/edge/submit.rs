@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::Entry;
+use super::body::NoRoom;
 use super::content::Content;
 use super::form;
 use super::headers;
@@ -163,9 +164,9 @@ impl Edge {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
         };
-        let bytes = salted.as_ref().map_or(body.len(), |salted| salted.body.len());
-        let guest = guest(&caller, &headers, peek.user.as_deref(), bytes);
-        let room = self.reading.room(guest).map_err(|full| Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router })?;
+        let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
+        let guest = guest(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let room = self.reading.room(guest).map_err(|full| without_room(&full))?;
         let names = Named::of(&method, route, peek.previous.as_deref());
         if peek.background && names.makes_one() && caller.limits.bound_use() {
             return Err(Declined::Malformed(NO_BACKGROUND.into()));
@@ -182,10 +183,8 @@ impl Edge {
         }
         let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.part(&body, text));
         let text = if !work.is_some() { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
-        let (body, salt) = match salted {
-            Some(Salted { body, salt, .. }) => (body, salt),
-            None => (body.clone(), peek.salt.unwrap_or_default()),
-        };
+        let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
+        let (body, salt) = salted.map_or_else(unsalted, |Salted { body, salt, .. }| (body, salt));
         // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
         let body = room.around(body);
         let outgoing = Box::new(Outgoing {
@@ -235,6 +234,11 @@ fn tenant(caller: &Caller) -> Option<u64> {
 pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> Guest {
     let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
     Guest { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
+}
+
+/// What the caller is told whose body finds no room.
+fn without_room(full: &NoRoom) -> Limited {
+    Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router }
 }
 
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
