@@ -81,7 +81,7 @@ fn only(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
     match &sockets[..] {
         [_] => Ok(sockets.remove(0)),
         [] => bail!(
-            "no router of yours was found on this host; name its socket, which it says at its start, with --admin SOCKET; one of another user or host is \
+            "no router of yours runs on this host; name its socket, which it says at its start, with --admin SOCKET; one of another user or host is \
              asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE"
         ),
         several => {
