@@ -101,14 +101,17 @@ pub async fn serve_socket(socket: OwnSocket, routes: Router, end: CancellationTo
     }
 }
 
-/// Whether a request to loopback was meant for this host: it says an IP address, `localhost` or the host of `listens`, which was configured.
+/// Whether a request to loopback was meant for this host: it says an IP address, `localhost`, this host's own name or the host of `listens`, which was
+/// configured.
 /// A browser that another site's name has led here (DNS rebinding) says that name, and would show that site what it is answered.
 #[must_use]
 pub fn names_this_host(uri: &Uri, headers: &HeaderMap, listens: &str) -> bool {
     let configured = listens.rsplit_once(':').map_or(listens, |(host, _)| host);
+    let system = rustix::system::uname();
     let is_ours = |name: &Authority| {
         let host = name.host().trim_matches(['[', ']']);
-        host.parse::<std::net::IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost") || host.eq_ignore_ascii_case(configured)
+        let names = ["localhost", configured, system.nodename().to_str().unwrap_or_default()];
+        host.parse::<std::net::IpAddr>().is_ok() || names.iter().any(|name| host.eq_ignore_ascii_case(name))
     };
     let mut named = headers.get_all(header::HOST).iter().map(|value| value.as_bytes().try_into().ok());
     // HTTP/2 says it in `:authority`, which is part of the URI.

@@ -191,10 +191,38 @@ pub async fn is_live(path: &Path) -> bool {
     matches!(find(path).await, Ok(Found::Live))
 }
 
+/// Whether this user believes what a process of that user says on a socket: its own and root's, and root any.
+#[must_use]
+pub fn may_trust(theirs: u32) -> bool {
+    trusts(geteuid().as_raw(), theirs)
+}
+
+fn trusts(own: u32, theirs: u32) -> bool {
+    own == 0 || theirs == 0 || own == theirs
+}
+
+/// The folders of other users' sockets, for root: `UID/hostler` in `logins` (`/run/user`) and `hostler-UID` in `shared` (`/tmp`). Anybody may make one by
+/// another's number there, so each counts only if it is that user's and nobody else can change it.
+#[must_use]
+pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = |entry: fs::DirEntry, before: &str| {
+        let user: u32 = entry.file_name().to_str()?.strip_prefix(before)?.parse().ok()?;
+        Some((user, entry.path()))
+    };
+    let logins = entries(logins).filter_map(|entry| named(entry, "").map(|(user, path)| (user, path.join("hostler"))));
+    let shared = entries(shared).filter_map(|entry| named(entry, "hostler-"));
+    logins.chain(shared).filter(|(user, path)| is_folder_of(*user, path)).map(|(_, path)| path).collect()
+}
+
 /// Whether only this user can have put into this folder what is there: in a folder for everybody, another user may have made it first.
 #[must_use]
 pub fn is_own_folder(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o022 == 0)
+    is_folder_of(geteuid().as_raw(), path)
+}
+
+fn is_folder_of(user: u32, path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0)
 }
 
 async fn find(path: &Path) -> Result<Found, SocketError> {

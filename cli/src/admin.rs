@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use hostler_boot::socket::may_trust;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::keys::{Secret, read_private};
 use hostler_router::operators_sockets;
@@ -80,8 +81,8 @@ fn only(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
     match &sockets[..] {
         [_] => Ok(sockets.remove(0)),
         [] => bail!(
-            "no router of yours runs on this host; one of another user or host is asked at its admin address, with an admin key: \
-             --admin HOST:PORT --admin-key-file FILE"
+            "no router of yours runs on this host; name its socket, which it says at its start, with --admin SOCKET; one of another user or host is \
+             asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE"
         ),
         several => {
             let paths: Vec<String> = several.iter().map(|path| format!("--admin {}", path.display())).collect();
@@ -135,17 +136,15 @@ async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<Calls>
     connect_within(&way, key(args, &way)?.as_ref(), answer).await
 }
 
-/// The key that the arguments or the environment give.
+/// The key that the arguments or the environment give. A socket is shown none, whose it may be: there the kernel says who asks.
 fn key(args: &AdminArgs, way: &Way) -> anyhow::Result<Option<Secret>> {
+    let Way::Address(address) = way else { return Ok(None) };
     let key = match (&args.admin_key_file, std::env::var(KEY_VARIABLE)) {
         (Some(file), _) => Some(of_file(file)?),
         (None, Ok(text)) if !text.trim().is_empty() => Some(text.trim().parse().with_context(|| format!("{KEY_VARIABLE} holds no key"))?),
         (None, _) => None,
     };
-    if let Way::Address(address) = way
-        && key.is_some()
-        && !is_loopback(address)
-    {
+    if key.is_some() && !is_loopback(address) {
         complain(&format!("the admin key travels to {address} in plain text; a tunnel such as `ssh -L 8002:127.0.0.1:8002 HOST` hides it"));
     }
     Ok(key)
@@ -178,14 +177,26 @@ async fn connect_within(way: &Way, key: Option<&Secret>, answer: Duration) -> an
             format!("cannot reach a router's admin listener at {address}; is the router running? name another with --admin HOST:PORT")
         }
     })?;
+    let key = key.filter(|_| matches!(way, Way::Address(_)));
     Ok(FleetClient::with_interceptor(channel, key.map(Shown::new).unwrap_or_default()))
 }
 
 /// Whether this user can connect to a socket at all, with a sentence that says what to do where not.
 async fn probe(path: &Path) -> anyhow::Result<()> {
     let connected = tokio::time::timeout(DEADLINE, UnixStream::connect(path)).await.context("the router does not take the connection")?;
-    let Err(error) = connected else { return Ok(()) };
     let shown = path.display();
+    let error = match connected {
+        Ok(stream) => {
+            let theirs = stream.peer_cred()?.uid();
+            if !may_trust(theirs) {
+                bail!(
+                    "the socket {shown} is answered by user {theirs}, not by a router of yours: choose one in a folder that is yours alone"
+                );
+            }
+            return Ok(());
+        }
+        Err(error) => error,
+    };
     let sentence = match error.kind() {
         ErrorKind::NotFound => format!("there is no socket {shown}: is the router running, and does it say this path at its start?"),
         ErrorKind::ConnectionRefused => format!("nobody answers at {shown}: is the router running?"),
@@ -228,9 +239,16 @@ mod tests {
         let [a, b] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
         assert_eq!(only(vec![a.clone()]).unwrap(), a);
         let none = only(Vec::new()).unwrap_err().to_string();
-        assert!(none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
+        assert!(none.contains("--admin SOCKET") && none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
         let several = only(vec![a, b]).unwrap_err().to_string();
         assert!(several.contains("--admin /r/router-1.sock or --admin /r/router-2.sock"), "{several}");
+    }
+
+    #[test]
+    fn a_socket_is_shown_no_key_and_a_key_file_that_is_gone_does_not_matter_there() {
+        let args = AdminArgs { admin: None, admin_key_file: Some("/nowhere/admin.key".into()), config: None };
+        assert!(key(&args, &Way::Socket("/tmp/s".into())).unwrap().is_none());
+        assert!(key(&args, &Way::Address("127.0.0.1:8002".into())).is_err());
     }
 
     #[test]

@@ -59,9 +59,9 @@ pub struct RouterConfig {
     pub allow_plain_text: bool,
     /// Largest request body in bytes; a larger one is refused with 413.
     pub max_body_bytes: usize,
-    /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins; further ones are refused with 429.
-    /// Bodies of 64 KiB and more take no more than seven eighths of it, so that small ones find room. Raise it where many large ones (images, say)
-    /// wait for engines at once.
+    /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins and the body is sent; further ones
+    /// are refused with 429. Tenants share it as they share `max_held`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
+    /// be more than `max_body_bytes`, so that small ones find room. Raise it where many large ones (images, say) wait for engines at once.
     pub max_reading_bytes: usize,
     /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
     /// was sent. Otherwise they are refused with 415: engines take none either.

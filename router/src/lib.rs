@@ -118,6 +118,12 @@ impl Router {
         if !keys.are_wanted() && config.metrics_need_key == NeedKey::Always {
             return Err(StartError::Setting("router.metrics_need_key can be `always` only where there are keys: set router.keys_file"));
         }
+        if !Reading::new(config.max_reading_bytes).has_room_for(config.max_body_bytes) {
+            return Err(StartError::Setting(
+                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_reading_bytes be more than that, or lower \
+                 router.max_body_bytes",
+            ));
+        }
         let metrics = Arc::new(RouterMetrics::default());
         let security = Security::load(&config)?;
         let edge = bind(&config.listen, "router.listen").await?;

@@ -19,6 +19,22 @@ pub(crate) struct Names {
 struct Owner {
     /// Its SHA-256.
     key: String,
+    /// When the name became this key's, in seconds since 1970. Where that is not said, nothing is later.
+    #[serde(default = "never")]
+    since: u64,
+}
+
+fn never() -> u64 {
+    u64::MAX
+}
+
+/// Whose a name is, as a key sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Nobody,
+    This,
+    /// Another key has had it since then.
+    Another(u64),
 }
 
 impl Names {
@@ -26,40 +42,38 @@ impl Names {
         Self { folder: authority.join("nodes") }
     }
 
-    /// Whether another key has this name.
-    pub(crate) fn is_of_another(&self, node: &str, key: Fingerprint) -> Result<bool, TlsError> {
+    /// Whose this name is.
+    pub(crate) fn holder(&self, node: &str, key: Fingerprint) -> Result<Holder, TlsError> {
         let path = self.file(node)?;
         let text = match read(&path) {
-            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Holder::Nobody),
             text => text?,
         };
         let owner: Owner = serde_json::from_slice(&text).map_err(|error| TlsError::Content {
             path,
             what: format!("it is damaged ({error}); remove it, and the next to join has the name"),
         })?;
-        Ok(owner.key != key.to_string())
+        Ok(if owner.key == key.to_string() { Holder::This } else { Holder::Another(owner.since) })
     }
 
-    /// Gives a name that nobody has to this key; `false` where another has it.
-    pub(crate) fn claim(&self, node: &str, key: Fingerprint) -> Result<bool, TlsError> {
-        let path = self.file(node)?;
+    /// Gives a name that nobody has to this key; whose it was, or is if another was faster.
+    pub(crate) fn claim(&self, node: &str, key: Fingerprint, since: u64) -> Result<Holder, TlsError> {
         // A node that renews its certificate finds its own; this is looked at first, so that the folder is written to once for each node.
-        if path.exists() {
-            return Ok(!self.is_of_another(node, key)?);
+        match self.holder(node, key)? {
+            Holder::Nobody => {}
+            holder => return Ok(holder),
         }
         make_folder(&self.folder)?;
-        match write_new(&path, &content(key)) {
-            Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
-                Ok(!self.is_of_another(node, key)?)
-            }
-            written => written.map(|()| true),
+        match write_new(&self.file(node)?, &content(key, since)) {
+            Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => self.holder(node, key),
+            written => written.map(|()| Holder::This),
         }
     }
 
     /// Gives a name to this key, whoever has it.
-    pub(crate) fn hand_over(&self, node: &str, key: Fingerprint) -> Result<(), TlsError> {
+    pub(crate) fn hand_over(&self, node: &str, key: Fingerprint, since: u64) -> Result<(), TlsError> {
         make_folder(&self.folder)?;
-        write_private(&self.file(node)?, &content(key))
+        write_private(&self.file(node)?, &content(key, since))
     }
 
     fn file(&self, node: &str) -> Result<PathBuf, TlsError> {
@@ -68,6 +82,6 @@ impl Names {
     }
 }
 
-fn content(key: Fingerprint) -> Vec<u8> {
-    serde_json::json!({ "key": key.to_string() }).to_string().into_bytes()
+fn content(key: Fingerprint, since: u64) -> Vec<u8> {
+    serde_json::json!({ "key": key.to_string(), "since": since }).to_string().into_bytes()
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::files::{make_folder, read, write_new};
-use crate::names::Names;
+use crate::names::{Holder, Names};
 use crate::token::{hash, is_id};
 use crate::{Authority, Fingerprint, TlsError, Token, check_name, hex, moment, read_private, unhex, write_private};
 
@@ -237,43 +237,59 @@ impl Tokens {
             return Err(TokenRefused::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
         }
         // Before the token is used.
-        let hands_over = self.names.is_of_another(node, key)?;
-        if hands_over && promise.node.is_empty() {
+        let holder = self.names.holder(node, key)?;
+        if matches!(holder, Holder::Another(_)) && promise.node.is_empty() {
             return Err(TokenRefused::Taken(node.clone()));
         }
-        let is_first = self.take_use(id, &promise, applicant, now)?;
-        // Handed over once: who had the name by this token and lost it since does not get it back.
-        if hands_over && is_first {
-            return Ok(self.names.hand_over(node, key)?);
+        let earlier = self.take_use(id, &promise, applicant, now)?;
+        match (holder, earlier) {
+            // Handed over once: who had the name by this token and lost it since does not get it back. Where the name is another's from before
+            // the token was used, that use did not come as far as this.
+            (Holder::Another(since), Some(used)) if since >= used => Err(TokenRefused::Taken(node.clone())),
+            (Holder::Another(_), _) => Ok(self.names.hand_over(node, key, now)?),
+            _ => match self.names.claim(node, key, now) {
+                Ok(Holder::Another(_)) => Err(TokenRefused::Taken(node.clone())),
+                Ok(_) => Ok(()),
+                // Such a token needs nothing written down, so it admits where the folder can only be read.
+                Err(error @ TlsError::Write { .. }) if promise.uses == 0 => {
+                    tracing::warn!(node, %error, "whose the node's name is cannot be written down");
+                    Ok(())
+                }
+                Err(error) => Err(error.into()),
+            },
         }
-        self.claim(node, key)
     }
 
-    /// Notes that a name is the node's with this key, if it is nobody's yet.
+    /// Notes that a name is the node's with this key, if it is nobody's yet. Where it is another's by what is written here, the node has it that shows
+    /// a certificate `issued` later: by a router with a folder of its own, where the name was handed over.
     ///
     /// # Errors
     /// When it is another's.
-    pub fn claim(&self, node: &str, key: Fingerprint) -> Result<(), TokenRefused> {
-        if self.names.claim(node, key)? { Ok(()) } else { Err(TokenRefused::Taken(node.to_owned())) }
+    pub fn claim(&self, node: &str, key: Fingerprint, issued: u64) -> Result<(), TokenRefused> {
+        match self.names.claim(node, key, issued)? {
+            Holder::Another(since) if since >= issued => Err(TokenRefused::Taken(node.to_owned())),
+            Holder::Another(_) => Ok(self.names.hand_over(node, key, issued)?),
+            Holder::This | Holder::Nobody => Ok(()),
+        }
     }
 
-    /// Whether this is the first time that this node uses it.
-    fn take_use(&self, id: &str, promise: &Promise, applicant: &Applicant, now: u64) -> Result<bool, TokenRefused> {
+    /// When this node has used it before, if it has.
+    fn take_use(&self, id: &str, promise: &Promise, applicant: &Applicant, now: u64) -> Result<Option<u64>, TokenRefused> {
         if promise.uses == 0 {
-            return Ok(true);
+            return Ok(None);
         }
         let used = Use { node: applicant.node.clone(), key: applicant.key.to_string(), at: now };
         let mut by = Vec::new();
         for number in 1..=promise.uses.min(MOST_USES) {
             let name = format!("{id}.use-{number}");
             match self.write(&name, &used) {
-                Ok(()) => return Ok(true),
+                Ok(()) => return Ok(None),
                 Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error.into()),
             }
             let earlier: Option<Use> = self.read(&name)?;
-            if earlier.as_ref().is_some_and(|earlier| earlier.node == used.node && earlier.key == used.key) {
-                return Ok(false);
+            if let Some(earlier) = earlier.as_ref().filter(|earlier| earlier.node == used.node && earlier.key == used.key) {
+                return Ok(Some(earlier.at));
             }
             by.extend(earlier.map(|earlier| earlier.node));
         }

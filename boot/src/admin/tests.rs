@@ -12,6 +12,8 @@ fn a_request_for_this_host_says_an_address_localhost_or_the_configured_name() {
         assert!(names("/metrics", hosts, "router-1:8002"), "{host}");
     }
     assert!(names("http://127.0.0.1:8002/metrics", &[], "127.0.0.1:8002"));
+    let own = format!("{}:8002", rustix::system::uname().nodename().to_str().unwrap());
+    assert!(names("/metrics", &[&own], "127.0.0.1:8002"), "{own}");
 }
 
 #[test]

@@ -78,3 +78,26 @@ async fn a_file_is_not_taken_for_a_socket_and_a_long_path_is_named() {
     let refused = OwnSocket::bind(&folder.path().join("x".repeat(PATH_CAP))).await.unwrap_err().to_string();
     assert!(refused.contains("too long") && refused.contains("107"), "{refused}");
 }
+
+#[test]
+fn a_socket_of_another_user_is_believed_by_root_alone() {
+    for (own, theirs, expected) in [(1000, 1000, true), (1000, 0, true), (0, 1000, true), (1000, 1001, false)] {
+        assert_eq!(trusts(own, theirs), expected, "{own} {theirs}");
+    }
+}
+
+#[test]
+fn root_finds_the_folders_that_are_the_users_whose_number_they_say() {
+    let place = tempfile::tempdir().unwrap();
+    let (logins, shared) = (place.path().join("run"), place.path().join("tmp"));
+    let own = geteuid().as_raw();
+    let folders = [logins.join(format!("{own}/hostler")), shared.join(format!("hostler-{own}"))];
+    let foreign = [logins.join(format!("{}/hostler", own + 1)), shared.join(format!("hostler-{}", own + 1)), shared.join("hostler-x")];
+    for folder in folders.iter().chain(&foreign) {
+        fs::create_dir_all(folder).unwrap();
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    assert_eq!(folders_of_all_users(&logins, &shared), folders);
+    fs::set_permissions(&folders[1], fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(folders_of_all_users(&logins, &shared), folders[..1]);
+}

@@ -199,9 +199,11 @@ impl Accounts {
             Some(last) if *last == whose => None,
             _ => self.last.insert(caller.key.clone(), whose.clone()),
         };
+        let name = whose.name.clone();
         let open = || Arc::new(Open { limits: caller.limits.clone(), account: Mutex::default() });
         let open = self.of.entry(whose).or_insert_with(open).clone();
-        if let Some(before) = before.and_then(|whose| self.of.get(&whose)) {
+        // A key that has moved to another tenant brings nothing of what its former one has used.
+        if let Some(before) = before.filter(|before| before.name == name).and_then(|whose| self.of.get(&whose)) {
             let day = before.account.lock().day();
             open.account.lock().carry_on(day, now);
         }

@@ -176,6 +176,10 @@ async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed()
         20,
         "another key's own limits are its own"
     );
+    let own = caller("k", "t", Limits { output_per_day: Some(2000), requests_per_minute: Some(7), ..Limits::default() });
+    assert_eq!(left(&own), 1300, "a key that gets limits of its own begins with what those who shared its former ones had used");
+    let moved = |tenant| caller("k", tenant, Limits { output_per_day: Some(900), ..Limits::default() });
+    assert_eq!(left(&moved("u")), 900, "a tenant does not pay for what another has used");
     pass(23.0 * 3600.0).await;
     assert_eq!(left(&daily(900, None)), 600, "the first hour is a day ago");
     pass(3600.0).await;

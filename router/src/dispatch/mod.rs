@@ -37,7 +37,6 @@ pub use work::Work;
 
 use crate::admission::{Generated, Permit, Used};
 use crate::carry::Exchange;
-use crate::edge::Room;
 use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
@@ -97,10 +96,8 @@ pub struct Outgoing {
     pub client_id: Option<Arc<str>>,
     /// Its head; the replica's index and the estimates are filled in.
     pub head: wire::RequestHead,
-    /// Its body, complete.
+    /// Its body, complete; its memory counts as taken until nobody holds any of it.
     pub body: Bytes,
-    /// The memory that its body takes, until an answer has begun and it is sent nowhere else.
-    pub room: Room,
     /// The dialect of its event stream, should the answer be one.
     pub dialect: Dialect,
     /// What it has an engine compute.

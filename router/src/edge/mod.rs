@@ -24,8 +24,8 @@ mod state;
 mod submit;
 mod work;
 
+pub use body::Reading;
 pub(crate) use body::Unread;
-pub use body::{Reading, Room};
 pub use connections::serve;
 pub use isolation::Isolation;
 pub(crate) use isolation::usual_path as usual_secret;

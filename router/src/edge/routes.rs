@@ -180,7 +180,7 @@ impl Edge {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
-        let body = match self.read_body(&head.headers, body).await {
+        let body = match self.read_body(&caller, &head.headers, body).await {
             Ok(body) => body,
             Err(response) => {
                 self.dispatch.metrics.refused(Refused::Request);

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::Entry;
+use super::body::NoRoom;
 use super::content::Content;
 use super::form;
 use super::headers;
@@ -173,8 +174,9 @@ impl Edge {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
         };
-        let room = self.reading.room(salted.as_ref().map_or(body.len(), |salted| salted.body.len()));
-        let room = room.map_err(|full| Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router })?;
+        let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
+        let guest = guest(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let room = self.reading.room(guest).map_err(|full| without_room(&full))?;
         let names = Named::of(&method, route, peek.previous.as_deref());
         if peek.background && names.makes_one() && caller.limits.bound_use() {
             return Err(Declined::Malformed(NO_BACKGROUND.into()));
@@ -191,20 +193,15 @@ impl Edge {
         }
         let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.part(&body, text));
         let text = if !work.is_some() { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
-        let (body, salt) = match salted {
-            Some(Salted { body, salt, .. }) => (body, salt),
-            None => (body.clone(), peek.salt.unwrap_or_default()),
-        };
-        let tenant = tenant(&caller);
+        let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
+        let (body, salt) = salted.map_or_else(unsalted, |Salted { body, salt, .. }| (body, salt));
+        // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
+        let body = room.around(body);
         let outgoing = Box::new(Outgoing {
             id,
             priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
-            tenant: tenant.unwrap_or_default(),
-            guest: Guest {
-                tenant: tenant.unwrap_or_else(|| headers::tenant(&headers, peek.user.as_deref())),
-                weight: caller.limits.weight.unwrap_or(1.0),
-                bytes: body.len() as u64,
-            },
+            tenant: tenant(&caller).unwrap_or_default(),
+            guest,
             spot: None,
             client_id: headers::client_id(&headers),
             asked: Asked {
@@ -230,7 +227,6 @@ impl Edge {
                 ..RequestHead::default()
             },
             body,
-            room,
             entry,
             begun,
         });
@@ -242,6 +238,17 @@ impl Edge {
 fn tenant(caller: &Caller) -> Option<u64> {
     let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
     (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
+}
+
+/// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
+pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> Guest {
+    let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
+    Guest { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
+}
+
+/// What the caller is told whose body finds no room.
+fn without_room(full: &NoRoom) -> Limited {
+    Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router }
 }
 
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::Router;
-use hostler_boot::socket::{SocketFile, is_live, is_own_folder};
+use hostler_boot::socket::{SocketFile, folders_of_all_users, is_live, is_own_folder};
 use hostler_boot::{OwnSocket, SocketError, admin, home};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -101,15 +101,25 @@ async fn until_gone(file: &SocketFile) {
     }
 }
 
-/// The sockets of routers that run in the usual places, for a program of the same user that looks for one.
+/// The sockets of routers that run in the usual places, for a program of the same user that looks for one; for root, those of all users.
 pub async fn operators_sockets() -> Vec<PathBuf> {
-    living(&home::run_dirs()).await
+    let mut found = living(&home::run_dirs()).await;
+    if rustix::process::geteuid().is_root() {
+        found.extend(answering(folders_of_all_users(Path::new("/run/user"), Path::new("/tmp"))).await);
+        found.sort();
+        found.dedup();
+    }
+    found
 }
 
+/// Of those folders that are this user's: what is told there is believed.
 async fn living(folders: &[PathBuf]) -> Vec<PathBuf> {
+    answering(folders.iter().filter(|folder| is_own_folder(folder)).cloned().collect()).await
+}
+
+async fn answering(folders: Vec<PathBuf>) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    // What asks a router may show it a key.
-    for folder in folders.iter().filter(|folder| is_own_folder(folder)) {
+    for folder in folders {
         let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
         for path in entries.filter(|path| is_routers(path)) {
             if is_live(&path).await {
