@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
 
-.PHONY: run test build lint docs contract e2e netns hardening fuzz bench bench-compare fairness simulate-gates guard scale ci
+.PHONY: run test build lint docs contract e2e netns hardening chaos fuzz bench bench-compare fairness simulate-gates guard scale ci
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -55,6 +55,12 @@ netns:
 hardening:
 	cargo build --quiet --locked --package hostler
 	HOSTLER_BIN="$${HOSTLER_BIN:-target/debug/hostler}" python3 tests/hardening/run.py --schemathesis "$$(tests/hardening/venv.sh)" $(ARGS)
+
+## Routers, agents and engines killed, stopped and drained at random under a load whose every answer is known; 4 minutes, or 1 with ARGS=--quick.
+## The seed is printed; ARGS="--seed N" does the same again. Options: ARGS=--help.
+chaos:
+	cargo build --quiet --locked --package hostler
+	@cargo run --quiet --locked --package hostler-chaos -- $(ARGS)
 
 ## libFuzzer over what reads bytes of strangers, SECONDS for each target (or for those in TARGETS), with the stable compiler.
 fuzz:

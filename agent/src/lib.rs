@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use hostler_boot::admin::{self, Pages};
 use hostler_boot::shutdown::end_within;
-use hostler_boot::{ListenError, Shutdown, bind};
+use hostler_boot::{ListenError, OwnSocket, Shutdown, bind};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -160,7 +160,7 @@ impl Agent {
     /// When an engine cannot be described, or the admin address cannot be had; nothing is left running then.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), AgentError> {
         // What may fail comes before the first engine starts.
-        let admin_listener = self.bind_admin().await?;
+        let admin_at = self.bind_admin().await?;
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
@@ -178,7 +178,7 @@ impl Agent {
         let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::Driver::readings)));
         let metrics = Arc::new(AgentMetrics::default());
         let overview = Arc::new(Overview { state: state.clone(), metrics: metrics.clone() });
-        let admin = tokio::spawn(serve_admin(admin_listener, self.run_dir.admin_socket(), overview, end.clone()));
+        let admin = tokio::spawn(serve_admin(admin_at, overview, end.clone()));
 
         let uplink = Uplink {
             state: state.clone(),
@@ -348,26 +348,31 @@ impl Agent {
         }
     }
 
-    /// The listener of the admin pages, when an address was given.
-    async fn bind_admin(&self) -> Result<Option<TcpListener>, ListenError> {
+    /// Takes the address of the admin pages, when one was given.
+    async fn bind_admin(&self) -> Result<AdminAt, ListenError> {
         if self.config.agent_admin.is_empty() {
-            return Ok(None);
+            return Ok(AdminAt::Socket(self.run_dir.admin_socket()));
         }
         let (listener, address) = bind(&self.config.agent_admin, "agent.agent_admin").await?;
         tracing::info!(%address, "admin pages");
-        Ok(Some(listener))
+        Ok(AdminAt::Address(listener, self.config.agent_admin.clone()))
     }
 }
 
-async fn serve_admin(listener: Option<TcpListener>, socket: PathBuf, overview: Arc<Overview>, end: CancellationToken) {
+/// Where the agent's own pages are served: on a configured address, or on a socket.
+enum AdminAt {
+    Address(TcpListener, String),
+    Socket(PathBuf),
+}
+
+async fn serve_admin(at: AdminAt, overview: Arc<Overview>, end: CancellationToken) {
     let routes = admin::routes(overview);
-    match listener {
-        Some(listener) => admin::serve(listener, routes, end).await,
-        None => {
-            if let Err(error) = admin::serve_unix(&socket, routes, end).await {
-                tracing::error!(socket = %socket.display(), %error, "the admin socket ended");
-            }
-        }
+    match at {
+        AdminAt::Address(listener, configured) => admin::serve(listener, admin::guarded(routes, &configured), end).await,
+        AdminAt::Socket(path) => match OwnSocket::bind(&path).await {
+            Ok(socket) => admin::serve_socket(socket, routes, end).await,
+            Err(error) => tracing::error!(%error, "the admin socket could not be made"),
+        },
     }
 }
 

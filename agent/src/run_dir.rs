@@ -7,15 +7,14 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use hostler_boot::home::temporary;
+use hostler_boot::socket::PATH_CAP;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::keeper::{Survivor, Unproven};
 use crate::process::orphans::end_orphans;
-
-/// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
-const SOCKET_PATH_CAP: usize = 107;
 
 /// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/` and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.
 const LONGEST_BELOW: usize = 5 + 1 + 36;
@@ -47,7 +46,7 @@ pub enum RunDirError {
     },
     /// Sockets below it could not be bound.
     #[error(
-        "the run directory {} is too long by {excess} bytes for socket paths, which hold {SOCKET_PATH_CAP}: name a shorter one with --run-dir", path.display()
+        "the run directory {} is too long by {excess} bytes for socket paths, which hold {PATH_CAP}: name a shorter one with --run-dir", path.display()
     )]
     TooLong {
         /// The directory.
@@ -102,8 +101,8 @@ impl RunDir {
         let base = base(configured)?;
         // The agent's own name, and the separator before it.
         let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + LONGEST_BELOW;
-        if length > SOCKET_PATH_CAP {
-            return Err(RunDirError::TooLong { excess: length - SOCKET_PATH_CAP, path: base });
+        if length > PATH_CAP {
+            return Err(RunDirError::TooLong { excess: length - PATH_CAP, path: base });
         }
         make_private(&base)?;
         // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
@@ -169,8 +168,8 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
             Some(state) => state.join("hostler/logs"),
             // Without a home there is still the place for sockets.
             None => {
-                make_private(&temporary_base())?;
-                temporary_base().join("logs")
+                make_private(&temporary())?;
+                temporary().join("logs")
             }
         }
     } else {
@@ -184,13 +183,9 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
 /// outlives its login, since it is removed at logout.
 fn base(configured: &Path) -> Result<PathBuf, RunDirError> {
     if configured.as_os_str().is_empty() {
-        return Ok(temporary_base());
+        return Ok(temporary());
     }
     std::path::absolute(configured).map_err(|source| unusable(configured, source))
-}
-
-fn temporary_base() -> PathBuf {
-    PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
 }
 
 /// `$XDG_STATE_HOME`, else `~/.local/state`; paths that are not absolute do not count.

@@ -5,7 +5,7 @@ mod gaps;
 mod named;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
@@ -125,7 +125,14 @@ impl Traffic {
             counts.all.enter(prompt);
             counts.routers.entry(router).or_default().enter(prompt);
         });
-        InFlight { traffic: Arc::clone(self), router, prompt, pending: AtomicBool::new(true), named: None, broke: AtomicBool::new(false) }
+        InFlight {
+            traffic: Arc::clone(self),
+            router,
+            prompt,
+            pending: AtomicBool::new(true),
+            named: AtomicU64::new(0),
+            broke: AtomicBool::new(false),
+        }
     }
 
     /// Counts a request whose answer follows a schema or grammar until the returned guard is dropped.
@@ -229,16 +236,16 @@ pub struct InFlight {
     prompt: Prompt,
     /// Its prompt is still to be computed.
     pending: AtomicBool,
-    /// Its number among the named.
-    named: Option<u64>,
+    /// Its number among the named, zero where it is not.
+    named: AtomicU64,
     /// Its answer broke off.
     broke: AtomicBool,
 }
 
 impl InFlight {
-    /// The engine of this life gets the request, which has this name.
-    pub fn sent(&mut self, epoch: u64, fingerprint: Fingerprint) {
-        self.named = Some(self.traffic.named.open(epoch, fingerprint));
+    /// The engine of this life has got all of the request, which has this name. Before that it can be no death's cause.
+    pub fn sent(&self, epoch: u64, fingerprint: Fingerprint) {
+        self.named.store(self.traffic.named.open(epoch, fingerprint), Ordering::Relaxed);
     }
 
     /// The engine broke its answer off, or failed it as a dying engine does.
@@ -262,7 +269,8 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(number) = self.named {
+        let number = self.named.load(Ordering::Relaxed);
+        if number > 0 {
             let unanswered = self.pending.load(Ordering::Relaxed);
             self.traffic.named.close(number, unanswered || self.broke.load(Ordering::Relaxed));
         }

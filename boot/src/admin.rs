@@ -1,14 +1,20 @@
 //! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart from user traffic.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::{TcpListener, UnixListener};
+use axum::serve::IncomingStream;
+use http::uri::Authority;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use crate::socket::OwnSocket;
 
 /// What the pages show.
 pub trait Pages: Send + Sync + 'static {
@@ -47,21 +53,90 @@ pub fn routes(pages: Arc<impl Pages>) -> Router {
         )
 }
 
+/// How a call came to the listener; routes find it as `ConnectInfo<Via>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Via {
+    /// Over the Unix socket, so from this user or root.
+    Socket,
+    /// Over TCP, to a loopback address: from any user of this host, browsers included.
+    Loopback,
+    /// Over TCP, to another address of this host.
+    Network,
+}
+
+impl Via {
+    /// Of this request. One of which nothing is known gets the least trust.
+    #[must_use]
+    pub fn of(request: &Request) -> Self {
+        request.extensions().get::<ConnectInfo<Self>>().map_or(Self::Loopback, |info| info.0)
+    }
+}
+
+impl Connected<IncomingStream<'_, TcpListener>> for Via {
+    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
+        let local = stream.io().local_addr();
+        if local.is_ok_and(|address| !address.ip().to_canonical().is_loopback()) { Self::Network } else { Self::Loopback }
+    }
+}
+
+impl Connected<IncomingStream<'_, OwnSocket>> for Via {
+    fn connect_info(_: IncomingStream<'_, OwnSocket>) -> Self {
+        Self::Socket
+    }
+}
+
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
-    let served = axum::serve(listener, routes).with_graceful_shutdown(end.cancelled_owned()).await;
-    if let Err(error) = served {
+    let served = axum::serve(listener, routes.into_make_service_with_connect_info::<Via>()).with_graceful_shutdown(end.cancelled_owned());
+    if let Err(error) = served.await {
         tracing::error!(%error, "the admin listener ended");
     }
 }
 
-/// Serves `routes` on a Unix socket at `path` until `end`, and removes the socket file.
-///
-/// # Errors
-/// When the socket cannot be bound.
-pub async fn serve_unix(path: &Path, routes: Router, end: CancellationToken) -> std::io::Result<()> {
-    let listener = UnixListener::bind(path)?;
-    let served = axum::serve(listener, routes).with_graceful_shutdown(end.cancelled_owned()).await;
-    let removed = std::fs::remove_file(path);
-    served.and(removed)
+/// Serves `routes` on a Unix socket until `end`.
+pub async fn serve_socket(socket: OwnSocket, routes: Router, end: CancellationToken) {
+    let served = axum::serve(socket, routes.into_make_service_with_connect_info::<Via>()).with_graceful_shutdown(end.cancelled_owned());
+    if let Err(error) = served.await {
+        tracing::error!(%error, "the admin socket ended");
+    }
 }
+
+/// Whether a request to loopback was meant for this host: it says an IP address, `localhost`, this host's own name or the host of `listens`, which was
+/// configured.
+/// A browser that another site's name has led here (DNS rebinding) says that name, and would show that site what it is answered.
+#[must_use]
+pub fn names_this_host(uri: &Uri, headers: &HeaderMap, listens: &str) -> bool {
+    let configured = listens.rsplit_once(':').map_or(listens, |(host, _)| host);
+    let system = rustix::system::uname();
+    let is_ours = |name: &Authority| {
+        let host = name.host().trim_matches(['[', ']']);
+        let names = ["localhost", configured, system.nodename().to_str().unwrap_or_default()];
+        host.parse::<std::net::IpAddr>().is_ok() || names.iter().any(|name| host.eq_ignore_ascii_case(name))
+    };
+    let mut named = headers.get_all(header::HOST).iter().map(|value| value.as_bytes().try_into().ok());
+    // HTTP/2 says it in `:authority`, which is part of the URI.
+    uri.authority().is_none_or(is_ours) && named.all(|name| name.as_ref().is_some_and(is_ours))
+}
+
+/// What who named another host than this one is told.
+pub const WRONG_HOST: &str = "this page is for programs of this host, and the request's `Host` names another: ask by an IP address, \
+                              `localhost`, or the name that the listener was given\n";
+
+/// These pages, where metrics are refused to whoever came to loopback under another host's name. For listeners without keys.
+pub fn guarded(pages: Router, listens: &str) -> Router {
+    let listens: Arc<str> = listens.into();
+    pages.layer(from_fn(move |request: Request, next: Next| {
+        let listens = listens.clone();
+        async move {
+            let is_open = matches!(request.uri().path(), "/livez" | "/readyz") || Via::of(&request) != Via::Loopback;
+            if is_open || names_this_host(request.uri(), request.headers(), &listens) { next.run(request).await } else { wrong_host() }
+        }
+    }))
+}
+
+fn wrong_host() -> Response {
+    (StatusCode::FORBIDDEN, WRONG_HOST).into_response()
+}
+
+#[cfg(test)]
+mod tests;

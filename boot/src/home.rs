@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use rustix::process::geteuid;
+
+use crate::socket::is_own_folder;
+
 /// `$XDG_CONFIG_HOME`, else `~/.config`.
 #[must_use]
 pub fn config() -> Option<PathBuf> {
@@ -23,4 +27,23 @@ pub fn cache() -> Option<PathBuf> {
 fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set(variable).or_else(|| Some(set("HOME")?.join(below_home)))
+}
+
+/// Where this user's sockets are when a login's folder will not do: that one ends with the login.
+#[must_use]
+pub fn temporary() -> PathBuf {
+    PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
+}
+
+/// Folders in which this user's routers put their sockets, the preferred first: `$XDG_RUNTIME_DIR/hostler`, the same where a login has it
+/// but a batch job does not know it, and `/tmp/hostler-UID`. A program that looks for a router looks into all of them.
+#[must_use]
+pub fn run_dirs() -> Vec<PathBuf> {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let of_login = PathBuf::from(format!("/run/user/{}", geteuid().as_raw()));
+    let logins = named.into_iter().chain([of_login]).filter(|path| path.is_absolute() && is_own_folder(path));
+    let mut folders: Vec<PathBuf> = logins.map(|base| base.join("hostler")).collect();
+    folders.dedup();
+    folders.push(temporary());
+    folders
 }

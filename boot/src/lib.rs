@@ -9,11 +9,13 @@ pub mod home;
 pub mod listen;
 pub mod metrics;
 pub mod shutdown;
+pub mod socket;
 pub mod telemetry;
 
 pub use config::{ConfigError, Section, Settings, Sources};
 pub use listen::{ListenError, accept, bind, tune};
 pub use shutdown::Shutdown;
+pub use socket::{OwnSocket, SocketError};
 
 /// Raises the number of files that this process may open to what it is allowed: a connection is one, and the usual 1,024 are soon gone.
 pub fn raise_file_limit() {

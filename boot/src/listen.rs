@@ -68,7 +68,7 @@ async fn listen(address: &str) -> std::io::Result<TcpListener> {
 }
 
 /// After a failed `accept` (no file descriptors left, mostly) the next try waits this long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The next connection. Trouble in accepting is logged and waited out.
 pub async fn accept(listener: &TcpListener) -> TcpStream {

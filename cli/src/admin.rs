@@ -1,13 +1,17 @@
-//! How subcommands call a router's admin listener: where it is, with which key, and for how long they wait.
+//! How subcommands call a router as its operators: on its socket or its admin listener, with which key, and for how long they wait.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
+use hostler_boot::socket::may_trust;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::keys::{Secret, read_private};
+use hostler_router::operators_sockets;
+use tokio::net::UnixStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -15,6 +19,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use crate::output::complain;
+use crate::settings::operators_socket;
 
 /// How long the router may take to accept, and to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -28,12 +33,62 @@ const KEY_VARIABLE: &str = "HOSTLER_ADMIN_KEY";
 /// Which router is asked.
 #[derive(Debug, Args)]
 pub(crate) struct AdminArgs {
-    /// Admin address of the router.
-    #[arg(long, env = "HOSTLER_ADMIN", default_value = "127.0.0.1:8002", value_name = "HOST:PORT")]
-    pub(crate) admin: String,
-    /// File with an admin key and nothing else, mode 0600, for a router whose operators need one; HOSTLER_ADMIN_KEY can hold the key itself.
+    /// The router's operators' socket, or its admin address, where an admin key is needed; without it your own router on this host.
+    #[arg(long, env = "HOSTLER_ADMIN", value_name = "SOCKET|HOST:PORT")]
+    pub(crate) admin: Option<String>,
+    /// File with an admin key and nothing else, mode 0600, for --admin HOST:PORT; HOSTLER_ADMIN_KEY can hold the key itself.
     #[arg(long, env = "HOSTLER_ADMIN_KEY_FILE", value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
+    /// The configuration file, where the router's socket may be set.
+    #[arg(skip)]
+    pub(crate) config: Option<PathBuf>,
+}
+
+/// Where a router is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Way {
+    /// Its operators' socket.
+    Socket(PathBuf),
+    /// Its admin listener, as `HOST:PORT`.
+    Address(String),
+}
+
+impl Way {
+    /// What `--admin` says: `unix:PATH`, a path (with a slash in it), or an address with or without `http://`.
+    fn parse(text: &str) -> Self {
+        if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
+            return Self::Socket(path.into());
+        }
+        let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        if address.contains('/') { Self::Socket(text.into()) } else { Self::Address(address.to_owned()) }
+    }
+
+    /// The router that the arguments name; without them the configuration's, else the only one of this user that runs here.
+    async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
+        if let Some(named) = &args.admin {
+            return Ok(Self::parse(named));
+        }
+        let configured = operators_socket(args.config.as_deref())?;
+        if !configured.as_os_str().is_empty() {
+            return Ok(Self::Socket(configured));
+        }
+        only(operators_sockets().await).map(Self::Socket)
+    }
+}
+
+/// The only one of these sockets.
+fn only(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
+    match &sockets[..] {
+        [_] => Ok(sockets.remove(0)),
+        [] => bail!(
+            "no router of yours runs on this host; name its socket, which it says at its start, with --admin SOCKET; one of another user or host is \
+             asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE"
+        ),
+        several => {
+            let paths: Vec<String> = several.iter().map(|path| format!("--admin {}", path.display())).collect();
+            bail!("{} routers of yours run on this host; choose one: {}", several.len(), paths.join(" or "))
+        }
+    }
 }
 
 /// A client of a router that shows its key with every call.
@@ -61,33 +116,36 @@ impl Interceptor for Shown {
     }
 }
 
-/// A client of the router that the arguments name, with or without `http://`.
+/// A client of the router that the arguments name.
 pub(crate) async fn connect(args: &AdminArgs) -> anyhow::Result<Calls> {
-    connect_within(&args.admin, key(args)?.as_ref(), DEADLINE).await
+    connect_to(args, DEADLINE).await
 }
 
 /// As `connect`, for calls that are answered when they are done.
 pub(crate) async fn connect_patiently(args: &AdminArgs) -> anyhow::Result<Calls> {
-    connect_within(&args.admin, key(args)?.as_ref(), DONE_DEADLINE).await
+    connect_to(args, DONE_DEADLINE).await
 }
 
-/// A client of a router whose address and key are known.
+/// A client of a router whose admin address and key are known.
 pub(crate) async fn connect_with(address: &str, key: &Secret) -> anyhow::Result<Calls> {
-    connect_within(address, Some(key), DEADLINE).await
+    connect_within(&Way::parse(address), Some(key), DEADLINE).await
 }
 
-/// The key that the arguments or the environment give.
-fn key(args: &AdminArgs) -> anyhow::Result<Option<Secret>> {
+async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<Calls> {
+    let way = Way::find(args).await?;
+    connect_within(&way, key(args, &way)?.as_ref(), answer).await
+}
+
+/// The key that the arguments or the environment give. A socket is shown none, whose it may be: there the kernel says who asks.
+fn key(args: &AdminArgs, way: &Way) -> anyhow::Result<Option<Secret>> {
+    let Way::Address(address) = way else { return Ok(None) };
     let key = match (&args.admin_key_file, std::env::var(KEY_VARIABLE)) {
         (Some(file), _) => Some(of_file(file)?),
         (None, Ok(text)) if !text.trim().is_empty() => Some(text.trim().parse().with_context(|| format!("{KEY_VARIABLE} holds no key"))?),
         (None, _) => None,
     };
-    if key.is_some() && !is_loopback(&args.admin) {
-        complain(&format!(
-            "the admin key travels to {} in plain text; a tunnel such as `ssh -L 8002:127.0.0.1:8002 HOST` hides it",
-            args.admin
-        ));
+    if key.is_some() && !is_loopback(address) {
+        complain(&format!("the admin key travels to {address} in plain text; a tunnel such as `ssh -L 8002:127.0.0.1:8002 HOST` hides it"));
     }
     Ok(key)
 }
@@ -99,19 +157,56 @@ fn of_file(file: &Path) -> anyhow::Result<Secret> {
 
 /// Whether an address names this host, as it is written.
 fn is_loopback(address: &str) -> bool {
-    let address = address.strip_prefix("http://").unwrap_or(address);
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-async fn connect_within(address: &str, key: Option<&Secret>, answer: Duration) -> anyhow::Result<Calls> {
-    let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).with_context(|| format!("{address:?} is not HOST:PORT"))?;
+async fn connect_within(way: &Way, key: Option<&Secret>, answer: Duration) -> anyhow::Result<Calls> {
+    let target = match way {
+        Way::Socket(path) => {
+            probe(path).await?;
+            format!("unix:{}", std::path::absolute(path)?.display())
+        }
+        Way::Address(address) => format!("http://{address}"),
+    };
+    let endpoint = Endpoint::from_shared(target).with_context(|| format!("{way:?} is no socket and not HOST:PORT"))?;
     let channel = endpoint.connect_timeout(DEADLINE).timeout(answer).connect().await;
-    let channel = channel.with_context(|| {
-        format!("cannot reach a router's admin listener at {address}; is the router running? name another with --admin HOST:PORT")
+    let channel = channel.with_context(|| match way {
+        Way::Socket(path) => format!("cannot reach a router at {}", path.display()),
+        Way::Address(address) => {
+            format!("cannot reach a router's admin listener at {address}; is the router running? name another with --admin HOST:PORT")
+        }
     })?;
+    let key = key.filter(|_| matches!(way, Way::Address(_)));
     Ok(FleetClient::with_interceptor(channel, key.map(Shown::new).unwrap_or_default()))
+}
+
+/// Whether this user can connect to a socket at all, with a sentence that says what to do where not.
+async fn probe(path: &Path) -> anyhow::Result<()> {
+    let connected = tokio::time::timeout(DEADLINE, UnixStream::connect(path)).await.context("the router does not take the connection")?;
+    let shown = path.display();
+    let error = match connected {
+        Ok(stream) => {
+            let theirs = stream.peer_cred()?.uid();
+            if !may_trust(theirs) {
+                bail!(
+                    "the socket {shown} is answered by user {theirs}, not by a router of yours: choose one in a folder that is yours alone"
+                );
+            }
+            return Ok(());
+        }
+        Err(error) => error,
+    };
+    let sentence = match error.kind() {
+        ErrorKind::NotFound => format!("there is no socket {shown}: is the router running, and does it say this path at its start?"),
+        ErrorKind::ConnectionRefused => format!("nobody answers at {shown}: is the router running?"),
+        ErrorKind::PermissionDenied => format!(
+            "the socket {shown} is its user's alone: others ask the router at its admin address, with an admin key: \
+             --admin HOST:PORT --admin-key-file FILE"
+        ),
+        _ => format!("cannot connect to {shown}"),
+    };
+    Err(error).context(sentence)
 }
 
 /// The router's own sentence, without gRPC around it.
@@ -124,8 +219,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn admin_says_a_socket_or_an_address() {
+        for (text, socket) in [
+            ("/run/user/1/hostler/router-8002.sock", "/run/user/1/hostler/router-8002.sock"),
+            ("unix:/tmp/s", "/tmp/s"),
+            ("unix:///tmp/s", "/tmp/s"),
+            ("./s.sock", "./s.sock"),
+            ("unix:s.sock", "s.sock"),
+        ] {
+            assert_eq!(Way::parse(text), Way::Socket(socket.into()), "{text}");
+        }
+        for text in ["router:8002", "http://router:8002", "http://router:8002/"] {
+            assert_eq!(Way::parse(text), Way::Address("router:8002".into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_only_router_is_taken_and_of_several_one_has_to_be_chosen() {
+        let [a, b] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
+        assert_eq!(only(vec![a.clone()]).unwrap(), a);
+        let none = only(Vec::new()).unwrap_err().to_string();
+        assert!(none.contains("--admin SOCKET") && none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
+        let several = only(vec![a, b]).unwrap_err().to_string();
+        assert!(several.contains("--admin /r/router-1.sock or --admin /r/router-2.sock"), "{several}");
+    }
+
+    #[test]
+    fn a_socket_is_shown_no_key_and_a_key_file_that_is_gone_does_not_matter_there() {
+        let args = AdminArgs { admin: None, admin_key_file: Some("/nowhere/admin.key".into()), config: None };
+        assert!(key(&args, &Way::Socket("/tmp/s".into())).unwrap().is_none());
+        assert!(key(&args, &Way::Address("127.0.0.1:8002".into())).is_err());
+    }
+
+    #[test]
     fn a_loopback_address_is_known_however_it_is_written() {
-        for here in ["127.0.0.1:8002", "localhost:1", "[::1]:8002", "http://127.9.9.9:1"] {
+        for here in ["127.0.0.1:8002", "localhost:1", "[::1]:8002", "127.9.9.9:1"] {
             assert!(is_loopback(here), "{here}");
         }
         for there in ["10.0.0.1:8002", "router:8002", "localhost.example.org:8002", "0.0.0.0:8002"] {

@@ -15,7 +15,7 @@ pub(crate) struct AdviseArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 /// One finding of one replica; the field names are those of `--json`.

@@ -25,7 +25,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 /// `hostler explain`.

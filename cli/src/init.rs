@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use hostler_tls::{Authority, Record, Scope, Token, Tokens, Uses, write_private};
 
 use crate::output::{Side, complain, say, table};
+use crate::secret_output::warn_of_readers;
 use crate::settings::tls_dir;
 
 #[derive(Debug, Args)]
@@ -60,6 +61,9 @@ struct TokenArgs {
     /// How many nodes may join by it, or `unlimited` with --job [default: 1, with --job unlimited]
     #[arg(long, value_name = "N")]
     uses: Option<UsesArg>,
+    /// The one node that may join by it, under this name, with a new key too: for a node that was set up anew, whose old key is no good then.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME", conflicts_with = "uses")]
+    node: String,
     /// Write it into this file, readable by you alone, instead of printing it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -151,8 +155,9 @@ fn folder(args: &FolderArgs, config: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 fn create(authority: &Authority, folder: &Path, args: &TokenArgs) -> anyhow::Result<()> {
-    let default = if args.job.is_empty() { Uses::Count(1) } else { Uses::EveryNodeOfItsJob };
-    let scope = Scope { expires_in: args.expires, job: args.job.clone(), uses: args.uses.map_or(default, |uses| uses.0) };
+    let default = if args.job.is_empty() || !args.node.is_empty() { Uses::Count(1) } else { Uses::EveryNodeOfItsJob };
+    let uses = args.uses.map_or(default, |uses| uses.0);
+    let scope = Scope { expires_in: args.expires, job: args.job.clone(), uses, node: args.node.clone() };
     let token = Tokens::beside(folder).create(authority, &scope, hostler_tls::now())?;
     complain(&format!("token        {}, {}, expires in {}", token.id, used(&scope), humantime::format_duration(args.expires)));
     hand_out(&token, args.out.as_deref())
@@ -168,6 +173,7 @@ fn hand_out(token: &Token, out: Option<&Path>) -> anyhow::Result<()> {
             complain(
                 "agents       put the next line into a file that only they can read, and name it: hostler agent --join-token-file FILE --router HOST:8001",
             );
+            warn_of_readers();
             say(&token.text());
         }
     }
@@ -176,6 +182,7 @@ fn hand_out(token: &Token, out: Option<&Path>) -> anyhow::Result<()> {
 
 fn used(scope: &Scope) -> String {
     match scope.uses {
+        Uses::Count(_) if !scope.node.is_empty() => format!("for node {}", scope.node),
         Uses::Count(1) => "for one node".into(),
         Uses::Count(uses) => format!("for {uses} nodes"),
         Uses::EveryNodeOfItsJob => format!("for every node of job {}", scope.job),
@@ -183,7 +190,7 @@ fn used(scope: &Scope) -> String {
 }
 
 fn lines(records: &[Record], now: u64) -> Vec<String> {
-    let heading = ["TOKEN", "STATE", "EXPIRES", "JOB", "USED", "BY"].map(str::to_owned);
+    let heading = ["TOKEN", "STATE", "EXPIRES", "JOB", "NODE", "USED", "BY"].map(str::to_owned);
     let row = |record: &Record| {
         let state = match record {
             Record { revoked: true, .. } => "revoked",
@@ -193,10 +200,10 @@ fn lines(records: &[Record], now: u64) -> Vec<String> {
         };
         let expires = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(record.expires)).to_string();
         let used = if record.uses == 0 { "not counted".to_owned() } else { format!("{}/{}", record.used_by.len(), record.uses) };
-        [record.id.clone(), state.to_owned(), expires, record.job.clone(), used, record.used_by.join(", ")]
+        [record.id.clone(), state.to_owned(), expires, record.job.clone(), record.node.clone(), used, record.used_by.join(", ")]
     };
     let rows: Vec<_> = std::iter::once(heading).chain(records.iter().map(row)).collect();
-    table([Side::Left; 6], &rows)
+    table([Side::Left; 7], &rows)
 }
 
 #[cfg(test)]

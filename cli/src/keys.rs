@@ -1,6 +1,5 @@
 //! `hostler keys create`, `list` and `revoke`: who may send requests. They change the key file; routers that have it notice within a second.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -9,11 +8,12 @@ use clap::{Args, Subcommand, ValueEnum};
 use hostler_router::keys::{Entry, Limits, Moment, Role, Secret, Standing, change, id_within, list as entries};
 
 use crate::output::{Side, complain, say, table};
+use crate::secret_output::SecretOutput;
 use crate::settings::keys_file;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
-    /// Make a key. It is printed to standard output, this once: the file keeps only its SHA-256.
+    /// Make a key. It is written to --out FILE or to standard output, this once: the key file keeps only its SHA-256.
     Create(CreateArgs),
     /// Show the keys, without what is secret of them.
     List(ListArgs),
@@ -45,6 +45,12 @@ pub(crate) struct CreateArgs {
     /// How long it is valid, such as 90d; without it, until it is revoked.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION")]
     expires: Option<Duration>,
+    /// Write it into this file, which only you can read, instead of printing it.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Replace what is in the file of --out.
+    #[arg(long, requires = "out")]
+    force: bool,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -153,21 +159,22 @@ fn place(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<Place> {
 fn create(args: &CreateArgs, config: Option<&Path>) -> anyhow::Result<()> {
     let Place { path, is_read } = place(&args.file, config)?;
     let now = SystemTime::now();
-    let (secret, made) = change(&path, true, |entries| {
+    let output = SecretOutput::prepare(args.out.as_deref(), args.force)?;
+    let changed = change(&path, true, |entries| {
         let secret = fresh(entries).map_err(|error| format!("the system gives no random numbers: {error}"))?;
         let entry = entry(args, &secret, now);
         entries.push(entry.clone());
         Ok((secret, entry))
-    })?;
-    let printed = writeln!(std::io::stdout(), "{}", secret.reveal());
-    printed.with_context(|| format!("the key {0} was made but cannot be printed: revoke it with `hostler keys revoke {0}`", made.id))?;
+    });
+    let (secret, made) = changed.inspect_err(|_| output.withdraw())?;
+    let written = output.write(secret.reveal());
+    written.with_context(|| format!("the key {0} was made but cannot be written: revoke it with `hostler keys revoke {0}`", made.id))?;
     let until = made.expires.map(|expires| format!(", valid until {}", String::from(expires))).unwrap_or_default();
-    complain(&format!(
-        "key {} of tenant {} is in {}{until}; keep the line above, it is not shown again",
-        made.id,
-        made.tenant,
-        path.display()
-    ));
+    let kept = match &args.out {
+        Some(file) => format!("the key itself is in {}, which only you can read", file.display()),
+        None => "keep the line above, it is not shown again".to_owned(),
+    };
+    complain(&format!("key {} of tenant {} is in {}{until}; {kept}", made.id, made.tenant, path.display()));
     if !is_read {
         complain(&format!("a router asks for keys when it is started with --keys-file {0} (setting router.keys_file)", path.display()));
     }

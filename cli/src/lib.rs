@@ -16,6 +16,7 @@ mod plan;
 mod ps;
 mod rolling;
 mod router;
+mod secret_output;
 mod settings;
 mod sim;
 mod simulate;
@@ -127,8 +128,28 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
+impl Command {
+    /// Which router a subcommand asks, if it asks one.
+    fn admin(&mut self) -> Option<&mut admin::AdminArgs> {
+        match self {
+            Self::Ps(args) => Some(&mut args.admin),
+            Self::Advise(args) => Some(&mut args.admin),
+            Self::Drain(args) | Self::Release(args) | Self::Wake(args) => Some(&mut args.admin),
+            Self::Restart(args) => Some(&mut args.admin),
+            Self::Sleep(args) => Some(&mut args.admin),
+            Self::Lora(command) => Some(command.admin()),
+            Self::Logs(args) => Some(&mut args.admin),
+            Self::Explain(args) => Some(&mut args.admin),
+            _ => None,
+        }
+    }
+}
+
+fn run(mut cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
     let file = settings::file(cli.config);
+    if let Some(admin) = cli.command.admin() {
+        admin.config.clone_from(&file);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = match cli.command {
         Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?)),

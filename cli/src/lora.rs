@@ -50,6 +50,17 @@ pub(crate) struct ListArgs {
     admin: AdminArgs,
 }
 
+impl Lora {
+    /// Which router is asked.
+    pub(crate) fn admin(&mut self) -> &mut AdminArgs {
+        match self {
+            Self::Load(args) => &mut args.admin,
+            Self::Unload(args) => &mut args.admin,
+            Self::List(args) => &mut args.admin,
+        }
+    }
+}
+
 /// `hostler lora`.
 pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
     match command {

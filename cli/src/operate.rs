@@ -14,7 +14,7 @@ pub(crate) struct TargetArgs {
     /// A node, or a replica as `node/index`.
     target: String,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(crate) struct LogsArgs {
     #[arg(short = 'n', long, default_value_t = 50)]
     lines: u32,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub(crate) struct RestartArgs {
     #[arg(long, requires = "rolling", default_value = "30m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     wait: Duration,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ pub(crate) struct SleepArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     level: u32,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 /// `hostler drain`.

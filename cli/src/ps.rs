@@ -19,7 +19,7 @@ pub(crate) struct PsArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
 }
 
 /// `hostler ps`.

@@ -67,16 +67,24 @@ impl Given<'_> {
 
 /// Where the router's keys are, by the file and the environment; empty where nobody said.
 pub(crate) fn keys_file(file: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
-    let settings = Settings::load(&all(), &Sources { file, environment, flags: None })?;
-    Ok(settings.section::<RouterConfig>("router")?.keys_file)
+    Ok(configured_router(file)?.keys_file)
 }
 
 /// Where the fleet's authority is, by the file and the environment; empty where nobody said.
 pub(crate) fn tls_dir(file: Option<&Path>) -> anyhow::Result<PathBuf> {
+    Ok(configured_router(file)?.tls_dir)
+}
+
+/// Where operators reach the router, by the file and the environment; empty where nobody said.
+pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
+    Ok(configured_router(file)?.operators_socket)
+}
+
+/// The router's settings, by the file and the environment.
+fn configured_router(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
     let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
     let settings = Settings::load(&all(), &Sources { file, environment, flags: None })?;
-    Ok(settings.section::<RouterConfig>("router")?.tls_dir)
+    Ok(settings.section("router")?)
 }
 
 /// Reads a file as every role would.

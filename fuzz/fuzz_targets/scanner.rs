@@ -7,8 +7,11 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../router/src/dispatch/scanner.rs"]
 mod scanner;
+#[path = "../../router/src/dispatch/told.rs"]
+mod told;
 
-use scanner::{Dialect, Passed, Scanner, Usage};
+use scanner::{Dialect, Passed, Scanner};
+use told::Usage;
 
 /// What is thought of a stream: what was sent, how it ended, and what it used.
 #[derive(Debug, PartialEq)]
@@ -26,7 +29,7 @@ fn think(dialect: Dialect, pieces: impl Iterator<Item = Bytes>) -> Thought {
     for piece in pieces {
         let (bytes, end) = match scanner.pass(piece) {
             Passed::On(bytes) => (bytes, None),
-            Passed::Failed(bytes) => (bytes, Some("failed")),
+            Passed::Failed { bytes, .. } => (bytes, Some("failed")),
             Passed::Aborted(bytes) => (bytes, Some("aborted")),
         };
         sent.extend_from_slice(&bytes);

@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use rustc_hash::FxHashMap;
 
 use line::{Entry, Line};
-pub use places::{Full, Places};
+pub use places::{Full, Places, has_share};
 use released::Released;
 
 /// Of the tokens released while others wait in less urgent bands, the share that is theirs.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::edge::access::AccessFormat;
 use crate::edge::usual_secret;
 
-/// When calls on the admin listener need an admin key, where there are keys at all.
+/// When the metrics page needs an admin key, where there are keys at all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NeedKey {
@@ -30,15 +30,16 @@ pub struct RouterConfig {
     pub listen: String,
     /// Address that agents dial; empty means `0.0.0.0:8001` with `tls_dir`, and `127.0.0.1:8001` without.
     pub agents_listen: String,
-    /// Address of health, metrics and operators' pages; whoever reaches it may drain replicas, unless `operators_need_key` says otherwise.
+    /// Address of health and metrics pages. Operators' calls (`hostler ps`, `drain` and the like) are served here only to who shows an admin key.
     pub admin_listen: String,
+    /// Unix socket for operators' calls without a key: only this router's user and root can connect. Empty means `router-PORT.sock`, where PORT
+    /// is that of `admin_listen`, in `$XDG_RUNTIME_DIR/hostler`, or in `/tmp/hostler-UID` where that is not to be had.
+    pub operators_socket: PathBuf,
     /// File with the keys of those who may send requests, as `hostler keys create` makes it; it is read again when it changes. Empty: there
     /// are no keys, and whoever reaches the edge may use the models.
     pub keys_file: PathBuf,
-    /// Whether operators' calls on the admin listener need an admin key, where there is a `keys_file`: `auto` when it is reached beyond
-    /// loopback, `always`, or `never`. Every user of a host reaches its loopback: on a shared one choose `always`.
-    pub operators_need_key: NeedKey,
-    /// The same for the metrics page.
+    /// Whether the metrics page needs an admin key, where there is a `keys_file`: `auto` when `admin_listen` is reached beyond loopback,
+    /// `always`, or `never`. Every user of a host reaches its loopback.
     pub metrics_need_key: NeedKey,
     /// The edge's certificate, and those between it and its authority, in PEM; with `tls_key` it makes the edge speak TLS. It is read again when
     /// it changes.
@@ -58,7 +59,9 @@ pub struct RouterConfig {
     pub allow_plain_text: bool,
     /// Largest request body in bytes; a larger one is refused with 413.
     pub max_body_bytes: usize,
-    /// Most memory in bytes for request bodies that are still arriving, over all clients; further ones are refused with 429.
+    /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins and the body is sent; further ones
+    /// are refused with 429. Tenants share it as they share `max_held`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
+    /// be more than `max_body_bytes`, so that small ones find room. Raise it where many large ones (images, say) wait for engines at once.
     pub max_reading_bytes: usize,
     /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
     /// was sent. Otherwise they are refused with 415: engines take none either.
@@ -100,7 +103,8 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what is sent to it before its connection is closed.
+    /// How long a client may take nothing of what is sent to it before its connection is closed; over HTTP/2, nothing of one answer before that
+    /// stream is reset.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub client_stall_timeout: Duration,
@@ -148,8 +152,8 @@ impl Default for RouterConfig {
             listen: "127.0.0.1:8000".into(),
             agents_listen: String::new(),
             admin_listen: "127.0.0.1:8002".into(),
+            operators_socket: PathBuf::new(),
             keys_file: PathBuf::new(),
-            operators_need_key: NeedKey::Auto,
             metrics_need_key: NeedKey::Auto,
             tls_cert: PathBuf::new(),
             tls_key: PathBuf::new(),

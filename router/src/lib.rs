@@ -22,13 +22,14 @@ pub mod sticky;
 mod tls;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hostler_boot::admin::Pages;
 use hostler_boot::shutdown::end_within;
-use hostler_boot::{ListenError, Shutdown, admin, bind};
+use hostler_boot::{ListenError, OwnSocket, Shutdown, SocketError, admin, bind};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -38,13 +39,14 @@ use dispatch::{Dispatch, Poison, Retries};
 use edge::access::{AccessLog, AccessLogError, Writing};
 use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
 use fleet::{Caches, Fleet, Sessions};
-use grpc::Bookings;
+use grpc::{Bookings, Watches};
 use hostler_placement::affinity::Index;
 use keys::{Guard, Keys, KeysError, Secret, guarded};
 use metrics::Now;
 pub use metrics::RouterMetrics;
 pub use openings::Opening;
-use operators::Operators;
+pub use operators::operators_sockets;
+use operators::{Operators, SocketPlace};
 use placement::{Bounds, Gather, Hold, Placer, keep_readers};
 use prompt::Prompts;
 use sticky::Sticky;
@@ -64,6 +66,7 @@ pub struct Router {
     edge: (TcpListener, SocketAddr),
     agents: (TcpListener, SocketAddr),
     admin: (TcpListener, SocketAddr),
+    operators: (SocketPlace, Option<OwnSocket>),
     keys: Keys,
     operator_key: Secret,
     metrics: Arc<RouterMetrics>,
@@ -79,6 +82,9 @@ pub enum StartError {
     /// An address cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The operators' socket cannot be had.
+    #[error("{0} (setting router.operators_socket)")]
+    Socket(#[from] SocketError),
     /// The keys cannot be read.
     #[error("{0} (setting router.keys_file)")]
     Keys(#[from] KeysError),
@@ -103,15 +109,19 @@ pub enum StartError {
 }
 
 impl Router {
-    /// Reads the keys and takes the three addresses, so that a port in use is known at once.
+    /// Reads the keys and takes the addresses and the operators' socket, so that one in use is known at once.
     ///
     /// # Errors
     /// When one of them cannot be had.
     pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
         let keys = Keys::open(&config.keys_file)?;
-        if !keys.are_wanted() && [config.operators_need_key, config.metrics_need_key].contains(&NeedKey::Always) {
+        if !keys.are_wanted() && config.metrics_need_key == NeedKey::Always {
+            return Err(StartError::Setting("router.metrics_need_key can be `always` only where there are keys: set router.keys_file"));
+        }
+        if !Reading::new(config.max_reading_bytes).has_room_for(config.max_body_bytes) {
             return Err(StartError::Setting(
-                "router.operators_need_key and router.metrics_need_key can be `always` only where there are keys: set router.keys_file",
+                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_reading_bytes be more than that, or lower \
+                 router.max_body_bytes",
             ));
         }
         let metrics = Arc::new(RouterMetrics::default());
@@ -119,7 +129,10 @@ impl Router {
         let edge = bind(&config.listen, "router.listen").await?;
         let agents = bind(config.agents_address(), "router.agents_listen").await?;
         security.check(&config, edge.1, agents.1)?;
+        let admin = bind(&config.admin_listen, "router.admin_listen").await?;
+        let place = SocketPlace { configured: config.operators_socket.clone(), port: admin.1.port() };
         Ok(Self {
+            operators: (place.clone(), place.open().await?),
             security,
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
@@ -129,7 +142,7 @@ impl Router {
             operator_key: Secret::random().map_err(StartError::Random)?,
             edge,
             agents,
-            admin: bind(&config.admin_listen, "router.admin_listen").await?,
+            admin,
             config,
         })
     }
@@ -152,10 +165,16 @@ impl Router {
         self.agents.1
     }
 
-    /// Where operators look.
+    /// Where health and metrics are, and operators' calls with a key.
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin.1
+    }
+
+    /// Where operators need no key, if there is such a place.
+    #[must_use]
+    pub fn operators_socket(&self) -> Option<&Path> {
+        self.operators.1.as_ref().map(|socket| socket.file().path())
     }
 
     /// What is open to whoever reaches it, for those who start it.
@@ -166,14 +185,14 @@ impl Router {
             agents: self.agents.1,
             admin: self.admin.1,
             keys: self.keys.are_wanted() || !self.config.tls_client_ca.as_os_str().is_empty(),
-            operator_keys: self.guard().wants_operators_key(),
+            key_file: self.keys.are_wanted(),
             edge_tls: self.security.edge.is_some(),
             agents_tls: self.security.agents.is_some(),
         })
     }
 
     fn guard(&self) -> Guard {
-        Guard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip())
+        Guard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip(), self.operators_socket())
     }
 
     /// Whether requests need a key.
@@ -230,9 +249,7 @@ impl Router {
             metrics: metrics.clone(),
             shutdown: serving.clone(),
         };
-        let operators = Operators { fleet: fleet.clone(), placer: placer.clone() };
-        let pages = admin::routes(Arc::new(overview)).merge(operators.routes());
-        let admin = tokio::spawn(admin::serve(self.admin.0, guarded(pages, guard), end.clone()));
+        let admin = tokio::spawn(overview.serve(guard, self.admin.0, self.operators, end.clone()));
         let keys = tokio::spawn(keys::follow(self.keys.clone(), metrics.clone(), end.clone()));
 
         let dispatch = Dispatch {
@@ -253,14 +270,14 @@ impl Router {
             media: self.media,
             isolation: self.isolation,
             reading: Reading::new(self.config.max_reading_bytes),
+            watches: Watches::default(),
             sticky: Sticky::default(),
             config: self.config,
             keys: self.keys,
             admission: admission.clone(),
             dispatch,
         });
-        let tls = self.security.edge.clone();
-        let renewals = tokio::spawn(self.security.keep_fresh(end.clone()));
+        let (tls, renewals) = (self.security.edge.clone(), tokio::spawn(self.security.keep_fresh(end.clone())));
         edge::serve(self.edge.0, tls, edge, serving.clone()).await;
         if !serving.finish(drain_timeout).await {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
@@ -284,6 +301,16 @@ struct Overview {
     hold: Hold,
     metrics: Arc<RouterMetrics>,
     shutdown: Shutdown,
+}
+
+impl Overview {
+    /// Serves the pages and operators' calls on the admin listener and on the operators' socket, until `end`.
+    async fn serve(self, guard: Guard, listener: TcpListener, operators: (SocketPlace, Option<OwnSocket>), end: CancellationToken) {
+        let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
+        let pages = guarded(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
+        let (place, socket) = operators;
+        tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
+    }
 }
 
 impl Pages for Overview {

@@ -11,6 +11,7 @@ use hostler_proto::agent::v1::{AttachRequest, FrameBatch};
 use hostler_proto::{TICKET_KEY, wire};
 use hostler_tls::Stream as Tunnel;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -27,6 +28,9 @@ const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connections that may be silent, or at their handshake, at once; further ones wait to be accepted.
 const SILENT_CONNECTIONS: usize = 256;
+
+/// Connections without a certificate at once, where agents need one: each asks for one and leaves. Agents that find no place try again.
+const STRANGERS: usize = 64;
 
 /// Serves agents on `listener` until `end`, over TLS where there is an authority to admit them.
 ///
@@ -58,8 +62,10 @@ pub(crate) async fn serve(
 /// Connections that have begun to speak: HTTP/2 has no deadline for its first words, so a port scanner would stay for ever.
 fn connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<Fence>) -> impl Stream<Item = io::Result<Connection>> {
     let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
     let spoken = accepted.map(move |stream| {
-        let (handshake, fence) = (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone());
+        let (handshake, fence, strangers) =
+            (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone(), strangers.clone());
         async move {
             hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT).ok()?;
             timeout(FIRST_BYTE_DEADLINE, stream.readable()).await.ok()?.ok()?;
@@ -71,7 +77,7 @@ fn connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: 
                     secured.inspect_err(|error| refused(peer, error)).ok()?
                 }
             };
-            Some(Ok(Connection::new(stream, &fence)))
+            Connection::new(stream, &fence, &strangers).map(Ok)
         }
     });
     spoken.buffer_unordered(SILENT_CONNECTIONS).filter_map(std::future::ready)

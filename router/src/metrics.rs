@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tokio::time::Instant;
 
-use crate::dispatch::Scanner;
+use crate::dispatch::Usage;
 use crate::placement::Level;
 pub(crate) use figures::Now;
 
@@ -221,9 +221,9 @@ impl RouterMetrics {
     }
 
     /// A stream has ended whole.
-    pub fn streamed(&self, scanner: &Scanner) {
-        self.events.inc_by(scanner.events());
-        self.tokens.inc_by(scanner.usage().map_or(0, |usage| usage.completion));
+    pub fn streamed(&self, events: u64, usage: Option<Usage>) {
+        self.events.inc_by(events);
+        self.tokens.inc_by(usage.map_or(0, |usage| usage.completion));
     }
 
     /// A request is sent to a replica whose cache is known at this level.

@@ -29,8 +29,8 @@ pub(crate) struct Doors {
     pub(crate) admin: SocketAddr,
     /// Requests need a key, or their clients a certificate.
     pub(crate) keys: bool,
-    /// Operators need one.
-    pub(crate) operator_keys: bool,
+    /// There is a key file, so that operators may show an admin key.
+    pub(crate) key_file: bool,
     /// The edge speaks TLS.
     pub(crate) edge_tls: bool,
     /// Agents have to show a certificate.
@@ -45,8 +45,7 @@ pub(crate) fn openings(doors: &Doors) -> Vec<Opening> {
         (!doors.keys, "router.keys_file", edge, "no keys: whoever reaches it may use the models"),
         (!doors.edge_tls && is_far(edge), "router.listen", edge, "no TLS: prompts, answers and keys travel in plain text"),
         (!doors.agents_tls, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
-        (!doors.operator_keys, "router.admin_listen", admin, "no admin key: whoever reaches it may drain replicas"),
-        (doors.operator_keys && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
+        (doors.key_file && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
     ];
     lines.into_iter().filter(|(is_open, ..)| *is_open).map(|(_, setting, address, what)| Opening { setting, address, what }).collect()
 }

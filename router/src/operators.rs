@@ -1,4 +1,7 @@
-//! The gRPC service that operators ask: list, drain, restart, logs, explain. It is served on the admin listener.
+//! The gRPC service that operators ask: list, drain, restart, logs, explain. It is served on their socket, and on the admin listener to who
+//! shows an admin key.
+
+mod socket;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +19,8 @@ use tonic::{Code, Request, Response, Status};
 use crate::fleet::{Fleet, FleetView};
 use crate::placement::{Placer, Record};
 use crate::prompt::Standing;
+pub(crate) use socket::SocketPlace;
+pub use socket::operators_sockets;
 
 /// The most log lines that are asked for at once: what an agent keeps.
 const LOG_LINES: u32 = 200;

@@ -33,6 +33,7 @@ const ROUTES: &[(&str, &str)] = &[
     ("/v1/embeddings", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
+    ("/invocations", "POST"),
     ("/reset_prefix_cache", "POST"),
     ("/sleep", "POST"),
     ("/wake_up", "POST"),
@@ -83,6 +84,7 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     }
     let query = request.uri().query().unwrap_or_default().to_owned();
     let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let adapter = request.headers().get(api::ADAPTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = match Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
@@ -96,12 +98,19 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     {
         return Ok(error.reply());
     }
+    let (path, body) = match *path {
+        "/invocations" => match api::carried(&body, adapter.as_deref()) {
+            Ok(carried) => carried,
+            Err(error) => return Ok(error.reply()),
+        },
+        path => (path, body),
+    };
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
 }
 
 /// Routes that look at the type of a body.
 fn is_clients(path: &str) -> bool {
-    path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize")
+    path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize" | "/invocations")
 }
 
 /// Routes that vLLM has only when it was started so.
@@ -187,11 +196,16 @@ fn provoked(api: &Api, body: &[u8]) -> Result<(), ApiError> {
     let contains = |text: &Option<String>| text.as_ref().is_some_and(|text| memchr::memmem::find(body, text.as_bytes()).is_some());
     if contains(&api.args.sim_die_on) {
         let (faults, delay) = (api.core.faults.clone(), Duration::from_millis(api.args.sim_die_on_ms));
-        // It ends with the engine, at the latest by dying.
-        tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
+        if delay.is_zero() {
+            // Before a busy machine lets it answer anything.
             faults.set(Fault::Die);
-        });
+        } else {
+            // It ends with the engine, at the latest by dying.
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                faults.set(Fault::Die);
+            });
+        }
     }
     // What vLLM says to a schema that refers to itself.
     if contains(&api.args.sim_err_on) { Err(ApiError::internal("maximum recursion depth exceeded")) } else { Ok(()) }

@@ -73,7 +73,7 @@ class Fleet:
             settings = ("--max-held", str(MOST_HELD), "--log-level", "warn")
             self.router = Process("router", ["router", *NO_CONFIG, *listeners, *settings], folder)
             undo.callback(self.router.stop)
-            edge, agents, self._admin = (self.router.printed(word, START_SECONDS) for word in ("edge", "agents", "admin"))
+            edge, agents, self._socket = (self.router.printed(word, START_SECONDS) for word in ("edge", "agents", "socket"))
             options = ("--router", agents, "--engine", "simulated", "--replicas", str(ENGINES))
             folders = ("--run-dir", str(folder / "run"), "--log-dir", str(folder / "log"))
             agent = Process("agent", ["agent", *NO_CONFIG, *options, *folders, "--", *ENGINE_FLAGS], folder)
@@ -84,7 +84,7 @@ class Fleet:
         self.address = (host, int(port))
 
     def _is_ready(self) -> bool:
-        nodes = json.loads(ask("ps", "--admin", self._admin, "--json"))["nodes"]
+        nodes = json.loads(ask("ps", "--admin", self._socket, "--json"))["nodes"]
         phases = [replica["phase"] for node in nodes for replica in node["replicas"]]
         return phases == ["ready"] * ENGINES
 

@@ -69,8 +69,8 @@ class Hostler:
             listeners = ("--listen", any_port, "--agents-listen", any_port, "--admin-listen", any_port)
             self._router = Process("router", ["router", *NO_CONFIG, *listeners], folder)
             undo.callback(self._router.stop)
-            words = ("edge", "agents", "admin")
-            edge, agents, self._admin = (self._router.printed(word, START_SECONDS) for word in words)
+            words = ("edge", "agents", "socket")
+            edge, agents, self._socket = (self._router.printed(word, START_SECONDS) for word in words)
             options = ("--router", agents, "--engine", "simulated", "--replicas", "2")
             folders = ("--run-dir", str(folder / "run"), "--log-dir", str(folder / "log"))
             self._agent = Process("agent", ["agent", *NO_CONFIG, *options, *folders, "--", *flags], folder)
@@ -98,7 +98,7 @@ class Hostler:
         return f"{self._router.tail()}\n{self._agent.tail()}"
 
     def _replicas(self) -> list[dict]:
-        nodes = json.loads(ask("ps", "--admin", self._admin, "--json"))["nodes"]
+        nodes = json.loads(ask("ps", "--admin", self._socket, "--json"))["nodes"]
         return [replica for node in nodes for replica in node["replicas"]]
 
     def _ready(self) -> list[dict]:

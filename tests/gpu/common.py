@@ -78,11 +78,11 @@ def must_run(started: subprocess.Popen, name: str, log: Path) -> None:
 
 @dataclasses.dataclass
 class Up:
-    """`hostler up`, ready: the process, its edge and admin addresses, its replicas as `hostler ps --json` shows them."""
+    """`hostler up`, ready: the process, its edge address, its operators' socket, its replicas as `hostler ps --json` shows them."""
 
     pid: int
     edge: str
-    admin: str
+    socket: str
     replicas: list[dict]
     log: Path
 
@@ -106,21 +106,21 @@ def hostler_up(options: argparse.Namespace, name: str = "up"):
 
         def ready() -> list[dict]:
             must_run(up, "hostler up", log)
-            found = replicas(options.hostler, admin)
+            found = replicas(options.hostler, operators)
             if any(replica["phase"] == "failed" for replica in found):
                 raise SystemExit("a replica failed")
             return found if found and all(replica["phase"] == "ready" for replica in found) else []
 
-        admin = wait_until("the router's addresses", lambda: printed("admin"), 60).removeprefix("http://")
+        operators = wait_until("the router's addresses", lambda: printed("socket"), 60)
         edge = printed("edge").removesuffix("/v1")
         found = wait_until("all replicas are ready", ready)
         say(f"{len(found)} replicas are ready after {time.monotonic() - since:.0f} s")
-        yield Up(up.pid, edge, admin, found, log)
+        yield Up(up.pid, edge, operators, found, log)
 
 
-def replicas(hostler: str, admin: str) -> list[dict]:
+def replicas(hostler: str, operators: str) -> list[dict]:
     """The replicas, as `hostler ps --json` shows them."""
-    nodes = json.loads(run(hostler, "ps", "--admin", admin, "--json"))["nodes"]
+    nodes = json.loads(run(hostler, "ps", "--admin", operators, "--json"))["nodes"]
     return [replica for node in nodes for replica in node["replicas"]]
 
 

@@ -121,9 +121,9 @@ class Lab:
         time.sleep(4)
         query = "--query-gpu=index,memory.used,utilization.gpu,power.draw,clocks.sm,temperature.gpu"
         say("nvidia-smi:\n" + run("nvidia-smi", query, "--format=csv"))
-        say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.admin))
-        say("hostler advise:\n" + run(self.options.hostler, "advise", "--admin", up.admin))
-        self.figures["gpus"] = [replica.get("gpus") for replica in replicas(self.options.hostler, up.admin)]
+        say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.socket))
+        say("hostler advise:\n" + run(self.options.hostler, "advise", "--admin", up.socket))
+        self.figures["gpus"] = [replica.get("gpus") for replica in replicas(self.options.hostler, up.socket)]
         load.communicate(timeout=180)
 
     def kill_one(self, up: Up) -> None:
@@ -131,7 +131,7 @@ class Lab:
         victim = up.replicas[0]
 
         def now() -> dict:
-            return next(replica for replica in replicas(self.options.hostler, up.admin) if replica["id"] == victim["id"])
+            return next(replica for replica in replicas(self.options.hostler, up.socket) if replica["id"] == victim["id"])
 
         load = self.start_load(up.edge, self.options.streams * len(up.replicas), 12, tokens=(512, 512))
         time.sleep(6)

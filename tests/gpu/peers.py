@@ -127,7 +127,7 @@ class Peers:
             if ways:
                 self.warm(up.sockets)
             self.rounds_of(ways)
-            say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.admin))
+            say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.socket))
         say("GPU processes left: " + gpu_processes())
         return engines
 

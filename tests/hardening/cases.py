@@ -19,11 +19,15 @@ class Case:
     """MiB by which the process may grow."""
     inflates: bool
     """Whether it needs the service that undoes compression."""
+    keyed: bool
+    """Whether it needs the service that wants a key, of which there is one for one model."""
 
 
-def case(group: str, name: str, expected: str, run: Callable, growth: int = GROWTH, inflates: bool = False) -> Case:
+def case(
+    group: str, name: str, expected: str, run: Callable, growth: int = GROWTH, inflates: bool = False, keyed: bool = False
+) -> Case:
     """A case with the usual bounds."""
-    return Case(group, name, expected, run, growth, inflates)
+    return Case(group, name, expected, run, growth, inflates, keyed)
 
 
 def check(holds, seen) -> None:

@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import browser
 import document
 import floods
+import readings
 import sizes
 import slow
 import smuggling
@@ -87,15 +89,17 @@ def perform(case: Case, target: Target) -> Row:
 
 def rows(scale: Scale, wanted: str, requests: str | None) -> Iterator[Row]:
     """Starts the services and runs the cases one after the other."""
-    all_cases = [*smuggling.cases(), *sizes.cases(scale), *slow.cases(scale), *floods.cases(scale), *document.cases(scale, requests)]
+    all_cases = [*smuggling.cases(), *browser.cases(), *readings.cases()]
+    all_cases += [*sizes.cases(scale), *slow.cases(scale), *floods.cases(scale)]
+    all_cases += document.cases(scale, requests)
     chosen = [case for case in all_cases if re.search(wanted, f"{case.group}: {case.name}")]
     limits = ["--header-timeout", f"{scale.head}s", "--body-timeout", f"{scale.body}s", "--client-stall-timeout", f"{scale.stall}s"]
     limits += ["--keep-alive", f"{4 * scale.stall}s", "--max-reading-bytes", str(sizes.READING_BYTES)]
-    for inflates in (False, True):
-        mine = [case for case in chosen if case.inflates == inflates]
+    for inflates, keyed in ((False, False), (True, False), (False, True)):
+        mine = [case for case in chosen if (case.inflates, case.keyed) == (inflates, keyed)]
         if not mine:
             continue
-        target = Target(*limits, *(["--decompress-bodies"] if inflates else []))
+        target = Target(*limits, *(["--decompress-bodies"] if inflates else []), keyed=keyed)
         try:
             restarts = target.restarts()
             for case in mine:

@@ -139,20 +139,48 @@ def readers(count: int, limit: float, rate: int):
     return run
 
 
+STREAM = b'{"model":"simulated","prompt":"a","stream":true,"max_tokens":%d,"ignore_eos":true}'
+JSON = (("content-type", "application/json"),)
+
+
 def no_window(streams: int, limit: float, first_has: int = 0):
-    """A client of HTTP/2 whose window is and stays empty, with many streams. The first may have one, so that its answer is taken."""
-    body = b'{"model":"simulated","prompt":"a","stream":true,"max_tokens":100,"ignore_eos":true}'
-    fields = (("content-type", "application/json"),)
-    asks = b"".join(h2.request(1 + 2 * at, "POST", "/v1/completions", *fields, body=body) for at in range(streams))
+    """A client of HTTP/2 whose window is and stays empty, with many streams. The first may have one, so that its answer is taken. Each of the
+    others is reset, and the first is answered to its end, which comes after that.
+    """
+    # A step of the engines takes 5 ms.
+    lengths = [int((limit + SLACK) * 200) if first_has and not at else 100 for at in range(streams)]
+    asks = b"".join(h2.request(1 + 2 * at, "POST", "/v1/completions", *JSON, body=STREAM % length) for at, length in enumerate(lengths))
+    stalled = streams - bool(first_has)
 
     def run(target) -> str:
-        begun = time.monotonic()
         with h2.dial(target.address, h2.settings(INITIAL_WINDOW_SIZE=0)) as stream:
-            opened = [h2.frame(h2.WINDOW_UPDATE, 0, 1, first_has.to_bytes(4, "big"))] if first_has else []
-            seen = wire.flood(stream, [asks, *opened], limit + SLACK + 4, quiet=limit + SLACK + 4)
+            opened = [h2.frame(h2.WINDOW_UPDATE, 0, which, first_has.to_bytes(4, "big")) for which in (0, 1)] if first_has else []
+            seen = wire.flood(stream, [asks, *opened], 3 * (limit + SLACK), quiet=limit + SLACK)
         said = h2.said(seen)
-        check(seen.closed, f"{said} after {time.monotonic() - begun:.1f} s")
-        return f"{said} within {time.monotonic() - begun:.1f} s"
+        check(len(said.resets) == stalled and set(said.resets.values()) == {"CANCEL"}, said)
+        check(not first_has or (1 not in said.resets and b"data: [DONE]" in seen.data), f"the first ended early: {said}")
+        return f"{stalled} reset" + (", the first answered to its end" if first_has else "")
+
+    return run
+
+
+HEALTH = h2.block("POST", "/grpc.health.v1.Health/Check", ("content-type", "application/grpc"), ("te", "trailers"))
+
+
+def health(count: int, announced: int, sent: int):
+    """Health checks, which need no key, of which the rest does not come: whatever they send, another client's large body finds room."""
+    body = b'{"model":"simulated","prompt":"a","max_tokens":1,"padding":"%s"}' % (b"x" * 2_000_000)
+    data = b"\0" + announced.to_bytes(4, "big") + b"x" * sent
+    pieces = [h2.frame(h2.DATA, 0, 1, data[at : at + 16_000]) for at in range(0, len(data), 16_000)]
+
+    def run(target) -> str:
+        with contextlib.ExitStack() as open_ones:
+            for _ in range(count):
+                stream = open_ones.enter_context(h2.dial(target.address))
+                wire.flood(stream, [h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEALTH), *pieces], 5, quiet=0.02)
+            seen = wire.request(target.address, "POST", "/v1/completions", body, "Content-Type: application/json\r\n")
+        check(seen.statuses == [200], f"{seen}: {seen.text[-300:]}")
+        return f"after {count} checks: {seen}"
 
     return run
 
@@ -165,6 +193,7 @@ def cases(scale) -> list[Case]:
     drip, data = h2.frame(h2.CONTINUATION, 0, 1, h2.header("x", "y")), h2.frame(h2.DATA, 0, 1, b"x")
     call = h2.block("POST", "/hostler.inference.v1.Inference/Generate", ("content-type", "application/grpc"), ("te", "trailers"))
     open_call = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, call)
+    slow_check = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEALTH) + h2.frame(h2.DATA, 0, 1, b"\0\0\0\3\0")
     growth = 64 + clients // 4
     return [
         case("slow", f"{clients} clients that say nothing", f"closed in {scale.head:g} s", ended(clients, b"", b"", scale.head), growth),
@@ -184,6 +213,9 @@ def cases(scale) -> list[Case]:
         case(
             "slow", f"h2: {few} slow messages of gRPC", f"answered in {scale.body:g} s", ended_h2(few, open_call, data, scale.body, "1×200"), growth
         ),
-        case("slow", "h2: 200 streams without a window", f"closed in {scale.stall:g} s", no_window(200, scale.stall)),
-        case("slow", "h2: 100 streams without a window and one with", f"closed in {scale.stall:g} s", no_window(101, scale.stall, 1 << 20)),
+        case("slow", "h2: 200 streams without a window", f"reset in {scale.stall:g} s", no_window(200, scale.stall)),
+        case("slow", "h2: 100 streams without a window and one with", "the one is answered", no_window(101, scale.stall, 1 << 20)),
+        case("slow", f"h2: {few} slow health checks", f"answered in {scale.head:g} s", ended_h2(few, slow_check, data, scale.head, "1×200"), growth),
+        case("slow", "h2: 80 health checks that send 900 KB", "a large body finds room", health(80, 12 << 20, 900_000)),
+        case("slow", "h2: 20 health checks that lack their end", "a large body finds room", health(20, 20, 3)),
     ]

@@ -1,5 +1,6 @@
 """The service under attack: `hostler up` with simulated engines, asked after each case whether it still serves, and at what cost."""
 
+import json
 import re
 import sys
 import tempfile
@@ -22,14 +23,20 @@ COMPLETION = b'{"model":"simulated","prompt":"still there?","max_tokens":2}'
 class Target:
     """One running service and what is measured of it."""
 
-    def __init__(self, *flags: str):
-        """Starts it; `flags` are settings of the router."""
+    def __init__(self, *flags: str, keyed: bool = False):
+        """Starts it; `flags` are settings of the router. With `keyed` it wants a key, and there is one for the model that it serves."""
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-hardening-"))
+        self.key = ""
+        if keyed:
+            file = self.folder / "keys.toml"
+            key = ask("keys", "create", "--model", "simulated", "--file", str(file)).strip()
+            self.key = f"Authorization: Bearer {key}\r\n"
+            flags = (*flags, "--keys-file", str(file))
         own = ["--engine", "simulated", "--replicas", "2", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+        own += ["--operators-socket", str(self.folder / "router.sock")]
         self.process = Process("up", ["up", *own, *flags, "--", "--sim-step-ms", "5"], self.folder)
-        edge, self.admin = self.process.printed("edge", 10), self.process.printed("admin", 10)
-        host, _, port = re.sub(r"^\w+://", "", edge).partition("/")[0].rpartition(":")
-        self.address = (host, int(port))
+        self.address, self.admin = (host_and_port(self.process.printed(word, 10)) for word in ("edge", "admin"))
+        self.socket = self.process.printed("socket", 10)
         self.process.printed("ready", 60)
         self.log_read = 0
         self.resident = self.memory("VmRSS")
@@ -51,7 +58,7 @@ class Target:
     def answers(self) -> float:
         """Whether another client is answered promptly; how long that took."""
         begun = time.monotonic()
-        seen = wire.request(self.address, "POST", "/v1/completions", COMPLETION, "Content-Type: application/json\r\n")
+        seen = wire.request(self.address, "POST", "/v1/completions", COMPLETION, f"Content-Type: application/json\r\n{self.key}")
         took = time.monotonic() - begun
         assert seen.statuses == [200], f"another client saw {seen.statuses}: {seen.text[:300]}"
         assert took < PROMPT, f"another client waited {took:.1f} s"
@@ -66,8 +73,7 @@ class Target:
 
     def in_flight(self) -> float:
         """Requests of which engines have not finished, as the metrics page says."""
-        host, _, port = re.sub(r"^\w+://", "", self.admin).partition("/")[0].rpartition(":")
-        page = wire.request((host, int(port)), "GET", "/metrics").text
+        page = wire.request(self.admin, "GET", "/metrics").text
         return sum(float(value) for value in re.findall(r"^hostler_in_flight(?:\{.*\})? (\S+)$", page, re.MULTILINE))
 
     def new_log(self) -> str:
@@ -82,13 +88,21 @@ class Target:
         log = self.new_log()
         assert "panicked" not in log, f"it panicked: {log[log.find('panicked') - 200 :][:600]}"
 
+    def replicas(self) -> list[dict]:
+        """Its replicas, as `hostler ps --json` shows them."""
+        nodes = json.loads(ask("ps", "--admin", self.socket, "--json"))["nodes"]
+        return [replica for node in nodes for replica in node["replicas"]]
+
     def restarts(self) -> int:
         """How often its engines were started anew."""
-        import json
-
-        nodes = json.loads(ask("ps", "--admin", self.admin, "--json"))["nodes"]
-        return sum(replica["restarts"] for node in nodes for replica in node["replicas"])
+        return sum(replica["restarts"] for replica in self.replicas())
 
     def stop(self) -> None:
         """Ends it."""
         self.process.stop()
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """The address in `http://127.0.0.1:8000/v1`."""
+    host, _, port = re.sub(r"^\w+://", "", url).partition("/")[0].rpartition(":")
+    return host, int(port)

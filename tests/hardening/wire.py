@@ -92,9 +92,9 @@ def exchange(address: tuple[str, int], data: bytes, quiet: float = 0.4, seconds:
         return flood(stream, [data], seconds, quiet)
 
 
-def request(address: tuple[str, int], method: str, path: str, body: bytes = b"", headers: str = "") -> Seen:
+def request(address: tuple[str, int], method: str, path: str, body: bytes = b"", headers: str = "", host: str = "localhost") -> Seen:
     """An ordinary request on a connection of its own."""
     length = f"Content-Length: {len(body)}\r\n" if body else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: hostler\r\nConnection: close\r\n{length}{headers}\r\n".encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{length}{headers}\r\n".encode()
     with connect(address) as stream:
         return flood(stream, [head + body], PATIENCE, quiet=PATIENCE)

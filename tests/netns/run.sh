@@ -82,8 +82,8 @@ clean_up() {
 
 # printed WORD: the rest of the router's line that begins with it; fails while there is none.
 printed() { sed -n "s/^$1 *//p" "$folder/router.stdout" | grep .; }
-listens() { printed edge && printed agents && printed admin; }
-ready() { at_router "$hostler" ps --admin "$(printed admin)" --json 2>/dev/null | grep -q '"phase": *"ready"'; }
+listens() { printed edge && printed agents && printed admin && printed socket; }
+ready() { at_router "$hostler" ps --admin "$(printed socket)" --json 2>/dev/null | grep -q '"phase": *"ready"'; }
 no_listener() { [ -z "$(at_agent ss -Hltn)" ]; }
 a_listener() { [ -n "$(at_router ss -Hltn)" ]; }
 dialled_out() { at_agent ss -Htn state established | grep -q "$router_address:"; }
@@ -121,7 +121,7 @@ ip netns add "$agent_side" &&
     at_router ip link set lo up && at_agent ip link set lo up || give_up "the two namespaces could not be joined"
 
 "$hostler" init --dir "$folder/fleet" --out "$folder/token" 2>/dev/null || give_up "the fleet's authority could not be made"
-ip netns exec "$router_side" "$hostler" router --listen 127.0.0.1:0 --agents-listen "$router_address:0" --admin-listen 127.0.0.1:0 --tls-dir "$folder/fleet" \
+ip netns exec "$router_side" "$hostler" router --listen 127.0.0.1:0 --agents-listen "$router_address:0" --admin-listen 127.0.0.1:0 --operators-socket "$folder/router.sock" --tls-dir "$folder/fleet" \
     >"$folder/router.stdout" 2>"$folder/router.stderr" &
 router_pid=$!
 within 10 listens >/dev/null || give_up "the router did not print its addresses within 10 s"

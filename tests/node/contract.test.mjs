@@ -16,7 +16,7 @@ const START_MS = 30_000;
 const STOP_MS = 20_000;
 
 let hostler;
-let admin;
+let socket;
 let client;
 
 function binary() {
@@ -49,7 +49,7 @@ function printedUntilReady(child) {
 
 /** Requests that some engine has not finished yet. */
 async function inFlight() {
-  const child = spawn(binary(), ["ps", "--admin", admin, "--json"], { stdio: ["ignore", "pipe", "inherit"] });
+  const child = spawn(binary(), ["ps", "--admin", socket, "--json"], { stdio: ["ignore", "pipe", "inherit"] });
   let text = "";
   for await (const piece of child.stdout) text += piece;
   return JSON.parse(text)
@@ -71,7 +71,7 @@ before(async () => {
     stdio: ["ignore", "pipe", "pipe"],
   });
   const printed = await printedUntilReady(hostler);
-  admin = printed.admin;
+  socket = printed.socket;
   client = new OpenAI({ baseURL: printed.edge, apiKey: "unused", maxRetries: 0, timeout: 30_000 });
 });
 

@@ -40,12 +40,12 @@ class Replica:
     """What this router knows of its cached blocks: whether exactly, how many, whether the agent counts the same."""
 
 
-def replicas(admin: str) -> list[Replica]:
-    """What the router with this admin address knows, in the order it prints."""
+def replicas(socket: str) -> list[Replica]:
+    """What the router with this operators' socket knows, in the order it prints."""
     names = [field.name for field in dataclasses.fields(Replica) if field.name != "node"]
     return [
         Replica(node=node["node"], **{name: replica[name] for name in names})
-        for node in json.loads(ask("ps", "--admin", admin, "--json"))["nodes"]
+        for node in json.loads(ask("ps", "--admin", socket, "--json"))["nodes"]
         for replica in node["replicas"]
     ]
 
@@ -63,16 +63,18 @@ class Router(Process):
                 *("--listen", host_and_port(like.edge) if like else any_port),
                 *("--agents-listen", like.agents if like else any_port),
                 *("--admin-listen", host_and_port(like.admin) if like else any_port),
+                *("--operators-socket", str(folder / f"{name}.sock")),
             ],
             folder,
         )
         self.edge = self.printed("edge", LISTEN_SECONDS)
         self.agents = self.printed("agents", LISTEN_SECONDS)
         self.admin = self.printed("admin", LISTEN_SECONDS)
+        self.socket = self.printed("socket", LISTEN_SECONDS)
 
     def replicas(self) -> list[Replica]:
         """What this router knows of the fleet."""
-        return replicas(self.admin)
+        return replicas(self.socket)
 
     def in_flight(self) -> int:
         """Requests not finished yet, over all replicas, whichever router they came through."""
@@ -85,9 +87,10 @@ class Up(Process):
     def __init__(self, folder: Path, flags: list[str], engines: int = 2):
         """Starts it with simulated engines; `flags` are theirs."""
         options = ["--engine", "simulated", "--replicas", str(engines), "--listen", "127.0.0.1:0"]
-        super().__init__("up", ["up", *options, "--admin-listen", "127.0.0.1:0", "--", *flags], folder)
+        options += ["--admin-listen", "127.0.0.1:0", "--operators-socket", str(folder / "up.sock")]
+        super().__init__("up", ["up", *options, "--", *flags], folder)
         self.edge = self.printed("edge", LISTEN_SECONDS)
-        self.admin = self.printed("admin", LISTEN_SECONDS)
+        self.socket = self.printed("socket", LISTEN_SECONDS)
         self.printed("ready", 30)
 
     replicas = Router.replicas

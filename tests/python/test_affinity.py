@@ -67,7 +67,7 @@ def place(router: Router, path: str = "completions", **asked) -> Placed:
     answer = httpx2.post(f"{router.edge}/{path}", json=body, headers={"x-hostler-explain": "1"}, timeout=60)
     assert answer.status_code == 200, answer.text
     reason = dict(word.split("=", 1) for word in answer.headers["x-hostler-reason"].split())
-    explained = json.loads(hostler("explain", answer.headers["x-hostler-id"], "--admin", router.admin, "--json"))
+    explained = json.loads(hostler("explain", answer.headers["x-hostler-id"], "--admin", router.socket, "--json"))
     [decision] = explained["decisions"]
     matched = {scored["replica"]: scored["matched"] for scored in decision["scored"]}
     assert matched[reason["replica"]] == int(reason["matched"]), "the header and `hostler explain` say the same"
@@ -188,7 +188,7 @@ def test_a_restarted_engine_is_known_again_at_once(fleet: Fleet, dice):
     prompt, other = random_tokens(dice, CACHEABLE + 1), random_tokens(dice, CACHEABLE + 1)
     store(fleet, "a", prompt)
     before = fleet.replica("a")
-    hostler("restart", before.id, "--admin", fleet.routers[0].admin)
+    hostler("restart", before.id, "--admin", fleet.routers[0].socket)
     wait_until(lambda: fleet.replica("a").engine_pid != before.engine_pid, 60, "the engine is started again", pause=0.1)
     wait_until(lambda: fleet.replica("a").phase == "ready", fleet.engine.start_seconds, "it is ready")
     became_ready = time.monotonic()

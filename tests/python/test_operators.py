@@ -35,11 +35,11 @@ class Lent:
 
     def order(self, *words: str) -> str:
         """What a hostler command prints that asks the first router."""
-        return ask(*words, "--admin", self.fleet.routers[0].admin)
+        return ask(*words, "--admin", self.fleet.routers[0].socket)
 
     def refused(self, *words: str) -> str:
         """What a hostler command complains about that must fail."""
-        command = [binary(), *words, "--admin", self.fleet.routers[0].admin]
+        command = [binary(), *words, "--admin", self.fleet.routers[0].socket]
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=ASK_SECONDS, env=environment(), check=False
         )

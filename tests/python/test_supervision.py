@@ -175,7 +175,7 @@ def test_an_engine_serves_although_the_disk_for_its_log_is_full(kept: KeptFleet)
     stream.join(30)
     assert stream.complete
     assert "No space left on device" in kept.agents[0].log.read_text(), "the agent's log says so"
-    lines = ask("logs", "a/0", "--admin", kept.routers[0].admin, "-n", "200")
+    lines = ask("logs", "a/0", "--admin", kept.routers[0].socket, "-n", "200")
     assert "No space left on device" in lines, "and so does the engine's"
     assert "Application startup complete" in lines, "whose lines are still shown"
 
@@ -210,7 +210,7 @@ def test_an_engine_that_loses_a_process_is_replaced_and_nothing_of_it_is_left(ke
 
 def test_a_start_tells_how_far_it_is(kept: KeptFleet):
     if kept.replica("b").phase == "ready":  # when the test before, which killed it, does not run
-        ask("restart", "b/0", "--admin", kept.routers[0].admin)
+        ask("restart", "b/0", "--admin", kept.routers[0].socket)
         wait_until(lambda: kept.replica("b").phase == "starting", 60, "it starts again")
     seen = []
 
@@ -264,12 +264,12 @@ def complete(edge: str, prompt: str = "short") -> httpx2.Response:
 
 def described(kept: Fleet, node: str) -> dict:
     """All that `hostler ps --json` says of a node's replica."""
-    return replica_of(kept.routers[0].admin, node)
+    return replica_of(kept.routers[0].socket, node)
 
 
-def replica_of(admin: str, node: str) -> dict:
-    """The first replica of this node, as the router with this admin address shows it."""
-    nodes = json.loads(ask("ps", "--admin", admin, "--json"))["nodes"]
+def replica_of(socket: str, node: str) -> dict:
+    """The first replica of this node, as the router with this operators' socket shows it."""
+    nodes = json.loads(ask("ps", "--admin", socket, "--json"))["nodes"]
     return next((node_["replicas"][0] for node_ in nodes if node_["node"] == node and node_["replicas"]), {})
 
 
@@ -297,7 +297,7 @@ def test_a_rolling_restart_under_load_fails_no_request(kept: KeptFleet):
     for client in clients:
         client.start()
     # By force: each engine has a name that the other does not have, and that nobody asks for here.
-    order = ["restart", "--rolling", "--force", "--admin", kept.routers[0].admin, "--wait", "300s"]
+    order = ["restart", "--rolling", "--force", "--admin", kept.routers[0].socket, "--wait", "300s"]
     try:
         rolled = subprocess.run(
             [binary(), *order], capture_output=True, text=True, timeout=600, env=environment(), check=False
@@ -439,8 +439,8 @@ class Ward:
         """Reads all when it has failed, and stops its agent: the next starts would only cost the others time."""
         if name in self.shown:
             return
-        admin = ["--admin", self.router.admin]
-        failure = replica_of(self.router.admin, name).get("failure")
+        admin = ["--admin", self.router.socket]
+        failure = replica_of(self.router.socket, name).get("failure")
         line = next((line for line in ask("ps", *admin).splitlines() if line.startswith(name)), "")
         # Between two starts for a second or more, and again as soon as the next one tells how far it is.
         if not failure or failure["cause"][:60] not in line:

@@ -4,9 +4,8 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::TlsError;
+use crate::{TlsError, hex, provider};
 
 /// The largest file with a key, a certificate or a token that is read: a chain of a few certificates is some kilobytes.
 const LARGEST: u64 = 1024 * 1024;
@@ -36,17 +35,15 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
     write(path, content, 0o600, false)
 }
 
-/// Sets apart what this process writes at once.
-static WRITES: AtomicU64 = AtomicU64::new(0);
-
 fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
     let failed = |source| TlsError::Write { path: path.to_owned(), source };
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{}.new", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
+    // No number of a process: in two containers that share the folder both may be 1, and each would take the other's draft for its own.
+    let mut random = [0; 8];
+    provider().secure_random.fill(&mut random).map_err(|_| TlsError::Crypto("the system has no randomness for a file's name".into()))?;
+    name.push(format!(".{}.new", hex(&random)));
     let unfinished = path.with_file_name(name);
     let written = (|| {
-        // Left by a process of this number that was killed.
-        let _ = fs::remove_file(&unfinished);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished)?;
         // The user's mask must not decide.
         file.set_permissions(fs::Permissions::from_mode(mode))?;

@@ -6,6 +6,7 @@ mod certified;
 mod client;
 mod error;
 mod files;
+mod names;
 mod server;
 mod stream;
 mod token;

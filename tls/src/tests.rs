@@ -32,7 +32,7 @@ impl Fleet {
     }
 
     fn token(&self, job: &str, uses: Uses) -> Token {
-        let scope = Scope { expires_in: Duration::from_secs(60), job: job.into(), uses };
+        let scope = Scope { job: job.into(), ..Scope::new(Duration::from_secs(60), uses) };
         self.tokens.create(&self.authority, &scope, NOW).unwrap()
     }
 
@@ -141,10 +141,91 @@ fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
 }
 
 #[test]
+fn a_draft_that_another_container_writes_is_left_alone() {
+    // Two processes whose number is the same, each in a container of its own, share the folder.
+    let fleet = fleet();
+    let token = fleet.token("", Uses::Count(1));
+    let use_of = |name: String| fleet.folder.path().join("fleet/tokens").join(name);
+    let drafts: Vec<_> = (0..1000).map(|number| use_of(format!("{}.use-1.{}-{number}.new", token.id, std::process::id()))).collect();
+    drafts.iter().for_each(|draft| std::fs::write(draft, b"the other's").unwrap());
+    fleet.redeem(&token, "n", "", NOW).unwrap();
+    let lost = drafts.iter().filter(|draft| !std::fs::read(draft).is_ok_and(|text| text == b"the other's")).count();
+    assert_eq!(lost, 0, "the other would have linked what is not its own, and both were admitted");
+}
+
+#[test]
+fn a_name_is_its_first_keys_until_an_operators_token_hands_it_over_once() {
+    let fleet = fleet();
+    let redeem = |token: &Token, node: &str, key: &str| {
+        let applicant = Applicant { node: node.into(), job: String::new(), key: fleet.key(key).fingerprint() };
+        fleet.tokens.redeem(&token.id, &token.secret(), &applicant, NOW).map_err(|refused| refused.to_string())
+    };
+    let for_node = |node: &str, uses| {
+        let scope = Scope { node: node.into(), ..Scope::new(Duration::from_secs(60), uses) };
+        fleet.tokens.create(&fleet.authority, &scope, NOW)
+    };
+    let many = fleet.token("", Uses::Count(9));
+    redeem(&many, "n", "first").unwrap();
+    assert!(redeem(&many, "n", "second").unwrap_err().contains("`hostler token create --node n`"));
+    assert!(redeem(&fleet.token("", Uses::Count(1)), "n", "second").is_err(), "a token for nobody by name is no operator's word");
+    redeem(&many, "n", "first").unwrap();
+    let word = for_node("n", Uses::Count(1)).unwrap();
+    assert!(redeem(&word, "m", "second").unwrap_err().contains("is for node n"));
+    redeem(&word, "n", "second").unwrap();
+    redeem(&word, "n", "second").unwrap();
+    assert!(redeem(&many, "n", "first").is_err(), "it has lost its name");
+    assert!(fleet.tokens.claim("n", fleet.key("first").fingerprint(), NOW).is_err());
+    redeem(&for_node("n", Uses::Count(1)).unwrap(), "n", "third").unwrap();
+    assert!(redeem(&word, "n", "second").is_err(), "handed over once");
+    assert!(for_node("n", Uses::Count(2)).is_err() && for_node("a/b", Uses::Count(1)).is_err());
+    assert!(fleet.tokens.list().unwrap().iter().any(|record| record.id == word.id && record.node == "n" && record.used_by == ["n"]));
+}
+
+#[test]
+fn a_hand_over_elsewhere_moves_the_name_when_its_later_certificate_is_shown() {
+    let fleet = fleet();
+    let [first, second] = ["first", "second"].map(|key| fleet.key(key).fingerprint());
+    fleet.tokens.claim("n", first, NOW).unwrap();
+    assert!(fleet.tokens.claim("n", second, NOW).is_err(), "it is no later than what is written");
+    fleet.tokens.claim("n", second, NOW + 10).unwrap();
+    fleet.tokens.claim("n", second, NOW + 10).unwrap();
+    assert!(fleet.tokens.claim("n", first, NOW + 5).is_err(), "the certificate that it had before");
+}
+
+#[test]
+fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
+    let fleet = fleet();
+    let redeem = |token: &Token, key: &str, now| {
+        let applicant = Applicant { node: "n".into(), job: String::new(), key: fleet.key(key).fingerprint() };
+        fleet.tokens.redeem(&token.id, &token.secret(), &applicant, now).map_err(|refused| refused.to_string())
+    };
+    redeem(&fleet.token("", Uses::Count(1)), "first", NOW).unwrap();
+    let scope = Scope { node: "n".into(), ..Scope::new(Duration::from_secs(60), Uses::Count(1)) };
+    let word = fleet.tokens.create(&fleet.authority, &scope, NOW).unwrap();
+    let note = fleet.folder.path().join("fleet/nodes/n.json");
+    let before = std::fs::read(&note).unwrap();
+    redeem(&word, "second", NOW + 1).unwrap();
+    // As if the use had been noted and the name had not.
+    std::fs::write(&note, before).unwrap();
+    assert!(redeem(&word, "third", NOW + 2).unwrap_err().contains("has been used already"));
+    redeem(&word, "second", NOW + 2).unwrap();
+    assert!(fleet.tokens.claim("n", fleet.key("first").fingerprint(), NOW).is_err());
+}
+
+#[test]
+fn a_token_without_a_count_admits_where_nothing_can_be_written() {
+    let fleet = fleet();
+    let token = fleet.token("12", Uses::EveryNodeOfItsJob);
+    // No folder can be made where a link is that leads nowhere; a mode would not hold for root.
+    std::os::unix::fs::symlink("nowhere", fleet.folder.path().join("fleet/nodes")).unwrap();
+    fleet.redeem(&token, "n", "12", NOW).unwrap();
+}
+
+#[test]
 fn scopes_without_bounds_are_refused() {
     let fleet = fleet();
     for uses in [Uses::Count(0), Uses::Count(1_000_000), Uses::EveryNodeOfItsJob] {
-        let scope = Scope { expires_in: Duration::from_secs(1), job: String::new(), uses };
+        let scope = Scope::new(Duration::from_secs(1), uses);
         assert!(fleet.tokens.create(&fleet.authority, &scope, NOW).is_err(), "{uses:?}");
     }
 }

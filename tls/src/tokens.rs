@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::files::{make_folder, read, write_new};
+use crate::names::{Holder, Names};
 use crate::token::{hash, is_id};
-use crate::{Authority, Fingerprint, TlsError, Token, hex, moment, read_private, unhex, write_private};
+use crate::{Authority, Fingerprint, TlsError, Token, check_name, hex, moment, read_private, unhex, write_private};
 
 /// More nodes than one token may bring in; a larger fleet's job has a token without a count.
 const MOST_USES: u32 = 1000;
@@ -34,6 +35,16 @@ pub struct Scope {
     pub job: String,
     /// How often.
     pub uses: Uses,
+    /// By which name; empty for any that nobody has. This one is handed over, whoever had it.
+    pub node: String,
+}
+
+impl Scope {
+    /// For nodes of any name and job.
+    #[must_use]
+    pub fn new(expires_in: Duration, uses: Uses) -> Self {
+        Self { expires_in, job: String::new(), uses, node: String::new() }
+    }
 }
 
 /// Who wants to join.
@@ -86,6 +97,24 @@ pub enum TokenRefused {
         /// The agent's.
         found: String,
     },
+    /// For another node.
+    #[error(
+        "token {id} is for node {wanted}, and this agent calls itself `{found}`: let it join by that name (--node), or with another token"
+    )]
+    OtherNode {
+        /// Which.
+        id: String,
+        /// Its node.
+        wanted: String,
+        /// The agent's.
+        found: String,
+    },
+    /// Another node has the name.
+    #[error(
+        "node `{0}` has joined before with another key, so this agent may not take its name: start it with the node's folder of agent.identity_dir, or \
+         choose another name (--node); where the node was set up anew, let an operator make a token for it: `hostler token create --node {0}`"
+    )]
+    Taken(String),
     /// The folder does not work.
     #[error("the router cannot look at its tokens: {0}")]
     Folder(#[from] TlsError),
@@ -104,6 +133,8 @@ pub struct Record {
     pub expires: u64,
     /// Its job; empty for any.
     pub job: String,
+    /// The node that it is for; empty for any.
+    pub node: String,
     /// How many nodes may use it; 0 for every node of its job.
     pub uses: u32,
     /// Nodes that have used it, where that is counted.
@@ -121,6 +152,9 @@ struct Promise {
     job: String,
     /// 0 means without a count.
     uses: u32,
+    /// Empty for any.
+    #[serde(default)]
+    node: String,
 }
 
 /// What `ID.use-N` holds.
@@ -136,13 +170,14 @@ struct Use {
 #[derive(Debug, Clone)]
 pub struct Tokens {
     folder: PathBuf,
+    names: Names,
 }
 
 impl Tokens {
     /// The tokens beside the authority in this folder.
     #[must_use]
     pub fn beside(authority: &Path) -> Self {
-        Self { folder: authority.join("tokens") }
+        Self { folder: authority.join("tokens"), names: Names::beside(authority) }
     }
 
     /// Makes a token.
@@ -160,10 +195,16 @@ impl Tokens {
             }
             Uses::EveryNodeOfItsJob => 0,
         };
+        if !scope.node.is_empty() {
+            check_name(&scope.node)?;
+            if uses != 1 {
+                return Err(TlsError::Crypto("a token that hands over a node's name is used once: leave out --uses".into()));
+            }
+        }
         make_folder(&self.folder)?;
         let token = Token::generate(authority.fingerprint())?;
         let expires = now.saturating_add(scope.expires_in.as_secs());
-        let promise = Promise { secret: hex(&hash(&token.secret())), expires, job: scope.job.clone(), uses };
+        let promise = Promise { secret: hex(&hash(&token.secret())), expires, job: scope.job.clone(), uses, node: scope.node.clone() };
         self.write(&format!("{}.json", token.id), &promise)?;
         Ok(token)
     }
@@ -191,25 +232,64 @@ impl Tokens {
         if !promise.job.is_empty() && !is_of_job(&promise.job, &applicant.job) {
             return Err(TokenRefused::OtherJob { id: id.to_owned(), wanted: promise.job, found: applicant.job.clone() });
         }
-        self.take_use(id, &promise, applicant, now)
+        let (node, key) = (&applicant.node, applicant.key);
+        if !promise.node.is_empty() && promise.node != *node {
+            return Err(TokenRefused::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
+        }
+        // Before the token is used.
+        let holder = self.names.holder(node, key)?;
+        if matches!(holder, Holder::Another(_)) && promise.node.is_empty() {
+            return Err(TokenRefused::Taken(node.clone()));
+        }
+        let earlier = self.take_use(id, &promise, applicant, now)?;
+        match (holder, earlier) {
+            // Handed over once: who had the name by this token and lost it since does not get it back. Where the name is another's from before
+            // the token was used, that use did not come as far as this.
+            (Holder::Another(since), Some(used)) if since >= used => Err(TokenRefused::Taken(node.clone())),
+            (Holder::Another(_), _) => Ok(self.names.hand_over(node, key, now)?),
+            _ => match self.names.claim(node, key, now) {
+                Ok(Holder::Another(_)) => Err(TokenRefused::Taken(node.clone())),
+                Ok(_) => Ok(()),
+                // Such a token needs nothing written down, so it admits where the folder can only be read.
+                Err(error @ TlsError::Write { .. }) if promise.uses == 0 => {
+                    tracing::warn!(node, %error, "whose the node's name is cannot be written down");
+                    Ok(())
+                }
+                Err(error) => Err(error.into()),
+            },
+        }
     }
 
-    fn take_use(&self, id: &str, promise: &Promise, applicant: &Applicant, now: u64) -> Result<(), TokenRefused> {
+    /// Notes that a name is the node's with this key, if it is nobody's yet. Where it is another's by what is written here, the node has it that shows
+    /// a certificate `issued` later: by a router with a folder of its own, where the name was handed over.
+    ///
+    /// # Errors
+    /// When it is another's.
+    pub fn claim(&self, node: &str, key: Fingerprint, issued: u64) -> Result<(), TokenRefused> {
+        match self.names.claim(node, key, issued)? {
+            Holder::Another(since) if since >= issued => Err(TokenRefused::Taken(node.to_owned())),
+            Holder::Another(_) => Ok(self.names.hand_over(node, key, issued)?),
+            Holder::This | Holder::Nobody => Ok(()),
+        }
+    }
+
+    /// When this node has used it before, if it has.
+    fn take_use(&self, id: &str, promise: &Promise, applicant: &Applicant, now: u64) -> Result<Option<u64>, TokenRefused> {
         if promise.uses == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let used = Use { node: applicant.node.clone(), key: applicant.key.to_string(), at: now };
         let mut by = Vec::new();
         for number in 1..=promise.uses.min(MOST_USES) {
             let name = format!("{id}.use-{number}");
             match self.write(&name, &used) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(None),
                 Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error.into()),
             }
             let earlier: Option<Use> = self.read(&name)?;
-            if earlier.as_ref().is_some_and(|earlier| earlier.node == used.node && earlier.key == used.key) {
-                return Ok(());
+            if let Some(earlier) = earlier.as_ref().filter(|earlier| earlier.node == used.node && earlier.key == used.key) {
+                return Ok(Some(earlier.at));
             }
             by.extend(earlier.map(|earlier| earlier.node));
         }
@@ -252,7 +332,8 @@ impl Tokens {
             let uses = (1..=promise.uses.min(MOST_USES)).map_while(|number| self.read::<Use>(&format!("{id}.use-{number}")).ok().flatten());
             let used_by = uses.map(|used| used.node).collect();
             let revoked = self.is_revoked(id);
-            records.push(Record { id: id.to_owned(), expires: promise.expires, job: promise.job, uses: promise.uses, used_by, revoked });
+            let Promise { expires, job, uses, node, .. } = promise;
+            records.push(Record { id: id.to_owned(), expires, job, node, uses, used_by, revoked });
         }
         records.sort_by(|one, other| other.expires.cmp(&one.expires).then_with(|| one.id.cmp(&other.id)));
         Ok(records)

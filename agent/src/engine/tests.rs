@@ -354,7 +354,7 @@ async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_
     let before = fixture.settled().await;
     let keeper = keepers_of(&fixture.directory);
     assert_eq!(keeper.len(), 1);
-    let mut request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
+    let request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
     request.sent(fixture.status.borrow().epoch, crate::deaths::Fingerprint(7));
     rustix::process::kill_process(rustix::process::Pid::from_raw(keeper[0]).unwrap(), rustix::process::Signal::KILL).unwrap();
     let failed = fixture.until(|status| status.reason.contains("next start")).await;

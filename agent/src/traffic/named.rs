@@ -35,7 +35,7 @@ struct State {
 }
 
 impl Named {
-    /// The engine of this life gets the request. The number is for `close`.
+    /// The engine of this life has got the request. The number, which is never zero, is for `close`.
     pub(super) fn open(&self, epoch: u64, fingerprint: Fingerprint) -> u64 {
         let mut state = self.0.lock();
         state.next += 1;

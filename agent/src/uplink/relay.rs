@@ -50,7 +50,7 @@ async fn relay(mut head: RequestHead, serving: &Serving, node: &NodeState, route
     let replica = node.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
     // Counted before the phase is looked at, so that a drain either sees this request or is seen by it.
     let prompt = Prompt { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
-    let mut in_flight = (!head.aside).then(|| replica.engine.traffic().enter_with(router, prompt));
+    let in_flight = (!head.aside).then(|| replica.engine.traffic().enter_with(router, prompt));
     let (phase, epoch) = {
         let status = replica.engine.status();
         let status = status.borrow();
@@ -59,23 +59,24 @@ async fn relay(mut head: RequestHead, serving: &Serving, node: &NodeState, route
     if phase != Phase::Ready {
         return Err(not_ready(format!("replica {} is not ready", head.replica)));
     }
-    if let (Some(in_flight), Some(name)) = (&mut in_flight, head.fingerprint.take()) {
-        in_flight.sent(epoch, Fingerprint(name.into()));
-    }
+    let name = head.fingerprint.take().map(|name| (epoch, Fingerprint(name.into())));
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
     let settle = Duration::from_millis(u64::from(head.settle_ms));
     let wait = in_flight.as_ref().filter(|_| computes(&head)).map(InFlight::wait);
     let request = Outgoing::new(head, serving.body());
     let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;
-    let exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait };
+    let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, name, is_sent: false };
     let outcome = tokio::select! {
         biased;
         outcome = exchange.run(request) => outcome,
         never = settled(in_flight.as_ref(), settle) => match never {},
     };
-    outcome.map_err(|error| {
-        in_flight.as_ref().inspect(|in_flight| in_flight.broke());
-        broke_off(replica.index, replica.engine.status().borrow().phase, &root_cause(&error))
+    outcome.map_err(|error| match error {
+        RequestError::Request(broken) => broken,
+        error => {
+            in_flight.as_ref().inspect(|in_flight| in_flight.broke());
+            broke_off(replica.index, replica.engine.status().borrow().phase, exchange.is_sent, &root_cause(&error))
+        }
     })
 }
 
@@ -86,11 +87,15 @@ struct Exchange<'a> {
     in_flight: Option<&'a InFlight>,
     /// For a request whose answer the engine has to compute.
     wait: Option<Wait<'a>>,
+    /// The life of the engine, and what the request is called there, until it is sent.
+    name: Option<(u64, Fingerprint)>,
+    /// The engine has got all of it.
+    is_sent: bool,
 }
 
 impl<'a> Exchange<'a> {
     /// The request to the engine, and its answer back, or why there is none.
-    async fn run(mut self, request: Outgoing) -> Result<(), RequestError> {
+    async fn run(&mut self, request: Outgoing) -> Result<(), RequestError> {
         let (status, mut answer) = self.ask(request).await?;
         // A body of known length ends with its last byte: the end then leaves in the same batch, before the router can think of cancelling.
         while !answer.is_complete()
@@ -106,9 +111,15 @@ impl<'a> Exchange<'a> {
 
     /// Sends the request, and begins the answer when the engine does.
     async fn ask(&mut self, request: Outgoing) -> Result<(StatusCode, Answer<'a>), RequestError> {
-        let wait = &mut self.wait;
-        let sent = || wait.iter_mut().for_each(Wait::begin);
-        let (head, answer) = self.client.request(request, sent).await?;
+        let Self { client, in_flight, wait, name, is_sent, .. } = self;
+        let sent = || {
+            *is_sent = true;
+            wait.iter_mut().for_each(Wait::begin);
+            if let (Some(in_flight), Some((epoch, name))) = (&in_flight, name.take()) {
+                in_flight.sent(epoch, name);
+            }
+        };
+        let (head, answer) = client.request(request, sent).await?;
         let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or_default();
         self.serving.head(head);
         if status == StatusCode::INTERNAL_SERVER_ERROR {
@@ -172,15 +183,18 @@ fn not_ready(message: String) -> Broken {
 }
 
 /// The engine could not be reached or broke off: of itself, or because it was told to stop. In the latter case its life ended as it should, and
-/// nothing is wrong with the request.
-fn broke_off(index: u32, phase: Phase, cause: &str) -> Broken {
+/// nothing is wrong with the request; nor is where the engine never got all of it.
+fn broke_off(index: u32, phase: Phase, is_sent: bool, cause: &str) -> Broken {
     match phase {
         Phase::Draining | Phase::Stopped | Phase::Quarantined | Phase::Sleeping => {
             let message = format!("the engine of replica {index} was stopped before the answer was complete");
             Broken { fault: Fault::EngineStopped, message }
         }
-        Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed => {
+        Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed if is_sent => {
             Broken { fault: Fault::EngineLost, message: format!("the engine of replica {index} broke off ({cause})") }
+        }
+        Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed => {
+            not_ready(format!("the request could not be sent to the engine of replica {index} ({cause})"))
         }
     }
 }

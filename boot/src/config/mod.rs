@@ -46,6 +46,16 @@ pub enum ConfigError {
         /// The known key closest to it.
         nearest: Option<String>,
     },
+    /// A key that a setting had in an earlier release.
+    #[error("{origin}: `{key}` is no setting any more: {instead}")]
+    Removed {
+        /// File and line.
+        origin: String,
+        /// The full key.
+        key: String,
+        /// What to do.
+        instead: &'static str,
+    },
     /// A value of the wrong kind.
     #[error("{origin}: {key}: {message}")]
     Value {
@@ -57,6 +67,13 @@ pub enum ConfigError {
         message: String,
     },
 }
+
+/// Settings of earlier releases, and what to do without them.
+const REMOVED: [(&str, &str); 1] = [(
+    "router.operators_need_key",
+    "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, and \
+     router.metrics_need_key says whether the metrics page needs one",
+)];
 
 /// Where settings come from besides their defaults.
 #[derive(Debug, Default)]
@@ -184,9 +201,13 @@ impl Settings {
             };
             for (key, value) in entries {
                 if !section.settings.iter().any(|setting| setting.key == key) {
+                    let full = format!("{section_name}.{key}");
+                    if let Some((_, instead)) = REMOVED.into_iter().find(|(removed, _)| *removed == full) {
+                        return Err(ConfigError::Removed { origin: place(Some(&key)), key: full, instead });
+                    }
                     let nearest = schema::nearest(&key, section.settings.iter().map(|setting| setting.key));
                     let nearest = nearest.map(|name| format!("{section_name}.{name}"));
-                    return Err(ConfigError::Unknown { origin: place(Some(&key)), key: format!("{section_name}.{key}"), nearest });
+                    return Err(ConfigError::Unknown { origin: place(Some(&key)), key: full, nearest });
                 }
                 let origin = place(Some(&key));
                 self.set(&section_name, &key, value);

@@ -82,6 +82,15 @@ fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
 }
 
 #[test]
+fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"[router]\noperators_need_key = \"always\"\n").unwrap();
+    let sources = Sources { file: Some(file.path()), ..Sources::default() };
+    let error = Settings::load(&[Section::of::<Example>("router")], &sources).unwrap_err().to_string();
+    assert!(error.contains(":2: `router.operators_need_key` is no setting any more: leave it out"), "{error}");
+}
+
+#[test]
 fn a_key_that_two_sections_have_is_found_in_its_own() {
     let text = "[other]\nlanes = 1\n\n[example]\nlisten = \"a\"\nlanes = \"many\"\n";
     assert_eq!(schema::line_of(text, "example", Some("lanes")), Some(6));

@@ -8,6 +8,7 @@ fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
         id: id.into(),
         expires,
         job: String::new(),
+        node: if id == "c" { "n2".into() } else { String::new() },
         uses,
         used_by: by.iter().map(|node| (*node).to_owned()).collect(),
         revoked,
@@ -19,11 +20,11 @@ fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
         record("d", 1000, 0, &[], false),
     ];
     insta::assert_snapshot!(lines(&records, 1000).join("\n"), @r"
-    TOKEN  STATE    EXPIRES               JOB  USED         BY
-    a      good     1970-01-01T00:33:20Z       1/2          n1
-    b      used up  1970-01-01T00:33:20Z       1/1          n1
-    c      revoked  1970-01-01T00:33:20Z       0/1
-    d      expired  1970-01-01T00:16:40Z       not counted
+    TOKEN  STATE    EXPIRES               JOB  NODE  USED         BY
+    a      good     1970-01-01T00:33:20Z             1/2          n1
+    b      used up  1970-01-01T00:33:20Z             1/1          n1
+    c      revoked  1970-01-01T00:33:20Z       n2    0/1
+    d      expired  1970-01-01T00:16:40Z             not counted
     ");
 }
 

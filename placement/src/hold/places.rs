@@ -6,6 +6,12 @@ use rustc_hash::FxHashMap;
 /// two get four ninths each; whoever comes then still finds a place, at once and without anybody being sent away who was let in.
 const TIMES_FREE: f64 = 4.0;
 
+/// Whether a tenant that has `own` of something may have more of it while so much is `free`. Its first needs only be there.
+#[must_use]
+pub fn has_share(own: u64, free: u64, weight: f64) -> bool {
+    own == 0 || (own as f64) < TIMES_FREE * super::weight(weight) * free as f64
+}
+
 /// The places of a queue, or of several.
 #[derive(Debug)]
 pub struct Places {
@@ -45,8 +51,7 @@ impl Places {
         let own = self.tenants.get(&tenant).copied().unwrap_or_default();
         let may = |own: u64, more: u64, taken: u64, most: u64| {
             let free = most.saturating_sub(taken);
-            // The tenant's first place needs only be free.
-            free >= more && (own == 0 || (own as f64) < TIMES_FREE * super::weight(weight) * free as f64)
+            free >= more && has_share(own, free, weight)
         };
         if !may(own.requests, 1, self.taken.requests, self.most.requests) {
             Err(Full::Requests)

@@ -47,6 +47,18 @@ impl Outbox {
         waker.into_iter().for_each(Waker::wake);
     }
 
+    /// Takes back what waits of a request that nobody wants any more, so that its body is not kept for a peer that reads slowly. Whether its
+    /// beginning was among it: then the peer has never heard of it.
+    pub fn withdraw(&self, id: u64) -> bool {
+        let mut state = self.0.lock();
+        let mut unheard = false;
+        state.ready.retain(|frame| {
+            unheard |= frame.id == id && matches!(frame.kind, Some(Kind::Request(_)));
+            frame.id != id
+        });
+        unheard
+    }
+
     /// Nothing more will leave; the stream of batches ends at once.
     pub fn close(&self) {
         let waker = {

@@ -39,6 +39,10 @@ pub(super) struct Account {
     daily_output: Option<Box<Window>>,
 }
 
+/// Use of prompt tokens and of generated ones within a day.
+#[derive(Debug)]
+pub(super) struct Day(Option<Box<Window>>, Option<Box<Window>>);
+
 impl Account {
     /// Counts a request that is expected to use so much.
     ///
@@ -72,6 +76,20 @@ impl Account {
         limits.output_per_minute.inspect(|limit| self.output.correct(*limit, asked.output, output, now));
         limits.input_per_day.inspect(|_| window(&mut self.daily_input).correct(then, asked.input, input, now));
         limits.output_per_day.inspect(|_| window(&mut self.daily_output).correct(then, asked.output, output, now));
+    }
+
+    /// Its use within the last day.
+    pub(super) fn day(&self) -> Day {
+        Day(self.daily_input.clone(), self.daily_output.clone())
+    }
+
+    /// The limits of somebody who had used so much were changed to these. Limits may be changed back, so what is known here already counts once.
+    pub(super) fn carry_on(&mut self, day: Day, now: u64) {
+        for (own, before) in [(&mut self.daily_input, day.0), (&mut self.daily_output, day.1)] {
+            if let Some(before) = before {
+                window(own).carry_on(&before, now);
+            }
+        }
     }
 
     /// A request has ended.

@@ -2,8 +2,8 @@
 //! request has been peeked at.
 //!
 //! Limits belong to keys. Keys of one tenant that have the same limits share them, so that a key and the one that replaces it have one
-//! budget; a key with limits of its own has its own. Limits that are changed begin anew. All of it is this router's: several routers
-//! allow as many times as much.
+//! budget; a key with limits of its own has its own. Limits that are changed begin anew, but for the day's budgets, of which is used what the key
+//! and whoever shared its limits had used. All of it is this router's, and of this life of it: several routers allow as many times as much.
 
 mod account;
 mod bucket;
@@ -45,6 +45,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Accounts {
     of: FxHashMap<Whose, Arc<Open>>,
+    /// By key, the account that it has used last.
+    last: FxHashMap<Arc<str>, Whose>,
     /// When the next look for idle ones is due.
     sweep: u64,
 }
@@ -92,12 +94,21 @@ pub struct Estimate {
 }
 
 /// What a request has used.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
     /// Prompt tokens, if its engine said how many; else what was expected.
     pub input: Option<u64>,
-    /// Generated tokens.
-    pub output: u64,
+    /// Tokens of its answer.
+    pub output: Generated,
+}
+
+/// What is known of the length of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Generated {
+    /// Its engine said how many tokens it has.
+    Told(u64),
+    /// Nobody said, but so many were seen: what was expected counts, or these if they are more.
+    AtLeast(u64),
 }
 
 /// Why a request may not enter now.
@@ -134,7 +145,7 @@ impl Admission {
         }
         if let Some(whose) = Whose::of(caller) {
             let then = shared.now();
-            let open = shared.accounts.lock().open(whose, &caller.limits, then);
+            let open = shared.accounts.lock().open(whose, caller, then);
             let entered = open.account.lock().enter(&open.limits, &asked, then);
             entered.map_err(|(limit, wait)| Limited::of(caller, limit, wait, &asked))?;
             permit.charge = Some(Charge { open, asked, then });
@@ -147,7 +158,7 @@ impl Admission {
     pub fn rates(&self, caller: &Caller) -> Option<Rates> {
         let whose = Whose::of(caller)?;
         let now = self.0.now();
-        let open = self.0.accounts.lock().open(whose, &caller.limits, now);
+        let open = self.0.accounts.lock().open(whose, caller, now);
         let rates = open.account.lock().rates(&open.limits, now);
         Some(rates)
     }
@@ -177,24 +188,39 @@ impl Whose {
 }
 
 impl Accounts {
-    fn open(&mut self, whose: Whose, limits: &Arc<Limits>, now: u64) -> Arc<Open> {
+    fn open(&mut self, whose: Whose, caller: &Caller, now: u64) -> Arc<Open> {
         if now >= self.sweep {
             self.sweep = now + SWEEP_INTERVAL;
             // One that somebody holds besides is about to be used, or has a request in flight.
             self.of.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().is_idle(&open.limits, now));
+            self.last.retain(|_, whose| self.of.contains_key(whose));
         }
-        let open = || Arc::new(Open { limits: limits.clone(), account: Mutex::default() });
-        self.of.entry(whose).or_insert_with(open).clone()
+        let before = match self.last.get(&caller.key) {
+            Some(last) if *last == whose => None,
+            _ => self.last.insert(caller.key.clone(), whose.clone()),
+        };
+        let name = whose.name.clone();
+        let open = || Arc::new(Open { limits: caller.limits.clone(), account: Mutex::default() });
+        let open = self.of.entry(whose).or_insert_with(open).clone();
+        // A key that has moved to another tenant brings nothing of what its former one has used.
+        if let Some(before) = before.filter(|before| before.name == name).and_then(|whose| self.of.get(&whose)) {
+            let day = before.account.lock().day();
+            open.account.lock().carry_on(day, now);
+        }
+        open
     }
 }
 
 impl Permit {
-    /// The request has ended, having used this: what was expected of it is corrected. Of an answer that broke off, or of which nothing is
-    /// known, it is left out, and what was expected counts.
+    /// The request has ended, having used this: what was expected of it is corrected as far as that is known. Where nothing is, it is left out.
     pub fn settle(&mut self, used: Used) {
         if let Some(Charge { open, asked, then }) = &mut self.charge {
             let now = self.shared.now();
-            let used = (used.input.unwrap_or(asked.input), used.output);
+            let output = match used.output {
+                Generated::Told(tokens) => tokens,
+                Generated::AtLeast(tokens) => tokens.max(asked.output),
+            };
+            let used = (used.input.unwrap_or(asked.input), output);
             open.account.lock().correct(&open.limits, (asked, *then), used, now);
             // Settled again, it would be corrected from here.
             (asked.input, asked.output) = used;

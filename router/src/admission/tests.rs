@@ -85,15 +85,15 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
     let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 10), "100 of 600 are missing");
-    first.settle(Used { input: Some(1500), output: 20 });
+    first.settle(Used { input: Some(1500), output: Generated::Told(20) });
     assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 6000, left: 4500, reset: 15_000 }));
     drop(first);
     let mut second = admission.admit(&caller, asked(4500, 580)).unwrap();
-    second.settle(Used { input: None, output: 1780 });
+    second.settle(Used { input: None, output: Generated::Told(1780) });
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 121), "what was used beyond the limit is paid for too");
     // Told twice, it counts once.
-    second.settle(Used { input: None, output: 1780 });
+    second.settle(Used { input: None, output: Generated::Told(1780) });
     assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, 121);
 }
 
@@ -103,6 +103,18 @@ async fn what_is_not_settled_stays_counted_as_it_was_expected() {
     let caller = caller("k", "t", Limits { output_per_minute: Some(600), ..Limits::default() });
     drop(admission.admit(&caller, asked(0, 300)).unwrap());
     assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 600, left: 300, reset: 30_000 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that_part_if_it_is_more() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
+    let left = || admission.rates(&caller).unwrap().tokens.unwrap().left;
+    let mut permit = admission.admit(&caller, asked(0, 300)).unwrap();
+    permit.settle(Used { input: None, output: Generated::AtLeast(7) });
+    assert_eq!(left(), 700);
+    permit.settle(Used { input: None, output: Generated::AtLeast(400) });
+    assert_eq!(left(), 600);
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +133,7 @@ async fn a_days_budget_is_not_refilled_before_its_time() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
     let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
-    permit.settle(Used { input: None, output: 1000 });
+    permit.settle(Used { input: None, output: Generated::Told(1000) });
     drop(permit);
     pass(23.0 * 3600.0).await;
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
@@ -142,6 +154,36 @@ async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
     assert!(admission.admit(&caller("third", "t", own), asked(0, 0)).is_ok());
     assert!(admission.admit(&caller("a", "", limits()), asked(0, 0)).is_ok(), "without a tenant the key counts");
     assert!(admission.admit(&caller("b", "", limits()), asked(0, 0)).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed() {
+    let admission = Admission::new(10);
+    let daily =
+        |most: u64, a_minute| caller("k", "t", Limits { output_per_day: Some(most), requests_per_minute: a_minute, ..Limits::default() });
+    let left = |caller: &Caller| admission.rates(caller).unwrap().tokens.unwrap().left;
+    drop(admission.admit(&daily(1000, None), asked(0, 400)).unwrap());
+    pass(3600.0).await;
+    assert_eq!(left(&daily(1500, None)), 1100);
+    drop(admission.admit(&daily(1500, Some(60)), asked(0, 300)).unwrap());
+    assert_eq!(left(&daily(1500, None)), 800);
+    assert_eq!(left(&daily(1000, None)), 300, "changed back, each counts once");
+    drop(admission.admit(&caller("k", "t", Limits { in_flight: Some(1), ..Limits::default() }), asked(0, 50)).unwrap());
+    assert_eq!(left(&daily(900, None)), 200, "while there was no such limit nothing was counted, and nothing lost");
+    assert!(admission.admit(&daily(600, None), asked(0, 1)).unwrap_err().is_quota());
+    assert_eq!(
+        left(&caller("other", "t", Limits { output_per_day: Some(20), ..Limits::default() })),
+        20,
+        "another key's own limits are its own"
+    );
+    let own = caller("k", "t", Limits { output_per_day: Some(2000), requests_per_minute: Some(7), ..Limits::default() });
+    assert_eq!(left(&own), 1300, "a key that gets limits of its own begins with what those who shared its former ones had used");
+    let moved = |tenant| caller("k", tenant, Limits { output_per_day: Some(900), ..Limits::default() });
+    assert_eq!(left(&moved("u")), 900, "a tenant does not pay for what another has used");
+    pass(23.0 * 3600.0).await;
+    assert_eq!(left(&daily(900, None)), 600, "the first hour is a day ago");
+    pass(3600.0).await;
+    assert_eq!(left(&daily(800, None)), 800);
 }
 
 #[tokio::test(start_paused = true)]

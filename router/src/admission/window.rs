@@ -7,7 +7,7 @@ const SLOT: u64 = 15 * 60 * 1000;
 const SLOTS: usize = 96;
 
 /// Use within the last day.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Window {
     /// By the number of their quarter, modulo their count.
     slots: [u64; SLOTS],
@@ -59,6 +59,19 @@ impl Window {
             let less = reserved.saturating_sub(used).min(*counted);
             *counted -= less;
             self.sum -= less;
+        }
+    }
+
+    /// Counts what another has counted, as far as it is more.
+    pub(super) fn carry_on(&mut self, before: &Self, now: u64) {
+        self.advance(now);
+        for number in before.newest.saturating_sub(SLOTS as u64 - 1)..=before.newest {
+            if number + SLOTS as u64 > self.newest {
+                let counted = &mut self.slots[slot(number)];
+                let more = before.slots[slot(number)].saturating_sub(*counted).min(u64::MAX - self.sum);
+                *counted += more;
+                self.sum += more;
+            }
         }
     }
 

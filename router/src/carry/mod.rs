@@ -183,7 +183,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         let left_open = self.lane.open.lock().calls.remove(&self.id);
-        if left_open.is_some() {
+        if left_open.is_some() && !self.lane.outbox.withdraw(self.id) {
             self.lane.outbox.push(Frame::new(self.id, Kind::Cancel(Cancel {})));
         }
     }

@@ -44,6 +44,30 @@ fn dropping_an_unfinished_exchange_cancels_it_and_a_finished_one_does_not() {
     assert_eq!(lane.open_requests(), 0);
 }
 
+#[test]
+fn a_dropped_exchange_leaves_nothing_of_its_body_in_the_outbox() {
+    let lane = Lane::new(Counter::default());
+    let body = Arc::new(vec![7_u8; 10 * WINDOW_BYTES]);
+    struct Owner(Arc<Vec<u8>>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let open = |id| lane.open(id, RequestHead::default(), Bytes::from_owner(Owner(body.clone()))).unwrap();
+    let unheard = open(1);
+    drop(unheard);
+    assert!(kinds(&lane).is_empty(), "the agent has never heard of it");
+    let heard = open(2);
+    assert!(!lane.outbox.take_batch().unwrap().frames.is_empty());
+    let other = open(3);
+    drop(heard);
+    assert_eq!(Arc::strong_count(&body), 2, "only the other's is held");
+    assert!(matches!(&kinds(&lane)[..], [Kind::Request(_), Kind::Body(_), .., Kind::Cancel(_)]));
+    drop(other);
+    assert_eq!(Arc::strong_count(&body), 1);
+}
+
 /// Takes every piece.
 #[derive(Debug, Default)]
 struct Pieces(Mutex<Vec<Bytes>>);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hostler_placement::hold::Waiting;
 use tokio::time::Instant;
 
-use super::poison::{Barred, Leave, Watched};
-use super::{Dispatch, Outgoing, Refusal};
+use super::poison::{Bars, Clearance, Expected, Watched};
+use super::{Dispatch, MOST_SETTLE_SECONDS, Outgoing, Refusal};
 use crate::fleet::Replica;
 use crate::placement::{Chosen, Prompt, Turn};
 
@@ -54,25 +54,24 @@ impl Dispatch {
         let since = Instant::now();
         let mut place = None;
         loop {
-            let barred = match watched.leave()? {
-                Leave::Free => {
-                    let bound = if tried.is_empty() { self.bind_first(prompt, outgoing).await? } else { self.bind_again(prompt, tried) };
-                    // It may have become a suspect while it waited for room.
-                    if bound.is_none() || matches!(watched.leave()?, Leave::Free) {
-                        return Ok(bound);
-                    }
-                    continue;
+            let clearance = watched.clearance()?;
+            if clearance == Clearance::Free {
+                let bound = if tried.is_empty() { self.bind_first(prompt, outgoing).await? } else { self.bind_again(prompt, tried) };
+                // It may have become a suspect while it waited for room.
+                if bound.is_none() || watched.clearance()? == Clearance::Free {
+                    return Ok(bound);
                 }
-                Leave::Alone(barred) => Some(barred),
-                Leave::Later => None,
-            };
-            let eligible = self.fleet.view().eligible(prompt.model(), tried).count();
+                continue;
+            }
+            let is_home = |replica: &Replica| prompt.only().is_none_or(|home| home.is(replica));
+            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_home(replica)).count();
             if eligible == 0 {
                 return Ok(None);
             }
-            if let Some(barred) = barred
-                && let Some(chosen) = self.choose_beside(prompt, tried, &barred)
-                && watched.sit(&chosen.replica, eligible)
+            let bars = (clearance == Clearance::Suspect).then(|| watched.bars(eligible, place.as_ref()));
+            if let Some(bars) = bars
+                && let Some(chosen) = self.choose_within(prompt, tried, &bars)
+                && watched.begin_trial(&chosen.replica, expected(prompt, &chosen, &bars))
             {
                 return Ok(Some(Bound { chosen, held: since.elapsed(), turn: None }));
             }
@@ -110,19 +109,29 @@ impl Dispatch {
         Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))
     }
 
-    /// A replica that was not `tried` and is not barred.
-    fn choose_beside(&self, prompt: &Prompt, tried: &[Arc<str>], barred: &[Barred]) -> Option<Chosen> {
+    /// A replica that was not `tried` and where a trial may begin.
+    fn choose_within(&self, prompt: &Prompt, tried: &[Arc<str>], bars: &Bars) -> Option<Chosen> {
         let view = self.fleet.view();
-        let is_barred = |replica: &&Arc<Replica>| barred.iter().any(|barred| barred.is(replica));
-        let barred = view.replicas.iter().filter(is_barred).map(|replica| replica.id.clone());
-        let elsewhere: Vec<Arc<str>> = tried.iter().cloned().chain(barred).collect();
-        self.placer.choose(prompt, &elsewhere, Instant::now())
+        let beside = |is_open: &dyn Fn(&Replica) -> bool| {
+            view.eligible(prompt.model(), tried).any(|(_, replica)| is_open(replica)).then(|| {
+                let closed = view.replicas.iter().filter(|replica| !is_open(replica)).map(|replica| replica.id.clone());
+                let elsewhere: Vec<Arc<str>> = tried.iter().cloned().chain(closed).collect();
+                self.placer.choose(prompt, &elsewhere, Instant::now())
+            })
+        };
+        let alone = beside(&|replica| bars.admit(replica) && !bars.is_occupied(replica)).flatten();
+        alone.or_else(|| beside(&|replica| bars.admit(replica)).flatten())
     }
 
     fn bind_again(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Bound> {
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;
         Some(Bound { chosen, held: Duration::ZERO, turn: None })
     }
+}
+
+fn expected(prompt: &Prompt, chosen: &Chosen, bars: &Bars) -> Expected {
+    let first_token = Duration::from_secs_f64(chosen.first_token().clamp(0.001, MOST_SETTLE_SECONDS));
+    Expected { first_token, streams: prompt.streams(), together: bars.together() }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^32 tokens, and `as` saturates")]

@@ -8,7 +8,9 @@ use hostler_proto::lane::{Taken, Taker};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::poison::Passage;
 use super::scanner::{Passed, Scanner};
+use super::told::{Finish, Told};
 use crate::edge::Outlet;
 use crate::sticky::Watch;
 
@@ -21,8 +23,12 @@ pub(super) struct Flow(Mutex<Passing>);
 pub(super) struct Passing {
     /// Follows an event stream.
     pub(super) scanner: Option<Scanner>,
+    /// Reads a plain answer that is too long to be read whole before it is passed on.
+    pub(super) told: Option<Box<Told>>,
     /// Reads which response it is, where that is remembered.
     pub(super) watch: Option<Watch>,
+    /// Ends its trial, where it is on trial.
+    pub(super) passage: Option<Passage>,
     /// Bytes of the body that were passed on.
     pub(super) sent: u64,
     /// When something last came.
@@ -35,9 +41,9 @@ pub(super) struct Passing {
 
 impl Flow {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<Scanner>, watch: Option<Watch>) -> Arc<Self> {
+    pub(super) fn new(scanner: Option<Scanner>, watch: Option<Watch>, passage: Option<Passage>) -> Arc<Self> {
         let progress = Instant::now();
-        Arc::new(Self(Mutex::new(Passing { scanner, watch, sent: 0, progress, outlet: None, failed: None })))
+        Arc::new(Self(Mutex::new(Passing { scanner, told: None, watch, passage, sent: 0, progress, outlet: None, failed: None })))
     }
 
     /// For a moment.
@@ -52,10 +58,19 @@ impl Passing {
         if self.watch.as_mut().is_some_and(|watch| watch.look(&bytes)) {
             self.watch = None;
         }
-        match &mut self.scanner {
-            Some(scanner) => scanner.pass(bytes),
-            None => Passed::On(bytes),
+        if self.passage.as_mut().is_some_and(|passage| passage.look(&bytes)) {
+            self.passage = None;
         }
+        if let Some(scanner) = &mut self.scanner {
+            return scanner.pass(bytes);
+        }
+        if let Some(told) = &mut self.told {
+            told.read(&bytes);
+            if told.finish() == Finish::Abort {
+                return Passed::Aborted(Bytes::new());
+            }
+        }
+        Passed::On(bytes)
     }
 }
 

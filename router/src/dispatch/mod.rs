@@ -9,6 +9,9 @@ mod poison;
 mod refusal;
 mod relay;
 mod scanner;
+mod silence;
+mod told;
+mod work;
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -22,13 +25,17 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 pub use budget::{Retries, RetryBudget};
 pub(crate) use place::Reserved;
-pub use poison::{Fingerprint, Poison, Sentence, Watched};
+pub use poison::{Ban, Fingerprint, Poison, Watched};
 pub use refusal::Refusal;
 pub use relay::{Held, Relay};
 use scanner::tells_of_death;
-pub use scanner::{Dialect, Scanner, Usage};
+pub use scanner::{Dialect, Scanner};
+use silence::Tries;
+pub use told::Usage;
+use told::{Finish, Told};
+pub use work::Work;
 
-use crate::admission::{Permit, Used};
+use crate::admission::{Generated, Permit, Used};
 use crate::carry::Exchange;
 use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
@@ -43,8 +50,11 @@ const MOST_SETTLE_SECONDS: f64 = 600.0;
 /// How often a young router looks for a candidate.
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// How a plain answer says that its engine was stopped under it.
-static ABORTED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\":\"abort\""));
+/// Without this word no plain answer says that its engine was stopped under it.
+static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
+
+/// In words, why an answer was given up that says so.
+const ABORTED: &str = "the engine was stopped before the answer was complete";
 
 /// What every dispatch needs.
 #[derive(Debug)]
@@ -76,6 +86,8 @@ pub struct Outgoing {
     pub id: u64,
     /// Its turn among those that wait: a lower one goes first.
     pub priority: i32,
+    /// Whose it is: the hash of its tenant's name, or of its key's where that has none; zero where there are no keys.
+    pub tenant: u64,
     /// Who it shares the fleet's attention with, and what it takes of the place to wait.
     pub guest: Guest,
     /// Its place to wait, from the moment at which it was seen that it may have to.
@@ -84,10 +96,12 @@ pub struct Outgoing {
     pub client_id: Option<Arc<str>>,
     /// Its head; the replica's index and the estimates are filled in.
     pub head: wire::RequestHead,
-    /// Its body, complete.
+    /// Its body, complete; its memory counts as taken until nobody holds any of it.
     pub body: Bytes,
     /// The dialect of its event stream, should the answer be one.
     pub dialect: Dialect,
+    /// What it has an engine compute.
+    pub work: Work,
     /// Its line in the access log.
     pub entry: Entry,
     /// Which response it names.
@@ -121,6 +135,8 @@ struct Begun {
     reason: Arc<Record>,
     /// Of an answer that was read whole.
     usage: Option<Usage>,
+    /// Of a plain answer more comes than was read, which may say what was used.
+    goes_on: bool,
     /// Only comments have come so far.
     waits: bool,
 }
@@ -133,23 +149,27 @@ impl Begun {
     }
 
     /// Engines write JSON at once, when it is complete, so the rest of it is waited for as far as one window: should it break off, or
-    /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet.
-    async fn complete(&mut self) -> Result<(), Broken> {
+    /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet. Where nothing was to be computed,
+    /// what looks like that, or like usage, is the client's own.
+    async fn complete(&mut self, work: Work) -> Result<(), Broken> {
         if !self.has_type(b"application/json") {
             return Ok(());
         }
         let mut body = self.first.take().unwrap_or_default();
-        while body.len() < WINDOW_BYTES
-            && let Some(more) = poll_fn(|context| self.exchange.poll_body(context)).await?
-        {
-            body = [body, more].concat().into();
+        let mut is_whole = false;
+        while !is_whole && body.len() < WINDOW_BYTES {
+            match poll_fn(|context| self.exchange.poll_body(context)).await? {
+                Some(more) => body = [body, more].concat().into(),
+                None => is_whole = true,
+            }
         }
-        // Quotes within JSON strings are escaped, so this is never a part of generated text.
-        if ABORTED.find(&body).is_some() {
-            let message = "the engine was stopped before the answer was complete".into();
-            return Err(Broken { fault: wire::Fault::EngineStopped, message });
+        if work.generates() && ABORT.find(&body).is_some() && Told::of(&body, "").finish() == Finish::Abort {
+            return Err(Broken { fault: wire::Fault::EngineStopped, message: ABORTED.into() });
         }
-        self.usage = Usage::find(&body);
+        if work.is_some() && is_whole {
+            self.usage = Told::usage_of(&body);
+        }
+        self.goes_on = work.is_some() && !is_whole;
         self.first = (!body.is_empty()).then_some(body);
         Ok(())
     }
@@ -180,11 +200,11 @@ impl Dispatch {
     /// When no engine's answer can be given; an engine's own refusal is an answer.
     pub async fn send(&self, mut outgoing: Box<Outgoing>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
-        let fingerprint = poison::fingerprint(&outgoing.head.path, &outgoing.body);
+        let fingerprint = poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
         let mut watched = self.poison.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
-        watched.leave()?;
+        watched.clearance()?;
         outgoing.spot = self.hold.reserve(outgoing.asked.model.as_deref(), outgoing.guest)?;
         let deadline = outgoing.begun + self.answer_timeout;
         self.settled(outgoing.asked.model.as_deref()).await;
@@ -195,8 +215,10 @@ impl Dispatch {
         let mut lost = None;
         let mut retries = &self.retries.lost;
         let mut was_full = false;
+        // Attempts that were lost to others' doing, and those at engines that were full.
+        let (mut excused, mut full) = (0, 0);
         loop {
-            let bound = if bind::may_try(tried.len(), was_full) {
+            let bound = if bind::may_try(tried.len() - excused, was_full) {
                 let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
@@ -204,8 +226,8 @@ impl Dispatch {
             };
             // Only a retry costs something.
             let Some(bound) = bound.filter(|bound| tried.is_empty() || was_full && bound.has_room() || retries.withdraw()) else {
-                // From the place that it will not take.
-                watched.rise();
+                // The one that it will not stand.
+                watched.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.answer(*begun, &outgoing, watched, permit)),
                     (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
@@ -215,21 +237,18 @@ impl Dispatch {
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let replica = bound.chosen.replica.clone();
-            tried.push(replica.id.clone());
-            watched.sent(Instant::now());
-            let sent = self.sent(&prompt, &outgoing, bound, tried.len());
-            let attempt = timeout_at(deadline, self.attempt(sent, &prompt)).await;
-            let mut begun = match attempt.map_err(|_| Refusal::TooSlow(self.answer_timeout))? {
+            let tries = Tries { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, spared: excused + full, watched: &mut watched };
+            let (replica, attempt) = self.attempt_where_heard(bound, tries).await?;
+            let mut begun = match attempt {
                 Attempt::Begun(begun) => begun,
                 Attempt::Lost(broken) => {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost {
-                        watched.lost(&replica);
+                    if broken.fault == wire::Fault::EngineLost && watched.lost(&replica) {
+                        excused += 1;
                     }
-                    watched.rise();
+                    watched.end_trial();
                     (lost, retries, was_full) = (Some(broken), &self.retries.lost, false);
                     continue;
                 }
@@ -241,8 +260,9 @@ impl Dispatch {
                 return Ok(self.answer(*begun, &outgoing, watched, permit));
             }
             begun.in_flight = None;
-            watched.rise();
+            watched.end_trial();
             if was_full {
+                full += 1;
                 self.fleet.view().avoid(&replica, Instant::now());
             }
             (refused, retries) = (Some(begun), &self.retries.refused);
@@ -291,7 +311,7 @@ impl Dispatch {
         Sent { replica, exchange, in_flight, placed, settle, reason }
     }
 
-    async fn attempt(&self, sent: Sent, prompt: &Prompt) -> Attempt {
+    async fn attempt(&self, sent: Sent, prompt: &Prompt, work: Work) -> Attempt {
         let Sent { replica, exchange, mut in_flight, placed, settle, reason } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
@@ -304,7 +324,8 @@ impl Dispatch {
             Err(broken) => return Attempt::Lost(broken),
         };
         let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
-        let mut begun = Box::new(Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, waits });
+        let mut begun =
+            Box::new(Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, goes_on: false, waits });
         if !waits {
             in_flight.answered();
             self.hold.news();
@@ -314,7 +335,7 @@ impl Dispatch {
             }
         }
         begun.in_flight = Some(in_flight);
-        match begun.complete().await {
+        match begun.complete(work).await {
             Ok(()) if begun.is_refusal() && begun.first.as_deref().is_some_and(tells_of_death) => {
                 Attempt::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
             }
@@ -350,25 +371,33 @@ impl Dispatch {
     }
 
     fn answer(&self, begun: Begun, outgoing: &Outgoing, mut watched: Watched, mut permit: Permit) -> Answer {
-        watched.answered();
         let streams = begun.streams();
-        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, waits } = begun;
+        // Front-ends begin a response's stream before they have asked their core.
+        let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
+        if !begun.waits && !is_front_ends {
+            watched.answered();
+        }
+        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, goes_on, waits } = begun;
         self.metrics.first_byte(outgoing.begun);
         if head.status >= 400 {
-            permit.settle(Used { input: Some(0), output: 0 });
+            permit.settle(Used { input: Some(0), output: Generated::Told(0) });
         }
         if !waits {
             outgoing.entry.began();
         }
         let watch = outgoing.keep.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
+        let most = outgoing.work.most(replica.longest_context());
         let held = Held {
             in_flight,
             permit,
             replica,
             watched,
-            survives: head.status < 500,
+            // What an engine refuses it has not computed.
+            survives: head.status < 400,
             placed,
             usage,
+            goes_on,
+            most,
             waits,
             entry: outgoing.entry.clone(),
             begun: outgoing.begun,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::poison::{self, Leave};
+use super::poison::{self, Clearance};
 use super::{Dispatch, Outgoing, Refusal};
 use crate::fleet::{InFlight, Replica};
 use crate::placement::Record;
@@ -34,8 +34,8 @@ impl Dispatch {
     /// # Errors
     /// When no replica can take it, or it is one that engines die of.
     pub(crate) async fn place(&self, mut outgoing: Box<Outgoing>) -> Result<Reserved, Refusal> {
-        let watched = self.poison.watch(poison::fingerprint(&outgoing.head.path, &outgoing.body));
-        if !matches!(watched.leave()?, Leave::Free) {
+        let watched = self.poison.watch(poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
+        if watched.clearance()? != Clearance::Free {
             let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });
         }

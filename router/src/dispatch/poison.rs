@@ -1,9 +1,25 @@
-//! Requests that kill engines: one that was in flight when an engine died is a suspect and is tried again only alone among suspects; with
-//! a second death it is refused everywhere. So it costs a fleet two engines, and those that only died with it are told apart from it.
+//! Requests that kill engines: one that was in flight when an engine died is a *suspect*. It is tried again, alone among suspects on its replica until its
+//! engine has given the first tokens; with a second death it is refused everywhere. So those that only died with a killer are told apart from it.
 //!
-//! The dispatch asks and tells what it sees; sessions tell what agents report, which is how several routers share what they know.
+//! Where the suspects that wait could not all be tried within seconds (`trials::ALL_BEGUN`), several are on trial together. A death then convicts nobody, but
+//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `poison_for`, for
+//! any number of routers of which no two try suspects on one replica at the same moment:
+//!
+//! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
+//! - one that kills later kills two, if nobody else is on trial or has passed there. Else it is spared, twice; then its trial lasts as long as its answer, up
+//!   to 30 s, and nobody is tried beside it: four, and where it strikes while it is tried among g, `floor(log2 g)` more, seven at most;
+//! - one that kills nothing is refused if it was there when four engines died, or two, of which the second had no other suspect to blame: it alone was on
+//!   trial, or there. No killer that strikes within its trial brings that about;
+//! - a trial begins within `ALL_BEGUN` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
+//!   there at further deaths may wait longer, since it is tried among fewer.
+//!
+//! The tests prove it on a model of a fleet. The dispatch asks and tells what it sees; sessions tell what agents report, which is how several routers share
+//! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node tell of, they are one death of a request that this
+//! router has not sent there.
 
+mod record;
 mod table;
+mod trials;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,15 +27,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hostler_proto::agent::v1 as wire;
+use hostler_proto::lane::only_keeps_alive;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::fleet::Replica;
-pub(super) use table::Barred;
-pub use table::{Fingerprint, Sentence};
+pub(super) use table::Bars;
+pub use table::{Ban, Fingerprint};
 use table::{Life, Standing, Table};
+use trials::Crowd;
+pub(super) use trials::Expected;
 
 /// Suspects that may wait for a replica; further ones are refused with 429.
 const MOST_WAITING: usize = 4096;
@@ -27,10 +46,18 @@ const MOST_WAITING: usize = 4096;
 /// While a suspect waits, places are looked for this often even if nothing was heard: replicas come back and trials run out of time silently.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Names a request by its content; `None` for one without a body, which asks nothing that kills.
+/// Those that wait and are woken when a trial has ended: a few more than may begin then. The others look by themselves.
+const MOST_WOKEN: usize = 2 * trials::MOST_TOGETHER;
+
+/// Tokens, about, after which a stream's trial has ended. What kills an engine does so when its front-end or its grammar reads the request, while its images
+/// are encoded, in its prefill, or in the first steps that sample from it. That is concluded from where vLLM does what depends on a request, not measured.
+const TRIAL_EVENTS: usize = 3;
+
+/// Names a request by its content and its tenant, so that no tenant can have another's request refused; `None` for one without a body, which asks
+/// nothing that kills. All routers with the same key file agree, since tenants are known by name.
 #[must_use]
-pub(super) fn fingerprint(path: &str, body: &[u8]) -> Option<Fingerprint> {
-    (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64(path.as_bytes())))
+pub(super) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
+    (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
 }
 
 /// The one record of suspects of a router.
@@ -40,7 +67,7 @@ pub struct Poison {
     /// Those in the table: nobody looks further while there are none.
     suspects: AtomicUsize,
     waiting: AtomicUsize,
-    /// A trial has ended, or a standing has changed.
+    /// A trial has ended, or somebody's standing has changed.
     news: Notify,
     window: Duration,
 }
@@ -67,9 +94,10 @@ impl Poison {
         // A clock that began after that knows no such moment: then it was long ago, and too long.
         let Some(at) = now.checked_sub(Duration::from_millis(death.age_ms)) else { return };
         let life = Life { replica: replica.into(), epoch: death.epoch };
-        let requests: Vec<Fingerprint> = death.requests.iter().copied().map(Fingerprint::from).collect();
+        let named = death.requests.iter().take(table::MOST_OF_A_DEATH);
+        let requests: Vec<Fingerprint> = named.copied().map(Fingerprint::from).collect();
         let refused = self.change(|table| table.reported(&life, &requests, at, now));
-        refused.iter().for_each(|(fingerprint, sentence)| warn_of(*fingerprint, sentence));
+        refused.iter().for_each(|(fingerprint, ban)| warn_of(*fingerprint, ban));
     }
 
     /// Requests with a death to their name, for the metrics.
@@ -81,7 +109,7 @@ impl Poison {
     /// Watches a request that is about to be sent.
     pub(super) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> Watched {
         let fingerprint = fingerprint.filter(|_| !self.window.is_zero());
-        Watched { poison: self.clone(), fingerprint, seat: None, is_answered: false, sent: Instant::now() }
+        Watched { poison: self.clone(), fingerprint, trial: None, is_answered: false, sent: Instant::now() }
     }
 
     fn any(&self) -> bool {
@@ -100,28 +128,29 @@ impl Poison {
     /// Changes the table, and tells those who wait.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
         let changed = self.look(change);
-        self.news.notify_waiters();
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        (0..waiting.min(MOST_WOKEN)).for_each(|_| self.news.notify_one());
         changed
     }
 }
 
-fn warn_of(fingerprint: Fingerprint, sentence: &Sentence) {
-    let replicas: Vec<&str> = sentence.deaths.iter().map(|(replica, _)| &**replica).collect();
+fn warn_of(fingerprint: Fingerprint, ban: &Ban) {
+    let replicas: Vec<&str> = ban.deaths.iter().map(|(replica, _)| &**replica).collect();
     tracing::warn!(
         request = format!("{fingerprint:032x}"),
         ?replicas,
-        seconds = sentence.remaining.as_secs(),
+        seconds = ban.remaining.as_secs(),
         "a request is refused from now on: engines have died with it"
     );
 }
 
 /// What the record says to a request that wants to be sent.
-#[derive(Debug)]
-pub(super) enum Leave {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Clearance {
     /// It may go where it likes.
     Free,
-    /// It may go, but not to these replicas.
-    Alone(Vec<Barred>),
+    /// It may go where a trial may begin.
+    Suspect,
     /// The same request is being tried.
     Later,
 }
@@ -132,7 +161,7 @@ pub(super) enum Leave {
 pub struct Watched {
     poison: Arc<Poison>,
     fingerprint: Option<Fingerprint>,
-    seat: Option<u64>,
+    trial: Option<u64>,
     /// Its engine has begun to answer.
     is_answered: bool,
     /// When its attempt under way was sent.
@@ -140,31 +169,38 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Where it may go now.
+    /// Whether it may go now.
     ///
     /// # Errors
     /// When it is refused.
-    pub(super) fn leave(&self) -> Result<Leave, Sentence> {
-        let Some(fingerprint) = self.fingerprint.filter(|_| self.poison.any()) else { return Ok(Leave::Free) };
+    pub(super) fn clearance(&self) -> Result<Clearance, Ban> {
+        let Some(fingerprint) = self.fingerprint.filter(|_| self.poison.any()) else { return Ok(Clearance::Free) };
         let now = Instant::now();
         self.poison.look(|table| match table.standing(fingerprint, now) {
-            Standing::Clear => Ok(Leave::Free),
-            Standing::Refused(sentence) => Err(sentence),
-            Standing::Suspect if !table.is_tried(fingerprint, now) => Ok(Leave::Alone(table.barred(now).collect())),
-            Standing::Suspect => Ok(Leave::Later),
+            Standing::Clear => Ok(Clearance::Free),
+            Standing::Refused(ban) => Err(ban),
+            Standing::Suspect if !table.is_tried(fingerprint, now) => Ok(Clearance::Suspect),
+            Standing::Suspect => Ok(Clearance::Later),
         })
     }
 
-    /// Takes the place on trial at a replica, if it is still free; `eligible` is the number of replicas that it could have gone to.
-    #[allow(clippy::cast_precision_loss, reason = "counts of replicas and of waiting requests are small")]
-    pub(super) fn sit(&mut self, replica: &Replica, eligible: usize) -> bool {
-        let Some(fingerprint) = self.fingerprint else { return true };
-        let share = eligible as f64 / (self.poison.waiting.load(Ordering::Relaxed) + 1) as f64;
-        self.seat = self.poison.table.lock().sit(fingerprint, &life(replica), share, Instant::now());
-        self.seat.is_some()
+    /// Where a suspect may be tried now, if there are so many replicas that it could go to at all; it may have `waited` for it.
+    pub(super) fn bars(&self, eligible: usize, waited: Option<&Waiting>) -> Bars {
+        let now = Instant::now();
+        let waiting = self.poison.waiting.load(Ordering::Relaxed).max(1);
+        let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.since));
+        let crowd = Crowd { waiting, eligible, waited };
+        self.poison.table.lock().bars(self.fingerprint.unwrap_or_default(), crowd, now)
     }
 
-    /// Leave to wait for a place.
+    /// Begins its trial at a replica, if that is still possible.
+    pub(super) fn begin_trial(&mut self, replica: &Replica, expected: Expected) -> bool {
+        let Some(fingerprint) = self.fingerprint else { return true };
+        self.trial = self.poison.table.lock().begin_trial(fingerprint, &life(replica), expected, Instant::now());
+        self.trial.is_some()
+    }
+
+    /// Leave to wait for a trial.
     ///
     /// # Errors
     /// When as many wait as may.
@@ -173,7 +209,7 @@ impl Watched {
             self.poison.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(Crowded);
         }
-        Ok(Waiting(self.poison.clone()))
+        Ok(Waiting { poison: self.poison.clone(), since: Instant::now() })
     }
 
     /// It is sent now.
@@ -181,35 +217,54 @@ impl Watched {
         self.sent = now;
     }
 
-    /// Its engine is lost: the connection broke, or the engine says that its core is dead.
-    pub(super) fn lost(&mut self, replica: &Replica) {
-        if let Some(fingerprint) = self.fingerprint {
-            let refused = self.poison.change(|table| table.blame(fingerprint, &life(replica), self.sent, Instant::now()));
-            refused.iter().for_each(|sentence| warn_of(fingerprint, sentence));
-        }
-        self.rise();
+    /// Its engine is lost: the connection broke, or the engine says that its core is dead. Whether others are to blame: it may be tried again then, however
+    /// often it was.
+    pub(super) fn lost(&mut self, replica: &Replica) -> bool {
+        let Some(fingerprint) = self.fingerprint else { return false };
+        let now = Instant::now();
+        let blamed = self.poison.change(|table| {
+            let blamed = table.blame(fingerprint, &life(replica), self.sent, now);
+            if let Some(trial) = self.trial.take() {
+                table.trials().end(trial, fingerprint, false, now);
+            }
+            blamed
+        });
+        blamed.ban.iter().for_each(|ban| warn_of(fingerprint, ban));
+        blamed.is_excused
     }
 
     /// Its engine has begun to answer: it does not hang.
     pub(super) fn answered(&mut self) {
         self.is_answered = true;
+        if let Some(trial) = self.trial {
+            self.poison.table.lock().trials().answered(trial, Instant::now());
+        }
+    }
+
+    /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
+    pub(super) fn passage(&self, token: &'static [u8]) -> Option<Passage> {
+        self.trial.map(|trial| Passage { poison: self.poison.clone(), trial, token, left: TRIAL_EVENTS })
     }
 
     /// It was answered, whole.
     pub(super) fn survived(&mut self) {
-        if let Some(fingerprint) = self.fingerprint.filter(|_| self.poison.any()) {
-            let cleared = self.poison.look(|table| table.clear(fingerprint, Instant::now()));
-            if cleared {
-                self.poison.news.notify_waiters();
+        if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial.is_some() || self.poison.any()) {
+            let now = Instant::now();
+            let trial = self.trial.take();
+            let cleared = self.poison.look(|table| {
+                trial.iter().for_each(|trial| table.trials().end(*trial, fingerprint, true, now));
+                table.clear(fingerprint, now)
+            });
+            if cleared || trial.is_some() {
+                self.poison.change(|_| ());
             }
         }
-        self.rise();
     }
 
-    /// The trial has ended.
-    pub(super) fn rise(&mut self) {
-        if let Some(seat) = self.seat.take() {
-            self.poison.change(|table| table.rise(seat));
+    /// The trial has ended, and nothing is known by it.
+    pub(super) fn end_trial(&mut self) {
+        if let (Some(trial), Some(fingerprint)) = (self.trial.take(), self.fingerprint) {
+            self.poison.change(|table| table.trials().end(trial, fingerprint, false, Instant::now()));
         }
     }
 }
@@ -217,17 +272,52 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         if self.is_answered {
-            self.rise();
-        } else if let Some(seat) = self.seat.take() {
-            self.poison.change(|table| table.give_up(seat, Instant::now()));
+            self.end_trial();
+        } else if let (Some(trial), Some(fingerprint)) = (self.trial.take(), self.fingerprint) {
+            self.poison.change(|table| table.trials().give_up(trial, fingerprint, Instant::now()));
         }
     }
 }
 
-impl Barred {
-    /// Whether this is the replica.
-    pub(in crate::dispatch) fn is(&self, replica: &Replica) -> bool {
-        self.replica == replica.id && self.epoch.is_none_or(|epoch| epoch == replica.epoch)
+/// Counts the first tokens of a stream that is on trial.
+#[derive(Debug)]
+pub(super) struct Passage {
+    poison: Arc<Poison>,
+    trial: u64,
+    /// What each event with a token has.
+    token: &'static [u8],
+    left: usize,
+}
+
+impl Passage {
+    /// Takes in a piece of the stream; whether the trial is over.
+    pub(super) fn look(&mut self, piece: &[u8]) -> bool {
+        if only_keeps_alive(piece) {
+            return false;
+        }
+        self.left = self.left.saturating_sub(memchr::memmem::find_iter(piece, self.token).count());
+        if self.left == 0 {
+            self.poison.change(|table| table.trials().pass(self.trial, Instant::now()));
+        }
+        self.left == 0
+    }
+}
+
+impl Bars {
+    /// How many may be on trial together.
+    pub(in crate::dispatch) fn together(&self) -> usize {
+        self.together
+    }
+
+    /// Whether the suspect may be tried there.
+    pub(in crate::dispatch) fn admit(&self, replica: &Replica) -> bool {
+        let is = |life: &Life| life.replica == replica.id && life.epoch == replica.epoch;
+        self.only.as_ref().map_or_else(|| !self.closed.contains(&replica.id), is) && !self.fallen.iter().any(is)
+    }
+
+    /// Whether others of which one may yet kill run there.
+    pub(in crate::dispatch) fn is_occupied(&self, replica: &Replica) -> bool {
+        self.only.is_none() && self.occupied.contains(&replica.id)
     }
 }
 
@@ -239,24 +329,27 @@ fn life(replica: &Replica) -> Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Crowded;
 
-/// Counts one that waits for a place.
+/// Counts one that waits for its trial.
 #[derive(Debug)]
-pub(super) struct Waiting(Arc<Poison>);
+pub(super) struct Waiting {
+    poison: Arc<Poison>,
+    since: Instant,
+}
 
 impl Waiting {
     /// Waits for a moment at which it may be worth while to ask again.
     pub(super) async fn moment(&self) {
-        let _ = timeout(LOOK_INTERVAL, self.0.news.notified()).await;
+        let _ = timeout(LOOK_INTERVAL, self.poison.news.notified()).await;
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.poison.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl fmt::Display for Sentence {
+impl fmt::Display for Ban {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.deaths.len();
         write!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hostler_placement::hold::Full;
 
-use super::poison::{Crowded, Sentence};
+use super::poison::{Ban, Crowded};
 use crate::fleet::{FleetView, Phase, Replica};
 use crate::placement::Overload;
 
@@ -40,7 +40,7 @@ pub enum Refusal {
     TooSlow(Duration),
     /// Engines have died with it.
     #[error("{0}")]
-    Poisonous(Sentence),
+    Poisonous(Ban),
     /// The fleet has more to do than it can in time.
     #[error("{message}")]
     Overloaded {
@@ -65,9 +65,9 @@ impl Refusal {
     }
 }
 
-impl From<Sentence> for Refusal {
-    fn from(sentence: Sentence) -> Self {
-        Refusal::Poisonous(sentence)
+impl From<Ban> for Refusal {
+    fn from(ban: Ban) -> Self {
+        Refusal::Poisonous(ban)
     }
 }
 

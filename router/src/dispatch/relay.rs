@@ -17,8 +17,10 @@ use tokio::time::{Instant, Sleep};
 
 use super::flow::Flow;
 use super::poison::Watched;
-use super::scanner::{Passed, Scanner, Usage, tells_of_death};
-use crate::admission::{Permit, Used};
+use super::scanner::{Passed, Scanner};
+use super::told::{Told, Usage};
+use super::work::Most;
+use crate::admission::{Generated, Permit, Used};
 use crate::carry::Exchange;
 use crate::edge::Outlet;
 use crate::edge::access::Entry;
@@ -46,6 +48,10 @@ pub struct Held {
     pub waits: bool,
     /// Of an answer that was read whole before it was passed on.
     pub usage: Option<Usage>,
+    /// It was not, but may say what was used.
+    pub goes_on: bool,
+    /// The most that it can have used.
+    pub(crate) most: Most,
     /// Its line in the access log.
     pub entry: Entry,
     /// When the request was taken.
@@ -101,8 +107,11 @@ impl Relay {
     /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
     pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: Held) -> Self {
-        let scanner = dialect.map(Scanner::new);
-        Self { state: State::Streaming, first, flow: Flow::new(scanner, watch), exchange, held, lends: false, pause: None }
+        let passage = dialect.and_then(|dialect| held.watched.passage(dialect.token()));
+        let flow = Flow::new(dialect.map(Scanner::new), watch, passage);
+        // The first piece comes by again.
+        flow.lock().told = held.goes_on.then(|| Box::new(Told::new("")));
+        Self { state: State::Streaming, first, flow, exchange, held, lends: false, pause: None }
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
@@ -123,7 +132,7 @@ impl Relay {
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
             self.flow.lock().progress = Instant::now();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
-                self.held.watched.lost(&self.held.replica);
+                let _ = self.held.watched.lost(&self.held.replica);
             }
             return Poll::Ready(piece);
         }
@@ -163,7 +172,7 @@ impl Relay {
         tracing::warn!(%replica, message, "an answer broke after it had begun");
         self.held.metrics.ended(Outcome::Broken, self.held.begun);
         self.held.entry.ended(Outcome::Broken, Some(cause), self.usage());
-        self.settle();
+        self.settle(false);
         self.state = match &self.flow.lock().scanner {
             Some(scanner) => State::Explaining(scanner.error_event(&message), message),
             None => flushing(message),
@@ -178,6 +187,7 @@ impl Relay {
             self.held.in_flight.as_mut().map(InFlight::answered);
             self.held.placed.began();
             self.held.entry.began();
+            self.held.watched.answered();
         }
         let passed = self.flow.lock().pass(bytes);
         self.passed(passed)
@@ -187,16 +197,16 @@ impl Relay {
     fn passed(&mut self, passed: Passed) -> Bytes {
         match passed {
             Passed::On(bytes) => bytes,
-            Passed::Failed(bytes) => {
-                if tells_of_death(&bytes) {
-                    self.held.watched.lost(&self.held.replica);
+            Passed::Failed { bytes, died } => {
+                if died {
+                    let _ = self.held.watched.lost(&self.held.replica);
                 }
                 self.break_off("engine_error", "the engine reported an error".into());
                 self.state = flushing("the engine reported an error".into());
                 bytes
             }
             Passed::Aborted(bytes) => {
-                self.break_off("engine_stopped", "the engine was stopped before the answer was complete".into());
+                self.break_off("engine_stopped", super::ABORTED.into());
                 bytes
             }
         }
@@ -216,17 +226,33 @@ impl Relay {
         Bytes::new()
     }
 
-    /// Tells the caller's limits what was used. Where the engine does not say, each event of a stream has a token but the first, which has
-    /// only a role, and the last.
-    fn settle(&mut self) {
+    /// Tells the caller's limits what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
+    /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
+    fn settle(&mut self, is_whole: bool) {
+        let work = self.held.most.work;
+        if !work.is_some() {
+            return;
+        }
         let usage = self.usage();
         let events = self.flow.lock().scanner.as_ref().map_or(0, Scanner::events).saturating_sub(2);
+        let output = match usage {
+            _ if !work.generates() => Generated::Told(0),
+            Some(usage) if is_whole => Generated::Told(usage.completion),
+            usage => Generated::AtLeast(usage.map_or(0, |usage| usage.completion).max(events)),
+        };
         let input = usage.map(|usage| usage.prompt).filter(|prompt| *prompt > 0);
-        self.held.permit.settle(Used { input, output: usage.map_or(events, |usage| usage.completion) });
+        self.held.permit.settle(Used { input, output });
     }
 
+    /// What the engine says that was used, as far as that can be.
     fn usage(&self) -> Option<Usage> {
-        self.flow.lock().scanner.as_ref().map_or(self.held.usage, Scanner::usage)
+        let flow = self.flow.lock();
+        let told = match (&flow.scanner, &flow.told) {
+            (Some(scanner), _) => scanner.usage(),
+            (None, Some(told)) => told.usage(),
+            (None, None) => self.held.usage,
+        };
+        self.held.most.bound(told?)
     }
 
     /// Whether nothing is left of an answer that needs no looking at.
@@ -239,15 +265,18 @@ impl Relay {
         if self.held.survives {
             self.held.watched.survived();
         }
-        if let Some(scanner) = &self.flow.lock().scanner {
-            self.held.metrics.streamed(scanner);
-            self.held.placed.ended(scanner.usage(), scanner.events());
-        } else {
-            self.held.placed.ended(self.held.usage, 0);
+        let usage = self.usage();
+        let events = self.flow.lock().scanner.as_ref().map(Scanner::events);
+        if let Some(events) = events {
+            self.held.metrics.streamed(events, usage);
+        }
+        if self.held.most.work.is_some() {
+            let most = self.held.most;
+            self.held.placed.ended(usage, events.unwrap_or(0), most.context, most.work.answers == 1);
         }
         self.held.metrics.ended(Outcome::Complete, self.held.begun);
-        self.held.entry.ended(Outcome::Complete, None, self.usage());
-        self.settle();
+        self.held.entry.ended(Outcome::Complete, None, usage);
+        self.settle(true);
     }
 }
 
@@ -324,7 +353,7 @@ impl Relay {
         } else {
             self.held.metrics.ended(Outcome::ClientLeft, self.held.begun);
             self.held.entry.ended(Outcome::ClientLeft, None, self.usage());
-            self.settle();
+            self.settle(false);
         }
     }
 }

@@ -1,18 +1,23 @@
 //! Reads an event stream as it passes, without changing a byte: is it finished, has it failed, what did it use.
 //!
 //! It lets whole events through and holds back a last half one, so that an error event can always be appended. A success needs a
-//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died.
+//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died. Finish reasons and usage are read by structure ([`Told`]),
+//! but only of events that seem to have one.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
+use serde::Deserialize;
+
+use super::told::{Finish, Told, Usage};
 
 /// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
 const HELD_BYTES: usize = 256 * 1024;
 
-/// What stays held of such an event, so that no field of interest is ever cut in two: a usage object has about 200 bytes.
-const OVERLAP_BYTES: usize = 1024;
+/// What stays held of such an event: no more of its end than this can be cut off it without being seen.
+const OVERLAP_BYTES: usize = 4;
 
 /// How a stream of this route ends and fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +44,44 @@ impl Dialect {
         }
     }
 
+    /// What each event has that tells of new tokens: front-ends send others before they have any.
+    pub(super) fn token(self) -> &'static [u8] {
+        match self {
+            Self::OpenAi | Self::Other => b"\n\n",
+            Self::Responses => b".delta\n",
+            Self::Anthropic => b"event: content_block_delta",
+        }
+    }
+
+    /// Whether an event of this name is the end of a whole answer.
+    fn ends(self, name: &[u8]) -> bool {
+        match self {
+            Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
+            Self::Anthropic => name == b"message_stop",
+            Self::OpenAi | Self::Other => false,
+        }
+    }
+
+    /// Whether an event of this name may say what was used.
+    fn tells(self, name: &[u8]) -> bool {
+        match self {
+            Self::Responses => self.ends(name),
+            Self::Anthropic => matches!(name, b"message_start" | b"message_delta"),
+            Self::OpenAi | Self::Other => true,
+        }
+    }
+
+    /// The field of an event in which that may stand, if not in the event itself.
+    fn inner(self) -> &'static str {
+        match self {
+            Self::OpenAi => "",
+            Self::Responses => "response",
+            Self::Anthropic => "message",
+            // As the Cohere API has it.
+            Self::Other => "delta",
+        }
+    }
+
     /// The event that tells a client of this dialect that its answer has failed.
     #[must_use]
     pub fn error_event(self, message: &str) -> Bytes {
@@ -55,43 +98,27 @@ impl Dialect {
     }
 }
 
-/// What the engine says it used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt: u64,
-    /// Tokens of the answer.
-    pub completion: u64,
-    /// Tokens of the prompt that were cached, where the engine says so.
-    pub cached: Option<u64>,
-}
-
-impl Usage {
-    /// Reads the usage that follows in `json`, a whole answer or event, if there is one.
-    #[must_use]
-    pub fn find(json: &[u8]) -> Option<Self> {
-        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
-        static KEYS: LazyLock<[Finder<'static>; 5]> = LazyLock::new(|| {
-            ["prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "cached_tokens"]
-                .map(|key| Finder::new(&format!("\"{key}\":")).into_owned())
-        });
-        let usage = &json[USAGE.find(json)?..];
-        let [prompt, input, completion, output, cached] = &*KEYS;
-        let number = |key| number(usage, key);
-        Some(Self {
-            prompt: number(prompt).or_else(|| number(input)).unwrap_or(0),
-            completion: number(completion).or_else(|| number(output)).unwrap_or(0),
-            cached: number(cached),
-        })
-    }
-}
-
 /// Whether an error says that the engine's core is dead, as vLLM's Python front-end does until it exits 2 to 5 s later (the Rust one breaks off).
-/// Any other internal error is the request's own. Quotes within JSON strings are escaped, so nobody can have it repeated in another error.
+/// Any other internal error is the request's own, whatever it repeats of the request.
 #[must_use]
 pub(super) fn tells_of_death(error: &[u8]) -> bool {
-    let is_told = |words: &[u8]| memchr::memmem::find(error, words).is_some();
-    is_told(b"\"message\":\"EngineCore encountered an issue") || is_told(b"\"message\": \"EngineCore encountered an issue")
+    #[derive(Deserialize)]
+    struct Error<'a> {
+        #[serde(borrow)]
+        error: Option<Said<'a>>,
+        #[serde(borrow)]
+        message: Option<Cow<'a, str>>,
+    }
+    #[derive(Deserialize)]
+    struct Said<'a> {
+        #[serde(borrow)]
+        message: Cow<'a, str>,
+    }
+    // An answer may also be the one event of a stream.
+    let data = Fields::of(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
+    let Ok(Error { error, message }) = serde_json::from_slice::<Error<'_>>(data) else { return false };
+    let message = error.map(|error| error.message).or(message);
+    message.is_some_and(|message| message.starts_with("EngineCore encountered an issue"))
 }
 
 /// What to do with the bytes just read.
@@ -100,7 +127,12 @@ pub enum Passed {
     /// Send these, which may be none.
     On(Bytes),
     /// Send these, then end the answer as broken: they end with the engine's own error event.
-    Failed(Bytes),
+    Failed {
+        /// What is to be sent.
+        bytes: Bytes,
+        /// The error is that the engine's core is dead.
+        died: bool,
+    },
     /// Send these, then our own error event: the engine gave up on the answer while pretending to finish it.
     Aborted(Bytes),
 }
@@ -111,16 +143,26 @@ pub struct Scanner {
     dialect: Dialect,
     held: BytesMut,
     /// What is held belongs to an event whose beginning has been let through.
-    within: bool,
+    long: Option<Box<Long>>,
     finished: bool,
     done: bool,
     usage: Option<Usage>,
     events: u64,
 }
 
+/// An event that is let through in parts.
+#[derive(Debug)]
+struct Long {
+    told: Told,
+    /// It ends the answer well.
+    ends: bool,
+    /// It is an error.
+    fails: bool,
+}
+
 enum Verdict {
     Fine,
-    Error,
+    Error { died: bool },
     Abort,
 }
 
@@ -128,7 +170,7 @@ impl Scanner {
     /// A scanner at the beginning of a stream.
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
-        Self { dialect, held: BytesMut::new(), within: false, finished: false, done: false, usage: None, events: 0 }
+        Self { dialect, held: BytesMut::new(), long: None, finished: false, done: false, usage: None, events: 0 }
     }
 
     /// Takes in what was read and says what may be sent.
@@ -143,18 +185,18 @@ impl Scanner {
         while let Some(end) = event_end(&bytes[begin..]) {
             match self.event(&bytes[begin..begin + end]) {
                 Verdict::Fine => begin += end,
-                Verdict::Error => return Passed::Failed(bytes.slice(..begin + end)),
+                Verdict::Error { died } => return Passed::Failed { bytes: bytes.slice(..begin + end), died },
                 Verdict::Abort => return Passed::Aborted(bytes.slice(..begin)),
             }
             self.events += 1;
-            self.within = false;
+            self.long = None;
         }
         if bytes.len() - begin > HELD_BYTES {
-            if matches!(self.event(&bytes[begin..]), Verdict::Abort) {
+            let end = bytes.len() - OVERLAP_BYTES;
+            if matches!(self.part(&bytes[begin..end]), Verdict::Abort) {
                 return Passed::Aborted(bytes.slice(..begin));
             }
-            self.within = true;
-            begin = bytes.len() - OVERLAP_BYTES;
+            begin = end;
         }
         self.held.extend_from_slice(&bytes[begin..]);
         Passed::On(bytes.slice(..begin))
@@ -164,7 +206,7 @@ impl Scanner {
     #[must_use]
     pub fn error_event(&self, message: &str) -> Bytes {
         let event = self.dialect.error_event(message);
-        if self.within { [b"\n\n", &event[..]].concat().into() } else { event }
+        if self.long.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
     }
 
     /// What was held back; called when the stream has ended.
@@ -201,41 +243,93 @@ impl Scanner {
     }
 
     fn event(&mut self, event: &[u8]) -> Verdict {
-        static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
-        let Fields { name, data } = if self.within { Fields { name: b"", data: Some(event) } } else { Fields::of(event) };
-        // Quotes within JSON strings are escaped, so what is looked for here is never a part of generated text.
-        if name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":")) {
-            return Verdict::Error;
+        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
+        if self.long.is_some() {
+            return self.part_and_end(event);
         }
-        match (self.dialect, name) {
-            (Dialect::Anthropic, b"message_stop")
-            | (Dialect::Responses, b"response.completed" | b"response.incomplete" | b"response.failed") => {
-                self.finished = true;
+        let Fields { name, data } = Fields::of(event);
+        if is_error(name, data) {
+            return Verdict::Error { died: data.is_some_and(tells_of_death) };
+        }
+        let ends = self.dialect.ends(name);
+        self.finished |= ends && !self.dialect.tells(name);
+        let Some(data) = data else { return Verdict::Fine };
+        match self.dialect {
+            Dialect::OpenAi if data.starts_with(b"[DONE]") => self.done = true,
+            Dialect::OpenAi if may_finish(data) => return self.heard(&Told::of(data, ""), false),
+            // Clients may have it with every event.
+            Dialect::OpenAi if USAGE.find(data).is_some() => self.used(Told::usage_of(data)),
+            Dialect::OpenAi => {}
+            Dialect::Other if USAGE.find(data).is_none() => {}
+            Dialect::Responses | Dialect::Anthropic if !self.dialect.tells(name) => {}
+            _ => return self.heard(&Told::of(data, self.dialect.inner()), ends),
+        }
+        Verdict::Fine
+    }
+
+    /// A part of an event that is too long to be held.
+    fn part(&mut self, part: &[u8]) -> Verdict {
+        let dialect = self.dialect;
+        let long = match &mut self.long {
+            Some(long) => {
+                long.told.read(part);
+                long
             }
-            _ => {}
+            none => {
+                let Fields { name, data } = Fields::of(part);
+                let told = if dialect.tells(name) { Told::of(data.unwrap_or_default(), dialect.inner()) } else { Told::unheard() };
+                none.insert(Box::new(Long { told, ends: dialect.ends(name), fails: is_error(name, data) }))
+            }
+        };
+        if dialect == Dialect::OpenAi && long.told.finish() == Finish::Abort { Verdict::Abort } else { Verdict::Fine }
+    }
+
+    /// The last part of such an event.
+    fn part_and_end(&mut self, part: &[u8]) -> Verdict {
+        let verdict = self.part(part);
+        let Some(long) = self.long.take() else { return verdict };
+        let verdict = match verdict {
+            Verdict::Fine if long.fails => Verdict::Error { died: false },
+            Verdict::Fine => self.heard(&long.told, long.ends),
+            verdict => verdict,
+        };
+        // What follows has to know that it has begun.
+        self.long = Some(long);
+        verdict
+    }
+
+    /// What an event says of the answer, which it `ends` if it is whole.
+    fn heard(&mut self, told: &Told, ends: bool) -> Verdict {
+        self.finished |= ends && told.is_whole();
+        if self.dialect == Dialect::OpenAi {
+            match told.finish() {
+                Finish::Abort => return Verdict::Abort,
+                Finish::Some => self.finished = true,
+                Finish::None => {}
+            }
         }
-        if let (Some(data), b"message_start" | b"message_delta" | b"response.completed" | b"response.incomplete") = (data, name)
-            && let Some(usage) = Usage::find(data)
-        {
-            // The last event of a message need not repeat how long the prompt was.
+        self.used(told.usage());
+        Verdict::Fine
+    }
+
+    /// The last event of a message need not repeat how long the prompt was.
+    fn used(&mut self, usage: Option<Usage>) {
+        if let Some(usage) = usage {
             let before = self.usage.unwrap_or_default();
             self.usage = Some(Usage { prompt: usage.prompt.max(before.prompt), cached: usage.cached.or(before.cached), ..usage });
         }
-        let Some(data) = data.filter(|_| self.dialect == Dialect::OpenAi) else { return Verdict::Fine };
-        if data.starts_with(b"[DONE]") {
-            self.done = true;
-            return Verdict::Fine;
-        }
-        for at in FINISH.find_iter(data) {
-            let value = data[at + FINISH.needle().len()..].trim_ascii_start();
-            if value.starts_with(b"\"abort\"") {
-                return Verdict::Abort;
-            }
-            self.finished |= value.starts_with(b"\"");
-        }
-        self.usage = Usage::find(data).or(self.usage);
-        Verdict::Fine
     }
+}
+
+/// Whether an event is an engine's error. No client has a word in the name of an event, nor in the first field of its data.
+fn is_error(name: &[u8], data: Option<&[u8]>) -> bool {
+    name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":"))
+}
+
+/// Whether there is a finish reason in an event. Nearly all have one that is null.
+fn may_finish(data: &[u8]) -> bool {
+    static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
+    FINISH.find_iter(data).any(|at| data[at + FINISH.needle().len()..].trim_ascii_start().starts_with(b"\""))
 }
 
 /// What is read of an event: the first field of each name.
@@ -275,13 +369,6 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
         }
     }
     None
-}
-
-/// The whole number that a key has, if it has one.
-fn number(json: &[u8], key: &Finder<'_>) -> Option<u64> {
-    let at = key.find(json)? + key.needle().len();
-    let digits = json[at..].trim_ascii_start().iter().take_while(|byte| byte.is_ascii_digit());
-    digits.map(|digit| u64::from(digit - b'0')).reduce(|number, digit| number.wrapping_mul(10).wrapping_add(digit))
 }
 
 #[cfg(test)]

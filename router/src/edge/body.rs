@@ -6,53 +6,140 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use hostler_placement::hold::has_share;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use tokio::time::timeout;
 
 use self::inflate::{Inflate, NotInflated};
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
+use super::submit::guest;
 use crate::config::RouterConfig;
+use crate::keys::Caller;
+use crate::placement::Guest;
 
 /// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Memory for the bodies that are arriving, shared by all connections.
+/// Up to this a body is small: most conversations are.
+const SMALL_PIECES: usize = 4;
+
+/// Of the whole memory, this part is for small bodies alone.
+const FOR_SMALL: usize = 8;
+
+/// Memory for bodies that arrive, and for those of requests that no answer has begun of, shared by all connections: among tenants by what is free, as
+/// the places to wait are. Large bodies do not take all of it, so that there is room for what others say.
 #[derive(Debug, Clone)]
-pub struct Reading(Arc<Semaphore>);
+pub struct Reading(Arc<Pieces>);
+
+#[derive(Debug)]
+struct Pieces {
+    most: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    tenants: FxHashMap<u64, usize>,
+}
 
 impl Reading {
     /// For so many bytes at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self(Arc::new(Semaphore::new((most / PIECE_BYTES).clamp(1, Semaphore::MAX_PERMITS))))
+        Self(Arc::new(Pieces { most: (most / PIECE_BYTES).max(1), taken: Mutex::default() }))
+    }
+
+    /// Room for a guest's body that is there already.
+    pub(crate) fn room(&self, guest: Guest) -> Result<Room, NoRoom> {
+        let mut room = Room { all: self.clone(), tenant: guest.tenant, weight: guest.weight, taken: 0 };
+        room.grow(usize::try_from(guest.bytes).unwrap_or(usize::MAX))?;
+        Ok(room)
+    }
+
+    /// Whether a body of so many bytes finds room when there is no other, within what is for large ones.
+    pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
+        self.0.for_large() > bytes / PIECE_BYTES
+    }
+}
+
+impl Pieces {
+    fn for_large(&self) -> usize {
+        self.most - self.most / FOR_SMALL
     }
 }
 
 /// The memory of one body, given back when it is dropped.
 #[derive(Debug)]
-struct Room {
+pub(crate) struct Room {
     all: Reading,
-    taken: Option<OwnedSemaphorePermit>,
+    tenant: u64,
+    weight: f64,
+    taken: usize,
 }
 
+/// The memory for bodies is taken.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("the bodies of other requests, all or yours, take the memory that router.max_reading_bytes allows: try again soon")]
+pub(crate) struct NoRoom;
+
 impl Room {
-    fn grow(&mut self, bytes: usize) -> Result<(), Unread> {
-        let have = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = (bytes / PIECE_BYTES + 1).saturating_sub(have);
+    fn grow(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        let wanted = bytes / PIECE_BYTES + 1;
+        let more = wanted.saturating_sub(self.taken);
         if more > 0 {
-            let more = u32::try_from(more).map_err(|_| Unread::NoRoom)?;
-            let more = self.all.0.clone().try_acquire_many_owned(more).map_err(|_| Unread::NoRoom)?;
-            match &mut self.taken {
-                Some(taken) => taken.merge(more),
-                taken => *taken = Some(more),
+            let pieces = &*self.all.0;
+            let most = if wanted > SMALL_PIECES { pieces.for_large() } else { pieces.most };
+            let mut taken = pieces.taken.lock();
+            let free = most.saturating_sub(taken.all);
+            let own = taken.tenants.get(&self.tenant).copied().unwrap_or_default();
+            // What this body has already does not count against the rest of it.
+            if free < more || !has_share((own - self.taken) as u64, free as u64, self.weight) {
+                return Err(NoRoom);
             }
+            taken.all += more;
+            taken.tenants.insert(self.tenant, own + more);
+            self.taken = wanted;
         }
         Ok(())
+    }
+
+    /// The body that it is for, which has the room for as long as any part of it is held anywhere.
+    pub(crate) fn around(self, body: Bytes) -> Bytes {
+        Bytes::from_owner(Housed { body, _room: self })
+    }
+}
+
+struct Housed {
+    body: Bytes,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Housed {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.taken == 0 {
+            return;
+        }
+        let mut taken = self.all.0.taken.lock();
+        taken.all -= self.taken;
+        if let Some(own) = taken.tenants.get_mut(&self.tenant) {
+            *own -= self.taken;
+            if *own == 0 {
+                taken.tenants.remove(&self.tenant);
+            }
+        }
     }
 }
 
@@ -71,8 +158,8 @@ pub(crate) enum Unread {
     Unknown(String),
     #[error("the request body is not decompressed: {0}")]
     Bomb(NotInflated),
-    #[error("the requests that are arriving take the memory that router.max_reading_bytes allows")]
-    NoRoom,
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
 }
 
 impl Unread {
@@ -92,32 +179,32 @@ impl Unread {
                 response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
                 response
             }
-            Self::NoRoom => reply::too_many(&message, 1),
+            Self::NoRoom(_) => reply::too_many(&message, 1),
         })
     }
 }
 
 impl Edge {
     /// A request's body, decompressed; an answer where it cannot be had.
-    pub(super) async fn read_body<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Box<Response<EdgeBody>>>
+    pub(super) async fn read_body<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Box<Response<EdgeBody>>>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
-        self.read_whole(headers, body).await.map_err(|unread| Box::new(unread.answer()))
+        self.read_whole(caller, headers, body).await.map_err(|unread| Box::new(unread.answer()))
     }
 
     /// The same for APIs that have their own words for why it cannot be had.
-    pub(super) async fn read_whole<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+    pub(super) async fn read_whole<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
-        read_body(&self.config, &self.reading, headers, body).await
+        read_body(&self.config, self.reading.room(guest(caller, headers, None, 0))?, headers, body).await
     }
 }
 
-async fn read_body<B>(config: &RouterConfig, reading: &Reading, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+async fn read_body<B>(config: &RouterConfig, mut room: Room, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -128,8 +215,6 @@ where
     if announced.is_some_and(|length| length > most) {
         return Err(Unread::TooLarge(most));
     }
-    let mut room = Room { all: reading.clone(), taken: None };
-    room.grow(0)?;
     let read = async {
         match coding {
             // Few bodies are compressed, and the others have no room for what that needs.

@@ -1,16 +1,19 @@
 //! What a client connection is waiting for, and since when: a request's head, the client to take what it was sent, or the next request.
 //!
 //! The HTTP library's own timer covers the first of these, only after it knows the protocol, and counts idle connections as slow
-//! heads. Here each wait has its own limit. The connection's task asks now and then whether one has passed.
+//! heads. Here each wait has its own limit. The connection's task asks now and then whether one has passed. A stream of HTTP/2 whose client
+//! takes nothing of it is reset, and its neighbours go on.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::{Body, Frame, SizeHint};
+use hyper::rt::Executor;
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 /// How long each wait may last.
@@ -33,8 +36,17 @@ pub(super) struct Clock {
     limits: Limits,
     head: AtomicU64,
     idle: AtomicU64,
-    /// For each request whose answer has not ended: since when its client is waited for.
-    open: Mutex<Vec<Arc<AtomicU64>>>,
+    /// The requests whose answers have not ended, the newest last.
+    open: Mutex<Vec<Arc<Answering>>>,
+}
+
+/// A request whose answer has not ended.
+#[derive(Debug, Default)]
+struct Answering {
+    /// Since when its client is waited for.
+    client: AtomicU64,
+    /// Over HTTP/2 the task of its stream. When that ends early the stream is reset.
+    stream: OnceLock<AbortHandle>,
 }
 
 /// Why a connection is closed.
@@ -44,7 +56,7 @@ pub(super) enum Overdue {
     Head,
     /// No further request came.
     Idle,
-    /// The client takes nothing of one of its answers.
+    /// The client takes nothing of an answer that is the connection's only one.
     Stalled,
 }
 
@@ -72,12 +84,12 @@ impl Clock {
     /// A request has been taken; it is open until the guard is dropped.
     pub(super) fn open(self: &Arc<Self>) -> Open {
         self.head.store(0, Ordering::Relaxed);
-        let client = Arc::new(AtomicU64::new(0));
-        self.open.lock().push(client.clone());
-        Open { clock: self.clone(), client }
+        let answering = Arc::<Answering>::default();
+        self.open.lock().push(answering.clone());
+        Open { clock: self.clone(), answering }
     }
 
-    /// Whether a wait has lasted too long.
+    /// Whether a wait has lasted too long for the connection. One that is a stream's ends that stream.
     pub(super) fn overdue(&self) -> Option<Overdue> {
         let passed = |since: &AtomicU64, limit: Duration| {
             let since = since.load(Ordering::Relaxed);
@@ -85,7 +97,8 @@ impl Clock {
         };
         let open = self.open.lock();
         if !open.is_empty() {
-            return open.iter().any(|client| passed(client, self.limits.stall)).then_some(Overdue::Stalled);
+            let mut stalled = open.iter().filter(|answering| passed(&answering.client, self.limits.stall));
+            return stalled.any(|answering| !answering.ends_alone()).then_some(Overdue::Stalled);
         }
         if passed(&self.head, self.limits.head) {
             return Some(Overdue::Head);
@@ -98,16 +111,42 @@ impl Clock {
     }
 }
 
+impl Answering {
+    /// Ends its stream, if it has one of its own: `false` where only the connection can end.
+    fn ends_alone(&self) -> bool {
+        self.stream.get().inspect(|stream| stream.abort()).is_some()
+    }
+}
+
+/// Runs the streams of an HTTP/2 connection, each as a task of its own.
+#[derive(Debug, Clone)]
+pub(super) struct Streams(pub(super) Arc<Clock>);
+
+impl<F> Executor<F> for Streams
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    /// The library calls this right after it has given the request to the service, so the newest one is this stream's.
+    fn execute(&self, stream: F) {
+        let newest = self.0.open.lock().last().cloned();
+        let task = tokio::spawn(stream);
+        if let Some(newest) = newest {
+            // What the library runs besides (upgrades, which this edge has none of) is of a request that has its task already.
+            let _ = newest.stream.set(task.abort_handle());
+        }
+    }
+}
+
 /// A request that is not yet answered to its end.
 #[derive(Debug)]
 pub(super) struct Open {
     clock: Arc<Clock>,
-    client: Arc<AtomicU64>,
+    answering: Arc<Answering>,
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.clock.open.lock().retain(|client| !Arc::ptr_eq(client, &self.client));
+        self.clock.open.lock().retain(|answering| !Arc::ptr_eq(answering, &self.answering));
         self.clock.idle.store(self.clock.now(), Ordering::Relaxed);
     }
 }
@@ -122,7 +161,7 @@ pub(super) struct Timed<B> {
 impl<B> Timed<B> {
     /// The client is waited for from now on: without a window it is not even asked for a piece.
     pub(super) fn new(body: B, open: Open) -> Self {
-        open.client.store(open.clock.now(), Ordering::Relaxed);
+        open.answering.client.store(open.clock.now(), Ordering::Relaxed);
         Self { body, open }
     }
 }
@@ -134,8 +173,8 @@ impl<B: Body + Unpin> Body for Timed<B> {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let timed = self.get_mut();
         let polled = Pin::new(&mut timed.body).poll_frame(context);
-        let Open { clock, client } = &timed.open;
-        client.store(if polled.is_ready() { clock.now() } else { 0 }, Ordering::Relaxed);
+        let Open { clock, answering } = &timed.open;
+        answering.client.store(if polled.is_ready() { clock.now() } else { 0 }, Ordering::Relaxed);
         polled
     }
 
@@ -218,5 +257,23 @@ mod tests {
         assert_eq!(clock.overdue(), None);
         drop(taken);
         assert_eq!(clock.overdue(), None, "it is idle since just now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_not_taken_ends_alone_and_the_connection_goes_on() {
+        let clock = Clock::new(LIMITS);
+        let untouched = Timed::new(Full::new(Bytes::from_static(b"never asked for")), clock.open());
+        let (ended, end) = tokio::sync::oneshot::channel::<Infallible>();
+        Streams(clock.clone()).execute(async move {
+            let _both = (untouched, ended);
+            std::future::pending::<()>().await;
+        });
+        let neighbour = clock.open();
+        Streams(clock.clone()).execute(std::future::pending::<()>());
+        advance(LIMITS.stall + Duration::from_millis(2)).await;
+        assert_eq!(clock.overdue(), None, "the connection goes on");
+        assert!(end.await.is_err(), "the stream's task was ended");
+        assert_eq!(clock.open.lock().len(), 1, "its neighbour is there");
+        drop(neighbour);
     }
 }

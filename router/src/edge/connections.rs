@@ -12,13 +12,13 @@ use http::{Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulConnection;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::clock::{Clock, Limits, Overdue, Timed};
+use super::clock::{Clock, Limits, Overdue, Streams, Timed};
 use super::framing::Framed;
 use super::outlet::Wire;
 use super::reply::EdgeBody;
@@ -40,7 +40,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the shutdown's tracker.
 pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let protocols = Arc::new(Protocols::new());
+    let http1 = Arc::new(plain());
     let mut draining = pin!(shutdown.draining());
     loop {
         let accepted = async {
@@ -55,7 +55,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
         if tune(&stream, edge.config.client_stall_timeout).is_err() {
             continue;
         }
-        let (edge, protocols, shutdown) = (edge.clone(), protocols.clone(), shutdown.clone());
+        let (edge, http1, shutdown) = (edge.clone(), http1.clone(), shutdown.clone());
         let handshake = tls.as_ref().map(|tls| tls.handshake());
         shutdown.tasks().clone().spawn(async move {
             let stream = match handshake {
@@ -67,7 +67,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
                 },
             };
             if let Some(stream) = stream {
-                connection_task(stream, edge, &protocols, &shutdown).await;
+                connection_task(stream, edge, &http1, &shutdown).await;
             }
             drop(place);
         });
@@ -80,32 +80,29 @@ async fn secured(stream: TcpStream, handshake: Handshake, limit: Duration) -> Op
     secured.inspect_err(|error| tracing::debug!(%error, "a client's handshake failed")).ok()
 }
 
-/// The library's settings for a connection whose protocol is known, and for one of which it must find out.
-///
-/// It does so by a first read of its own, of 24 bytes, and then has a buffer for the rest that is twice as large for the connection's whole life.
-#[derive(Debug)]
-struct Protocols {
-    http1: http1::Builder,
-    either: auto::Builder<TokioExecutor>,
+/// The library's settings for a connection that speaks HTTP/1.1.
+fn plain() -> http1::Builder {
+    let mut http1 = http1::Builder::new();
+    // Slow heads are the clock's, which tells them from idle connections.
+    http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
+    http1
 }
 
-impl Protocols {
-    fn new() -> Self {
-        let mut http1 = http1::Builder::new();
-        let mut either = auto::Builder::new(TokioExecutor::new());
-        // The same for both. Slow heads are the clock's, which tells them from idle connections.
-        http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
-        either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
-        either
-            .http2()
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(STREAMS)
-            .max_header_list_size(64 * 1024)
-            .max_send_buf_size(BUFFER_BYTES)
-            .keep_alive_interval(KEEPALIVE)
-            .keep_alive_timeout(KEEPALIVE);
-        Self { http1, either }
-    }
+/// The library's settings for one of which it must find out.
+///
+/// It does so by a first read of its own, of 24 bytes, and then has a buffer for the rest that is twice as large for the connection's whole life.
+fn either(clock: &Arc<Clock>) -> auto::Builder<Streams> {
+    let mut either = auto::Builder::new(Streams(clock.clone()));
+    either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
+    either
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(64 * 1024)
+        .max_send_buf_size(BUFFER_BYTES)
+        .keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE);
+    either
 }
 
 /// Whether what its client says first may be how HTTP/2 begins.
@@ -116,7 +113,7 @@ async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
     Ok(HTTP2_BEGINS.starts_with(&first[..length]))
 }
 
-async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols, shutdown: &Shutdown) {
+async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder, shutdown: &Shutdown) {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
     let clock = Clock::new(Limits { head, idle, stall });
     let told = tokio::select! {
@@ -145,9 +142,9 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, protocols: &Protocols,
     let wire = TokioIo::new(wire);
     if may_be_http2 {
         // In a box: its state is twice as large, and the task of every HTTP/1 connection would keep room for it.
-        served(Box::pin(protocols.either.serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
+        served(Box::pin(either(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
     } else {
-        served(pin!(protocols.http1.serve_connection(wire, service)), &clock, shutdown).await;
+        served(pin!(http1.serve_connection(wire, service)), &clock, shutdown).await;
     }
 }
 

@@ -1,9 +1,10 @@
 //! The few fields of a multipart form that the router needs: audio requests name their model in one.
 //!
-//! A form is read as strictly as its senders write: two readers must not see two models in it. What is not as every client writes it is
-//! refused where a part could be meant for us, and left to the engine otherwise.
+//! A form is read as strictly as its senders write: two readers must not see two models in it. Engines' readers differ in where a part
+//! begins and ends, in what its header says and in which of two fields counts, so whatever is not as every client writes it makes the
+//! whole form odd. An odd one is refused where it matters who may ask for which model, and left to the engine otherwise.
 
-use memchr::memmem;
+use memchr::memmem::Finder;
 
 use super::peek::Peek;
 
@@ -13,15 +14,61 @@ const VALUE_BYTES: usize = 1024;
 /// A boundary has at most 70 characters (RFC 2046 §5.1.1).
 const BOUNDARY_BYTES: usize = 70;
 
+/// Starlette takes no more fields, and no more files.
+const MOST_PARTS: usize = 1000;
+
+/// The fields of vLLM 0.32 with which nobody can guess at another's prompt: a sound, a number, or a choice from a list. The languages are
+/// such choices, although their names may stand in a prompt.
+const SETTINGS: [&str; 23] = [
+    "file",
+    "model",
+    "language",
+    "to_language",
+    "response_format",
+    "timestamp_granularities[]",
+    "stream",
+    "stream_include_usage",
+    "stream_continuous_usage_stats",
+    "use_beam_search",
+    "n",
+    "length_penalty",
+    "include_stop_str_in_output",
+    "temperature",
+    "watermarking",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "repetition_penalty",
+    "presence_penalty",
+    "max_completion_tokens",
+];
+
 /// Why a form is not understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Odd {
     /// Its parts cannot be told apart.
-    #[error("the multipart form names no boundary: send `content-type: multipart/form-data; boundary=...`")]
-    NoBoundary,
+    #[error(
+        "the multipart form has no plain boundary: send `content-type: multipart/form-data; boundary=...` with one boundary of at most \
+         70 letters, digits and hyphens, and with no other parameter than `charset=utf-8`"
+    )]
+    Boundary,
+    /// Its boundary stands where a reader may or may not see a part's end.
+    #[error(
+        "the multipart form is not whole: it begins with `--` and its boundary and ends with `--`, its boundary and `--`, each part ends \
+         with a line of its own with `--` and the boundary, and nowhere else it has them"
+    )]
+    NotWhole,
     /// A part does not say plainly which field it is.
-    #[error("a part of the multipart form has no plain name: write `content-disposition: form-data; name=\"...\"`")]
+    #[error("a part of the multipart form has no plain name: write one header `content-disposition: form-data; name=\"...\"`")]
     NoName,
+    /// The model is not plain text.
+    #[error("the field `model` of the multipart form is a short text in UTF-8, without a file's name and without any encoding")]
+    NoText,
+    /// It has more parts than engines take.
+    #[error("the multipart form has more than {MOST_PARTS} parts")]
+    TooMany,
     /// A field that decides where the request goes is there twice.
     #[error("the multipart form has the field `{0}` twice")]
     Twice(&'static str),
@@ -29,16 +76,22 @@ pub(super) enum Odd {
 
 /// Reads a form of this content type.
 pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, Odd> {
-    let boundary = boundary(content_type).ok_or(Odd::NoBoundary)?;
     let mut peek = Peek::default();
-    for part in Parts::new(body, boundary) {
-        let Some((head, value)) = split(part) else { continue };
-        let text = || std::str::from_utf8(value).ok().filter(|text| text.len() <= VALUE_BYTES).map(str::to_owned);
-        match &*name(head).ok_or(Odd::NoName)? {
+    for (before, part) in Parts::new(body, boundary(content_type).ok_or(Odd::Boundary)?)?.enumerate() {
+        if before == MOST_PARTS {
+            return Err(Odd::TooMany);
+        }
+        let (name, part) = part.and_then(Part::named)?;
+        match name {
             b"model" if peek.model.is_some() => return Err(Odd::Twice("model")),
-            b"model" => peek.model = text(),
+            b"model" => peek.model = Some(part.text().ok_or(Odd::NoText)?.to_owned()),
             b"stream" => {
-                peek.stream = text().is_some_and(|text| matches!(&*text.to_ascii_lowercase(), "true" | "1" | "yes" | "on" | "t" | "y"));
+                let is = |word: &&str| part.value.eq_ignore_ascii_case(word.as_bytes());
+                peek.stream = ["true", "1", "yes", "on", "t", "y"].iter().any(is);
+            }
+            // A field that is not known may be a prompt in a later release.
+            name if peek.words.is_none() && !part.value.is_empty() && !SETTINGS.iter().any(|setting| setting.as_bytes() == name) => {
+                peek.words = Some(String::from_utf8_lossy(name).into_owned());
             }
             _ => {}
         }
@@ -46,96 +99,145 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, O
     Ok(peek)
 }
 
-/// The boundary that a content type names.
+/// The boundary that a content type names, where there can be no doubt about it: parameters may stand twice, in quotes with escapes, or be
+/// encoded (RFC 2231), and the character set is that of the fields' names.
 fn boundary(content_type: &str) -> Option<&str> {
-    let named = content_type.split(';').skip(1).find_map(|parameter| {
-        let (name, value) = parameter.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("boundary").then(|| value.trim().trim_matches('"'))
-    })?;
-    (!named.is_empty() && named.len() <= BOUNDARY_BYTES).then_some(named)
+    let mut parameters = content_type.split(';');
+    parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case("multipart/form-data"))?;
+    let mut boundary = None;
+    for parameter in parameters {
+        let (name, value) = parameter.trim_ascii().split_once('=')?;
+        let value = value.strip_prefix('"').map_or(Some(value), |quoted| quoted.strip_suffix('"'))?;
+        match name.to_ascii_lowercase().as_str() {
+            "boundary" if boundary.is_none() => boundary = Some(value),
+            "charset" if value.eq_ignore_ascii_case("utf-8") => {}
+            _ => return None,
+        }
+    }
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=?".contains(&byte);
+    boundary.filter(|boundary| (1..=BOUNDARY_BYTES).contains(&boundary.len()) && boundary.bytes().all(is_plain))
 }
 
 /// The parts of a body, without their boundaries.
 struct Parts<'a> {
     rest: &'a [u8],
-    delimiter: Vec<u8>,
+    /// Two hyphens and the boundary.
+    delimiter: Finder<'static>,
+    is_over: bool,
 }
 
 impl<'a> Parts<'a> {
-    fn new(body: &'a [u8], boundary: &str) -> Self {
-        let delimiter = format!("\r\n--{boundary}").into_bytes();
-        // The first one has no line before it.
-        let rest = match body.strip_prefix(&delimiter[2..]) {
-            Some(rest) => rest,
-            None => memmem::find(body, &delimiter).map_or(&[][..], |at| &body[at + delimiter.len()..]),
-        };
-        Self { rest, delimiter }
+    fn new(body: &'a [u8], boundary: &str) -> Result<Self, Odd> {
+        let delimiter = Finder::new(&format!("--{boundary}")).into_owned();
+        // Some clients begin with an empty line.
+        let rest = body.strip_prefix(b"\r\n").unwrap_or(body).strip_prefix(delimiter.needle()).ok_or(Odd::NotWhole)?;
+        Ok(Self { rest, delimiter, is_over: false })
     }
 }
 
 impl<'a> Iterator for Parts<'a> {
-    type Item = &'a [u8];
+    type Item = Result<&'a [u8], Odd>;
 
-    fn next(&mut self) -> Option<&'a [u8]> {
-        let part = self.rest.strip_prefix(b"\r\n")?;
-        // One that does not end is the engine's to refuse, but its name counts.
-        let end = memmem::find(part, &self.delimiter);
-        self.rest = end.map_or(&[][..], |end| &part[end + self.delimiter.len()..]);
-        Some(&part[..end.unwrap_or(part.len())])
-    }
-}
-
-/// The headers of a part and what follows them.
-fn split(part: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = memmem::find(part, b"\r\n\r\n")?;
-    Some((&part[..end], &part[end + 4..]))
-}
-
-/// The field that a part is for: a quoted name without escapes, and nothing else that could be one.
-fn name(head: &[u8]) -> Option<Vec<u8>> {
-    let mut dispositions = head.split(|byte| *byte == b'\n').filter_map(|line| {
-        let colon = memchr::memchr(b':', line)?;
-        line[..colon].trim_ascii().eq_ignore_ascii_case(b"content-disposition").then(|| line[colon + 1..].to_ascii_lowercase())
-    });
-    let (Some(disposition), None) = (dispositions.next(), dispositions.next()) else { return None };
-    let mut found = None;
-    let mut rest = after(&disposition, b';');
-    while !rest.trim_ascii().is_empty() {
-        let equals = memchr::memchr(b'=', rest)?;
-        let (key, value) = (rest[..equals].trim_ascii(), rest[equals + 1..].trim_ascii_start());
-        let quoted = value.strip_prefix(b"\"");
-        let end =
-            quoted.map_or_else(|| memchr::memchr(b';', value).or(Some(value.len())), |quoted| quoted_end(quoted).map(|end| end + 2))?;
-        match (key, quoted) {
-            (b"name", Some(quoted)) if found.is_none() && !quoted[..end - 2].contains(&b'\\') => found = Some(quoted[..end - 2].to_vec()),
-            // Encoded, in several parts, without quotes, or a second time.
-            (key, _) if key.starts_with(b"name") => return None,
-            _ => {}
-        }
-        let left = value[end..].trim_ascii_start();
-        if !left.is_empty() && !left.starts_with(b";") {
+    fn next(&mut self) -> Option<Self::Item> {
+        // Some clients end with an empty line. Readers skip line ends there, and some of them words too.
+        let is_end = |end: &[u8]| end.chunks(2).all(|line_end| line_end == b"\r\n");
+        if self.is_over || self.rest.strip_prefix(b"--").is_some_and(is_end) {
             return None;
         }
-        rest = after(left, b';');
+        let part = self.rest.strip_prefix(b"\r\n").and_then(|part| {
+            let end = self.delimiter.find(part)?;
+            self.rest = &part[end + self.delimiter.needle().len()..];
+            part[..end].strip_suffix(b"\r\n")
+        });
+        self.is_over = part.is_none();
+        Some(part.ok_or(Odd::NotWhole))
     }
-    found
 }
 
-/// What follows the first such byte.
-fn after(bytes: &[u8], byte: u8) -> &[u8] {
-    memchr::memchr(byte, bytes).map_or(&[], |at| &bytes[at + 1..])
+/// A part's headers, but for the one with its name, and its value.
+struct Part<'a> {
+    /// Whether it is a file.
+    is_file: bool,
+    content_type: Option<&'a [u8]>,
+    encoding: Option<&'a [u8]>,
+    value: &'a [u8],
 }
 
-/// Where a quoted text ends; a file's name may have escapes.
-fn quoted_end(quoted: &[u8]) -> Option<usize> {
-    let mut at = 0;
-    loop {
-        at += memchr::memchr2(b'"', b'\\', quoted.get(at..)?)?;
-        if quoted[at] == b'"' {
-            return Some(at);
+impl<'a> Part<'a> {
+    /// Reads a part, and the field that it is for.
+    fn named(part: &'a [u8]) -> Result<(&'a [u8], Self), Odd> {
+        let mut named = None;
+        let (mut content_type, mut encoding) = (None, None);
+        let mut rest = part;
+        loop {
+            let end = memchr::memchr(b'\r', rest).ok_or(Odd::NoName)?;
+            let line = &rest[..end];
+            rest = rest[end..].strip_prefix(b"\r\n").ok_or(Odd::NoName)?;
+            if line.is_empty() {
+                break;
+            }
+            let (name, value) = header(line).ok_or(Odd::NoName)?;
+            let slot = match &*name.to_ascii_lowercase() {
+                b"content-disposition" => &mut named,
+                b"content-type" => &mut content_type,
+                b"content-transfer-encoding" => &mut encoding,
+                _ => continue,
+            };
+            if slot.replace(value).is_some() {
+                return Err(Odd::NoName);
+            }
         }
-        at += 2;
+        let (name, is_file) = named.and_then(disposition).ok_or(Odd::NoName)?;
+        Ok((name, Self { is_file, content_type, encoding, value: rest }))
     }
+
+    /// Its value as text, if it is that to every reader.
+    fn text(&self) -> Option<&'a str> {
+        let text = std::str::from_utf8(self.value).ok().filter(|text| text.len() <= VALUE_BYTES)?;
+        // Some readers undo an encoding, others do not; and some read in the character set that the part names.
+        let is_plain = self
+            .encoding
+            .is_none_or(|encoding| [&b"7bit"[..], b"8bit", b"binary"].iter().any(|plain| encoding.eq_ignore_ascii_case(plain)));
+        let sets: &[&[u8]] = if text.is_ascii() { &[b"utf-8", b"us-ascii", b"iso-8859-1"] } else { &[b"utf-8"] };
+        let mut parameters = self.content_type.unwrap_or_default().split(|byte| *byte == b';').skip(1);
+        let is_utf8 = parameters.all(|parameter| {
+            let set = parameter.trim_ascii().to_ascii_lowercase();
+            set.strip_prefix(b"charset=")
+                .is_some_and(|set| sets.contains(&set.strip_prefix(b"\"").and_then(|set| set.strip_suffix(b"\"")).unwrap_or(set)))
+        });
+        (!self.is_file && is_plain && is_utf8).then_some(text)
+    }
+}
+
+/// A header's name and value; nothing where the line is no header, or one that a reader joins with its neighbours.
+fn header(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = memchr::memchr(b':', line)?;
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    let is_name = !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-');
+    let is_value = value.iter().all(|byte| *byte == b'\t' || !byte.is_ascii_control());
+    (is_name && is_value).then(|| (name, value.trim_ascii()))
+}
+
+/// The field that a disposition names, and whether it is a file. The name stands first, as all clients have it, and whatever follows is taken
+/// apart at every semicolon, also within quotes, since readers differ in where quotes end: nowhere may another name stand.
+fn disposition(value: &[u8]) -> Option<(&[u8], bool)> {
+    let mut parameters = value.split(|byte| *byte == b';');
+    parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case(b"form-data"))?;
+    let name = parameters.next()?.trim_ascii().strip_prefix(b"name=")?;
+    let name = name.strip_prefix(b"\"").map_or(Some(name), |quoted| quoted.strip_suffix(b"\""))?;
+    let is_plain = |byte: &u8| byte.is_ascii_graphic() && !b"\"\\%=".contains(byte);
+    if name.is_empty() || !name.iter().all(is_plain) {
+        return None;
+    }
+    let mut is_file = false;
+    for parameter in parameters {
+        let key = parameter.split(|byte| matches!(byte, b'=' | b'*')).next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
+        if key == b"name" {
+            return None;
+        }
+        is_file |= key == b"filename";
+    }
+    Some((name, is_file))
 }
 
 #[cfg(test)]

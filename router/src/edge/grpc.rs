@@ -15,6 +15,7 @@ use super::access::Entry;
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
 use crate::grpc::{self, Service, status};
+use crate::keys::Caller;
 use crate::keys::Unauthenticated;
 use crate::metrics::Refused;
 
@@ -52,7 +53,6 @@ impl Edge {
     async fn call(self: &Arc<Self>, request: Request<Incoming>, entry: &Entry, begun: Instant) -> Result<Response<Body>, Status> {
         let service = Service::of(request.uri().path());
         if service == Service::Health {
-            let request = self.one_message(request, entry).await?;
             return Ok(grpc::check(self.clone(), request).await);
         }
         let caller = self.keys.authenticate(request.headers()).map_err(|why| {
@@ -62,7 +62,7 @@ impl Edge {
         })?;
         entry.caller(&caller);
         if service == Service::Inference {
-            let request = self.one_message(request, entry).await?;
+            let request = self.one_message(&caller, request, entry).await?;
             let mut response = grpc::serve(self.clone(), request, caller.clone(), entry.clone(), begun).await;
             if let Some(rates) = self.admission.rates(&caller) {
                 rates.tell(response.headers_mut());
@@ -76,9 +76,9 @@ impl Edge {
     }
 
     /// The call with its one message, read within the bounds that all bodies have.
-    async fn one_message(&self, request: Request<Incoming>, entry: &Entry) -> Result<Request<Body>, Status> {
+    async fn one_message(&self, caller: &Caller, request: Request<Incoming>, entry: &Entry) -> Result<Request<Body>, Status> {
         let (head, body) = request.into_parts();
-        let body = self.read_whole(&head.headers, body).await.map_err(|unread| {
+        let body = self.read_whole(caller, &head.headers, body).await.map_err(|unread| {
             self.dispatch.metrics.refused(Refused::Request);
             entry.refused("unread");
             status::unread(&unread)

@@ -6,6 +6,8 @@ use hostler_proto::agent::v1::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::invocation::ADAPTER;
+use super::peek::is_patient;
 use crate::keys::is_credential;
 use crate::placement::Record;
 
@@ -20,6 +22,12 @@ const REASON: &str = "x-hostler-reason";
 
 /// On a request: its turn among those that wait, like the body's `priority` and before it.
 const PRIORITY: &str = "x-hostler-priority";
+
+/// The same to vLLM, which reads it before the body's `priority`.
+const ENGINES_PRIORITY: &str = "x-vllm-priority";
+
+/// Headers of the whole way by which it is decided, here and in engines, what a request is and may do.
+const DECISIVE: [&str; 5] = ["content-type", "content-length", "content-encoding", ADAPTER, ENGINES_PRIORITY];
 
 /// What a client calls its request is remembered up to this many bytes.
 const CLIENT_ID_BYTES: usize = 128;
@@ -40,12 +48,22 @@ fn is_own(name: &HeaderName) -> bool {
     ) || matches!(name.as_str(), "keep-alive" | "proxy-connection")
 }
 
+/// The names that `Connection` lists, whose headers go no further.
+fn listed(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+/// Whether `Connection` would take a header away from the engine by which the router decides.
+pub(super) fn hides_what_decides(headers: &HeaderMap) -> bool {
+    listed(headers).any(|listed| DECISIVE.iter().any(|decisive| listed.eq_ignore_ascii_case(decisive)))
+}
+
 /// A client's headers for the engine. The body's length travels beside them, and its compression is undone. With `credentials` the
 /// client's key is among them: where we know keys, it is ours, and no engine's business.
 pub(super) fn outgoing(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
-    let listed: Vec<&str> =
-        headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).collect();
-    let is_listed = |name: &HeaderName| listed.iter().any(|listed| listed.trim().eq_ignore_ascii_case(name.as_str()));
+    let listed: Vec<&str> = listed(headers).collect();
+    let is_listed = |name: &HeaderName| listed.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_str()));
     headers
         .iter()
         .filter(|(name, _)| !is_own(name) && *name != header::CONTENT_LENGTH && *name != header::CONTENT_ENCODING && !is_listed(name))
@@ -68,6 +86,11 @@ pub(super) fn incoming(headers: Vec<Header>) -> HeaderMap {
 /// The turn that a client asks for by header.
 pub(super) fn priority(headers: &HeaderMap) -> Option<i32> {
     headers.get(PRIORITY)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// Whether engines may be told by header to take a request before others.
+pub(super) fn is_urgent(headers: &HeaderMap) -> bool {
+    headers.get_all(ENGINES_PRIORITY).iter().any(|priority| !is_patient(priority.as_bytes()))
 }
 
 /// Who a request shares the fleet's attention with: whoever has its key. Only where there are no keys its user counts, which is but what the

@@ -7,9 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
-use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 
+use super::content::Content;
 use super::peek::Peek;
 use crate::keys::{KeysError, random, read_private};
 
@@ -67,22 +67,25 @@ impl Isolation {
     /// # Errors
     /// When the request cannot be kept apart; in words for the client.
     pub(super) fn salted(&self, request: &Plain<'_>) -> Result<Option<Salted>, String> {
-        let Plain { tenant, route, content_type, body, peek } = request;
+        let Plain { tenant, route, content, body, peek } = request;
         if body.is_empty() {
             return Ok(None);
         }
-        // Engines undo percent encoding before they look.
-        let decoded = percent_decode_str(route).decode_utf8_lossy();
-        if let Some((_, instead)) = UNSALTED.iter().find(|(unsalted, _)| *unsalted == decoded) {
+        if let Some((_, instead)) = UNSALTED.iter().find(|(unsalted, _)| unsalted == route) {
             return Err(format!("tenants' caches are kept apart here, which engines cannot do for {route}: use {instead}"));
         }
-        let content_type = content_type.to_ascii_lowercase();
-        // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound.
-        if content_type.starts_with("multipart/form-data") {
-            return Ok(None);
-        }
-        if !content_type.starts_with("application/json") {
-            return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
+        match content {
+            Content::Json => {}
+            // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound. Words beside them may be guessed.
+            Content::Form(_) => {
+                let refused = |field| {
+                    format!("tenants' caches are kept apart here, which engines cannot do for the field `{field}` of a form: leave it out")
+                };
+                return peek.words.as_ref().map_or(Ok(None), |field| Err(refused(field)));
+            }
+            Content::Other => {
+                return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
+            }
         }
         // Anything else is a prompt to no engine.
         if !body.trim_ascii_start().starts_with(b"{") {
@@ -102,7 +105,7 @@ impl Isolation {
 pub(super) struct Plain<'a> {
     pub(super) tenant: &'a str,
     pub(super) route: &'a str,
-    pub(super) content_type: &'a str,
+    pub(super) content: Content<'a>,
     pub(super) body: &'a Bytes,
     pub(super) peek: &'a Peek<'a>,
 }

@@ -14,10 +14,17 @@ pub(super) struct Peek<'a> {
     pub(super) model: Option<String>,
     /// Whether the answer is to be a stream.
     pub(super) stream: bool,
-    /// Most tokens that the answer may have.
-    pub(super) most_output: Option<u64>,
+    /// Most tokens that the answer may have. The larger one where it is said twice, and none where it is said in a form that only engines
+    /// may know: they also differ in which of the names they go by.
+    pub(super) most_output: Most,
+    /// Answers that are wanted to each prompt.
+    pub(super) choices: Most,
+    /// Whether the answer is to be computed while nobody waits for it, in whatever form engines take for a yes.
+    pub(super) background: bool,
     /// Its turn among those that wait, as vLLM has it: a lower one goes first.
     pub(super) priority: Option<i32>,
+    /// Whether it has a priority that is not plainly 0 or more. Engines read texts, fractions of zero and larger numbers too.
+    pub(super) is_urgent: bool,
     /// The client's own user.
     pub(super) user: Option<String>,
     /// Keeps the cached blocks of those who share it apart from others'.
@@ -30,6 +37,12 @@ pub(super) struct Peek<'a> {
     pub(super) previous: Option<String>,
     /// Whether the answer has to follow a schema or a grammar.
     pub(super) guided: bool,
+    /// Whether it has messages, as chats do.
+    pub(super) is_chat: bool,
+    /// Whether it has a prompt, be it one of embeddings, as completions do.
+    pub(super) is_completion: bool,
+    /// Of a form: a field whose words may become part of a prompt.
+    pub(super) words: Option<String>,
     /// What makes the prompt, in the order in which it stands in the body.
     pub(super) text: Vec<&'a str>,
 }
@@ -79,8 +92,25 @@ impl<'de> Visitor<'de> for Fields {
             match &*name.0 {
                 "model" => peek.model = value(&mut map)?,
                 "stream" => peek.stream = value(&mut map)?.unwrap_or(false),
-                "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.most_output = value(&mut map)?.or(peek.most_output),
-                "priority" => peek.priority = value(&mut map)?,
+                "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.most_output.see(map.next_value::<&RawValue>()?),
+                "n" | "best_of" => peek.choices.see(map.next_value::<&RawValue>()?),
+                "sampling_params" => {
+                    match serde_json::from_str::<Option<Sampling<'_>>>(map.next_value::<&RawValue>()?.get()) {
+                        Ok(params) => {
+                            let Sampling { max_tokens, n } = params.unwrap_or_default();
+                            max_tokens.inspect(|most| peek.most_output.see(most));
+                            n.inspect(|choices| peek.choices.see(choices));
+                        }
+                        // As where a name is said twice: engines take the last one.
+                        Err(_) => (peek.most_output, peek.choices) = (Most::Unclear, Most::Unclear),
+                    }
+                }
+                "background" => peek.background = !matches!(map.next_value::<&RawValue>()?.get(), "false" | "null"),
+                "priority" => {
+                    let priority = map.next_value::<&RawValue>()?.get();
+                    peek.priority = serde_json::from_str(priority).ok();
+                    peek.is_urgent |= priority != "null" && !is_patient(priority.as_bytes());
+                }
                 "cache_salt" => {
                     let salt = map.next_value::<&RawValue>()?.get();
                     peek.salt = serde_json::from_str(salt).ok();
@@ -96,14 +126,61 @@ impl<'de> Visitor<'de> for Fields {
                 "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
                     peek.guided |= map.next_value::<&RawValue>()?.get() != "null";
                 }
-                "system" | "instructions" | "messages" | "prompt" | "input" => peek.text.push(map.next_value::<&RawValue>()?.get()),
-                _ => {
+                name @ ("system" | "instructions" | "messages" | "prompt" | "input" | "token_ids") => {
+                    peek.is_chat |= name == "messages";
+                    peek.is_completion |= name == "prompt";
+                    peek.text.push(map.next_value::<&RawValue>()?.get());
+                }
+                name => {
+                    peek.is_completion |= name == "prompt_embeds";
                     map.next_value::<IgnoredAny>()?;
                 }
             }
         }
         Ok(peek)
     }
+}
+
+/// Whether a priority is plainly 0 or more: digits, and nothing that a reader could take for something else.
+pub(super) fn is_patient(priority: &[u8]) -> bool {
+    !priority.is_empty() && priority.iter().all(u8::is_ascii_digit)
+}
+
+/// The most of something that a body asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Most {
+    /// It does not say.
+    #[default]
+    Unsaid,
+    /// So many.
+    Of(u64),
+    /// It says so in a form that the router does not read: a number in a string is one to engines.
+    Unclear,
+}
+
+impl Most {
+    fn see(&mut self, value: &RawValue) {
+        *self = match (*self, serde_json::from_str::<Option<u64>>(value.get())) {
+            (Self::Unclear, _) | (_, Err(_)) => Self::Unclear,
+            (before, Ok(None)) => before,
+            (Self::Of(before), Ok(Some(number))) => Self::Of(before.max(number)),
+            (Self::Unsaid, Ok(Some(number))) => Self::Of(number),
+        };
+    }
+
+    /// The number, if there is a clear one.
+    pub(super) fn number(self) -> Option<u64> {
+        if let Self::Of(number) = self { Some(number) } else { None }
+    }
+}
+
+/// What `/inference/v1/generate` has below `sampling_params`.
+#[derive(Default, Deserialize)]
+struct Sampling<'a> {
+    #[serde(borrow)]
+    max_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    n: Option<&'a RawValue>,
 }
 
 /// A field's value, if it has the expected type.

@@ -24,7 +24,7 @@ use super::submit::Inquiry;
 use crate::admission::Admission;
 use crate::config::RouterConfig;
 use crate::dispatch::{Dispatch, Refusal};
-use crate::grpc::Bookings;
+use crate::grpc::{Bookings, Watches};
 use crate::keys::{self, Caller, Keys, Unauthenticated};
 use crate::metrics::Refused;
 use crate::sticky::Sticky;
@@ -70,6 +70,8 @@ pub struct Edge {
     pub sticky: Sticky,
     /// Where does it go?
     pub dispatch: Dispatch,
+    /// Is there a place for who watches its health?
+    pub watches: Watches,
     /// What do callers send themselves?
     pub bookings: Bookings,
     /// Does the router go on?
@@ -178,7 +180,7 @@ impl Edge {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
-        let body = match self.read_body(&head.headers, body).await {
+        let body = match self.read_body(&caller, &head.headers, body).await {
             Ok(body) => body,
             Err(response) => {
                 self.dispatch.metrics.refused(Refused::Request);
@@ -208,7 +210,7 @@ fn is_passed(path: &str) -> bool {
     PASSED.contains(&path) || path.strip_suffix('/').is_some_and(|path| PASSED.contains(&path))
 }
 
-/// Routes of engines below `/v1/` that change what a replica serves. Engines undo percent encoding before they look.
+/// Routes of engines below `/v1/` that change what a replica serves.
 fn is_operators(path: &str) -> bool {
-    matches!(&*percent_decode_str(path).decode_utf8_lossy(), "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
+    matches!(path, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
 }

@@ -3,19 +3,23 @@
 use bytes::Bytes;
 use hostler_proto::agent::v1::RequestHead;
 use http::Method;
-use http::header::{self, HeaderMap};
+use http::header::HeaderMap;
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::Entry;
+use super::body::NoRoom;
+use super::content::Content;
 use super::form;
 use super::headers;
 use super::ids;
+use super::invocation;
 use super::isolation::{Plain, Salted};
 use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
 use super::state::owner;
+use super::work::{computes_nothing, tokens, work};
 use crate::admission::{Estimate, Limit, Limited, Permit};
 use crate::dispatch::{Answer, Dialect, Outgoing, Refusal, Reserved};
 use crate::keys::{Caller, Role};
@@ -23,8 +27,9 @@ use crate::metrics::Refused;
 use crate::placement::{Asked, Guest};
 use crate::sticky::{Keep, Named};
 
-/// Bytes of text that make a token, about.
-const BYTES_PER_TOKEN: usize = 4;
+/// Said to callers whose use is limited.
+const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
+    with `stream` if it takes long";
 
 /// A request for an engine, in the engine's own API, and who sends it.
 #[derive(Debug)]
@@ -132,48 +137,71 @@ impl Edge {
         }
     }
 
+    /// Whether it depends on what a body says what its caller may do. Of a form that is which model it asks for, and nothing else.
+    fn depends(&self, content: Content<'_>, caller: &Caller) -> bool {
+        let by_key = if matches!(content, Content::Form(_)) { caller.models.is_some() } else { self.keys.are_wanted() };
+        by_key || self.isolation.is_some()
+    }
+
+    /// Looks at what an engine would fetch for a request. A sound has any bytes; whatever else a body is called, an engine might read it as JSON.
+    fn check_media(&self, content: Content<'_>, body: &[u8], entry: &Entry) -> Result<(), Declined> {
+        if matches!(content, Content::Form(_)) {
+            return Ok(());
+        }
+        self.media.check(body, self.isolation.is_some()).map_err(|message| {
+            entry.refused("media");
+            Declined::Malformed(message)
+        })
+    }
+
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
-        let (route, content_type) = (path.path(), content_type(&headers));
-        let depends = self.keys.are_wanted() || self.isolation.is_some();
-        let peek = peeked(content_type, &body, depends).map_err(Declined::Malformed)?;
+        let content = Content::of(&headers);
+        let mut peek = peeked(content, &body, self.depends(content, &caller)).map_err(Declined::Malformed)?;
+        let route = invocation::carried(path.path(), &peek);
+        let named = invocation::model(path.path(), &headers).map_err(Declined::Malformed)?;
         let id = ids::draw();
-        entry.submitted(id, peek.model.as_deref());
-        caller.permit(&method, route, peek.model.as_deref()).map_err(Declined::Forbidden)?;
-        self.media.check(&body, self.isolation.is_some()).map_err(|message| {
-            entry.refused("media");
-            Declined::Malformed(message)
-        })?;
-        let plain = Plain { tenant: owner(&caller), route, content_type, body: &body, peek: &peek };
+        entry.submitted(id, named.as_deref().or(peek.model.as_deref()));
+        permit(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Declined::Forbidden)?;
+        if caller.role != Role::Admin && (peek.is_urgent || headers::is_urgent(&headers)) {
+            return Err(Declined::Forbidden(impatient(&caller)));
+        }
+        peek.model = named.or(peek.model);
+        self.check_media(content, &body, &entry)?;
+        let plain = Plain { tenant: owner(&caller), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
             Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
             _ => None,
         };
-        let text: usize = peek.text.iter().map(|text| text.len()).sum();
-        let output = if generates(route) { self.dispatch.placer.expected_output(peek.most_output) } else { 0 };
-        let input = if computes_nothing(route) { 0 } else { (text / BYTES_PER_TOKEN) as u64 };
-        let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
+        let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
+        let guest = guest(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let room = self.reading.room(guest).map_err(|full| without_room(&full))?;
         let names = Named::of(&method, route, peek.previous.as_deref());
+        if peek.background && names.makes_one() && caller.limits.bound_use() {
+            return Err(Declined::Malformed(NO_BACKGROUND.into()));
+        }
+        let work = work(route, body.len(), &peek);
+        let most_output = peek.most_output.number();
+        let output = if work.generates() { self.dispatch.placer.expected_output(most_output) } else { 0 };
+        let input = if work.is_some() { peek.text.iter().map(|text| tokens(text)).sum() } else { 0 };
+        let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
         if let Some(chosen) = peek.chosen.as_deref().filter(|id| names.makes_one() && self.sticky.is_of_another(id, owner(&caller), begun))
         {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
             return Err(Declined::Forbidden(message));
         }
         let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.part(&body, text));
-        let text = if computes_nothing(route) { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
-        let (body, salt) = match salted {
-            Some(Salted { body, salt, .. }) => (body, salt),
-            None => (body.clone(), peek.salt.unwrap_or_default()),
-        };
+        let text = if !work.is_some() { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
+        let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
+        let (body, salt) = salted.map_or_else(unsalted, |Salted { body, salt, .. }| (body, salt));
+        // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
+        let body = room.around(body);
         let outgoing = Box::new(Outgoing {
             id,
             priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
-            guest: Guest {
-                tenant: tenant(&caller).unwrap_or_else(|| headers::tenant(&headers, peek.user.as_deref())),
-                weight: caller.limits.weight.unwrap_or(1.0),
-                bytes: body.len() as u64,
-            },
+            tenant: tenant(&caller).unwrap_or_default(),
+            guest,
             spot: None,
             client_id: headers::client_id(&headers),
             asked: Asked {
@@ -181,12 +209,13 @@ impl Edge {
                 path: route.to_owned(),
                 text,
                 salt,
-                most_output: if generates(route) { peek.most_output } else { Some(0) },
+                most_output: if work.generates() { most_output } else { Some(0) },
                 streams: peek.stream,
                 only: None,
                 body: body.clone(),
             },
             dialect: Dialect::of(route),
+            work,
             keep: names.makes_one().then(|| Keep { sticky: self.sticky.clone(), tenant: owner(&caller).clone() }),
             names,
             head: RequestHead {
@@ -211,47 +240,47 @@ fn tenant(caller: &Caller) -> Option<u64> {
     (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
 }
 
+/// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
+pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> Guest {
+    let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
+    Guest { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
+}
+
+/// What the caller is told whose body finds no room.
+fn without_room(full: &NoRoom) -> Limited {
+    Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router }
+}
+
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
 fn band(caller: &Caller, asked: i32) -> i32 {
     if caller.role == Role::Admin { asked } else { asked.max(0) }
 }
 
-/// Routes that ask the engine for nothing that its accelerator computes.
-fn computes_nothing(path: &str) -> bool {
-    const NOTHING: [&str; 5] = ["/tokenize", "/detokenize", "/tokenizer_info", "/version", "/v1/messages/count_tokens"];
-    NOTHING.contains(&path) || path.ends_with("/render") || path.ends_with("/derender") || path.starts_with("/v1/responses/")
+/// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since
+/// other releases may read it.
+fn permit(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
+    if path != invocation::PATH || caller.models.is_none() {
+        return caller.permit(method, path, peek.model.as_deref());
+    }
+    let named = named.ok_or_else(invocation::unnamed)?;
+    [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.permit(method, path, Some(model)))
 }
 
-/// Routes whose answers are generated, a token a step.
-fn generates(path: &str) -> bool {
-    const GENERATE: [&str; 7] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/chat/completions/batch",
-        "/inference/v1/generate",
-        "/cohere/v2/chat",
-    ];
-    GENERATE.contains(&path)
-}
-
-fn content_type(headers: &HeaderMap) -> &str {
-    headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or_default().trim_start())
+/// What a caller is told that may not go before others, where engines schedule by priority.
+fn impatient(caller: &Caller) -> String {
+    format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
 }
 
 /// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
 /// unless what its caller may do depends on it.
-fn peeked<'a>(content_type: &str, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
-    let lower = content_type.to_ascii_lowercase();
-    if lower.starts_with("multipart/form-data") {
-        return form::peek(content_type, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) });
-    }
-    if body.is_empty() || !lower.starts_with("application/json") {
-        return Ok(Peek::default());
-    }
-    match peek(body) {
-        Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
-        peeked => peeked.map_err(|error| error.to_string()),
+fn peeked<'a>(content: Content<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+    match content {
+        _ if body.is_empty() => Ok(Peek::default()),
+        Content::Other => Ok(Peek::default()),
+        Content::Form(kind) => form::peek(kind, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) }),
+        Content::Json => match peek(body) {
+            Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
+            peeked => peeked.map_err(|error| error.to_string()),
+        },
     }
 }

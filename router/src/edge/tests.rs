@@ -1,8 +1,8 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 
-use super::headers::{incoming, outgoing};
-use super::peek::{Peek, is_nobodys_json, peek};
+use super::headers::{incoming, is_urgent as is_urgent_by_header, outgoing};
+use super::peek::{Most, Peek, is_nobodys_json, peek};
 
 fn model(name: &str) -> Peek<'static> {
     Peek { model: Some(name.into()), ..Peek::default() }
@@ -23,10 +23,61 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
     let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7,"priority":-2,"user":"u","system":"s"}"#;
     let peeked = peek(body.as_bytes()).unwrap();
     let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
-    let expected = Peek { stream: true, most_output: Some(7), priority: Some(-2), user: Some("u".into()), text, ..Peek::default() };
+    let (priority, user) = (Some(-2), Some("u".into()));
+    let expected = Peek { stream: true, most_output: Most::Of(7), priority, is_urgent: true, user, is_chat: true, text, ..Peek::default() };
     assert_eq!(peeked, expected);
     let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
-    assert_eq!(odd, Peek::default());
+    assert_eq!(odd, Peek { is_urgent: true, most_output: Most::Unclear, ..Peek::default() });
+}
+
+#[test]
+fn a_priority_that_is_not_plainly_0_or_more_may_go_before_others() {
+    let is_urgent = |priority: &str| peek(format!("{{\"pri\\u006frity\":{priority}}}").as_bytes()).unwrap().is_urgent;
+    for urgent in
+        ["-1", "-0", "-9223372036854775808", "1.0", "1e0", "\"-1\"", "\"1\"", "true", "[]", "-1,\"priority\":1", "1,\"priority\":-1"]
+    {
+        assert!(is_urgent(urgent), "{urgent}");
+    }
+    for patient in ["0", "1", "18446744073709551616", "null", "1,\"x\":{\"priority\":-1}"] {
+        assert!(!is_urgent(patient), "{patient}");
+    }
+    for (values, urgent) in
+        [(&[][..], false), (&["7"], false), (&["-7"], true), (&["7", "-7"], true), (&["x"], true), (&[""], true), (&["\u{b2}"], true)]
+    {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append("x-vllm-priority", value.parse().unwrap());
+        }
+        assert_eq!(is_urgent_by_header(&headers), urgent, "{values:?}");
+    }
+}
+
+#[test]
+fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_unclear_is_no_bound() {
+    let most = |body: &str| peek(body.as_bytes()).unwrap().most_output.number();
+    assert_eq!(most(r#"{"max_completion_tokens":1000,"max_tokens":1}"#), Some(1000));
+    assert_eq!(most(r#"{"max_tokens":1000,"max_output_tokens":null}"#), Some(1000));
+    // Engines take numbers in strings, too, and whole ones with a point.
+    assert_eq!(most(r#"{"max_tokens":"1000","max_output_tokens":1}"#), None);
+    assert_eq!(most(r#"{"max_output_tokens":1,"max_tokens":1e3}"#), None);
+    assert_eq!(most(r#"{"sampling_params":{"max_tokens":70,"n":4},"max_tokens":1}"#), Some(70));
+    let choices = |body: &str| peek(body.as_bytes()).unwrap().choices;
+    assert_eq!(choices(r#"{"sampling_params":{"n":4}}"#), Most::Of(4));
+    assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), Most::Unclear);
+    assert_eq!((choices(r#"{"n":2,"best_of":5}"#), choices(r#"{"n":"5"}"#)), (Most::Of(5), Most::Unclear));
+}
+
+#[test]
+fn a_prompt_of_token_ids_is_one() {
+    let body = br#"{"token_ids":[1,2,3],"sampling_params":{}}"#;
+    assert_eq!(peek(body).unwrap().text, ["[1,2,3]"]);
+}
+
+#[test]
+fn the_background_is_meant_in_any_form_that_an_engine_could_take_for_a_yes() {
+    let background = |value: &str| peek(format!("{{\"background\":{value}}}").as_bytes()).unwrap().background;
+    assert!(["true", "1", "\"yes\"", "1.0"].into_iter().all(background));
+    assert!(!background("false") && !background("null") && !peek(b"{}").unwrap().background);
 }
 
 #[test]

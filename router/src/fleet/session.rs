@@ -28,6 +28,12 @@ use crate::prompt::{FilesHash, Prompts};
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
+/// More requests are in flight on no replica, all routers together.
+const MOST_REQUESTS: u32 = 1 << 20;
+
+/// No replica has more tokens in its memory, or has more to compute: the largest hosts of today have room for some 100 million.
+const MOST_TOKENS: u64 = 1 << 28;
+
 /// A cache that was asked for and does not come is asked for again after this: a large one takes a second or two.
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
 
@@ -204,7 +210,7 @@ impl Session {
             self.directives.tell(Order::Resync(wire::Resync {}));
             return;
         }
-        self.next += 1;
+        self.next = self.next.wrapping_add(1);
         report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer(files));
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.deaths.is_empty()) {
@@ -274,7 +280,18 @@ fn state(wire: wire::ReplicaState) -> State {
     State { phase, models, files, wire }
 }
 
-fn load(wire: wire::Load) -> Load {
-    let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting));
+/// What an agent says of load, within what any replica can have: placement adds and multiplies it.
+fn load(mut wire: wire::Load) -> Load {
+    wire.in_flight = wire.in_flight.min(MOST_REQUESTS);
+    wire.pending_tokens = wire.pending_tokens.min(MOST_TOKENS);
+    wire.context_tokens = wire.context_tokens.min(MOST_TOKENS);
+    if let Some(engine) = &mut wire.engine {
+        engine.kv_blocks = engine.kv_blocks.min(MOST_TOKENS / u64::from(engine.block_size.max(1)));
+        engine.kv_use = if engine.kv_use.is_nan() { 0.0 } else { engine.kv_use.clamp(0.0, 1.0) };
+    }
+    let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting).min(MOST_REQUESTS));
     Load { others: wire.in_flight.saturating_sub(wire.in_flight_yours), engine, wire }
 }
+
+#[cfg(test)]
+mod tests;

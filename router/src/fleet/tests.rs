@@ -103,6 +103,22 @@ async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_th
 }
 
 #[tokio::test(start_paused = true)]
+async fn whether_a_replica_is_silent_is_told_by_the_newest_view_however_old_the_replicas_own_is() {
+    let fleet = fleet();
+    // Ten and more: their order is that of numbers.
+    attach(&fleet, 1, (0..12).map(ready).collect()).await;
+    let before = fleet.view().replicas.clone();
+    let silent = || before.iter().filter(|replica| fleet.view().is_silent(replica)).count();
+    assert_eq!(silent(), 0);
+    sleep(LEASE + Duration::from_millis(300)).await;
+    assert_eq!((silent(), before[3].suspect), (12, false));
+    report(&fleet, 1, false, vec![]).await;
+    assert_eq!(silent(), 0);
+    report(&fleet, 1, true, (1..12).map(ready).collect()).await;
+    assert_eq!(silent(), 1, "one that is gone");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_agent_breaks_its_lanes_and_its_node_is_forgotten_after_a_minute() {
     let fleet = fleet();
     let lane = attach(&fleet, 1, vec![ready(0)]).await;

@@ -21,6 +21,9 @@ const AVOID_AFTER_LOSS: Duration = Duration::from_secs(1);
 /// A router this young may not have heard of all its agents: they dial again within a second of losing one.
 const SETTLING: Duration = Duration::from_secs(2);
 
+/// No model takes a longer context, in tokens: the longest today takes 10 million.
+const LONGEST_CONTEXT: u64 = 1 << 24;
+
 /// Where an engine is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -135,6 +138,13 @@ pub struct Replica {
 }
 
 impl Replica {
+    /// Tokens of the longest context that it takes, as its agent says.
+    #[must_use]
+    pub fn longest_context(&self) -> u64 {
+        let told = self.state.wire.launch.as_ref().map_or(0, |launch| launch.max_model_len);
+        if told == 0 { LONGEST_CONTEXT } else { told.min(LONGEST_CONTEXT) }
+    }
+
     /// Whether a request may be sent there.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -196,6 +206,13 @@ impl FleetView {
         let avoided_until = replica.own.avoided_until.load(Ordering::Relaxed);
         // Most have never lost a request, and every placement asks this of every replica.
         replica.suspect || (avoided_until > 0 && avoided_until > self.milliseconds(now))
+    }
+
+    /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when it was forgotten.
+    #[must_use]
+    pub fn is_silent(&self, replica: &Replica) -> bool {
+        let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
+        place.map_or(true, |place| self.replicas[place].suspect)
     }
 
     /// Seconds since the router began: the clock of placement.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use hostler_proto::inference::v1::inference_server::SERVICE_NAME;
-use tokio::time::sleep;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server;
@@ -16,6 +17,25 @@ use crate::edge::Edge;
 
 /// How often the fleet is looked at for whoever watches it.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// The largest message of a health check: the name of a service.
+pub(super) const MESSAGE_BYTES: usize = 1024;
+
+/// Calls of `Watch` at once. A client that checks health has one for each of its connections.
+const WATCHES: usize = 1024;
+
+/// How long one lasts; who wants to watch on calls again.
+const LONGEST_WATCH: Duration = Duration::from_secs(3600);
+
+/// Places for calls of `Watch`.
+#[derive(Debug, Clone)]
+pub struct Watches(Arc<Semaphore>);
+
+impl Default for Watches {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(WATCHES)))
+    }
+}
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -31,6 +51,24 @@ impl Health {
         let serves = !edge.shutdown.is_draining() && edge.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         if serves { ServingStatus::Serving } else { ServingStatus::NotServing }
     }
+}
+
+/// Each change of what `look` sees, until that is nothing or time is up.
+fn changes(
+    look: impl FnMut() -> Option<ServingStatus>,
+    place: OwnedSemaphorePermit,
+) -> impl Stream<Item = Result<HealthCheckResponse, Status>> {
+    let until = Instant::now() + LONGEST_WATCH;
+    stream::unfold((None, look, place), move |(told, mut look, place)| async move {
+        while Instant::now() < until {
+            let status = look()?;
+            if told != Some(status) {
+                return Some((Ok(response(status)), (Some(status), look, place)));
+            }
+            sleep(LOOK).await;
+        }
+        None
+    })
 }
 
 fn response(status: ServingStatus) -> HealthCheckResponse {
@@ -52,21 +90,45 @@ impl health_server::Health for Health {
     /// Tells each change. It ends soon after drain has begun: a connection that is watched for ever would keep the router from leaving.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (health, service) = (self.clone(), request.into_inner().service);
-        let changes = stream::unfold(None, move |told| {
-            let (health, service) = (health.clone(), service.clone());
-            async move {
-                loop {
-                    let status = health.status(&service);
-                    if told != Some(status) {
-                        return Some((Ok(response(status)), Some(status)));
-                    }
-                    if health.0.shutdown.is_draining() {
-                        return None;
-                    }
-                    sleep(LOOK).await;
-                }
-            }
-        });
-        Ok(Response::new(Box::pin(changes)))
+        let Ok(place) = self.0.watches.0.clone().try_acquire_owned() else {
+            return Err(Status::resource_exhausted(format!(
+                "{WATCHES} calls of Watch are open, the most that may be: call Check now and then"
+            )));
+        };
+        // Who begins to watch while it drains is told so before the end.
+        let mut is_last = false;
+        let look = move || {
+            let ended = std::mem::replace(&mut is_last, health.0.shutdown.is_draining());
+            (!ended).then(|| health.status(&service))
+        };
+        Ok(Response::new(Box::pin(changes(look, place))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_tells_each_change_and_ends_in_time_giving_its_place_back() {
+        let Watches(places) = Watches::default();
+        let serves = Arc::new(AtomicBool::new(false));
+        let look = {
+            let serves = serves.clone();
+            move || Some(if serves.load(Ordering::Relaxed) { ServingStatus::Serving } else { ServingStatus::NotServing })
+        };
+        let begun = Instant::now();
+        let mut watch = Box::pin(changes(look, places.clone().try_acquire_owned().unwrap()));
+        assert_eq!(watch.next().await.unwrap().unwrap(), response(ServingStatus::NotServing));
+        serves.store(true, Ordering::Relaxed);
+        assert_eq!(watch.next().await.unwrap().unwrap(), response(ServingStatus::Serving));
+        assert!(watch.next().await.is_none());
+        assert!(begun.elapsed() >= LONGEST_WATCH && begun.elapsed() < LONGEST_WATCH + LOOK);
+        drop(watch);
+        assert_eq!(places.available_permits(), WATCHES);
     }
 }

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use hostler_proto::inference::v1 as wire;
 use hostler_proto::inference::v1::inference_server::{self, Inference, InferenceServer};
 use http::{HeaderMap, Method, Response};
-use tokio::time::Instant;
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout};
 use tonic::body::Body;
 use tonic::{Code, Request, Status};
 use tonic_health::pb::health_server::{self, HealthServer};
@@ -29,6 +30,7 @@ use crate::edge::access::Entry;
 use crate::edge::{Edge, Inquiry};
 use crate::keys::Caller;
 use deadline::Deadline;
+pub use health::Watches;
 pub use place::Bookings;
 use request::EngineRequest;
 use stream::Events;
@@ -55,10 +57,17 @@ impl Service {
     }
 }
 
-/// Answers a call of a health check.
-pub(crate) async fn check(edge: Arc<Edge>, request: http::Request<Body>) -> Response<Body> {
-    let Ok(response) = HealthServer::new(health::Health(edge)).oneshot(request).await;
-    response
+/// Answers a call of a health check. Whoever makes it has shown no key, so its message is small, comes within the time of a head, and takes nothing of
+/// the memory that requests share.
+pub(crate) async fn check(edge: Arc<Edge>, request: http::Request<Incoming>) -> Response<Body> {
+    let limit = edge.config.header_timeout;
+    let server = HealthServer::new(health::Health(edge)).max_decoding_message_size(health::MESSAGE_BYTES);
+    match timeout(limit, server.oneshot(request)).await {
+        Ok(Ok(response)) => response,
+        Err(_) => {
+            Status::deadline_exceeded(format!("the message of a health check did not arrive within {} s", limit.as_secs_f64())).into_http()
+        }
+    }
 }
 
 /// Answers a call of reflection, or of what is not there.

@@ -66,7 +66,7 @@ pub(crate) fn unread(why: &Unread) -> Status {
     let message = why.to_string();
     match why {
         Unread::TooLarge(most) => told(Code::ResourceExhausted, "MESSAGE_TOO_LARGE", &message, &[("max_bytes", &most.to_string())]),
-        Unread::NoRoom => again(Code::ResourceExhausted, "ROUTER_FULL", &message, RETRY),
+        Unread::NoRoom(_) => again(Code::ResourceExhausted, "ROUTER_FULL", &message, RETRY),
         Unread::TooSlow(_) => told(Code::DeadlineExceeded, "MESSAGE_TOO_SLOW", &message, &[]),
         _ => told(Code::InvalidArgument, "MESSAGE_UNREADABLE", &message, &[]),
     }

@@ -94,9 +94,17 @@ impl Joining {
             return Err(Status::permission_denied("only a node that is attached over this connection gets its next certificate"));
         }
         let (node, token) = (member.certified().node.clone(), member.certified().token.clone());
+        let issued = member.certified().issued;
         self.blocking(move |admitting| {
             if admitting.tokens.is_revoked(&token) {
                 return Err(refusal(&TokenRefused::Revoked(token)));
+            }
+            let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            match admitting.tokens.claim(&node, key, issued) {
+                Ok(()) => {}
+                // A folder that cannot be written is no reason for a node to leave.
+                Err(TokenRefused::Folder(error)) => tracing::warn!(node, %error, "whose the node's name is cannot be written down"),
+                Err(taken) => return Err(refusal(&taken)),
             }
             let issued = admitting.authority.issue(&node, &token, &signing_request, admitting.lifetime);
             issued.map_err(|error| Status::invalid_argument(error.to_string()))

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use hostler_tls::{Certified, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tonic::Request;
 use tonic::transport::server::Connected;
 
 use super::{Fence, Member};
 
-/// How long a connection without a certificate may last where agents need one: it is for asking for one.
-const STRANGERS_STAY: Duration = Duration::from_secs(60);
+/// How long a connection without a certificate may last where agents need one: it is for asking for one, which takes up to 15 s (`agent/src/join`).
+const STRANGERS_STAY: Duration = Duration::from_secs(20);
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Default)]
@@ -38,18 +39,33 @@ impl Peer {
 pub(crate) struct Connection {
     stream: Stream,
     peer: Peer,
+    stranger: Option<Stranger>,
+}
+
+/// A connection without a certificate where agents need one.
+#[derive(Debug)]
+struct Stranger {
     /// When it has lasted long enough.
-    until: Option<Pin<Box<Sleep>>>,
+    until: Pin<Box<Sleep>>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// Whatever certificate has come with it was found good in the handshake.
-    pub(crate) fn new(stream: Stream, fence: &Arc<Fence>) -> Self {
+    /// Whatever certificate has come with it was found good in the handshake. `None` for one without, when there are as many already as there are
+    /// places for `strangers`.
+    pub(crate) fn new(stream: Stream, fence: &Arc<Fence>, strangers: &Arc<Semaphore>) -> Option<Self> {
         let address = stream.tcp().peer_addr().ok();
         let certified = stream.certificate().and_then(Certified::read);
         let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
-        let is_strangers = matches!(stream, Stream::Tls(_)) && member.is_none();
-        Self { stream, peer: Peer { address, member }, until: is_strangers.then(|| Box::pin(sleep(STRANGERS_STAY))) }
+        let mut stranger = None;
+        if matches!(stream, Stream::Tls(_)) && member.is_none() {
+            let Ok(place) = strangers.clone().try_acquire_owned() else {
+                tracing::debug!(peer = ?address, "a connection without a certificate is closed: there are many of them");
+                return None;
+            };
+            stranger = Some(Stranger { until: Box::pin(sleep(STRANGERS_STAY)), _place: place });
+        }
+        Some(Self { stream, peer: Peer { address, member }, stranger })
     }
 }
 
@@ -64,7 +80,7 @@ impl Connected for Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let connection = self.get_mut();
-        if connection.until.as_mut().is_some_and(|until| until.as_mut().poll(context).is_ready()) {
+        if connection.stranger.as_mut().is_some_and(|stranger| stranger.until.as_mut().poll(context).is_ready()) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         Pin::new(&mut connection.stream).poll_read(context, buffer)

@@ -63,6 +63,15 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Whether what requests use is bounded, and not only how many are sent.
+    #[must_use]
+    pub fn bound_use(&self) -> bool {
+        let Self { in_flight, input_per_minute, input_per_day, output_per_minute, output_per_day, requests_per_minute: _, weight: _ } =
+            self;
+        let tokens = [input_per_minute, input_per_day, output_per_minute, output_per_day];
+        in_flight.is_some() || tokens.into_iter().any(Option::is_some)
+    }
+
     /// Whether nothing is bounded.
     #[must_use]
     pub fn is_empty(&self) -> bool {

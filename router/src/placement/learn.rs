@@ -59,6 +59,8 @@ pub struct Placed {
     streams: bool,
     /// Its tokens are known well enough to learn from.
     teaches: bool,
+    /// Tokens that its answer may have.
+    most_output: Option<u64>,
 }
 
 impl Placed {
@@ -75,6 +77,7 @@ impl Placed {
             among: (0, 0),
             streams: prompt.streams(),
             teaches: !prompt.is_estimate(),
+            most_output: prompt.most_output(),
         }
     }
 
@@ -103,12 +106,14 @@ impl Placed {
         self.record.outcome.lock().first_token = Some(took);
     }
 
-    /// The answer has ended whole, after `events` of a stream.
+    /// What was generated has ended whole, after `events` of a stream, of an engine that takes so long a `context`. All callers share what is
+    /// learned of lengths, so only `one` answer teaches, and no more than it could have.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-    pub fn ended(&self, usage: Option<Usage>, events: u64) {
+    pub fn ended(&self, usage: Option<Usage>, events: u64, context: u64, one: bool) {
         let completion = usage.map_or(events, |usage| usage.completion);
-        if completion > 0 {
-            self.placer.outputs.seen(completion as f64);
+        let seen = completion.min(context).min(self.most_output.unwrap_or(u64::MAX));
+        if seen > 0 && one {
+            self.placer.outputs.seen(seen as f64);
         }
         if let Some(first) = self.first.filter(|_| self.streams && completion > 2) {
             let interval = first.elapsed().as_secs_f64() / (completion - 1) as f64;
@@ -121,11 +126,17 @@ impl Placed {
         self.placer.metrics.cached(self.record.level, predicted, cached_tokens);
         if let Some((seat, keys)) = &self.guessed {
             // In the unit of the guess, whose tokens are only estimated.
-            let scale = u64::from(self.record.tokens) * cached / usage.map_or(1, |usage| usage.prompt.max(1));
-            self.placer.correct_guess(*seat, keys, predicted, u32::try_from(scale).unwrap_or(u32::MAX));
+            let cached = scaled(self.record.tokens, cached, usage.map_or(1, |usage| usage.prompt));
+            self.placer.correct_guess(*seat, keys, predicted, cached);
         }
         self.record.outcome.lock().cached = Some(cached_tokens);
     }
+}
+
+/// The part of `tokens` that `cached` is of `prompt`, which is an engine's word.
+fn scaled(tokens: u32, cached: u64, prompt: u64) -> u32 {
+    let part = u128::from(tokens) * u128::from(cached) / u128::from(prompt.max(1));
+    u32::try_from(part).map_or(tokens, |part| part.min(tokens))
 }
 
 #[cfg(test)]

@@ -212,14 +212,14 @@ impl Placer {
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.known.clear();
-        let (mut pool, mut own, mut others) = (Pool::default(), 0, 0);
+        let (mut pool, mut own, mut others) = (Pool::default(), 0, 0_u32);
         let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.only().is_none_or(|only| only.is(replica)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.known.push(self.known(prompt, replica));
             pool.add(&replica.own.learned());
             own += replica.own.in_flight();
-            others += replica.load.others;
+            others = others.saturating_add(replica.load.others);
         }
         // A prompt arrives once, counted by the blocks of those that it may go to.
         if tables.candidates.is_empty() {
@@ -275,7 +275,10 @@ impl Placer {
         let due = match prompt.most_output() {
             _ if prompt.streams() => first_token,
             #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-            Some(most) => first_token + LATE * most as f64 * rates.step_seconds(choice.candidate.in_flight + 1, choice.candidate.context),
+            Some(most) => {
+                first_token
+                    + LATE * most as f64 * rates.step_seconds(choice.candidate.in_flight.saturating_add(1), choice.candidate.context)
+            }
             None => f64::INFINITY,
         };
         let booking = Booking { tokens: prompt.tokens(), uncached: choice.uncached, due };
@@ -346,7 +349,7 @@ impl Placer {
 
     /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
     fn correct_guess(&self, seat: Seat, keys: &[Key], predicted: u32, cached: u32) {
-        if cached + GUESS_SLACK < predicted {
+        if cached.saturating_add(GUESS_SLACK) < predicted {
             self.guess.corrected(seat, keys, cached / TEXT_BLOCK_TOKENS);
             self.guess.sent(seat, keys);
         }
@@ -362,8 +365,8 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
         replica: 0,
         matched: 0,
         in_flight: own.in_flight().saturating_add(load.others).max(load.engine),
-        pending: own.pending() + load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours),
-        context: own.context() + load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours),
+        pending: own.pending().saturating_add(load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours)),
+        context: own.context().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
         capacity: capacity(replica),
         kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
         budget: if budget == 0 { USUAL_BUDGET } else { budget },
@@ -383,7 +386,7 @@ fn block_tokens(replica: &Replica) -> Option<u32> {
 
 /// Tokens that a replica's KV cache holds; 0 when unknown.
 fn capacity(replica: &Replica) -> u64 {
-    replica.load.wire.engine.as_ref().map_or(0, |engine| engine.kv_blocks * u64::from(engine.block_size))
+    replica.load.wire.engine.as_ref().map_or(0, |engine| engine.kv_blocks.saturating_mul(u64::from(engine.block_size)))
 }
 
 /// How many times our own requests the fleet serves, of which so many are in flight.

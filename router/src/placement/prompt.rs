@@ -60,7 +60,7 @@ impl Level {
 pub struct Asked {
     /// The model that the request names.
     pub model: Option<String>,
-    /// Path of the request, without its query.
+    /// The route that it is for: its path without its query, or what an invocation carries.
     pub path: String,
     /// Its whole body.
     pub body: Bytes,

@@ -183,6 +183,20 @@ async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its
 }
 
 #[tokio::test(start_paused = true)]
+async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
+    let fixture = Fixture::guessed(2).await;
+    let engine = wire::EngineLoad { kv_blocks: u64::MAX, block_size: u32::MAX, kv_use: f64::MAX, ..wire::EngineLoad::default() };
+    let wire = wire::Load { engine: Some(engine), pending_tokens: u64::MAX, context_tokens: u64::MAX, ..wire::Load::default() };
+    let load = Load { others: u32::MAX, engine: 0, wire };
+    let loaded = |index| Change { state: None, load: Some(load.clone()), ..ready(index) };
+    report(&fixture.fleet, 1, false, vec![loaded(0), loaded(1)]).await;
+    let prompt = text("hi");
+    let chosen = fixture.choose(&prompt);
+    let _in_flight = fixture.enter(&prompt, &chosen);
+    fixture.choose(&prompt);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replica_that_was_tried_is_no_candidate() {
     let fixture = Fixture::guessed(2).await;
     let prompt = text("Hello, engine, how are you?");

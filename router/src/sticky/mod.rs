@@ -22,7 +22,8 @@ pub use ask::ask;
 pub use named::Named;
 pub use watch::{Keep, Watch};
 
-/// Responses that are remembered: with ids of 37 bytes about 10 MB. The oldest one makes way.
+/// Responses that are remembered: with ids of 37 bytes about 10 MB. Of the tenant that has most of them, the oldest one makes way: so nobody loses any
+/// to others as long as it has no more than its share.
 const MOST: usize = 65_536;
 
 /// How long a response is remembered. OpenAI keeps them for 30 days; an engine's memory seldom lives that long.
@@ -78,8 +79,10 @@ pub struct Sticky(Arc<Mutex<Table>>);
 #[derive(Debug, Default)]
 struct Table {
     kept: FxHashMap<Arc<str>, Kept>,
-    /// In the order in which they end; an id that was learned again is there twice.
-    ends: VecDeque<(Instant, Arc<str>)>,
+    /// Each tenant's, in the order in which they end; an id that was learned again is there twice.
+    ends: FxHashMap<Arc<str>, VecDeque<(Instant, Arc<str>)>>,
+    /// The ends of all tenants.
+    count: usize,
 }
 
 #[derive(Debug)]
@@ -96,12 +99,13 @@ impl Sticky {
             return;
         }
         let mut table = self.0.lock();
-        table.forget(now);
-        if table.kept.get(id).is_some_and(|kept| kept.tenant != *tenant) {
+        table.forget(tenant, now);
+        if table.kept.get(id).is_some_and(|kept| kept.until > now && kept.tenant != *tenant) {
             return;
         }
         let (id, until): (Arc<str>, Instant) = (id.into(), now + LIFE);
-        table.ends.push_back((until, id.clone()));
+        table.ends.entry(tenant.clone()).or_default().push_back((until, id.clone()));
+        table.count += 1;
         table.kept.insert(id, Kept { home, tenant: tenant.clone(), until });
     }
 
@@ -136,16 +140,29 @@ impl Sticky {
 }
 
 impl Table {
-    /// Makes room for one more.
-    fn forget(&mut self, now: Instant) {
-        while let Some((end, id)) = self.ends.front()
-            && (*end <= now || self.ends.len() >= MOST)
-        {
+    /// Forgets what of this tenant is over, and makes room for one more.
+    fn forget(&mut self, tenant: &Arc<str>, now: Instant) {
+        while self.ends.get(tenant).and_then(VecDeque::front).is_some_and(|(end, _)| *end <= now) {
+            self.drop_oldest(tenant);
+        }
+        while self.count >= MOST {
+            // Tenants are as many as the operator has made, and only a full table is searched.
+            let Some(greatest) = self.ends.iter().max_by_key(|(_, ends)| ends.len()).map(|(tenant, _)| tenant.clone()) else { return };
+            self.drop_oldest(&greatest);
+        }
+    }
+
+    fn drop_oldest(&mut self, tenant: &Arc<str>) {
+        let Some(ends) = self.ends.get_mut(tenant) else { return };
+        if let Some((end, id)) = ends.pop_front() {
+            self.count -= 1;
             // Learned again since, it has a later place in the order.
-            if self.kept.get(id).is_some_and(|kept| kept.until == *end) {
-                self.kept.remove(id);
+            if self.kept.get(&id).is_some_and(|kept| kept.until == end) {
+                self.kept.remove(&id);
             }
-            self.ends.pop_front();
+        }
+        if ends.is_empty() {
+            self.ends.remove(tenant);
         }
     }
 }

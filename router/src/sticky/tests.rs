@@ -66,12 +66,33 @@ async fn the_oldest_response_makes_way() {
         // Again and again the same one: it holds one place.
         sticky.learn("resp_same", home("n/0", 1), &tenant, now + Duration::from_nanos(number as u64));
     }
-    assert!(sticky.len() <= MOST && sticky.0.lock().ends.len() <= MOST, "{}", sticky.len());
+    assert!(sticky.len() <= MOST && sticky.0.lock().ends.values().map(VecDeque::len).sum::<usize>() <= MOST, "{}", sticky.len());
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let view = fleet.view();
     assert_eq!(sticky.find("resp_0", "", &view, now), Known::Unknown);
     assert_eq!(sticky.find("resp_same", "", &view, now), Known::Here(home("n/0", 1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_stores_many_responses_forgets_its_own_and_nobody_elses() {
+    let (sticky, greedy, modest): (_, Arc<str>, Arc<str>) = (Sticky::default(), "greedy".into(), "modest".into());
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let (view, now) = (fleet.view(), Instant::now());
+    sticky.learn("resp_modest", home("n/0", 1), &modest, now);
+    for number in 0..2 * MOST {
+        sticky.learn(&format!("resp_{number}"), home("n/0", 1), &greedy, now);
+    }
+    assert_eq!(sticky.find("resp_modest", "modest", &view, now), Known::Here(home("n/0", 1)));
+    assert_eq!(sticky.find("resp_0", "greedy", &view, now), Known::Unknown);
+    assert_eq!(sticky.find(&format!("resp_{}", 2 * MOST - 1), "greedy", &view, now), Known::Here(home("n/0", 1)));
+    // And who comes later has its share as well.
+    for number in 0..100 {
+        sticky.learn(&format!("resp_late_{number}"), home("n/0", 1), &modest, now);
+    }
+    assert_eq!(sticky.find("resp_modest", "modest", &view, now), Known::Here(home("n/0", 1)));
+    assert_eq!(sticky.len(), MOST);
 }
 
 #[test]

@@ -37,6 +37,7 @@ pub(crate) struct Fields<'a> {
     pub(crate) encoding_format: Option<&'a RawValue>,
     pub(crate) dimensions: Option<&'a RawValue>,
     pub(crate) instructions: Option<&'a RawValue>,
+    pub(crate) text: Option<&'a RawValue>,
     pub(crate) store: Option<&'a RawValue>,
     pub(crate) background: Option<&'a RawValue>,
     pub(crate) previous_response_id: Option<&'a RawValue>,

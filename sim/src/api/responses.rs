@@ -1,4 +1,4 @@
-//! `/v1/responses`: one text message, no tools. Where responses are kept, they are found and ended by their id; a request that continues
+//! `/v1/responses`: one text message; tools and formats are repeated, and never used. Where responses are kept, they are found and ended by their id; a request that continues
 //! one is told where there is none, and answered as if it stood alone.
 
 use std::collections::VecDeque;
@@ -40,7 +40,9 @@ pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) 
     let id = answer_id("resp", request_id).replacen('-', "_", 1);
     let prompts = vec![Prompt { tokens, limit }];
     let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
-    let mut writer = ResponseEvents::new(answer, stores.then(|| api.stored.clone()));
+    let repeated = |field: Option<&RawValue>, none: &str| field.map_or(none, RawValue::get).to_owned();
+    let echo = Echo { tools: repeated(fields.tools, "[]"), text: repeated(fields.text, "null") };
+    let mut writer = ResponseEvents::new(answer, stores.then(|| api.stored.clone()), echo);
     if in_background {
         return Ok(json(StatusCode::OK, writer.run(generation)));
     }
@@ -89,12 +91,20 @@ fn input_tokens(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     messages_prompt("input", Some(&messages), None, Ending::AnswerStart)
 }
 
+/// What the response repeats of its request, as JSON.
+#[derive(Debug)]
+struct Echo {
+    tools: String,
+    text: String,
+}
+
 /// The events of a streamed response; also the writer of whole ones.
 #[derive(Debug)]
 pub(crate) struct ResponseEvents {
     answer: Answer,
     /// Where it is kept.
     stored: Option<Stored>,
+    echo: Echo,
     message_id: String,
     /// The text so far, escaped for JSON.
     text: Vec<u8>,
@@ -103,9 +113,9 @@ pub(crate) struct ResponseEvents {
 }
 
 impl ResponseEvents {
-    fn new(answer: Answer, stored: Option<Stored>) -> Self {
+    fn new(answer: Answer, stored: Option<Stored>, echo: Echo) -> Self {
         let message_id = format!("msg_{}", random_id(16));
-        Self { answer, stored, message_id, text: Vec::new(), generated: 0, sequence: 0 }
+        Self { answer, stored, echo, message_id, text: Vec::new(), generated: 0, sequence: 0 }
     }
 
     /// The whole response, once it is complete; it is kept by then.
@@ -220,6 +230,7 @@ impl ResponseEvents {
     fn response(&self, finish: Option<Finish>, cached: usize) -> String {
         let Answer { id, created, model, options, prompt_tokens, .. } = &self.answer;
         let (id, model) = (quoted(id), quoted(model));
+        let Echo { tools, text } = &self.echo;
         let (status, incomplete) = match finish {
             None => ("in_progress", "null"),
             Some(Finish::Length) => ("incomplete", r#"{"reason":"max_output_tokens"}"#),
@@ -237,7 +248,7 @@ impl ResponseEvents {
             );
         }
         format!(
-            r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},"instructions":null,"metadata":null,"model":{model},"object":"response","output":[{output}],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":{most},"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":null,"top_logprobs":null,"truncation":"disabled","usage":{usage},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
+            r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},"instructions":null,"metadata":null,"model":{model},"object":"response","output":[{output}],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"none","tools":{tools},"top_p":1.0,"background":false,"max_output_tokens":{most},"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":{text},"top_logprobs":null,"truncation":"disabled","usage":{usage},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
         )
     }
 }

@@ -27,8 +27,11 @@ pub(crate) struct Addresses {
 pub(crate) struct Router {
     child: Child,
     pub(crate) addresses: Addresses,
-    _home: TempDir,
+    home: TempDir,
 }
+
+/// Where operators ask it, in its home.
+const SOCKET: &str = "o.sock";
 
 /// How long it may take to say where it listens.
 const START: Duration = Duration::from_secs(10);
@@ -47,12 +50,13 @@ impl Router {
         ] {
             command.args([flag, &address.map_or("127.0.0.1:0".to_owned(), |address| address.to_string())]);
         }
+        command.arg("--operators-socket").arg(home.path().join(SOCKET));
         let log = File::create(home.path().join("log"))?;
         let child = command.env("HOME", home.path()).stdin(Stdio::null()).stdout(File::create(&said)?).stderr(log).spawn();
         let mut child = child.with_context(|| format!("cannot start {}: build it, or name another by HOSTLER_BIN", program.display()))?;
         for _ in 0..START.as_millis() {
             if let Some(addresses) = parse(&fs::read_to_string(&said)?) {
-                return Ok(Self { child, addresses, _home: home });
+                return Ok(Self { child, addresses, home });
             }
             if let Some(status) = child.try_wait()? {
                 bail!("the router has ended ({status}):\n{}", fs::read_to_string(home.path().join("log"))?);
@@ -90,7 +94,7 @@ impl Router {
 
     /// The replicas that it has ready, by what operators are told, and how many bytes that takes.
     pub(crate) async fn list(&self) -> anyhow::Result<(usize, usize)> {
-        let channel = Channel::from_shared(format!("http://{}", self.addresses.admin))?.connect().await?;
+        let channel = Channel::from_shared(format!("unix:{}", self.home.path().join(SOCKET).display()))?.connect().await?;
         let mut client = FleetClient::new(channel).max_decoding_message_size(64 << 20);
         let list = client.list(ListRequest {}).await?.into_inner();
         let bytes = prost::Message::encoded_len(&list);

@@ -9,11 +9,12 @@ use flate2::write::GzEncoder;
 use http::Request;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::harness::{CHAT, Fleet, Setup, chat, chat_stream, raw, soon};
+use crate::harness::{CHAT, Fleet, MODEL, Setup, chat, chat_stream, raw, soon};
 
 fn in_gzip(body: &[u8]) -> Request<Full<Bytes>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
@@ -41,7 +42,8 @@ async fn a_compressed_body_is_refused_by_name_and_where_it_is_allowed_the_engine
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
-    let fleet = Fleet::start(Setup::agents(1).router(|router| router.max_reading_bytes = 1 << 20)).await;
+    let fleet =
+        Fleet::start(Setup::agents(1).router(|router| (router.max_reading_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
     let edge = fleet.routers[0].edge;
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n";
     let refused = format!("{head}{}", "x".repeat(400_000));
@@ -59,10 +61,47 @@ async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
     fleet.until_idle().await;
 }
 
+/// A request with a body of 400 KB.
+fn large(stream: bool) -> Value {
+    let padding = "x".repeat(400_000);
+    json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": if stream { 10_000 } else { 1 }, "stream": stream, "padding": padding})
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_of_http_2_that_takes_one_of_its_answers_cannot_keep_the_others_waiting_for_ever() {
+async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than_is_set() {
+    let fleet =
+        Fleet::start(Setup::agents(1).router(|router| (router.max_reading_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
+    fleet.fault("n0/0", "hang").await;
+    let ask = |body: Value| {
+        let edge = fleet.edge();
+        tokio::spawn(async move { edge.post(CHAT, &body).await })
+    };
+    let waiting = [ask(large(false)), ask(large(false))];
+    fleet.until_replica("n0/0", "two large ones", |replica| replica.own == 2).await;
+    let refused = timeout(Duration::from_secs(10), fleet.edge().post(CHAT, &large(false))).await.expect("a refusal, at once");
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
+    assert!(refused.message().contains("router.max_reading_bytes"), "{}", refused.text());
+    let small = ask(chat(1));
+    fleet.until_replica("n0/0", "a small one", |replica| replica.own == 3).await;
+    fleet.fault("n0/0", "ok").await;
+    for answer in waiting.into_iter().chain([small]) {
+        assert_eq!(soon("an answer", answer).await.unwrap().status, 200);
+    }
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut stream = fleet.edge().open(CHAT, &large(true)).await;
+        stream.events(1).await;
+        assert_eq!(stream.status, 200, "an answer that has begun needs its body no more");
+        streams.push(stream);
+    }
+    drop(streams);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_http_2_that_its_client_does_not_take_ends_alone_and_its_neighbours_go_on() {
     let stall = Duration::from_millis(400);
-    let fleet = Fleet::start(Setup::agents(1).router(|router| router.client_stall_timeout = stall)).await;
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").router(|router| router.client_stall_timeout = stall)).await;
     let stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
     let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     // Some events fit into this window, no whole answer does.
@@ -75,12 +114,21 @@ async fn a_client_of_http_2_that_takes_one_of_its_answers_cannot_keep_the_others
         sender.send_request(request).await.unwrap()
     };
     let untouched = ask(10_000).await;
-    let taken = ask(10).await;
-    assert_eq!((untouched.status(), taken.status()), (http::StatusCode::OK, http::StatusCode::OK));
-    let whole = soon("the answer that is taken", http_body_util::BodyExt::collect(taken.into_body())).await.unwrap().to_bytes();
+    let neighbour = ask(300).await;
+    assert_eq!((untouched.status(), neighbour.status()), (http::StatusCode::OK, http::StatusCode::OK));
+    let whole = tokio::spawn(http_body_util::BodyExt::collect(neighbour.into_body()));
+    // The one that is left is the neighbour, whose answer takes longer than the limit.
+    fleet.until_in_flight("n0/0", 2).await;
+    fleet.until_in_flight("n0/0", 1).await;
+    assert!(!whole.is_finished(), "the neighbour outlives the stream that was reset");
+    let whole = soon("the answer that is taken", whole).await.unwrap().unwrap().to_bytes();
     assert!(whole.ends_with(b"data: [DONE]\n\n"));
-    let _ = soon("the end of the connection", connection).await;
-    drop(untouched);
+    let cut = soon("the end of the answer that was not taken", http_body_util::BodyExt::collect(untouched.into_body())).await;
+    assert!(format!("{:?}", cut.unwrap_err()).contains("CANCEL"), "its stream was reset");
+    let after = ask(1).await;
+    assert_eq!(after.status(), http::StatusCode::OK, "the connection serves on");
+    assert!(!connection.is_finished());
+    drop((after, connection));
     fleet.until_idle().await;
 }
 

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Admin, CHAT};
+use crate::harness::CHAT;
 use crate::harness::{Ended, Endpoint, Program, Workplace, chat, chat_stream, hostler, is_alive, until};
 
 /// URL and body of a printed `curl` line.
@@ -15,7 +15,7 @@ fn parsed(line: &str) -> (std::net::SocketAddr, String, Value) {
 }
 
 async fn engine_pids(up: &Program) -> Vec<u32> {
-    let replicas = Admin(up.address("admin").await).replicas().await.unwrap();
+    let replicas = up.admin().await.replicas().await.unwrap();
     replicas.iter().map(|replica| replica.pid).collect()
 }
 
@@ -64,9 +64,9 @@ async fn operators_list_drain_restart_and_read_logs() {
     let workplace = Workplace::new();
     let up = workplace.up(2, &[]);
     up.line("curl").await;
-    let admin = up.address("admin").await.to_string();
+    let admin = up.admin().await.socket();
     let ask = async |arguments: &[&str]| {
-        let ended = workplace.run(&[arguments, &["--admin", &admin]].concat()).await;
+        let ended = workplace.run(&[arguments, &["--admin", admin]].concat()).await;
         assert!(ended.success, "{arguments:?}: {}", ended.stderr);
         ended.stdout
     };
@@ -91,7 +91,7 @@ async fn operators_list_drain_restart_and_read_logs() {
     phase("stopped").await;
     assert_eq!(ask(&["restart", &id]).await, format!("restarting {id}\n"));
     phase("ready").await;
-    let refused = workplace.run(&["drain", "nobody", "--admin", &admin]).await;
+    let refused = workplace.run(&["drain", "nobody", "--admin", admin]).await;
     assert!(!refused.success);
     assert_eq!(refused.stderr, format!("error: no node or replica is called \"nobody\"; replicas: {node}/0, {id}\n"));
 }
@@ -103,7 +103,7 @@ async fn a_router_and_an_agent_of_their_own_work_together() {
         .start("router", &["router", "--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
     let agents = router.address("agents").await.to_string();
     let mut agent = workplace.start("agent", &["agent", "--router", &agents, "--engine", "simulated", "--replicas", "1", "--node", "far"]);
-    let admin = Admin(router.address("admin").await);
+    let admin = router.admin().await;
     until("the node ready", async || {
         let replicas = admin.replicas().await.unwrap();
         if replicas.iter().any(|replica| replica.id == "far/0" && replica.is_ready()) { Ok(()) } else { Err(format!("{replicas:?}")) }

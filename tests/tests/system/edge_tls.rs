@@ -228,7 +228,10 @@ async fn a_certificate_is_replaced_under_load_without_a_failed_request() {
 #[tokio::test]
 async fn a_router_does_not_start_in_plain_text_beyond_its_host_or_without_its_files() {
     let local = || "127.0.0.1:0".to_owned();
-    let config = RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), ..RouterConfig::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let operators_socket = folder.path().join("o.sock");
+    let config =
+        RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), operators_socket, ..RouterConfig::default() };
     let refusal = async |change: &dyn Fn(&mut RouterConfig)| {
         let mut config = config.clone();
         change(&mut config);

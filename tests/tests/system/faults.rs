@@ -188,7 +188,11 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
             running.map(|replica| replica.id.clone()).ok_or_else(|| format!("{replicas:#?}"))
         })
         .await;
-        fleet.fault(&running, "error_event").await;
+        // The fault ends what the engine has by then, so it is set until the request has left.
+        let own = async || fleet.replica(&running).await.own;
+        while own().await == 1 && !request.is_finished() {
+            fleet.fault(&running, "error_event").await;
+        }
         erred.push(running);
     }
     let answer = request.await.unwrap();

@@ -48,8 +48,7 @@ impl OnGpus {
 
     /// What an operator's command at this fleet's router says.
     async fn hostler(&self, arguments: &[&str]) -> Ended {
-        let admin = self.fleet.routers[0].admin.to_string();
-        Workplace::new().run(&[arguments, &["--admin", &admin]].concat()).await
+        Workplace::new().run(&[arguments, &["--admin", self.fleet.admin().socket()]].concat()).await
     }
 
     /// The entry of `CUDA_VISIBLE_DEVICES` that a replica's engine was given.

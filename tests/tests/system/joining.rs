@@ -13,6 +13,7 @@ use hostler_proto::join::v1::{EnrollRequest, RenewRequest};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use hostler_tls::{Applicant, Authority, Certified, ClientConfig, NodeKey, Scope, Token, Tokens, Trust, Uses, member_config};
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
@@ -39,7 +40,7 @@ impl Gate {
     }
 
     fn token(&self, expires_in: Duration, job: &str, uses: Uses) -> Token {
-        self.tokens.create(&self.authority, &Scope { expires_in, job: job.into(), uses }, hostler_tls::now()).unwrap()
+        self.tokens.create(&self.authority, &Scope { job: job.into(), ..Scope::new(expires_in, uses) }, hostler_tls::now()).unwrap()
     }
 
     fn good_token(&self, nodes: u32) -> Token {
@@ -69,14 +70,22 @@ impl Gate {
     }
 
     async fn enroll(&self, fleet: &Fleet, token: &Token, node: &str, job: &str) -> Result<Certified, Status> {
-        let request = EnrollRequest {
+        self.call(fleet, EnrollRequest { job: job.into(), ..self.request(token, node, &format!("{node}-of-a-test")) }).await
+    }
+
+    /// What a node says that has this key.
+    fn request(&self, token: &Token, node: &str, key: &str) -> EnrollRequest {
+        EnrollRequest {
             protocol: PROTOCOL,
             token_id: token.id.clone(),
             token_secret: token.secret().to_vec().into(),
             node: node.into(),
-            job: job.into(),
-            signing_request: self.key(&format!("{node}-of-a-test")).request().unwrap().into(),
-        };
+            job: String::new(),
+            signing_request: self.key(key).request().unwrap().into(),
+        }
+    }
+
+    async fn call(&self, fleet: &Fleet, request: EnrollRequest) -> Result<Certified, Status> {
         let channel = dial(fleet, Trust::by(self.authority.fingerprint()).unwrap()).await;
         let answer = soon("an answer to Enroll", JoinClient::new(channel).enroll(request)).await?;
         Ok(Certified::read(&answer.into_inner().certificate).unwrap())
@@ -221,6 +230,67 @@ async fn plain_text_at_the_agents_port_gets_nothing() {
     let refused = tokio::spawn(async move { attach(address, [hello]).await.map(drop) }).await;
     assert!(!matches!(refused, Ok(Ok(()))), "{refused:?}");
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one() {
+    const MOST: usize = 64;
+    let gate = Gate::new();
+    let fleet = Fleet::start(gate.setup(1, &gate.good_token(1))).await;
+    let (mut strangers, mut closed) = (Vec::new(), Vec::new());
+    for number in 0..MOST + 20 {
+        let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
+        let shaken = hostler_tls::connect(stream, Trust::by(gate.authority.fingerprint()).unwrap());
+        // Who is refused hears so in the midst of the handshake's end.
+        let shaken = soon("a handshake", shaken).await;
+        let Ok(mut stream) = shaken else {
+            closed.push(number);
+            continue;
+        };
+        strangers.push(tokio::spawn(async move { while matches!(stream.read(&mut [0; 256]).await, Ok(1..)) {} }));
+    }
+    until("all beyond the bound closed", async || {
+        let open = strangers.iter().filter(|stranger| !stranger.is_finished()).count();
+        if open <= MOST { Ok(()) } else { Err(format!("{open} are open")) }
+    })
+    .await;
+    assert_eq!(strangers.iter().filter(|stranger| !stranger.is_finished()).count(), MOST, "{} refused at once", closed.len());
+    let member = attach_as(dial(&fleet, gate.stolen("n0")).await, "n0").await.unwrap_err();
+    assert!(member.message().contains("another agent is attached"), "it was heard: {member}");
+    fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
+    strangers.iter().for_each(tokio::task::JoinHandle::abort);
+    until("a place for who comes next", async || {
+        let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
+        let shaken = hostler_tls::connect(stream, Trust::by(gate.authority.fingerprint()).unwrap()).await;
+        let mut stream = shaken.map_err(|error| error.to_string())?;
+        // The router's first words, where it goes on.
+        match stream.read(&mut [0; 9]).await {
+            Ok(1..) => Ok(()),
+            ended => Err(format!("{ended:?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_was_admitted_once_is_its_nodes_while_that_is_away() {
+    let gate = Gate::new();
+    let token = gate.good_token(5);
+    let fleet = Fleet::launch(gate.setup(0, &token)).await;
+    let owner = gate.enroll(&fleet, &token, "n", "").await.unwrap();
+    let of_another = gate.request(&token, "n", "another");
+    let refused = gate.call(&fleet, of_another.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    assert!(refused.message().contains("hostler token create --node n"), "it says what to do: {refused}");
+    assert_eq!(gate.tokens.list().unwrap()[0].used_by, ["n"], "whoever is refused uses nothing up");
+    assert_eq!(gate.enroll(&fleet, &token, "n", "").await.unwrap().key, owner.key, "the owner comes back");
+    let scope = Scope { node: "n".into(), ..Scope::new(Duration::from_secs(600), Uses::Count(1)) };
+    let word = gate.tokens.create(&gate.authority, &scope, hostler_tls::now()).unwrap();
+    assert!(gate.call(&fleet, gate.request(&word, "m", "another")).await.unwrap_err().message().contains("is for node n"));
+    let admitted =
+        gate.call(&fleet, EnrollRequest { token_id: word.id.clone(), token_secret: word.secret().to_vec().into(), ..of_another });
+    assert_ne!(admitted.await.unwrap().key, owner.key, "an operator's word hands the name over");
+    assert_eq!(gate.enroll(&fleet, &token, "n", "").await.unwrap_err().code(), Code::PermissionDenied, "the former key has lost it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

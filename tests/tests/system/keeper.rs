@@ -21,7 +21,8 @@ impl Scene {
         let local = || "127.0.0.1:0".to_owned();
         let config = RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), ..RouterConfig::default() };
         let place = Workplace::new();
-        let config = RouterConfig { cache_dir: PathBuf::from(place.file("cache", "")).with_file_name("caches"), ..config };
+        let (cache_dir, operators_socket) = (place.path().join("caches"), place.path().join("o.sock"));
+        let config = RouterConfig { cache_dir, operators_socket, ..config };
         Self { place, router: RunningRouter::start(config).await }
     }
 

@@ -390,6 +390,45 @@ async fn beyond_loopback_operators_show_an_admin_key_and_it_is_written_nowhere()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_goes_into_a_file_that_only_its_user_reads_or_with_a_warning() {
+    let workplace = Workplace::new();
+    let path = |name: &str| workplace.path().join(name).to_str().unwrap().to_owned();
+    let (keys, out) = (path("keys.toml"), path("me.key"));
+    let create = ["keys", "create", "--file", &keys];
+    let kept = || std::fs::read_to_string(&keys).unwrap().matches("[[key]]").count();
+
+    let made = workplace.run(&[&create[..], &["--out", &out]].concat()).await;
+    assert!(made.success && made.stdout.is_empty() && made.stderr.contains(&out), "{}{}", made.stdout, made.stderr);
+    assert_eq!(std::fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
+    let key = std::fs::read_to_string(&out).unwrap();
+    assert!(key.starts_with("hk_") && key.ends_with('\n') && !made.stderr.contains(key.trim()), "{key}");
+
+    // Nothing is made where it could not be handed out.
+    let refused = workplace.run(&[&create[..], &["--out", &out]].concat()).await;
+    assert!(!refused.success && refused.stderr.contains("--force") && refused.stdout.is_empty(), "{}", refused.stderr);
+    assert_eq!((std::fs::read_to_string(&out).unwrap(), kept()), (key.clone(), 1));
+    std::fs::set_permissions(&out, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(workplace.run(&[&create[..], &["--out", &out, "--force"]].concat()).await.success);
+    assert_eq!(std::fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(std::fs::read_to_string(&out).unwrap() != key && kept() == 2);
+    // No key, no file for it.
+    let (broken, unused) = (private(&workplace, "broken.toml", "key = 5"), path("unused.key"));
+    assert!(!workplace.run(&["keys", "create", "--file", &broken, "--out", &unused]).await.success && !Path::new(&unused).exists());
+
+    // As a shell makes it for `> FILE` under the usual mask, and as it ought to be.
+    for (name, mode, is_warned) in [("open", 0o644, true), ("private", 0o600, false)] {
+        for (command, secret) in [(&create[..], "hk_"), (&["init", "--dir", &path(name)], "")] {
+            std::fs::write(path(&format!("{name}.out")), "").unwrap();
+            std::fs::set_permissions(path(&format!("{name}.out")), std::fs::Permissions::from_mode(mode)).unwrap();
+            let mut making = workplace.start(name, command);
+            assert!(making.ended().await.success(), "{}", making.stderr());
+            assert!(making.stdout().starts_with(secret) && making.stdout().lines().count() == 1, "{}", making.stdout());
+            assert_eq!(making.stderr().contains("standard output is a file that others can read"), is_warned, "{}", making.stderr());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_whose_keys_cannot_be_read_does_not_start_and_says_what_to_do() {
     let workplace = Workplace::new();
     let (open, broken) = (workplace.file("open.toml", ""), private(&workplace, "broken.toml", "key = 5"));
@@ -401,7 +440,7 @@ async fn a_router_whose_keys_cannot_be_read_does_not_start_and_says_what_to_do()
         let ended = workplace.run(&[&listens[..], &["--keys-file", file]].concat()).await;
         assert!(!ended.success && ended.stderr.contains(words) && ended.stderr.contains("router.keys_file"), "{file}: {}", ended.stderr);
     }
-    let ended = workplace.run(&[&listens[..], &["--operators-need-key", "always"]].concat()).await;
+    let ended = workplace.run(&[&listens[..], &["--metrics-need-key", "always"]].concat()).await;
     assert!(!ended.success && ended.stderr.contains("set router.keys_file"), "{}", ended.stderr);
 }
 
@@ -433,11 +472,7 @@ async fn the_configuration_says_which_file_is_changed_and_a_router_that_starts_s
     let router = workplace.start("router", &["--config", &config, "router"]);
     router.line("admin").await;
     let log = router.stderr();
-    for words in [
-        "open beyond this host: no TLS: prompts",
-        "open within this host: no TLS: whoever reaches it may join",
-        "open within this host: no admin key",
-    ] {
+    for words in ["open beyond this host: no TLS: prompts", "open within this host: no TLS: whoever reaches it may join"] {
         assert_eq!(log.matches(words).count(), 1, "{words}: {log}");
     }
     assert!(!log.contains("no keys"), "{log}");

@@ -121,7 +121,7 @@ async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
     workplace.environment.extend([("MIMALLOC_PURGE_DELAY", "0"), ("MIMALLOC_ARENA_EAGER_COMMIT", "0")]);
     let up = workplace.up(1, &["--sim-step-ms", "0", "--sim-decode-us", "0", "--num-gpu-blocks-override", "16384"]);
     up.line("curl").await;
-    let (edge, admin) = (Endpoint::Tcp(up.address("edge").await), crate::harness::Admin(up.address("admin").await));
+    let (edge, admin) = (Endpoint::Tcp(up.address("edge").await), up.admin().await);
     let replica = admin.replicas().await.unwrap().remove(0);
     let engine = Endpoint::Unix(replica.socket.into());
     let body = json!({"model": MODEL, "prompt": "Everything", "stream": true, "max_tokens": TOKENS, "n": CHOICES, "logprobs": 20});

@@ -148,7 +148,9 @@ async fn requests_for_an_adapter_go_where_it_is_loaded() {
     fleet.until_replica("n1/0", "all six", |replica| replica.served == before + 6).await;
 
     // Clients cannot change it, whatever they write.
-    for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/unload%5Flora_adapter"] {
+    let escaped = edge.post("/v1/unload%5Flora_adapter", &json!({"lora_name": "poet"})).await;
+    assert_eq!(escaped.status, 400, "an escape of what needs none");
+    for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
         let refused = edge.post(path, &json!({"lora_name": "poet", "lora_path": "/tmp"})).await;
         assert_eq!(refused.status, 403);
         assert!(refused.message().contains("hostler lora"), "{}", refused.text());
@@ -227,8 +229,7 @@ async fn an_adapter_that_cannot_be_loaded_again_is_told_of_until_nobody_wants_it
     fleet.kill("n0/0").await;
     let after = fleet.until_replica("n0/0", "another life", |replica| replica.is_ready() && replica.epoch > before.epoch).await;
     assert_eq!(after.models, ["simulated"]);
-    let address = fleet.routers[0].admin.to_string();
-    let advised = async || hostler(&["advise", "n0/0", "--admin", &address]).await.stdout;
+    let advised = async || hostler(&["advise", "n0/0", "--admin", admin.socket()]).await.stdout;
     until("advice about the adapter", async || {
         let said = advised().await;
         if said.contains(&format!("poet ({path})")) { Ok(()) } else { Err(said) }
@@ -264,9 +265,9 @@ async fn a_rolling_restart_of_all_replicas_fails_no_request() {
     let fleet = Fleet::start(Setup::two_agents().agent(|agent| agent.replicas = 2)).await;
     let before = fleet.admin().replicas().await.unwrap();
     let load = Load::start(&fleet, 8, |number| if number % 2 == 0 { chat(20) } else { chat_stream(20) });
-    let admin = fleet.routers[0].admin.to_string();
+    let admin = fleet.admin().socket();
     let begun = Instant::now();
-    let rolled = hostler(&["restart", "--rolling", "all", "--wait", "60s", "--admin", &admin]).await;
+    let rolled = hostler(&["restart", "--rolling", "all", "--wait", "60s", "--admin", admin]).await;
     assert!(rolled.success, "{}{}", rolled.stdout, rolled.stderr);
     let took = begun.elapsed();
     let answered = load.assert_all_answered().await;
@@ -281,12 +282,12 @@ async fn a_rolling_restart_of_all_replicas_fails_no_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_spares_the_only_replica_unless_forced() {
     let fleet = Fleet::start(Setup::agents(1)).await;
-    let admin = fleet.routers[0].admin.to_string();
+    let admin = fleet.admin().socket();
     let before = fleet.replica("n0/0").await;
-    let refused = hostler(&["restart", "--rolling", "n0", "--admin", &admin]).await;
+    let refused = hostler(&["restart", "--rolling", "n0", "--admin", admin]).await;
     assert!(!refused.success && refused.stderr.contains("the only ready replica of simulated"), "{}", refused.stderr);
     assert_eq!(fleet.replica("n0/0").await.epoch, before.epoch);
-    let forced = hostler(&["restart", "--rolling", "--force", "n0", "--admin", &admin]).await;
+    let forced = hostler(&["restart", "--rolling", "--force", "n0", "--admin", admin]).await;
     assert!(forced.success, "{}", forced.stderr);
     let after = fleet.replica("n0/0").await;
     assert!(after.is_ready() && after.epoch > before.epoch, "{after:?}");
@@ -295,9 +296,9 @@ async fn a_rolling_restart_spares_the_only_replica_unless_forced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_commands_of_operators_say_what_they_did() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-lora --enable-sleep-mode")).await;
-    let admin = fleet.routers[0].admin.to_string();
+    let admin = fleet.admin().socket();
     let ask = async |arguments: &[&str]| {
-        let ended = hostler(&[arguments, &["--admin", &admin]].concat()).await;
+        let ended = hostler(&[arguments, &["--admin", admin]].concat()).await;
         assert!(ended.success, "{arguments:?}: {}", ended.stderr);
         ended.stdout
     };
@@ -312,9 +313,9 @@ async fn the_commands_of_operators_say_what_they_did() {
     ask(&["drain", "n0"]).await;
     fleet.until_replica("n0/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
     assert_eq!(ask(&["release", "n0"]).await, "released n0/0\n");
-    let refused = hostler(&["release", "n1/0", "--admin", &admin]).await;
+    let refused = hostler(&["release", "n1/0", "--admin", admin]).await;
     assert_eq!(refused.stderr, "error: there is nothing to release: n1/0 is ready\n");
-    let refused = hostler(&["restart", "--admin", &admin]).await;
+    let refused = hostler(&["restart", "--admin", admin]).await;
     assert!(!refused.success && refused.stderr.contains("TARGET"), "{}", refused.stderr);
 }
 

@@ -379,8 +379,8 @@ async fn operators_are_told_why_with_the_arithmetic() {
     let workplace = Workplace::new();
     let up = workplace.up(2, &[TELLS]);
     up.line("curl").await;
-    let admin = up.address("admin").await.to_string();
-    let run = async |arguments: &[&str]| workplace.run(&[arguments, &["--admin", &admin]].concat()).await;
+    let admin = up.admin().await.socket();
+    let run = async |arguments: &[&str]| workplace.run(&[arguments, &["--admin", admin]].concat()).await;
     let nothing = run(&["explain"]).await;
     assert_eq!((nothing.success, nothing.stdout.as_str()), (true, "this router has placed no request yet\n"), "{}", nothing.stderr);
 

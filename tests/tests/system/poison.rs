@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use http::Request;
+use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, until};
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, hostler, until};
 
 /// What kills the engines of these tests.
 const DEADLY: &str = "say-the-word-that-kills";
@@ -151,6 +153,32 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_who_were_in_flight_at_a_death_have_their_first_token_within_seconds_however_long_their_answers() {
+    // An answer takes 4 s: one after the other, ten on each of the two engines that are left, would need 40 s.
+    let fleet = Fleet::start(Setup::agents(3).engine("--sim-step-ms 40")).await;
+    fleet.fault("n0/0", "hang").await;
+    let mut streams = JoinSet::new();
+    for number in 0..60 {
+        let edge = fleet.edge();
+        streams.spawn(async move {
+            let mut stream = edge.open(CHAT, &asked(&format!("innocent {number}"), 100, true)).await;
+            stream.events(2).await;
+            (Instant::now(), stream.finish().await)
+        });
+    }
+    fleet.until_replica("n0/0", "its share of the streams", |replica| replica.in_flight >= 15).await;
+    fleet.kill("n0/0").await;
+    let killed = Instant::now();
+    while let Some(answer) = streams.join_next().await {
+        let (begun, answer) = answer.unwrap();
+        answer.assert_whole_stream();
+        let waited = begun.saturating_duration_since(killed);
+        assert!(waited < Duration::from_secs(5), "{waited:?}");
+    }
+    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_killed_its_engine_after_it_had_begun_is_refused_after_the_second_time() {
     let fleet = Fleet::start(setup(4, 200)).await;
     let killer = asked(DEADLY, 500, true);
@@ -187,6 +215,25 @@ async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_bo
     }
     until_died(&fleet, 2).await;
     fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_kills_engines_is_refused_to_the_tenant_that_sent_it_and_to_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.toml");
+    let mut keys = Vec::new();
+    for tenant in ["reckless", "unsuspecting"] {
+        let made = hostler(&["keys", "create", "--tenant", tenant, "--file", file.to_str().unwrap()]).await;
+        keys.push(made.stdout.split_whitespace().find(|word| word.starts_with("hk_")).unwrap().to_owned());
+    }
+    let fleet = Fleet::start(setup(4, 30).router(|router| router.keys_file = file)).await;
+    let killer = asked(DEADLY, 50, false).to_string();
+    for (deaths, key) in [2, 4].into_iter().zip(&keys) {
+        let request = Request::post(CHAT).header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
+        assert_refused(&fleet.edge().request(request.body(Full::from(killer.clone())).unwrap()).await);
+        // So it was sent, and nobody had said that the other tenant's was the same.
+        until_died(&fleet, deaths).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

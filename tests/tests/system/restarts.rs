@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Admin, CHAT, Endpoint, Fleet, RunningRouter, Setup, Workplace, chat, chat_stream, kill_group, signal, until};
+use crate::harness::{CHAT, Endpoint, Fleet, RunningRouter, Setup, Workplace, chat, chat_stream, kill_group, signal, until};
 use hostler_router::RouterConfig;
 use rustix::process::Signal;
 
@@ -35,7 +35,7 @@ async fn a_killed_router_serves_again_as_soon_as_it_is_back() {
     for _ in 0..2 {
         fleet.add_agent(vec![addresses[1].to_string()]).await;
     }
-    let (edge, admin) = (Endpoint::Tcp(addresses[0]), Admin(addresses[2]));
+    let (edge, admin) = (Endpoint::Tcp(addresses[0]), router.admin().await);
     first_answer(&edge).await;
     let mut running = edge.open(CHAT, &chat_stream(10_000)).await;
     running.events(2).await;

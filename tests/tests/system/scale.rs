@@ -45,7 +45,7 @@ async fn every_replica_of_many_agents_is_used_and_comes_back_to_a_router_that_wa
     let workplace = Workplace::new();
     let mut first = router(&workplace, "first", ["127.0.0.1:0"; 3]);
     let addresses = [first.address("edge").await, first.address("agents").await, first.address("admin").await];
-    let (edge, admin) = (Endpoint::Tcp(addresses[0]), Admin(addresses[2]));
+    let (edge, admin) = (Endpoint::Tcp(addresses[0]), first.admin().await);
     let agents = Agents::start(AGENTS, REPLICAS, addresses[1]);
     until_routable(&agents, admin).await;
     // Who is the first among equals is left to chance.

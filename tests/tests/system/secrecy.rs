@@ -32,6 +32,7 @@ struct System {
     agent: Program,
     edge: SocketAddr,
     admin: SocketAddr,
+    operators: Admin,
     key: String,
     /// By which the agent has joined.
     token: String,
@@ -61,15 +62,15 @@ impl System {
         let engines = ["--engine", "simulated", "--replicas", "2", "--node", "far"];
         let engine = ["--", "--sim-step-ms", "5", "--sim-start-ms", "50"];
         let agent = workplace.start("agent", &[&["agent", "--router", &agents], &engines[..], &joining, &talkative, &engine].concat());
-        let (edge, admin) = (router.address("edge").await, router.address("admin").await);
-        let system = Self { workplace, router, agent, edge, admin, key, token };
+        let (edge, admin, operators) = (router.address("edge").await, router.address("admin").await, router.admin().await);
+        let system = Self { workplace, router, agent, edge, admin, operators, key, token };
         system.until_ready(2).await;
         system
     }
 
     async fn until_ready(&self, count: usize) {
         until(&format!("{count} replicas ready"), async || {
-            let replicas = Admin(self.admin).replicas().await.map_err(|status| status.to_string())?;
+            let replicas = self.operators.replicas().await.map_err(|status| status.to_string())?;
             let ready = replicas.iter().filter(|replica| replica.is_ready()).count();
             if ready == count { Ok(()) } else { Err(format!("{replicas:#?}\n{}", self.agent.stdout())) }
         })
@@ -100,7 +101,6 @@ impl System {
         for page in ["/metrics", "/healthz", "/readyz"] {
             sinks.push((format!("the router's {page}"), Endpoint::Tcp(self.admin).get(page).await.body));
         }
-        let admin = self.admin.to_string();
         for words in [
             &["explain", "--last", "1000", "--json"][..],
             &["explain", LABEL],
@@ -111,7 +111,7 @@ impl System {
             &["logs", "far/1", "-n", "1000"],
             &["advise"],
         ] {
-            let ended = self.workplace.run(&[words, &["--admin", &admin]].concat()).await;
+            let ended = self.workplace.run(&[words, &["--admin", self.operators.socket()]].concat()).await;
             sinks.push((format!("{words:?}"), format!("{}\n{}", ended.stdout, ended.stderr).into_bytes()));
         }
         sinks
@@ -265,11 +265,11 @@ async fn see_engines_die(system: &System) {
     for restarts in 1..=2 {
         let mut stream = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
         stream.events(2).await;
-        let replicas = Admin(system.admin).replicas().await.unwrap();
+        let replicas = system.operators.replicas().await.unwrap();
         kill_group(replicas.iter().find(|replica| replica.own > 0).unwrap().pid);
         stream.finish().await.assert_broken_stream();
         until("the engine's next life", async || {
-            let replicas = Admin(system.admin).replicas().await.map_err(|status| status.to_string())?;
+            let replicas = system.operators.replicas().await.map_err(|status| status.to_string())?;
             let ready = replicas.iter().all(crate::harness::Seen::is_ready);
             let lives: u32 = replicas.iter().map(|replica| replica.restarts).sum();
             if ready && lives == restarts { Ok(()) } else { Err(format!("{replicas:#?}")) }
@@ -279,7 +279,7 @@ async fn see_engines_die(system: &System) {
     assert_eq!(system.post(CHAT, &body).await, 422);
     body["messages"] = user(&format!("{CANARY} again"));
     let stream = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
-    let replicas = Admin(system.admin).replicas().await.unwrap();
+    let replicas = system.operators.replicas().await.unwrap();
     for replica in &replicas {
         Endpoint::Unix(replica.socket.clone().into()).post("/sim/fault", &json!({"kind": "error_event"})).await;
     }

@@ -7,7 +7,7 @@ use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Endpoint, Fleet, MODEL, Setup, hostler};
+use crate::harness::{Answer, Endpoint, Fleet, MODEL, Setup, hostler, soon};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -66,6 +66,17 @@ async fn a_response_is_found_and_continued_where_it_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_continues_a_response_is_answered_at_once_when_its_engine_has_died_of_it() {
+    let fleet = Fleet::start(keeping(1).engine("--sim-die-on deadly")).await;
+    let edge = fleet.edge();
+    let made = id(&make(&edge, json!({}), "").await);
+    // No other engine knows the response, and it is a suspect now.
+    let lost = make(&edge, json!({"previous_response_id": made, "input": "deadly"}), "");
+    let lost = soon("an answer", lost).await;
+    assert!(lost.status.is_client_error() || lost.status.is_server_error(), "{} {}", lost.status, lost.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_response_in_the_background_is_ended_where_it_runs() {
     let fleet = Fleet::start(keeping(2)).await;
     for number in 0..6 {
@@ -117,10 +128,10 @@ async fn a_response_is_its_tenants_alone() {
     for friend in [&own, &same] {
         assert_eq!(id(&about(&edge, Method::GET, &kept, "", friend).await), kept);
     }
-    for path in [RESPONSES, "/v1/%72esponses"] {
-        let found = edge.request(request(Method::GET, &format!("{path}/{kept}"), &Value::Null, &stranger)).await;
-        assert_missing(&found, &kept);
-    }
+    let found = edge.request(request(Method::GET, &format!("{RESPONSES}/{kept}"), &Value::Null, &stranger)).await;
+    assert_missing(&found, &kept);
+    let escaped = edge.request(request(Method::GET, &format!("/v1/%72esponses/{kept}"), &Value::Null, &stranger)).await;
+    assert_eq!(escaped.status, StatusCode::BAD_REQUEST, "{}", escaped.text());
     assert_missing(&about(&edge, Method::POST, &running, "/cancel", &stranger).await, &running);
     assert_missing(&make(&edge, json!({"previous_response_id": kept}), &stranger).await, &kept);
     let replaced = make(&edge, json!({"request_id": kept}), &stranger).await;

@@ -6,7 +6,7 @@ use crate::traffic::{InFlight, Prompt, RouterKey, Traffic};
 const LIFE: u64 = 7;
 
 fn sent(traffic: &std::sync::Arc<Traffic>, name: u128, life: u64) -> InFlight {
-    let mut in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
+    let in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
     in_flight.sent(life, Fingerprint(name));
     in_flight
 }

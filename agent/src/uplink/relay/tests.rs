@@ -47,9 +47,12 @@ fn only_an_engine_that_was_not_told_to_stop_is_lost() {
         (Phase::Quarantined, Fault::EngineStopped),
         (Phase::Sleeping, Fault::EngineStopped),
     ] {
-        assert_eq!(broke_off(3, phase, "connection reset").fault, expected, "{phase:?}");
+        assert_eq!(broke_off(3, phase, true, "connection reset").fault, expected, "{phase:?}");
+        // What never got there is lost to no engine.
+        let unsent = if expected == Fault::EngineLost { Fault::NotReady } else { expected };
+        assert_eq!(broke_off(3, phase, false, "connection refused").fault, unsent, "{phase:?}");
     }
-    assert_eq!(broke_off(3, Phase::Ready, "connection reset").message, "the engine of replica 3 broke off (connection reset)");
+    assert_eq!(broke_off(3, Phase::Ready, true, "connection reset").message, "the engine of replica 3 broke off (connection reset)");
 }
 
 #[test]
@@ -85,13 +88,14 @@ impl Fixture {
         let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), body_bytes: 4, ..RequestHead::default() };
         let frames = vec![Frame::new(1, Kind::Request(head)), Frame::new(1, Kind::Body(body.into()))];
         let Incoming { head, serving } = lane.receive(FrameBatch { frames }).pop().unwrap();
-        let mut in_flight = traffic.enter(RouterKey(1));
-        in_flight.sent(LIFE, Fingerprint(5));
+        let in_flight = traffic.enter(RouterKey(1));
         let relay = tokio::spawn(async move {
             let (client, wait) = (EngineClient::new(socket), Some(in_flight.wait()));
             let request = Outgoing::new(head, serving.body()).unwrap();
-            let exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait };
+            let name = Some((LIFE, Fingerprint(5)));
+            let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait, name, is_sent: false };
             let outcome = exchange.run(request).await.map_err(|error| root_cause(&error));
+            drop(exchange);
             serving.end(&Ok(()));
             outcome
         });
@@ -203,6 +207,34 @@ async fn an_answer_that_a_dying_engine_fails_makes_its_request_a_casualty() {
         assert_eq!(fixture.outcome().await, Ok(()));
         assert_eq!(fixture.is_casualty(), text != "data: {\"a\":1}\n\n", "{status} {text}");
     }
+}
+
+#[tokio::test]
+async fn a_request_is_a_casualty_from_when_its_engine_has_got_all_of_it() {
+    let mut fixture = Fixture::start(b"ab").await;
+    fixture.engine_reads(b"ab").await;
+    assert!(!fixture.is_casualty(), "no engine computes half a request");
+    fixture.router_sends(b"cd");
+    fixture.engine_reads(b"cd").await;
+    fixture.until(|traffic| !traffic.casualties(LIFE).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_request_whose_engine_takes_no_connection_is_no_casualty_of_its_death() {
+    let directory = tempfile::tempdir().unwrap();
+    let (client, lane, traffic) = (EngineClient::new(directory.path().join("s")), Lane::new(Counter::default()), Traffic::new());
+    let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), ..RequestHead::default() };
+    let Incoming { head, serving } = lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Request(head))] }).pop().unwrap();
+    let in_flight = traffic.enter(RouterKey(1));
+    let name = Some((LIFE, Fingerprint(5)));
+    let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait: None, name, is_sent: false };
+    let outcome = exchange.run(Outgoing::new(head, serving.body()).unwrap()).await;
+    assert!(matches!(&outcome, Err(RequestError::Connect(_))) && !exchange.is_sent);
+    drop((outcome, exchange));
+    in_flight.broke();
+    assert!(traffic.casualties(LIFE).is_empty());
+    drop(in_flight);
+    assert!(traffic.casualties(LIFE).is_empty(), "nor afterwards");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ async fn stream() -> (Arc<Flow>, TcpStream) {
     server.writable().await.unwrap();
     let (_, outlet) = Outlet::over(server);
     poll_fn(|context| outlet.poll_flush(context)).await.unwrap();
-    let flow = Flow::new(Some(Scanner::new(Dialect::OpenAi)), None);
+    let flow = Flow::new(Some(Scanner::new(Dialect::OpenAi)), None, None);
     flow.lock().outlet = Some(outlet);
     (flow, client.unwrap())
 }
@@ -37,7 +37,7 @@ async fn whole_events_are_written_at_once_and_halves_wait_for_their_other_half()
 
 #[tokio::test]
 async fn nothing_that_follows_a_failure_is_written() {
-    for failure in ["data: {\"error\":{}}\n\n", "data: {\"finish_reason\":\"abort\"}\n\n"] {
+    for failure in ["data: {\"error\":{}}\n\n", "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"] {
         let (flow, mut client) = stream().await;
         assert!(matches!(take(&flow, failure), Taken::Wake));
         assert!(matches!(take(&flow, "data: [DONE]\n\n"), Taken::Not(_)), "{failure}");

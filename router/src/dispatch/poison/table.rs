@@ -1,35 +1,31 @@
-//! Who was in flight at which engine's death, and who is tried alone where: the rule of `poison` as a pure table, with time as an argument.
+//! Who was in flight at which engine's death, and what follows from it: the rule of `poison` as a pure table, with time as an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
-/// Deaths with which a request is refused.
-const CONVICTED: usize = 2;
+use super::record::{Death, Record, Verdict};
+use super::trials::{Crowd, Entrant, Expected, Scene, Trials};
 
 /// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes
 /// it count for the whole time, though one whose core alone has died takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
 /// engine was restarted for a reason of its own, or has only dropped a connection.
 pub(super) const UNCONFIRMED: Duration = Duration::from_secs(10);
 
-/// A request on trial bars others from its replica for this long at most: longer than a hang takes to be noticed.
-const LONGEST_TRIAL: Duration = Duration::from_secs(30);
+/// Requests that are remembered because agents have named them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
+/// when this is full.
+pub(super) const MOST_NAMED: usize = 65_536;
 
-/// And for this long at least: a request that kills mostly does so in its first steps.
-const SHORTEST_TRIAL: Duration = Duration::from_secs(1);
+/// Those that this router has lost itself are remembered up to this number: agents that name more than there are do not crowd them out.
+const MOST: usize = 2 * MOST_NAMED;
 
-/// Within these bounds, trials are so long that all who wait for one have had theirs after about this time: an engine may have died with
-/// hundreds in flight, all of them innocent, and a small fleet has few places.
-const ALL_TRIALS: Duration = Duration::from_secs(60);
+/// Requests of one death; an honest agent names no more.
+pub(super) const MOST_OF_A_DEATH: usize = 4096;
 
-/// One that was given up on trial, before its engine had answered anything, keeps its place for so long at most: the engine may hang, and who comes
-/// next would be blamed for it. An agent notices a hang after 10 s, unless told otherwise.
-const LINGERS: Duration = Duration::from_secs(15);
-
-/// Requests that are remembered; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late when this is full.
-const MOST: usize = 65_536;
+/// Deaths that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
+pub(super) const MOST_FALLEN: usize = 1024;
 
 /// How long an engine that has died may look ready: its connections break first, its process ends up to 8 s later.
 const SEEMS_ALIVE: Duration = Duration::from_secs(10);
@@ -37,7 +33,7 @@ const SEEMS_ALIVE: Duration = Duration::from_secs(10);
 /// How often what has lapsed is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Names a request by its content.
+/// Names a request by its content and whose it is.
 pub type Fingerprint = u128;
 
 /// One life of one engine.
@@ -48,43 +44,11 @@ pub(super) struct Life {
     pub(super) epoch: u64,
 }
 
-/// What a death means for one of those that were there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    /// It may have been the cause.
-    Counts,
-    /// It had its trial and ran on beside the next one, which was the cause.
-    Spared,
-    /// It was answered well since: it was not the cause, whoever says again that it was there.
-    Acquitted,
-}
-
-#[derive(Debug)]
-struct Death {
-    life: Life,
-    at: Instant,
-    until: Instant,
-    verdict: Verdict,
-}
-
-/// What is known of one request.
-#[derive(Debug, Default)]
-struct Record {
-    deaths: Vec<Death>,
-}
-
-/// A request on trial.
-#[derive(Debug)]
-struct Seat {
-    number: u64,
-    life: Life,
-    fingerprint: Fingerprint,
-    /// Until when no other suspect may go there.
-    alone_until: Instant,
-    /// Until when the same request may go nowhere else.
-    sole_until: Instant,
-    /// Whoever had it has left.
-    is_left: bool,
+impl Life {
+    /// The node whose agent tells of it.
+    pub(super) fn node(&self) -> &str {
+        self.replica.rsplit_once('/').map_or(&*self.replica, |(node, _)| node)
+    }
 }
 
 /// An engine that has died.
@@ -93,13 +57,13 @@ struct Fallen {
     life: Life,
     /// When that became known.
     at: Instant,
-    /// Who was alone on trial there then: no other suspect is blamed.
-    culprit: Option<Fingerprint>,
+    /// Who of this router's suspects was there then.
+    scene: Scene,
 }
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sentence {
+pub struct Ban {
     /// The replicas whose engines died, each with how long ago that was.
     pub deaths: Vec<(Arc<str>, Duration)>,
     /// For how much longer.
@@ -111,15 +75,31 @@ pub struct Sentence {
 pub(super) enum Standing {
     Clear,
     Suspect,
-    Refused(Sentence),
+    Refused(Ban),
 }
 
-/// Where no suspect may go.
+/// Where a suspect may be tried now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::dispatch) struct Barred {
-    pub(super) replica: Arc<str>,
-    /// Only in this life.
-    pub(super) epoch: Option<u64>,
+pub(in crate::dispatch) struct Bars {
+    /// The only engine, if it is bound to one.
+    pub(super) only: Option<Life>,
+    /// Not these: others are on trial there.
+    pub(super) closed: Vec<Arc<str>>,
+    /// Not these: they have just died.
+    pub(super) fallen: Vec<Life>,
+    /// These only if there are no others.
+    pub(super) occupied: Vec<Arc<str>>,
+    /// How many may be on trial together.
+    pub(super) together: usize,
+}
+
+/// What a death made of a request that was lost in it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Blamed {
+    /// It is refused from now on.
+    pub(super) ban: Option<Ban>,
+    /// It was there beside those that are to blame.
+    pub(super) is_excused: bool,
 }
 
 /// See the module.
@@ -128,10 +108,9 @@ pub(super) struct Table {
     /// How long a death counts.
     window: Duration,
     records: FxHashMap<Fingerprint, Record>,
-    seats: Vec<Seat>,
-    /// The engines that died within the window.
+    trials: Trials,
+    /// The engines that died within the window, oldest first.
     fallen: Vec<Fallen>,
-    next_seat: u64,
     /// Records with a death that counts.
     suspects: usize,
     swept: Instant,
@@ -139,8 +118,7 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(window: Duration, now: Instant) -> Self {
-        let (records, seats, fallen) = Default::default();
-        Self { window, records, seats, fallen, next_seat: 0, suspects: 0, swept: now }
+        Self { window, records: FxHashMap::default(), trials: Trials::default(), fallen: Vec::new(), suspects: 0, swept: now }
     }
 
     /// Requests with a death to their name.
@@ -148,84 +126,85 @@ impl Table {
         self.suspects
     }
 
+    /// The trials, for what changes nobody's standing.
+    pub(super) fn trials(&mut self) -> &mut Trials {
+        &mut self.trials
+    }
+
     pub(super) fn standing(&self, fingerprint: Fingerprint, now: Instant) -> Standing {
         self.records.get(&fingerprint).map_or(Standing::Clear, |record| record.standing(now))
     }
 
-    /// An engine was lost to this request, which it was sent at `sent`. A sentence when it is refused from now on.
-    pub(super) fn blame(&mut self, fingerprint: Fingerprint, life: &Life, sent: Instant, now: Instant) -> Option<Sentence> {
+    /// An engine was lost to this request, which it was sent at `sent`.
+    pub(super) fn blame(&mut self, fingerprint: Fingerprint, life: &Life, sent: Instant, now: Instant) -> Blamed {
         // A request that came to a dead engine has not killed it.
         if self.fallen.iter().any(|fallen| fallen.life == *life && fallen.at <= sent) {
-            return None;
+            return Blamed::default();
         }
-        let culprit = self.fall(life, now, now);
-        let death = Death { life: life.clone(), at: now, until: now + UNCONFIRMED.min(self.window), verdict: Verdict::Counts };
-        self.charge(fingerprint, death, culprit, now)
+        let scene = self.fall(life, now, now);
+        let until = now + UNCONFIRMED.min(self.window);
+        self.charge(fingerprint, Death::new(life, now, until, true), &scene, now)
     }
 
     /// An agent says that an engine died at `at` with these requests in flight. Gives back those that are refused from now on.
-    pub(super) fn reported(&mut self, life: &Life, requests: &[Fingerprint], at: Instant, now: Instant) -> Vec<(Fingerprint, Sentence)> {
+    pub(super) fn reported(&mut self, life: &Life, requests: &[Fingerprint], at: Instant, now: Instant) -> Vec<(Fingerprint, Ban)> {
         let until = at + self.window;
         if until <= now {
             return Vec::new();
         }
-        let culprit = self.fall(life, at, now).filter(|culprit| requests.contains(culprit));
-        let death = || Death { life: life.clone(), at, until, verdict: Verdict::Counts };
-        requests.iter().filter_map(|request| Some((*request, self.charge(*request, death(), culprit, now)?))).collect()
+        let requests = &requests[..requests.len().min(MOST_OF_A_DEATH)];
+        let own = self.fall(life, at, now);
+        // What never got there, or was over, is not to blame.
+        let named: FxHashSet<Fingerprint> = requests.iter().copied().collect();
+        let kept = |list: &[Fingerprint]| list.iter().copied().filter(|one| named.contains(one)).collect();
+        let suspects =
+            requests.iter().filter(|one| self.records.get(one).is_some_and(|record| record.is_suspect_before(life, now))).count();
+        let scene = Scene { undecided: kept(&own.undecided), passed: kept(&own.passed), named: suspects };
+        let charged = requests.iter().filter_map(|request| {
+            let is_witnessed = own.undecided.contains(request) || own.passed.binary_search(request).is_ok();
+            let death = Death::new(life, at, until, is_witnessed);
+            Some((*request, self.charge(*request, death, &scene, now).ban?))
+        });
+        charged.collect()
     }
 
     /// The request was answered well; whether that changed anything.
     pub(super) fn clear(&mut self, fingerprint: Fingerprint, now: Instant) -> bool {
         let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
-        for death in &mut record.deaths {
-            // Agents may tell it again for as long.
-            (death.verdict, death.until) = (Verdict::Acquitted, now + self.window);
-        }
+        // Agents may tell it again for as long.
+        record.acquit(now + self.window);
         self.suspects -= 1;
         true
     }
 
-    /// Replicas to which no further suspect may go now: another one is on trial there, or its engine has just died.
-    pub(super) fn barred(&self, now: Instant) -> impl Iterator<Item = Barred> {
-        let tried = self.tried(now).map(|seat| Barred { replica: seat.life.replica.clone(), epoch: None });
+    /// Where this suspect may be tried.
+    pub(super) fn bars(&self, fingerprint: Fingerprint, crowd: Crowd, now: Instant) -> Bars {
+        let together = self.trials.together(crowd);
         let fallen = self.fallen.iter().filter(move |fallen| fallen.at + SEEMS_ALIVE > now);
-        tried.chain(fallen.map(|Fallen { life, .. }| Barred { replica: life.replica.clone(), epoch: Some(life.epoch) }))
+        Bars {
+            only: self.trials.bound_to(fingerprint, now).cloned(),
+            closed: self.trials.closed_to(self.entrant(fingerprint, now), together, now),
+            fallen: fallen.map(|fallen| fallen.life.clone()).collect(),
+            occupied: if together == 1 { self.trials.occupied(crowd.eligible) } else { Vec::new() },
+            together,
+        }
     }
 
-    /// Those that are alone on trial.
-    fn tried(&self, now: Instant) -> impl Iterator<Item = &Seat> {
-        self.seats.iter().filter(move |seat| seat.alone_until > now)
-    }
-
-    /// Whether the same request runs on trial already.
+    /// Whether the same request is on trial already.
     pub(super) fn is_tried(&self, fingerprint: Fingerprint, now: Instant) -> bool {
-        self.seats.iter().any(|seat| seat.fingerprint == fingerprint && seat.sole_until > now)
+        self.trials.is_tried(fingerprint, now)
     }
 
-    /// Lets a suspect go to this engine, unless another one is on trial there or it is on trial itself. `share` is the number of replicas
-    /// for each suspect that waits.
-    pub(super) fn sit(&mut self, fingerprint: Fingerprint, life: &Life, share: f64, now: Instant) -> Option<u64> {
-        if self.is_tried(fingerprint, now) || self.tried(now).any(|seat| seat.life.replica == life.replica) {
-            return None;
-        }
-        let alone_until = now + ALL_TRIALS.mul_f64(share.clamp(0.0, 1.0)).clamp(SHORTEST_TRIAL, LONGEST_TRIAL);
-        self.next_seat += 1;
-        let (number, life, sole_until) = (self.next_seat, life.clone(), now + LONGEST_TRIAL);
-        self.seats.push(Seat { number, life, fingerprint, alone_until, sole_until, is_left: false });
-        Some(number)
+    /// Lets a suspect go to this engine; `None` when it may not.
+    pub(super) fn begin_trial(&mut self, fingerprint: Fingerprint, life: &Life, expected: Expected, now: Instant) -> Option<u64> {
+        let entrant = self.entrant(fingerprint, now);
+        self.trials.begin(entrant, life, expected, now)
     }
 
-    /// The trial has ended.
-    pub(super) fn rise(&mut self, seat: u64) {
-        self.seats.retain(|taken| taken.number != seat);
-    }
-
-    /// The trial was given up before there was an answer.
-    pub(super) fn give_up(&mut self, seat: u64, now: Instant) {
-        if let Some(seat) = self.seats.iter_mut().find(|taken| taken.number == seat) {
-            seat.alone_until = seat.alone_until.min(now + LINGERS);
-            (seat.sole_until, seat.is_left) = (seat.alone_until, true);
-        }
+    fn entrant(&self, fingerprint: Fingerprint, now: Instant) -> Entrant {
+        let record = self.records.get(&fingerprint);
+        let (limit, is_long) = record.map_or((super::trials::MOST_TOGETHER, false), |record| record.terms(now));
+        Entrant { fingerprint, limit, is_long }
     }
 
     /// Forgets what has lapsed; it looks every second at most.
@@ -236,73 +215,44 @@ impl Table {
         self.swept = now;
         let remembered = self.window.max(SEEMS_ALIVE);
         self.fallen.retain(|fallen| fallen.at + remembered > now);
-        self.seats.retain(|seat| !seat.is_left || seat.alone_until > now);
-        self.records.retain(|_, record| {
-            record.deaths.retain(|death| death.until > now);
-            !record.deaths.is_empty()
-        });
+        self.trials.settle(now);
+        self.records.retain(|_, record| record.forget(now));
         self.suspects = self.records.values().filter(|record| record.is_suspect()).count();
     }
 
-    /// Records and seats that are kept.
+    /// Records, trials and deaths that are kept.
     #[cfg(test)]
-    pub(super) fn lengths(&self) -> (usize, usize) {
-        (self.records.len(), self.seats.len())
+    pub(super) fn lengths(&self) -> (usize, usize, usize) {
+        (self.records.len(), self.trials.len(), self.fallen.len())
     }
 
-    /// An engine has died; who is to blame before all others.
-    fn fall(&mut self, life: &Life, at: Instant, now: Instant) -> Option<Fingerprint> {
+    /// An engine has died; who was there.
+    fn fall(&mut self, life: &Life, at: Instant, now: Instant) -> Scene {
         if let Some(fallen) = self.fallen.iter().find(|fallen| fallen.life == *life) {
-            return fallen.culprit;
+            return fallen.scene.clone();
         }
-        let culprit = self.tried(now).find(|seat| seat.life == *life).map(|seat| seat.fingerprint);
-        self.fallen.push(Fallen { life: life.clone(), at, culprit });
-        culprit
+        let scene = self.trials.scene(life, now);
+        if self.fallen.len() >= MOST_FALLEN {
+            self.fallen.remove(0);
+        }
+        self.fallen.push(Fallen { life: life.clone(), at, scene: scene.clone() });
+        scene
     }
 
-    fn charge(&mut self, fingerprint: Fingerprint, mut death: Death, culprit: Option<Fingerprint>, now: Instant) -> Option<Sentence> {
-        if !self.records.contains_key(&fingerprint) && self.records.len() >= MOST {
-            return None;
+    /// Puts a death down to a request.
+    fn charge(&mut self, fingerprint: Fingerprint, death: Death, scene: &Scene, now: Instant) -> Blamed {
+        let most = if death.is_witnessed { MOST } else { MOST_NAMED };
+        if !self.records.contains_key(&fingerprint) && self.records.len() >= most {
+            return Blamed::default();
         }
         let record = self.records.entry(fingerprint).or_default();
-        let (was_suspect, before) = (record.is_suspect(), record.counted(now).count());
-        match record.deaths.iter_mut().find(|known| known.life == death.life) {
-            Some(known) => known.until = known.until.max(death.until),
-            None => {
-                // It is spared once, so that one which kills late kills three engines and not all.
-                let may_be_spared = was_suspect && record.deaths.iter().all(|known| known.verdict != Verdict::Spared);
-                if may_be_spared && culprit.is_some_and(|culprit| culprit != fingerprint) {
-                    death.verdict = Verdict::Spared;
-                }
-                record.deaths.push(death);
-            }
-        }
+        let (was_suspect, was_refused) = (record.is_suspect(), record.is_refused(now));
+        let verdict = record.charge(death, |record| record.judge(fingerprint, scene, now));
         self.suspects += usize::from(!was_suspect && record.is_suspect());
-        match record.standing(now) {
-            Standing::Refused(sentence) if before < CONVICTED => Some(sentence),
+        let ban = match record.standing(now) {
+            Standing::Refused(ban) if !was_refused => Some(ban),
             _ => None,
-        }
-    }
-}
-
-impl Record {
-    fn is_suspect(&self) -> bool {
-        self.deaths.iter().any(|death| death.verdict == Verdict::Counts)
-    }
-
-    fn counted(&self, now: Instant) -> impl Iterator<Item = &Death> {
-        self.deaths.iter().filter(move |death| death.until > now && death.verdict == Verdict::Counts)
-    }
-
-    fn standing(&self, now: Instant) -> Standing {
-        let mut ends: Vec<Instant> = self.counted(now).map(|death| death.until).collect();
-        if ends.len() < CONVICTED {
-            return if ends.is_empty() { Standing::Clear } else { Standing::Suspect };
-        }
-        // It may come again when too few deaths are left.
-        ends.sort_unstable();
-        let until = ends[ends.len() - CONVICTED];
-        let deaths = self.counted(now).map(|death| (death.life.replica.clone(), now.saturating_duration_since(death.at))).collect();
-        Standing::Refused(Sentence { deaths, remaining: until.saturating_duration_since(now) })
+        };
+        Blamed { ban, is_excused: matches!(verdict, Verdict::Shared(_) | Verdict::Spared) }
     }
 }

@@ -3,10 +3,16 @@ use std::time::Duration;
 use super::table::{Fingerprint, Life, Standing, Table};
 use super::*;
 
+mod model;
+mod trials;
+
 const KILLER: Fingerprint = 1;
 const FELLOW: Fingerprint = 2;
 const WINDOW: Duration = Duration::from_secs(600);
 const SECOND: Duration = Duration::from_secs(1);
+const STREAM: Expected = Expected { first_token: Duration::from_millis(100), streams: true, together: 1 };
+const PLAIN: Expected = Expected { streams: false, ..STREAM };
+const FEW: Crowd = Crowd { waiting: 1, eligible: 2, waited: Duration::ZERO };
 
 fn life(replica: &str, epoch: u64) -> Life {
     Life { replica: replica.into(), epoch }
@@ -20,8 +26,17 @@ fn table() -> (Table, Instant) {
 
 impl Table {
     /// The engine is lost to a request that was sent a second ago.
-    fn lost(&mut self, fingerprint: Fingerprint, life: &Life, now: Instant) -> Option<Sentence> {
-        self.blame(fingerprint, life, now - SECOND, now)
+    fn lost(&mut self, fingerprint: Fingerprint, life: &Life, now: Instant) -> Option<Ban> {
+        self.blame(fingerprint, life, now - SECOND, now).ban
+    }
+
+    /// A stream's trial, alone.
+    fn tries(&mut self, fingerprint: Fingerprint, life: &Life, now: Instant) -> Option<u64> {
+        self.tries_beside(fingerprint, life, 1, now)
+    }
+
+    fn tries_beside(&mut self, fingerprint: Fingerprint, life: &Life, together: usize, now: Instant) -> Option<u64> {
+        self.begin_trial(fingerprint, life, Expected { together, ..STREAM }, now)
     }
 
     fn is_refused(&self, fingerprint: Fingerprint, now: Instant) -> bool {
@@ -30,11 +45,14 @@ impl Table {
 
     /// Whether it remembers nothing but who has died.
     fn is_empty(&self) -> bool {
-        self.suspects() == 0 && self.lengths() == (0, 0)
+        let (records, trials, _) = self.lengths();
+        (self.suspects(), records, trials) == (0, 0, 0)
     }
 
+    /// Where one that has no trial may not go.
     fn barred_now(&self, now: Instant) -> Vec<String> {
-        self.barred(now).map(|barred| barred.replica.to_string()).collect()
+        let bars = self.bars(0, FEW, now);
+        bars.closed.iter().chain(bars.fallen.iter().map(|life| &life.replica)).map(|replica| replica.to_string()).collect()
     }
 }
 
@@ -45,8 +63,8 @@ fn one_death_makes_a_suspect_and_the_second_a_refusal_that_names_both() {
     assert_eq!(table.lost(KILLER, &life("n0/0", 1), now), None);
     assert_eq!((table.standing(KILLER, now), table.suspects()), (Standing::Suspect, 1));
     let later = now + SECOND * 3;
-    let sentence = table.lost(KILLER, &life("n3/0", 1), later).unwrap();
-    assert_eq!(sentence.deaths, [("n0/0".into(), SECOND * 3), ("n3/0".into(), Duration::ZERO)]);
+    let ban = table.lost(KILLER, &life("n3/0", 1), later).unwrap();
+    assert_eq!(ban.deaths, [("n0/0".into(), SECOND * 3), ("n3/0".into(), Duration::ZERO)]);
     assert!(table.is_refused(KILLER, later));
     assert_eq!(table.standing(FELLOW, later), Standing::Clear);
     assert_eq!(table.lost(KILLER, &life("n4/0", 1), later), None, "it is said once");
@@ -84,8 +102,8 @@ fn what_the_router_alone_has_seen_lapses_unless_the_agent_reports_it() {
 fn a_refusal_ends_when_the_first_of_two_deaths_is_too_long_ago() {
     let (mut table, now) = table();
     table.reported(&life("n0/0", 1), &[KILLER], now - WINDOW / 2, now);
-    let [(_, sentence)] = &table.reported(&life("n1/0", 1), &[KILLER], now, now)[..] else { panic!("no refusal") };
-    assert_eq!(sentence.remaining, WINDOW / 2);
+    let [(_, ban)] = &table.reported(&life("n1/0", 1), &[KILLER], now, now)[..] else { panic!("no refusal") };
+    assert_eq!(ban.remaining, WINDOW / 2);
     assert_eq!(table.standing(KILLER, now + WINDOW / 2), Standing::Suspect);
     table.reported(&life("n2/0", 1), &[FELLOW], now - WINDOW, now);
     assert_eq!(table.standing(FELLOW, now), Standing::Clear, "a report of what is long past");
@@ -106,69 +124,45 @@ fn a_good_answer_clears_a_suspect_of_every_death_before_it_even_of_one_that_is_t
 }
 
 #[test]
-fn two_suspects_are_never_tried_on_one_replica_nor_one_on_two() {
+fn of_several_suspects_that_another_router_lost_none_is_refused_and_one_alone_is() {
     let (mut table, now) = table();
-    let seat = table.sit(KILLER, &life("n1/0", 1), 7.0, now).unwrap();
-    assert_eq!(table.barred_now(now), ["n1/0"]);
-    assert_eq!(table.sit(FELLOW, &life("n1/0", 1), 7.0, now), None);
-    assert!(table.sit(FELLOW, &life("n2/0", 1), 7.0, now).is_some());
-    assert_eq!(table.sit(KILLER, &life("n3/0", 1), 7.0, now), None);
-    table.rise(seat);
-    assert_eq!(table.barred_now(now), ["n2/0"]);
+    table.reported(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
+    assert_eq!(table.reported(&life("n1/0", 1), &[KILLER, FELLOW, 5], now, now), []);
+    assert_eq!(table.reported(&life("n2/0", 1), &[KILLER, 6], now, now).len(), 1);
+    assert!(table.is_refused(KILLER, now) && !table.is_refused(FELLOW, now));
 }
 
 #[test]
-fn the_more_suspects_wait_the_sooner_the_next_one_may_follow() {
+fn whatever_deaths_one_agent_invents_it_has_no_request_refused_that_was_not_sent_to_it() {
     let (mut table, now) = table();
-    table.sit(1, &life("few", 1), 7.0, now);
-    table.sit(2, &life("many", 1), 0.1, now);
-    table.sit(3, &life("hundreds", 1), 0.001, now);
-    assert_eq!(table.barred_now(now + SECOND), ["few", "many"]);
-    assert_eq!(table.barred_now(now + SECOND * 6), ["few"]);
-    assert!(table.barred_now(now + SECOND * 30).is_empty());
-}
-
-#[test]
-fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
-    for reported_first in [false, true] {
-        let (mut table, now) = table();
-        let (first, second) = (life("n0/0", 1), life("n1/0", 1));
-        table.reported(&first, &[KILLER, FELLOW], now, now);
-        table.sit(FELLOW, &second, 0.0, now).unwrap();
-        let now = now + SECOND;
-        let seat = table.sit(KILLER, &second, 0.0, now).unwrap();
-        if reported_first {
-            table.reported(&second, &[3, FELLOW, KILLER], now, now);
+    for epoch in 0..100 {
+        for replica in ["n0/0", "n0/1"] {
+            assert_eq!(table.reported(&life(replica, epoch), &[FELLOW], now, now), []);
         }
-        table.lost(FELLOW, &second, now);
-        table.lost(KILLER, &second, now);
-        table.rise(seat);
-        table.lost(3, &second, now);
-        table.reported(&second, &[3, FELLOW, KILLER], now, now + SECOND);
-        assert!(table.is_refused(KILLER, now));
-        assert_eq!(table.standing(FELLOW, now), Standing::Suspect);
-        assert_eq!(table.standing(3, now), Standing::Suspect, "who had nothing to its name has one death now");
-        // It is spared once.
-        table.lost(FELLOW, &life("n2/0", 1), now);
-        assert!(table.is_refused(FELLOW, now));
     }
+    assert_eq!(table.standing(FELLOW, now), Standing::Suspect);
+    // Another node's word, or what this router has seen itself, is believed beside it.
+    let (mut seen, mut told) = (table, Table::new(WINDOW, now));
+    told.reported(&life("n0/0", 1), &[FELLOW], now, now);
+    assert_eq!(told.reported(&life("n1/0", 1), &[FELLOW], now, now).len(), 1);
+    assert!(seen.lost(FELLOW, &life("n0/0", 100), now).is_some());
 }
 
 #[test]
-fn one_that_was_spared_stays_so_when_the_death_is_told_again_much_later() {
+fn what_an_agent_invents_is_bounded_and_crowds_out_nothing_that_this_router_has_seen() {
     let (mut table, now) = table();
-    let (first, second) = (life("n0/0", 1), life("n1/0", 1));
-    table.reported(&first, &[KILLER, FELLOW], now, now);
-    table.sit(FELLOW, &second, 0.0, now).unwrap();
-    let now = now + SECOND;
-    table.sit(KILLER, &second, 0.0, now).unwrap();
-    table.reported(&second, &[KILLER, FELLOW], now, now);
-    // A session that begins anew tells all deaths of the last ten minutes.
-    let later = now + WINDOW / 2;
-    table.sweep(later);
-    table.reported(&second, &[KILLER, FELLOW], now, later);
-    assert!(table.is_refused(KILLER, later));
-    assert_eq!(table.standing(FELLOW, later), Standing::Suspect);
+    for epoch in 0..40_u32 {
+        let from = u128::from(epoch) * 5000;
+        let invented: Vec<Fingerprint> = (from..from + 5000).map(|one| one + 1000).collect();
+        table.reported(&life("n0/0", u64::from(epoch)), &invented, now, now);
+    }
+    for epoch in 0..2000 {
+        table.reported(&life("n0/1", epoch), &[1000], now, now);
+    }
+    assert_eq!(table.lengths(), (table::MOST_NAMED, 0, table::MOST_FALLEN));
+    table.lost(KILLER, &life("n1/0", 1), now);
+    assert_eq!(table.standing(KILLER, now), Standing::Suspect);
+    assert!(table.lost(KILLER, &life("n2/0", 1), now).is_some());
 }
 
 #[test]
@@ -189,29 +183,6 @@ fn one_that_was_answered_before_its_engine_had_quite_died_is_no_suspect_afterwar
 }
 
 #[test]
-fn a_trial_that_was_given_up_unanswered_keeps_its_place_until_a_hang_would_be_known() {
-    let (mut table, now) = table();
-    let seat = table.sit(KILLER, &life("n1/0", 1), 7.0, now).unwrap();
-    table.give_up(seat, now);
-    let before = now + SECOND * 14;
-    table.sweep(before);
-    assert_eq!(table.barred_now(before), ["n1/0"]);
-    assert!(table.is_tried(KILLER, before), "nor does the same request hang another one meanwhile");
-    let after = now + SECOND * 15;
-    assert!(table.barred_now(after).is_empty() && !table.is_tried(KILLER, after));
-    table.sweep(after);
-    assert!(table.is_empty());
-}
-
-#[test]
-fn the_same_request_waits_for_a_trial_that_lasts_no_longer_than_the_longest() {
-    let (mut table, now) = table();
-    table.sit(KILLER, &life("n1/0", 1), 0.0, now).unwrap();
-    assert_eq!(table.sit(KILLER, &life("n2/0", 1), 7.0, now + SECOND * 29), None, "others may follow sooner, it may not");
-    assert!(table.sit(KILLER, &life("n2/0", 1), 7.0, now + SECOND * 30).is_some());
-}
-
-#[test]
 fn a_request_that_comes_to_a_dead_engine_has_not_killed_it() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
@@ -223,7 +194,8 @@ fn a_request_that_comes_to_a_dead_engine_has_not_killed_it() {
 
 #[test]
 fn equal_requests_have_one_fingerprint_and_others_have_another() {
-    let of = |path, body: &str| fingerprint(path, body.as_bytes());
+    let of = |path, body: &str| fingerprint(7, path, body.as_bytes());
+    assert_ne!(of("/v1/completions", "{}"), fingerprint(8, "/v1/completions", b"{}"), "another tenant's");
     assert_eq!(of("/v1/completions", "{}"), of("/v1/completions", "{}"));
     assert_ne!(of("/v1/completions", "{}"), of("/v1/chat/completions", "{}"));
     assert_ne!(of("/v1/completions", "{}"), of("/v1/completions", "{ }"));
@@ -239,17 +211,17 @@ async fn a_record_that_keeps_nothing_blames_nobody() {
     poison.reported("n0/0", &death);
     poison.reported("n1/0", &death);
     assert_eq!(poison.suspects(), 0);
-    assert!(matches!(poison.watch(Some(KILLER)).leave(), Ok(Leave::Free)));
+    assert_eq!(poison.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_request_is_told_why_and_for_how_long() {
     let poison = Poison::new(WINDOW);
     tokio::time::advance(SECOND * 10).await;
-    for (replica, age_ms) in [("n0/0", 9000), ("n1/0", 2000)] {
-        poison.reported(replica, &wire::Death { epoch: 1, age_ms, requests: vec![KILLER.into(), FELLOW.into()] });
+    for (replica, age_ms, beside) in [("n0/0", 9000, FELLOW), ("n1/0", 2000, 3)] {
+        poison.reported(replica, &wire::Death { epoch: 1, age_ms, requests: vec![KILLER.into(), beside.into()] });
     }
-    let refused = poison.watch(Some(KILLER)).leave().unwrap_err();
+    let refused = poison.watch(Some(KILLER)).clearance().unwrap_err();
     assert_eq!(
         refused.to_string(),
         "this request is refused for another 591 s: it was in flight when 2 engines died (n0/0 9 s ago, n1/0 2 s ago). \
@@ -263,18 +235,34 @@ async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
     let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
     poison.reported("n0/0", &death);
     let mut first = poison.watch(Some(KILLER));
-    first.seat = poison.table.lock().sit(KILLER, &life("n1/0", 1), 1.0, Instant::now());
+    first.trial = poison.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
     let second = poison.watch(Some(FELLOW));
-    let is_barred = |leave| matches!(leave, Ok(Leave::Alone(barred)) if barred.iter().any(|barred| &*barred.replica == "n1/0"));
-    assert!(is_barred(second.leave()));
-    assert!(matches!(poison.watch(Some(KILLER)).leave(), Ok(Leave::Later)));
+    let is_barred = || second.bars(2, None).closed.iter().any(|replica| &**replica == "n1/0");
+    assert!(is_barred());
+    assert_eq!(poison.watch(Some(KILLER)).clearance(), Ok(Clearance::Later));
     let waiting = second.queue().unwrap();
     let begun = Instant::now();
     tokio::join!(waiting.moment(), async { first.survived() });
-    assert_eq!((begun.elapsed(), is_barred(second.leave())), (Duration::ZERO, false));
+    assert_eq!((begun.elapsed(), is_barred()), (Duration::ZERO, false));
     drop(waiting);
     assert_eq!(poison.waiting.load(Ordering::Relaxed), 0);
-    assert!(matches!(poison.watch(Some(KILLER)).leave(), Ok(Leave::Free)));
+    assert_eq!(poison.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_has_passed_its_trial_with_its_third_event_with_tokens() {
+    let poison = Poison::new(WINDOW);
+    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
+    poison.reported("n0/0", &death);
+    let mut first = poison.watch(Some(KILLER));
+    first.trial = poison.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
+    let mut passage = first.passage(b"\n\n").unwrap();
+    let second = poison.watch(Some(FELLOW));
+    for (piece, is_over) in [(&b": keep-alive\n\n: keep-alive\n\n"[..], false), (b"data: 1\n\ndata: 2\n\nda", false), (b"ta: 3\n\n", true)]
+    {
+        assert_eq!(passage.look(piece), is_over);
+        assert_eq!(second.bars(2, None).closed.is_empty(), is_over);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,12 +272,11 @@ async fn a_client_that_leaves_frees_the_place_at_once_only_when_the_engine_had_a
     poison.reported("n0/0", &death);
     for answered in [true, false] {
         let mut first = poison.watch(Some(KILLER));
-        first.seat = poison.table.lock().sit(KILLER, &life("n1/0", 1), 1.0, Instant::now());
+        first.trial = poison.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
         if answered {
             first.answered();
         }
         drop(first);
-        let Ok(Leave::Alone(barred)) = poison.watch(Some(FELLOW)).leave() else { panic!("no leave") };
-        assert_eq!(barred.iter().any(|barred| &*barred.replica == "n1/0"), !answered);
+        assert_eq!(poison.watch(Some(FELLOW)).bars(2, None).closed.is_empty(), answered);
     }
 }

@@ -15,7 +15,8 @@ fn all(dialect: Dialect, pieces: &[&str]) -> (String, Scanner, Option<&'static s
     for piece in pieces {
         let (bytes, verdict) = match scanner.pass(Bytes::copy_from_slice(piece.as_bytes())) {
             Passed::On(bytes) => (bytes, None),
-            Passed::Failed(bytes) => (bytes, Some("failed")),
+            Passed::Failed { bytes, died: false } => (bytes, Some("failed")),
+            Passed::Failed { bytes, died: true } => (bytes, Some("died")),
             Passed::Aborted(bytes) => (bytes, Some("aborted")),
         };
         sent.push_str(std::str::from_utf8(&bytes).unwrap());
@@ -162,21 +163,59 @@ proptest! {
 }
 
 #[test]
-fn a_usage_tells_how_much_was_cached_where_the_engine_says_so() {
-    let details =
-        br#"{"id":"x","usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}"#;
-    assert_eq!(Usage::find(details), Some(Usage { prompt: 40, completion: 3, cached: Some(32) }));
-    let without = br#"{"usage":{"prompt_tokens":40,"completion_tokens":3,"prompt_tokens_details":null}}"#;
-    assert_eq!(Usage::find(without), Some(Usage { prompt: 40, completion: 3, cached: None }));
-    assert_eq!(Usage::find(br#"{"choices":[{"text":"\"usage\":{"}],"usage":null}"#), None);
-}
-
-#[test]
 fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error() {
     let dead = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
     assert!(tells_of_death(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
     assert!(tells_of_death(format!("{{\"error\":{{\"message\":\"{dead}\"}}}}").as_bytes()));
     let said = serde_json::json!({"error": {"message": format!("template error at {{\"message\":\"{dead}\"}}")}});
     assert!(!tells_of_death(said.to_string().as_bytes()));
+    let repeated = format!(r#"{{"error":{{"message":"no","input":{{"message":"{dead}"}}}},"detail":[{{"message":"{dead}"}}]}}"#);
+    assert!(!tells_of_death(repeated.as_bytes()));
+    let named = format!("event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"api_error\",\"message\":\"{dead}\"}}}}\n\n");
+    assert!(tells_of_death(named.as_bytes()) && tells_of_death(format!("data: {{\"message\":\"{dead}\"}}").as_bytes()));
     assert!(!tells_of_death(br#"{"error":{"message":"maximum recursion depth exceeded","code":500}}"#));
+}
+
+/// What a client may put into a schema, and an engine repeats.
+const SCHEMA: &str = r#"{"usage":{"input_tokens":0,"output_tokens":0,"prompt_tokens":0,"completion_tokens":0},"choices":[{"finish_reason":"abort"}],"finish_reason":"abort"}"#;
+
+#[test]
+fn a_schema_that_is_repeated_says_nothing_of_the_answer() {
+    let created = format!("event: response.created\ndata: {{\"response\":{{\"tools\":[{SCHEMA}],\"usage\":null}}}}\n\n");
+    let completed = format!(
+        "event: response.completed\ndata: {{\"response\":{{\"tools\":[{SCHEMA}],\"usage\":{{\"input_tokens\":13,\"output_tokens\":500}}}}}}\n\n"
+    );
+    let (_, scanner, verdict) = all(Dialect::Responses, &[&created, &completed]);
+    assert_eq!((verdict, scanner.usage()), (None, Some(Usage { prompt: 13, completion: 500, cached: None })));
+    let chunk = format!("data: {{\"choices\":[{{\"delta\":{SCHEMA},\"finish_reason\":null}}]}}\n\n");
+    let (_, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, &chunk, LAST, USAGE, DONE]);
+    assert_eq!((verdict, scanner.usage()), (None, Some(Usage { prompt: 13, completion: 6, cached: None })));
+    let block = format!("event: message_start\ndata: {{\"message\":{{\"content\":[{SCHEMA}],\"usage\":{{\"input_tokens\":7}}}}}}\n\n");
+    let (_, scanner, _) = all(Dialect::Anthropic, &[&block]);
+    assert_eq!(scanner.usage(), Some(Usage { prompt: 7, completion: 0, cached: None }));
+}
+
+#[test]
+fn an_event_too_large_to_be_held_is_read_by_structure_too_and_is_no_error_for_what_it_repeats() {
+    // Wherever it is cut, what follows begins as an error would.
+    let echo = format!("[{}0]", "{\"error\":{\"message\":\"EngineCore encountered an issue\"}},".repeat(10_000));
+    let huge = format!(
+        "event: response.completed\ndata: {{\"response\":{{\"tools\":{echo},\"schema\":{SCHEMA},\"usage\":{{\"input_tokens\":13,\"output_tokens\":500}},\"x\":{SCHEMA}}}}}\n\n"
+    );
+    for piece in [1 << 16, 262_111, 262_144 + 50] {
+        let pieces: Vec<&str> = huge.as_bytes().chunks(piece).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
+        let (sent, scanner, verdict) = all(Dialect::Responses, &pieces);
+        assert!(sent == huge && verdict.is_none() && scanner.is_complete(), "pieces of {piece}: {verdict:?}");
+        assert_eq!(scanner.usage(), Some(Usage { prompt: 13, completion: 500, cached: None }), "pieces of {piece}");
+        let without_end = &pieces[..pieces.len() - 1];
+        assert!(!all(Dialect::Responses, without_end).1.is_complete(), "half of it is no end");
+    }
+}
+
+#[test]
+fn an_error_too_large_to_be_held_fails_the_answer_when_it_has_passed() {
+    let huge = format!("data: {{\"error\":{{\"message\":\"{}\"}}}}\n\n", "x".repeat(600_000));
+    let pieces: Vec<&str> = huge.as_bytes().chunks(1 << 16).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
+    let (sent, _, verdict) = all(Dialect::OpenAi, &pieces);
+    assert!(sent == huge && verdict == Some("failed"));
 }

@@ -186,7 +186,7 @@ impl Edge {
             #[serde(alias = "name")]
             model: String,
         }
-        let Read { entry, body, .. } = match self.taken_in(request).await {
+        let Read { entry, body, .. } = match self.taken_in(request, caller).await {
             Ok(read) => read,
             Err(response) => return *response,
         };

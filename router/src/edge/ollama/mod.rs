@@ -87,7 +87,7 @@ impl Edge {
     /// Has an engine answer, and tells its answer in Ollama's form.
     async fn retell(&self, form: Form, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
-        let Read { mut headers, entry, body } = match self.taken_in(request).await {
+        let Read { mut headers, entry, body } = match self.taken_in(request, &caller).await {
             Ok(read) => read,
             Err(response) => return *response,
         };
@@ -127,10 +127,10 @@ impl Edge {
     }
 
     /// Reads a request to its end; an answer where that cannot be.
-    async fn taken_in(&self, request: Request<Incoming>) -> Result<Read, Box<Response<EdgeBody>>> {
+    async fn taken_in(&self, request: Request<Incoming>, caller: &Caller) -> Result<Read, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
-        let body = self.read_body(&head.headers, body).await.inspect_err(|_| {
+        let body = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
             self.dispatch.metrics.refused(Refused::Request);
             entry.refused("body");
         })?;

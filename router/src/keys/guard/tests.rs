@@ -1,11 +1,15 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+
 use super::*;
 use crate::keys::Entry;
-use crate::keys::tests::{headers, keys};
+use crate::keys::tests::keys;
 
 const LIST: &str = "/hostler.fleet.v1.Fleet/List";
+const DRAIN: &str = "/hostler.fleet.v1.Fleet/Drain";
 
 struct Bench {
     keys: Keys,
@@ -22,69 +26,129 @@ fn bench() -> Bench {
 }
 
 impl Bench {
-    fn guard(&self, operators: NeedKey, metrics: NeedKey, listens: &str) -> Guard {
-        let config = RouterConfig { operators_need_key: operators, metrics_need_key: metrics, ..RouterConfig::default() };
-        Guard::new(&config, self.keys.clone(), &self.own, listens.parse::<IpAddr>().unwrap())
+    fn guard(&self, metrics: NeedKey, listens: &str) -> Guard {
+        let config = RouterConfig { metrics_need_key: metrics, admin_listen: "router-1:8002".into(), ..RouterConfig::default() };
+        let socket = Path::new("/run/me/router-8002.sock");
+        Guard::new(&config, self.keys.clone(), &self.own, listens.parse::<IpAddr>().unwrap(), Some(socket))
     }
 }
 
-/// Whether a call is let through, without a key and with this one.
-fn passes(guard: &Guard, path: &str, key: Option<&Secret>) -> bool {
-    let shown = key.map(|key| ("authorization", format!("Bearer {}", key.reveal())));
-    let shown: Vec<(&str, &str)> = shown.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    guard.check(path, &headers(&shown)).is_ok()
+/// A call as `hostler` makes it.
+fn call(path: &str, via: Via, key: Option<&Secret>) -> Request {
+    let mut request = Request::post(path).version(Version::HTTP_2).header(CONTENT_TYPE, "application/grpc").body(Body::empty()).unwrap();
+    request.extensions_mut().insert(ConnectInfo(via));
+    if let Some(key) = key {
+        request.headers_mut().insert("authorization", format!("Bearer {}", key.reveal()).parse().unwrap());
+    }
+    request
+}
+
+/// The same with another header.
+fn with(mut request: Request, name: &'static str, value: &str) -> Request {
+    request.headers_mut().insert(name, value.parse().unwrap());
+    request
+}
+
+/// Whether such a call is let through.
+fn passes(guard: &Guard, path: &str, via: Via, key: Option<&Secret>) -> bool {
+    guard.check(&call(path, via, key)).is_ok()
 }
 
 #[test]
-fn beyond_loopback_operators_need_an_admin_key_and_health_needs_none() {
+fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() {
     let bench = bench();
-    for listens in ["0.0.0.0", "192.0.2.1", "::"] {
-        let guard = bench.guard(NeedKey::Auto, NeedKey::Auto, listens);
-        assert!(guard.wants_operators_key());
-        for path in [LIST, "/metrics", "/hostler.fleet.v1.Fleet/Drain", "/", "/livez/", "//metrics"] {
-            assert!(!passes(&guard, path, None), "{path}");
-            assert!(!passes(&guard, path, Some(&bench.user)), "{path}");
-            assert!(!passes(&guard, path, Some(&Secret::random().unwrap())), "{path}");
-            assert!(passes(&guard, path, Some(&bench.admin)), "{path}");
-            assert!(passes(&guard, path, Some(&bench.own)), "{path}");
+    for (listens, via) in [("127.0.0.1", Via::Loopback), ("0.0.0.0", Via::Loopback), ("0.0.0.0", Via::Network), ("::", Via::Network)] {
+        let guard = bench.guard(NeedKey::Auto, listens);
+        for path in [LIST, DRAIN, "/", "/livez/", "//metrics"] {
+            assert!(!passes(&guard, path, via, None), "{path}");
+            assert!(!passes(&guard, path, via, Some(&bench.user)), "{path}");
+            assert!(!passes(&guard, path, via, Some(&Secret::random().unwrap())), "{path}");
+            assert!(passes(&guard, path, via, Some(&bench.admin)), "{path}");
+            assert!(passes(&guard, path, via, Some(&bench.own)), "{path}");
         }
         for path in ["/livez", "/readyz", "/grpc.health.v1.Health/Check"] {
-            assert!(passes(&guard, path, None), "{path}");
+            assert!(passes(&guard, path, via, None), "{path}");
         }
     }
 }
 
 #[test]
-fn on_loopback_no_key_is_needed_unless_a_setting_says_so() {
+fn on_the_socket_nobody_needs_a_key() {
     let bench = bench();
-    for listens in ["127.0.0.1", "::1"] {
-        let open = bench.guard(NeedKey::Auto, NeedKey::Auto, listens);
-        assert!(passes(&open, LIST, None) && passes(&open, "/metrics", None));
-        let closed = bench.guard(NeedKey::Always, NeedKey::Auto, listens);
-        assert!(!passes(&closed, LIST, None) && passes(&closed, LIST, Some(&bench.admin)) && passes(&closed, "/metrics", None));
-    }
-    let mixed = bench.guard(NeedKey::Never, NeedKey::Always, "0.0.0.0");
-    assert!(passes(&mixed, LIST, None) && !passes(&mixed, "/metrics", None));
+    let guard = bench.guard(NeedKey::Always, "0.0.0.0");
+    assert!([LIST, DRAIN, "/metrics", "/readyz"].iter().all(|path| passes(&guard, path, Via::Socket, None)));
 }
 
 #[test]
-fn without_keys_all_is_open() {
+fn without_a_key_file_operators_are_sent_to_the_socket() {
     let bench = Bench { keys: Keys::default(), ..bench() };
-    let guard = bench.guard(NeedKey::Auto, NeedKey::Auto, "0.0.0.0");
-    assert!(passes(&guard, LIST, None) && passes(&guard, "/metrics", None) && !guard.wants_operators_key());
+    let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
+    for key in [None, Some(&bench.admin)] {
+        let refused = guard.check(&call(DRAIN, Via::Loopback, key)).unwrap_err().to_string();
+        assert!(refused.contains("router.keys_file") && refused.contains("/run/me/router-8002.sock"), "{refused}");
+    }
+    assert!(passes(&guard, DRAIN, Via::Loopback, Some(&bench.own)) && passes(&guard, DRAIN, Via::Socket, None));
+    assert!(passes(&guard, "/metrics", Via::Network, None));
+}
+
+#[test]
+fn the_metrics_page_needs_a_key_beyond_loopback_or_as_the_setting_says() {
+    let bench = bench();
+    let needed = |metrics, listens| !passes(&bench.guard(metrics, listens), "/metrics", Via::Network, None);
+    assert_eq!([needed(NeedKey::Auto, "0.0.0.0"), needed(NeedKey::Auto, "127.0.0.1")], [true, false]);
+    assert_eq!([needed(NeedKey::Always, "127.0.0.1"), needed(NeedKey::Never, "0.0.0.0")], [true, false]);
+}
+
+#[test]
+fn a_web_page_is_refused_whatever_key_or_socket_it_has() {
+    let bench = bench();
+    let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
+    for via in [Via::Socket, Via::Loopback, Via::Network] {
+        let sound = || call(DRAIN, via, Some(&bench.admin));
+        assert!(guard.check(&sound()).is_ok() && guard.check(&with(sound(), "content-type", "application/grpc+proto")).is_ok());
+        for kind in
+            ["text/plain", "application/x-www-form-urlencoded", "application/grpc-web", "application/grpc-web+proto", "application/json"]
+        {
+            assert!(matches!(guard.check(&with(sound(), "content-type", kind)), Err(Refused::NotGrpc)), "{kind}");
+        }
+        for origin in ["https://evil.example", "null", "http://127.0.0.1:8002"] {
+            assert!(matches!(guard.check(&with(sound(), "origin", origin)), Err(Refused::WebPage("origin"))), "{origin}");
+        }
+        for site in ["cross-site", "same-site", "same-origin"] {
+            assert!(matches!(guard.check(&with(sound(), "sec-fetch-site", site)), Err(Refused::WebPage(_))), "{site}");
+        }
+        let mut old = sound();
+        *old.version_mut() = Version::HTTP_11;
+        assert!(matches!(guard.check(&old), Err(Refused::NotGrpc)));
+    }
+}
+
+#[test]
+fn on_loopback_a_page_that_needs_no_key_is_shown_only_under_this_hosts_names() {
+    let bench = bench();
+    let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
+    let under = |path, via, host: &str| guard.check(&with(call(path, via, None), "host", host)).is_ok();
+    for host in ["127.0.0.1:8002", "localhost:8002", "router-1:8002"] {
+        assert!(under("/metrics", Via::Loopback, host), "{host}");
+    }
+    assert!(!under("/metrics", Via::Loopback, "evil.example:8002"), "DNS rebinding");
+    // A scraper elsewhere goes by a name of its own network, a load balancer by any.
+    assert!(under("/metrics", Via::Network, "router.cluster.local") && under("/readyz", Via::Loopback, "service"));
+    let keyed = bench.guard(NeedKey::Always, "127.0.0.1");
+    assert!(keyed.check(&with(call("/metrics", Via::Loopback, Some(&bench.admin)), "host", "router.cluster.local")).is_ok());
 }
 
 #[test]
 fn refusals_say_whom_they_are_for() {
     let bench = bench();
-    let guard = bench.guard(NeedKey::Auto, NeedKey::Auto, "0.0.0.0");
-    let shown = headers(&[("x-api-key", bench.user.reveal()), ("content-type", "application/grpc+proto")]);
-    let (missing, role) = (guard.check(LIST, &HeaderMap::new()).unwrap_err(), guard.check(LIST, &shown).unwrap_err());
-    assert!(missing.to_string().contains("HOSTLER_ADMIN_KEY"), "{missing}");
+    let guard = bench.guard(NeedKey::Auto, "0.0.0.0");
+    let grpc = call(LIST, Via::Network, Some(&bench.user));
+    let (missing, role) = (guard.check(&call(LIST, Via::Network, None)).unwrap_err(), guard.check(&grpc).unwrap_err());
+    assert!(missing.to_string().contains("HOSTLER_ADMIN_KEY") && missing.to_string().contains("/run/me/"), "{missing}");
     assert!(role.to_string().contains("--role admin"), "{role}");
-    let plain = answer(&missing, &HeaderMap::new());
+    let plain = answer(&missing, false);
     assert_eq!((plain.status(), &plain.headers()[WWW_AUTHENTICATE]), (StatusCode::UNAUTHORIZED, &HeaderValue::from_static("Bearer")));
-    assert_eq!(answer(&role, &HeaderMap::new()).status(), StatusCode::FORBIDDEN);
-    let grpc = answer(&role, &shown);
+    assert_eq!(answer(&role, false).status(), StatusCode::FORBIDDEN);
+    let grpc = answer(&role, true);
     assert_eq!((grpc.status(), &grpc.headers()["grpc-status"]), (StatusCode::OK, &HeaderValue::from_static("7")));
 }

@@ -35,6 +35,38 @@ fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_the
 }
 
 #[tokio::test(start_paused = true)]
+async fn nobody_teaches_a_longer_answer_than_he_could_have() {
+    let fixture = Fixture::guessed(1).await;
+    let lengths = |most_output, context| {
+        let asked = Asked { model: Some("m".into()), text: vec!["hi".into()], most_output, ..Asked::default() };
+        let (placed, _in_flight, _) = place(&fixture, &Prompt::text(asked, ""));
+        placed.ended(usage(1_000_000_000_000_000_000, None), 0, context, true);
+        fixture.placer.outputs.expected(None)
+    };
+    assert!(lengths(Some(300), 4096) < 300.0);
+    assert!(lengths(None, 4096) < 4096.0);
+    assert!(lengths(Some(u64::MAX), 4096) < 4096.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
+    let fixture = Fixture::guessed(1).await;
+    let before = fixture.placer.outputs.expected(None);
+    let asked = Asked { model: Some("m".into()), text: vec!["hi".into()], ..Asked::default() };
+    let (placed, _in_flight, _) = place(&fixture, &Prompt::text(asked, ""));
+    placed.ended(usage(131_072, None), 0, 131_072, false);
+    assert_eq!(fixture.placer.outputs.expected(None), before);
+}
+
+#[test]
+fn the_cached_part_of_a_guess_is_never_more_than_the_whole() {
+    assert_eq!(scaled(1000, 50, 100), 500);
+    assert_eq!(scaled(u32::MAX, u64::MAX, 1), u32::MAX);
+    assert_eq!(scaled(4000, u64::MAX, u64::MAX), 4000);
+    assert_eq!(scaled(1000, 50, 0), 1000);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_streams_first_token_teaches_the_replicas_speed() {
     let fixture = Fixture::guessed(1).await;
     let own = fixture.fleet.view().replicas[0].own.clone();
@@ -57,7 +89,7 @@ async fn a_plain_answer_tells_no_speed_but_its_length() {
     let (mut placed, _in_flight, record) = place(&fixture, &text(&"a".repeat(16_000)));
     tokio::time::sleep(Duration::from_secs(9)).await;
     placed.began();
-    placed.ended(usage(1000, None), 0);
+    placed.ended(usage(1000, None), 0, 4096, true);
     assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].own.learned().rates), (Default::default(), before));
     assert!(fixture.placer.outputs.expected(None) > USUAL_OUTPUT);
 }
@@ -72,7 +104,7 @@ async fn the_time_between_tokens_teaches_how_long_steps_take() {
         placed.began();
         tokio::time::sleep(Duration::from_secs(5)).await;
         // Without usage each event counts as a token.
-        placed.ended(None, 51);
+        placed.ended(None, 51, 4096, true);
     }
     assert!(own.learned().rates.step > 2.0 * before, "{} was {before}", own.learned().rates.step);
 }
@@ -85,7 +117,7 @@ async fn what_an_engine_had_cached_is_kept_with_the_decision_and_what_it_had_not
     for cached in [0, 3900, 64] {
         let (mut placed, in_flight, record) = place(&fixture, &prompt);
         placed.began();
-        placed.ended(usage(10, Some(cached)), 10);
+        placed.ended(usage(10, Some(cached)), 10, 4096, true);
         assert_eq!(record.outcome.lock().cached.map(u64::from), Some(cached));
         drop(in_flight);
         assert_eq!(matched(), 62 * 64);

@@ -40,6 +40,7 @@ pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
         listen: local(),
         agents_listen: local(),
         admin_listen: local(),
+        operators_socket: folder.path().join("o.sock"),
         cache_dir: folder.path().join("cache"),
         access_log_file: folder.path().join("access.log"),
         header_timeout: FOR_EVER,

@@ -1,6 +1,6 @@
-//! What an operator sees and does at one router, over the gRPC of its admin listener.
+//! What an operator sees and does at one router, over the gRPC of its operators' socket.
 
-use std::net::SocketAddr;
+use std::path::Path;
 
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
@@ -60,13 +60,24 @@ impl From<Replica> for Seen {
     }
 }
 
-/// A client of a router's admin listener; it connects anew for each call, so it also serves for a router that was restarted.
+/// A client of a router's operators' socket; it connects anew for each call, so it also serves for a router that was restarted.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Admin(pub(crate) SocketAddr);
+pub(crate) struct Admin(&'static str);
 
 impl Admin {
+    /// At this socket.
+    pub(crate) fn at(socket: &Path) -> Self {
+        // A few bytes for as long as the test runs, so that it can be copied into every task.
+        Self(socket.to_str().unwrap().to_owned().leak())
+    }
+
+    /// As `--admin` names it.
+    pub(crate) fn socket(self) -> &'static str {
+        self.0
+    }
+
     async fn client(self) -> Result<FleetClient<Channel>, Status> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).unwrap();
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.0)).unwrap();
         let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(FleetClient::new(channel))
     }

@@ -115,7 +115,7 @@ where
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(words)?;
     // The body's reader learns of a break by itself.
     let connection = AbortOnDropHandle::new(tokio::spawn(async { drop(connection.await) }));
-    request.headers_mut().entry(HOST).or_insert("test".parse().unwrap());
+    request.headers_mut().entry(HOST).or_insert("localhost".parse().unwrap());
     let (head, body) = sender.send_request(request).await.map_err(words)?.into_parts();
     Ok(Answering { status: head.status, headers: head.headers, read: Vec::new(), body, _connection: connection })
 }

@@ -111,6 +111,7 @@ pub(crate) struct RunningRouter {
     pub(crate) edge: SocketAddr,
     pub(crate) agents: SocketAddr,
     pub(crate) admin: SocketAddr,
+    socket: Admin,
     pub(crate) shutdown: Shutdown,
     pub(crate) task: JoinHandle<()>,
 }
@@ -137,9 +138,10 @@ impl RunningRouter {
     pub(crate) async fn start(config: RouterConfig) -> Self {
         let router = Router::bind(config).await.unwrap();
         let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
+        let socket = Admin::at(router.operators_socket().unwrap());
         let shutdown = Shutdown::new();
         let task = tokio::spawn(router.run(shutdown.clone()));
-        Self { edge, agents, admin, shutdown, task }
+        Self { edge, agents, admin, socket, shutdown, task }
     }
 
     pub(crate) fn edge(&self) -> Endpoint {
@@ -147,7 +149,7 @@ impl RunningRouter {
     }
 
     pub(crate) fn admin(&self) -> Admin {
-        Admin(self.admin)
+        self.socket
     }
 
     /// One of the router's own metrics.
@@ -172,9 +174,10 @@ impl Fleet {
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
         let mut fleet = Self { routers: Vec::new(), agents: Vec::new(), setup: setup.clone(), directory };
         for index in 0..setup.routers {
-            // Each keeps models' tokenizers in a place of its own.
+            // Each has its socket, and keeps models' tokenizers, in a place of its own.
             let cache_dir = fleet.directory.path().join(format!("c{index}"));
-            fleet.routers.push(RunningRouter::start(RouterConfig { cache_dir, ..setup.router.clone() }).await);
+            let operators_socket = fleet.directory.path().join(format!("o{index}.sock"));
+            fleet.routers.push(RunningRouter::start(RouterConfig { cache_dir, operators_socket, ..setup.router.clone() }).await);
         }
         let addresses: Vec<String> = fleet.routers.iter().map(|router| router.agents.to_string()).collect();
         for _ in 0..setup.agents {
@@ -206,13 +209,14 @@ impl Fleet {
         self.routers[0].edge()
     }
 
-    /// The first router's admin listener.
+    /// What an operator of the first router sees and does.
     pub(crate) fn admin(&self) -> Admin {
         self.routers[0].admin()
     }
 
     pub(crate) fn router_config(&self) -> RouterConfig {
-        RouterConfig { cache_dir: self.directory.path().join("c"), ..self.setup.router.clone() }
+        let (cache_dir, operators_socket) = (self.directory.path().join("c"), self.directory.path().join("o.sock"));
+        RouterConfig { cache_dir, operators_socket, ..self.setup.router.clone() }
     }
 
     /// Waits until every router knows the cache of every replica exactly, and can tokenize for it.

@@ -1,7 +1,7 @@
 //! The program as users run it: a process of its own in a place of its own, ended with all its engines when the test ends.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 use super::PROGRAM;
+use super::admin::Admin;
 use super::wait::{DEADLINE, until};
 
 /// Home, logs and sockets of the programs that one test starts.
@@ -42,7 +43,7 @@ impl Workplace {
     }
 
     /// Where everything is.
-    pub(crate) fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
@@ -89,6 +90,8 @@ impl Workplace {
             command.env_remove(name);
         }
         command.args(arguments).env("HOME", self.directory.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
+        // Routers' sockets are below it, and nobody else's are found.
+        command.env("XDG_RUNTIME_DIR", self.directory.path());
         command.env("HOSTLER_AGENT_RUN_DIR", self.run_dir()).env("HOSTLER_AGENT_PROBE_INTERVAL", "20ms").stdin(Stdio::null());
         command.envs(self.environment.iter().copied());
         command
@@ -158,6 +161,12 @@ impl Program {
         let line = self.line(of).await;
         let address = line.split_whitespace().nth(1).unwrap().trim_start_matches("http://").trim_end_matches("/v1");
         address.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+
+    /// Its router, once it has said where.
+    pub(crate) async fn admin(&self) -> Admin {
+        let line = self.line("socket").await;
+        Admin::at(Path::new(line.split_whitespace().nth(1).unwrap()))
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

@@ -1,6 +1,15 @@
 //! What is beside the service: health, reflection, and the other APIs on the same port.
 
-use http_body_util::Full;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{Response, StatusCode};
+use http_body_util::{Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 use tonic::transport::Endpoint as TonicEndpoint;
 use tonic_health::pb::HealthCheckRequest;
@@ -9,7 +18,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::raw::Raw;
 use super::text;
-use crate::harness::{CHAT, Fleet, Setup, chat, soon};
+use crate::harness::{CHAT, Fleet, Setup, chat, soon, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_follows_the_fleet() {
@@ -28,6 +37,67 @@ async fn health_follows_the_fleet() {
     assert_eq!(health.check(service("")).await.unwrap().into_inner().status(), ServingStatus::NotServing);
     fleet.routers[0].shutdown.drain();
     assert!(soon("the end of the watch", watch.message()).await.unwrap().is_none(), "a watch keeps no router from leaving");
+}
+
+/// Calls a health check with a message that is announced to have `length` bytes, of which so many come and the rest does not.
+fn slow_check(fleet: &Fleet, length: u32, sent: usize) -> AbortOnDropHandle<Response<Incoming>> {
+    let edge = fleet.routers[0].edge;
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let stream = tokio::net::TcpStream::connect(edge).await.unwrap();
+        let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let first = [&[0][..], &length.to_be_bytes(), &vec![b'x'; sent]].concat();
+        let pieces = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from(first)))]).chain(stream::pending());
+        let request = http::Request::post("http://test/grpc.health.v1.Health/Check").header("content-type", "application/grpc");
+        let answer = sender.send_request(request.header("te", "trailers").body(StreamBody::new(pieces)).unwrap());
+        tokio::select! {
+            answer = answer => answer.unwrap(),
+            _ = connection => panic!("the connection ended without an answer"),
+        }
+    }))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_health_checks_take_nothing_of_what_requests_share_and_end_in_time() {
+    let limit = Duration::from_secs(2);
+    let fleet = Fleet::start(Setup::agents(1).router(|router| {
+        (router.max_reading_bytes, router.max_body_bytes, router.header_timeout) = (1 << 20, 900_000, limit);
+    }))
+    .await;
+    let checks = [slow_check(&fleet, 10 << 20, 500_000), slow_check(&fleet, 10 << 20, 500_000), slow_check(&fleet, 20, 3)];
+    let code = |answer: Response<Incoming>| Code::from_bytes(answer.headers()["grpc-status"].as_bytes());
+    let mut large = chat(1);
+    large["padding"] = "x".repeat(200_000).into();
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < limit / 2 {
+        let answer = fleet.edge().post(CHAT, &large).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    }
+    let [first, second, slow] = checks;
+    for check in [first, second] {
+        assert_eq!(code(soon("a refusal", check).await.unwrap()), Code::OutOfRange, "it is larger than any check");
+    }
+    assert_eq!(code(soon("an end", slow).await.unwrap()), Code::DeadlineExceeded);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_are_bounded_in_number_and_leave_checks_alone() {
+    const MOST: usize = 1024;
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
+    let mut watches = Vec::new();
+    for _ in 0..MOST / 128 {
+        let mut health = HealthClient::new(endpoint.connect().await.unwrap());
+        for _ in 0..128 {
+            watches.push(soon("a watch", health.watch(HealthCheckRequest::default())).await.unwrap());
+        }
+    }
+    let mut health = HealthClient::new(endpoint.connect().await.unwrap());
+    let refused = soon("a refusal", health.watch(HealthCheckRequest::default())).await.unwrap_err();
+    assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("call Check"), "{refused}");
+    assert_eq!(health.check(HealthCheckRequest::default()).await.unwrap().into_inner().status(), ServingStatus::Serving);
+    drop(watches);
+    until("a place", async || health.clone().watch(HealthCheckRequest::default()).await.map(drop).map_err(|status| status.to_string()))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

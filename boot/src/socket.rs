@@ -1,0 +1,268 @@
+//! A Unix socket that only this user and root can call. It is made where nobody else can put anything in its place, taken over from a process
+//! that has died and never from one that lives, and removed by the process that made it. The router's operators and the agent's pages come
+//! in here.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::listen::ACCEPT_PAUSE;
+
+/// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
+pub const PATH_CAP: usize = 107;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 128;
+
+/// How long to wait for a process that binds in the same folder at this moment: it only makes some system calls meanwhile.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a process that lives may take to let its socket be connected to; the kernel does it without that process.
+const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Why there is no socket. Each says what is wrong with the path, so that another can be chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Other users could put a socket of theirs there.
+    #[error(
+        "other users could change what is in {} (owner {owner}, mode {mode:o}): a socket belongs into a folder of your own with mode 700",
+        path.display()
+    )]
+    Open {
+        /// The folder.
+        path: PathBuf,
+        /// Who owns it.
+        owner: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The kernel takes no such path.
+    #[error("the path {} is too long for a Unix socket by {excess} bytes: they have {PATH_CAP} at most", path.display())]
+    TooLong {
+        /// The socket.
+        path: PathBuf,
+        /// Bytes over the limit.
+        excess: usize,
+    },
+    /// A process that lives has it.
+    #[error("{} is in use by another process: stop it, or choose another path", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Something else has this name.
+    #[error("{} is there and is no socket: remove it, or choose another path", path.display())]
+    NotASocket {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// Anything else.
+    #[error("cannot listen on {}: {source}", path.display())]
+    Other {
+        /// The socket or its folder.
+        path: PathBuf,
+        /// The operating system's words.
+        source: io::Error,
+    },
+}
+
+/// A socket that listens; its file is removed when this is dropped.
+#[derive(Debug)]
+pub struct OwnSocket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// The file of a socket, known again even where another one has taken its name.
+#[derive(Debug, Clone)]
+pub struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+/// What a path has to answer who connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// The socket of a process that has ended.
+    Dead,
+    Live,
+}
+
+impl OwnSocket {
+    /// Listens on `path`, in a folder that is made where there is none.
+    ///
+    /// # Errors
+    /// When others could reach it or change what is there, when it is in use, when the kernel does not take it.
+    pub async fn bind(path: &Path) -> Result<Self, SocketError> {
+        let other = |source| SocketError::Other { path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(other)?;
+        let excess = path.as_os_str().as_bytes().len().saturating_sub(PATH_CAP);
+        if excess > 0 {
+            return Err(SocketError::TooLong { path, excess });
+        }
+        let folder = path.parent().ok_or_else(|| other(io::ErrorKind::InvalidInput.into()))?;
+        // Between looking at what is there and putting ours in its place nobody else may do the same.
+        let _lock = lock(folder, own_folder(folder)?).await?;
+        match find(&path).await? {
+            Found::Live => return Err(SocketError::InUse { path }),
+            Found::Dead => fs::remove_file(&path).map_err(other)?,
+            Found::Nothing => {}
+        }
+        let socket = UnixSocket::new_stream().map_err(other)?;
+        socket.bind(&path).map_err(other)?;
+        // Whatever the umask is, and before anybody can connect: that takes `listen`.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(other)?;
+        let metadata = fs::symlink_metadata(&path).map_err(other)?;
+        let listener = socket.listen(BACKLOG).map_err(other)?;
+        Ok(Self { listener, file: SocketFile { path: path.clone(), device: metadata.dev(), inode: metadata.ino() } })
+    }
+
+    /// The file, also for when the socket has gone elsewhere.
+    #[must_use]
+    pub fn file(&self) -> &SocketFile {
+        &self.file
+    }
+
+    /// The next connection of this user or of root. The file's mode keeps others out; this holds where somebody has changed it.
+    async fn accept_own(&self) -> UnixStream {
+        loop {
+            match self.listener.accept().await.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
+                Ok((uid, stream)) if uid == geteuid().as_raw() || uid == 0 => return stream,
+                Ok((uid, _)) => tracing::warn!(uid, socket = %self.file.path.display(), "another user's connection was refused"),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        if self.file.is_there() {
+            // At worst it stays, and is seen to be dead.
+            let _ = fs::remove_file(&self.file.path);
+        }
+    }
+}
+
+impl axum::serve::Listener for OwnSocket {
+    type Io = UnixStream;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (UnixStream, ()) {
+        (self.accept_own().await, ())
+    }
+
+    fn local_addr(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl SocketFile {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is still there: the end of a login takes `$XDG_RUNTIME_DIR` away, and some people tidy up `/tmp`.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
+    }
+}
+
+/// Whether a process listens on this socket.
+pub async fn is_live(path: &Path) -> bool {
+    matches!(find(path).await, Ok(Found::Live))
+}
+
+/// Whether this user believes what a process of that user says on a socket: its own and root's, and root any.
+#[must_use]
+pub fn may_trust(theirs: u32) -> bool {
+    trusts(geteuid().as_raw(), theirs)
+}
+
+fn trusts(own: u32, theirs: u32) -> bool {
+    own == 0 || theirs == 0 || own == theirs
+}
+
+/// The folders of other users' sockets, for root: `UID/hostler` in `logins` (`/run/user`) and `hostler-UID` in `shared` (`/tmp`). Anybody may make one by
+/// another's number there, so each counts only if it is that user's and nobody else can change it.
+#[must_use]
+pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = |entry: fs::DirEntry, before: &str| {
+        let user: u32 = entry.file_name().to_str()?.strip_prefix(before)?.parse().ok()?;
+        Some((user, entry.path()))
+    };
+    let logins = entries(logins).filter_map(|entry| named(entry, "").map(|(user, path)| (user, path.join("hostler"))));
+    let shared = entries(shared).filter_map(|entry| named(entry, "hostler-"));
+    logins.chain(shared).filter(|(user, path)| is_folder_of(*user, path)).map(|(_, path)| path).collect()
+}
+
+/// Whether only this user can have put into this folder what is there: in a folder for everybody, another user may have made it first.
+#[must_use]
+pub fn is_own_folder(path: &Path) -> bool {
+    is_folder_of(geteuid().as_raw(), path)
+}
+
+fn is_folder_of(user: u32, path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0)
+}
+
+async fn find(path: &Path) -> Result<Found, SocketError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Ok(metadata) if !metadata.file_type().is_socket() => return Err(SocketError::NotASocket { path: path.to_owned() }),
+        _ => {}
+    }
+    match timeout(PROBE_DEADLINE, UnixStream::connect(path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Found::Dead),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        // A queue that is full is somebody's who lives.
+        Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(SocketError::Other { path: path.to_owned(), source: error }),
+        _ => Ok(Found::Live),
+    }
+}
+
+/// A folder that no other user can change. A link does not count: its target could be another one tomorrow.
+fn own_folder(path: &Path) -> Result<OwnedFd, SocketError> {
+    let other = |source| SocketError::Other { path: path.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(other)?;
+    let folder = open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| other(errno.into()))?;
+    let found = fstat(&folder).map_err(|errno| other(errno.into()))?;
+    if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+        return Err(SocketError::Open { path: path.to_owned(), owner: found.st_uid, mode: found.st_mode & 0o7777 });
+    }
+    Ok(folder)
+}
+
+/// Holds the folder until the descriptor is dropped.
+async fn lock(path: &Path, folder: OwnedFd) -> Result<OwnedFd, SocketError> {
+    let deadline = Instant::now() + LOCK_DEADLINE;
+    loop {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(folder),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(Duration::from_millis(10)).await,
+            Err(errno) => return Err(SocketError::Other { path: path.to_owned(), source: errno.into() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! How a secret that was made here gets to its user, once: into a file that only they can read, or to standard output with a warning where
+//! that is a file that others can read.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use hostler_tls::write_private;
+
+use crate::output::complain;
+
+/// Where a secret goes, made sure of before there is one: a key that nobody got to see is of no use.
+#[derive(Debug)]
+pub(crate) enum SecretOutput {
+    /// Standard output.
+    Standard,
+    /// A file of mode 0600.
+    File(PathBuf),
+}
+
+impl SecretOutput {
+    /// To this file, or to standard output. A file that is there is replaced only where `force` says so.
+    ///
+    /// # Errors
+    /// When the file is there, or cannot be made.
+    pub(crate) fn prepare(out: Option<&Path>, force: bool) -> anyhow::Result<Self> {
+        let Some(path) = out else { return Ok(Self::Standard) };
+        let mut options = OpenOptions::new();
+        options.write(true).mode(0o600);
+        match if force { options.create(true) } else { options.create_new(true) }.open(path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                let shown = path.display();
+                anyhow::bail!("{shown} is there already, and may hold a key that somebody uses: name another file, or say --force")
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot write {}", path.display())),
+        }
+        Ok(Self::File(path.to_owned()))
+    }
+
+    /// Takes back what `prepare` did: there is no secret after all.
+    pub(crate) fn withdraw(&self) {
+        if let Self::File(path) = self
+            && fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0)
+        {
+            // An empty file is no harm.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Hands the secret out, on a line of its own.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn write(&self, secret: &str) -> anyhow::Result<()> {
+        match self {
+            Self::File(path) => Ok(write_private(path, format!("{secret}\n").as_bytes())?),
+            Self::Standard => {
+                warn_of_readers();
+                Ok(writeln!(io::stdout(), "{secret}")?)
+            }
+        }
+    }
+}
+
+/// Says so when standard output is a file that others can read: the usual mask leaves `> FILE` with mode 644.
+pub(crate) fn warn_of_readers() {
+    let opened = io::stdout().as_fd().try_clone_to_owned().map(File::from);
+    let Ok(metadata) = opened.and_then(|file| file.metadata()) else { return };
+    let mode = metadata.permissions().mode() & 0o777;
+    if metadata.is_file() && mode & 0o044 != 0 {
+        complain(&format!(
+            "warning: standard output is a file that others can read (mode {mode:o}): `chmod 600` it; `--out FILE` makes one that they cannot"
+        ));
+    }
+}

@@ -1,0 +1,146 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+const CHAT: &str = r#"{"id":"x","choices":[{"index":0,"message":{"content":"a \" \\"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}},"kv":null}"#;
+
+fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<Usage> {
+    Some(Usage { prompt, completion, cached })
+}
+
+#[test]
+fn what_was_used_is_read_in_every_api() {
+    let chat = Told::of(CHAT.as_bytes(), "");
+    assert_eq!((chat.usage(), chat.finish()), (usage(40, 3, Some(32)), Finish::Some));
+    let without = br#"{"usage":{"prompt_tokens":40,"completion_tokens":3,"prompt_tokens_details":null}}"#;
+    assert_eq!(Told::usage_of(without), usage(40, 3, None));
+    let response = br#"{"tools":[],"usage":{"input_tokens":13,"input_tokens_details":{"cached_tokens":8},"output_tokens":4},"user":null}"#;
+    assert_eq!(Told::usage_of(response), usage(13, 4, Some(8)));
+    let message = br#"{"usage":{"input_tokens":5,"cache_read_input_tokens":32,"cache_creation_input_tokens":3,"output_tokens":9}}"#;
+    assert_eq!(Told::usage_of(message), usage(40, 9, Some(32)), "this API counts what was cached apart");
+    let cohere = br#"{"message":{},"usage":{"billed_units":{"input_tokens":1.0},"tokens":{"input_tokens":7.0,"output_tokens":2.0},"cached_tokens":4.0}}"#;
+    assert_eq!(Told::usage_of(cohere), usage(7, 2, Some(4)));
+    let spaced = br#" { "usage" : { "prompt_tokens" : 4 , "completion_tokens" : 2 } } "#;
+    assert_eq!(Told::of(spaced, "").usage(), usage(4, 2, None));
+    for silent in [
+        r#"{"usage":null}"#,
+        r#"{"usage":{"type":"duration","seconds":3}}"#,
+        r#"{"text":"\"usage\":{\"prompt_tokens\":1}"}"#,
+        "[1]",
+        "",
+        "{",
+    ] {
+        assert_eq!((Told::usage_of(silent.as_bytes()), Told::of(silent.as_bytes(), "").usage()), (None, None), "{silent}");
+    }
+}
+
+#[test]
+fn what_an_answer_repeats_of_its_request_is_not_the_engines_word() {
+    let free = r#"{"usage":{"output_tokens":0,"input_tokens":0},"finish_reason":"abort","choices":[{"finish_reason":"abort"}]}"#;
+    let used = r#""usage":{"input_tokens":13,"output_tokens":500}"#;
+    for answer in [
+        format!(r#"{{"tools":[{{"parameters":{free}}}],{used}}}"#),
+        format!(r#"{{{used},"text":{{"format":{{"schema":{free}}}}}}}"#),
+        format!(r#"{{"content":[{{"type":"tool_use","input":{free}}}],{used},"metadata":{free}}}"#),
+        format!(r#"{{"choices":[{{"message":{free}}}],{used}}}"#),
+    ] {
+        assert_eq!(Told::usage_of(answer.as_bytes()), usage(13, 500, None), "{answer}");
+        assert_eq!(Told::of(answer.as_bytes(), "").finish(), Finish::None, "{answer}");
+        let event = format!(r#"{{"response":{answer},"x":{free}}}"#);
+        assert_eq!(Told::of(event.as_bytes(), "response").usage(), usage(13, 500, None), "{answer}");
+    }
+    let alone = format!(r#"{{"tools":[{{"parameters":{free}}}],"usage":null}}"#);
+    assert_eq!(Told::usage_of(alone.as_bytes()), None);
+}
+
+#[test]
+fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
+    let choices = |reasons: [&str; 2]| format!(r#"{{"choices":[{{"finish_reason":{}}},{{"finish_reason":{}}}]}}"#, reasons[0], reasons[1]);
+    let finish = |reasons| Told::of(choices(reasons).as_bytes(), "").finish();
+    assert_eq!(finish(["null", "null"]), Finish::None);
+    assert_eq!(finish(["null", "\"a reason that is far too long for any engine\""]), Finish::Some);
+    assert_eq!(finish(["\"abort\"", "\"stop\""]), Finish::Abort);
+    assert_eq!(finish(["\"stop\"", "\"abort\""]), Finish::Abort);
+}
+
+#[test]
+fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
+    let told = |number: &str| Told::usage_of(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
+    assert_eq!(told("99999999999999999999999999"), usage(1, u64::MAX, None));
+    assert_eq!(told("-5"), usage(1, 0, None));
+    assert_eq!(told("\"7\""), usage(1, 0, None));
+    assert_eq!(told("[7,{\"completion_tokens\":8}]"), usage(1, 0, None));
+}
+
+/// JSON in which the names that matter stand where they do and where they do not.
+fn json() -> impl Strategy<Value = Value> {
+    let name = prop::sample::select(vec![
+        "usage",
+        "response",
+        "choices",
+        "finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "prompt_tokens_details",
+        "cached_tokens",
+        "x",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<u32>().prop_map(Value::from),
+        prop::sample::select(vec!["abort", "stop", "\"usage\":{", "}]\\", "usage"]).prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 64, 4, move |inner| {
+        let object = prop::collection::btree_map(name.clone(), inner.clone(), 0..5);
+        let object = object.prop_map(|fields| Value::Object(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
+        prop_oneof![prop::collection::vec(inner, 0..4).prop_map(Value::from), object]
+    })
+}
+
+/// The same by a tree of the whole.
+fn by_tree(json: &Value, inner: &str) -> (Option<Usage>, Finish) {
+    // What stands later counts.
+    let places = json.as_object().into_iter().flatten().filter_map(|(name, value)| match &**name {
+        "usage" => Some(value),
+        name if name == inner => value.as_object().and_then(|inner| inner.get("usage")),
+        _ => None,
+    });
+    let (mut prompt, mut completion, mut cached) = (None, None, None);
+    for (name, value) in places.filter_map(Value::as_object).flatten() {
+        match &**name {
+            "prompt_tokens" => prompt = value.as_u64(),
+            "completion_tokens" => completion = value.as_u64(),
+            "cached_tokens" => cached = value.as_u64(),
+            "prompt_tokens_details" => {
+                value.as_object().and_then(|details| details.get("cached_tokens")).inspect(|value| cached = value.as_u64());
+            }
+            _ => {}
+        }
+    }
+    let choices = json.get("choices").and_then(Value::as_array).into_iter().flatten();
+    let reasons = choices.filter_map(|choice| choice.as_object()?.get("finish_reason")?.as_str());
+    let finish = reasons
+        .fold(Finish::None, |before, reason| if before == Finish::Abort || reason == "abort" { Finish::Abort } else { Finish::Some });
+    let usage = prompt.or(completion).map(|_| Usage { prompt: prompt.unwrap_or(0), completion: completion.unwrap_or(0), cached });
+    (usage, finish)
+}
+
+proptest! {
+    #[test]
+    fn however_an_answer_is_cut_it_is_read_as_by_its_tree(fields in json(), cut in 1..9_usize, pretty: bool, inner in prop::sample::select(vec!["", "response"])) {
+        let answer = if fields.is_object() { fields } else { json!({"usage": fields}) };
+        let text = if pretty { serde_json::to_string_pretty(&answer).unwrap() } else { answer.to_string() };
+        let mut told = Told::new(inner);
+        text.as_bytes().chunks(cut).for_each(|piece| told.read(piece));
+        prop_assert_eq!((told.usage(), told.finish()), by_tree(&answer, inner), "{}", text);
+        prop_assert_eq!(Told::usage_of(text.as_bytes()), by_tree(&answer, "").0, "{}", text);
+    }
+
+    #[test]
+    fn what_is_no_json_harms_nobody(bytes in prop::collection::vec(prop::sample::select(br#"{}[]",:\ 7-.eusagfinchor_"#.to_vec()), 0..200), cut in 1..9_usize) {
+        let mut told = Told::new("usage");
+        bytes.chunks(cut).for_each(|piece| told.read(piece));
+        let _ = (told.usage(), Told::usage_of(&bytes));
+    }
+}

@@ -1,0 +1,83 @@
+//! `/invocations`, SageMaker's one route for every request: what it carries is treated as on that request's own route.
+//!
+//! As vLLM 0.32 has it, the body says which request it is: the first of chat, completion and the others that it can be. Which model is meant
+//! says a header and nothing else; what the body says of it is forgotten, and without the header an engine takes its own first model.
+
+use http::HeaderMap;
+
+use super::peek::Peek;
+
+/// The route.
+pub(super) const PATH: &str = "/invocations";
+
+/// The header with the model, which need not be an adapter.
+pub(super) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
+
+/// The route that a request is for. What can be neither chat nor completion generates nothing: it is embedded, classified or scored, all of
+/// which are the same to the router.
+pub(super) fn carried<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
+    match path {
+        PATH if peek.is_chat => "/v1/chat/completions",
+        PATH if peek.is_completion => "/v1/completions",
+        PATH => "/pooling",
+        path => path,
+    }
+}
+
+/// The model that engines take for a request of this path, if it is an invocation that names one.
+///
+/// # Errors
+/// When two are named; in words for the client.
+pub(super) fn model(path: &str, headers: &HeaderMap) -> Result<Option<String>, String> {
+    if path != PATH {
+        return Ok(None);
+    }
+    let mut named = headers.get_all(ADAPTER).iter();
+    match (named.next().map(|model| model.to_str()), named.next()) {
+        (None, _) => Ok(None),
+        (Some(Ok(model)), None) => Ok(Some(model.to_owned()).filter(|model| !model.is_empty())),
+        _ => Err(format!("`{PATH}` takes its model from one header `{ADAPTER}`, in ASCII")),
+    }
+}
+
+/// What a caller is told that may not use all models and names none where engines look.
+pub(super) fn unnamed() -> String {
+    format!(
+        "engines take the model of `{PATH}` from the header `{ADAPTER}`, not from the body: say there which, since this key is for some models only"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peek::peek;
+    use super::*;
+
+    #[test]
+    fn what_an_invocation_carries_is_said_by_its_body() {
+        for (path, body, expected) in [
+            (PATH, r#"{"messages":[],"prompt":"x"}"#, "/v1/chat/completions"),
+            (PATH, r#"{"m\u0065ssages":7}"#, "/v1/chat/completions"),
+            (PATH, r#"{"prompt":"x"}"#, "/v1/completions"),
+            (PATH, r#"{"prompt_\u0065mbeds":"x"}"#, "/v1/completions"),
+            (PATH, r#"{"prompt":null,"input":"x"}"#, "/v1/completions"),
+            (PATH, r#"{"input":"x"}"#, "/pooling"),
+            (PATH, r#"{"query":"x","documents":["prompt"]}"#, "/pooling"),
+            ("/v1/embeddings", r#"{"messages":[]}"#, "/v1/embeddings"),
+        ] {
+            assert_eq!(carried(path, &peek(body.as_bytes()).unwrap()), expected, "{path} {body}");
+        }
+    }
+
+    #[test]
+    fn an_invocation_names_its_model_in_one_header() {
+        let read = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(ADAPTER, value.parse().unwrap());
+            }
+            model(PATH, &headers)
+        };
+        assert_eq!((read(&[]), read(&[""]), read(&["m"])), (Ok(None), Ok(None), Ok(Some("m".into()))));
+        assert!(read(&["m", "m"]).is_err() && read(&["m\u{e9}"]).is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! The socket on which operators need no key: only the router's own user, and root, can reach it. Made before the router runs, served until
+//! it ends, made anew where its file is taken away, and found by the subcommands that ask a router.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::Router;
+use hostler_boot::socket::{SocketFile, folders_of_all_users, is_live, is_own_folder};
+use hostler_boot::{OwnSocket, SocketError, admin, home};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::GOODBYE;
+
+/// How often the file is looked for, and how soon a socket that could not be made is tried again.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Where the socket belongs.
+#[derive(Debug, Clone)]
+pub(crate) struct SocketPlace {
+    /// `router.operators_socket`; empty for the usual places.
+    pub(crate) configured: PathBuf,
+    /// The admin listener's port, which sets apart the routers of one user.
+    pub(crate) port: u16,
+}
+
+impl SocketPlace {
+    /// The paths, the preferred first; at least one.
+    fn paths(&self, folders: &[PathBuf]) -> Vec<PathBuf> {
+        if self.is_configured() {
+            return vec![self.configured.clone()];
+        }
+        folders.iter().map(|folder| folder.join(format!("router-{}.sock", self.port))).collect()
+    }
+
+    fn is_configured(&self) -> bool {
+        !self.configured.as_os_str().is_empty()
+    }
+
+    /// Listens there. The error is about the last of the paths, which does not depend on a login.
+    async fn bind(&self) -> Result<OwnSocket, SocketError> {
+        let mut refused = None;
+        for path in self.paths(&home::run_dirs()) {
+            match OwnSocket::bind(&path).await {
+                Ok(socket) => return Ok(socket),
+                Err(error) => refused = Some(error),
+            }
+        }
+        Err(refused.expect("there is a path"))
+    }
+
+    /// Listens there before the router runs. A path that was chosen must do. Where none of the usual ones does, the router serves its clients
+    /// nevertheless, and operators need a key.
+    ///
+    /// # Errors
+    /// When the configured path will not do.
+    pub(crate) async fn open(&self) -> Result<Option<OwnSocket>, SocketError> {
+        match self.bind().await {
+            Ok(socket) => Ok(Some(socket)),
+            Err(error) if self.is_configured() => Err(error),
+            Err(error) => {
+                let setting = "router.operators_socket";
+                tracing::warn!(setting, %error, "there is no socket for operators: name another path, or they need an admin key");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Serves these pages until `end`.
+    pub(crate) async fn serve(self, first: Option<OwnSocket>, pages: Router, end: CancellationToken) {
+        let mut next = first;
+        while !end.is_cancelled() {
+            let Some(socket) = next.take() else {
+                tokio::select! {
+                    () = end.cancelled() => {}
+                    () = sleep(LOOK_INTERVAL) => next = self.bind().await.ok(),
+                }
+                continue;
+            };
+            let (file, leaving) = (socket.file().clone(), end.child_token());
+            let mut serving = Box::pin(admin::serve_socket(socket, pages.clone(), leaving.clone()));
+            tokio::select! {
+                () = &mut serving => {}
+                () = until_gone(&file) => {
+                    tracing::warn!(socket = %file.path().display(), "the operators' socket was removed; it is made anew");
+                    leaving.cancel();
+                    next = self.bind().await.ok();
+                    // Calls that still run on the old one get the time that they get when the router ends.
+                    let _ = timeout(GOODBYE, serving).await;
+                }
+            }
+        }
+    }
+}
+
+/// Waits until the file is not there any more.
+async fn until_gone(file: &SocketFile) {
+    while file.is_there() {
+        sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// The sockets of routers that run in the usual places, for a program of the same user that looks for one; for root, those of all users.
+pub async fn operators_sockets() -> Vec<PathBuf> {
+    let mut found = living(&home::run_dirs()).await;
+    if rustix::process::geteuid().is_root() {
+        found.extend(answering(folders_of_all_users(Path::new("/run/user"), Path::new("/tmp"))).await);
+        found.sort();
+        found.dedup();
+    }
+    found
+}
+
+/// Of those folders that are this user's: what is told there is believed.
+async fn living(folders: &[PathBuf]) -> Vec<PathBuf> {
+    answering(folders.iter().filter(|folder| is_own_folder(folder)).cloned().collect()).await
+}
+
+async fn answering(folders: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in folders {
+        let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+        for path in entries.filter(|path| is_routers(path)) {
+            if is_live(&path).await {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn is_routers(path: &Path) -> bool {
+    let port = path.file_name().and_then(|name| name.to_str()?.strip_prefix("router-")?.strip_suffix(".sock"));
+    port.is_some_and(|port| port.parse::<u16>().is_ok())
+}
+
+#[cfg(test)]
+mod tests;

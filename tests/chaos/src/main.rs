@@ -1,0 +1,146 @@
+//! Two routers, three agents and six engines, as processes of the real program, to which everything happens that can happen to processes, at random,
+//! while clients ask them things whose answers are known. It fails when a client gets what no client may get, or when something is left afterwards.
+//!
+//! The seed decides what happens when (`plan`), and what each client asks; what falls on what is the machine's doing, so a seed that has found something
+//! is to be tried more than once.
+
+mod after;
+mod client;
+mod faults;
+mod fleet;
+mod load;
+mod plan;
+mod process;
+mod questions;
+mod tally;
+mod verdict;
+
+use std::io::{Write, stderr, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::after::Before;
+use crate::fleet::Fleet;
+use crate::load::Load;
+use crate::tally::Tally;
+
+/// What clients notice when everything happens to a fleet at once.
+#[derive(Debug, Parser)]
+#[command(name = "chaos")]
+struct Args {
+    /// Minutes of load.
+    #[arg(long, default_value_t = 3.0)]
+    minutes: f64,
+    /// Half a minute of it, which takes about one in all.
+    #[arg(long, conflicts_with = "minutes")]
+    quick: bool,
+    /// What happens when; the one of an earlier run happens again. Drawn when it is not given.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Clients at once.
+    #[arg(long, default_value_t = 32)]
+    clients: u64,
+    /// Seconds after which an answer that has not ended is one too late.
+    #[arg(long, default_value_t = 60)]
+    patience: u64,
+    /// Tell each thing that happens, as it happens.
+    #[arg(long)]
+    verbose: bool,
+    /// The program of routers, agents and engines.
+    #[arg(long, env = "HOSTLER_BIN", default_value = "target/debug/hostler")]
+    program: PathBuf,
+}
+
+/// The load of a quick run.
+const QUICK: Duration = Duration::from_secs(30);
+
+/// A run with fewer whole answers than this a second says nothing.
+const LEAST_WHOLE: f64 = 2.0;
+
+fn main() -> ExitCode {
+    hostler_boot::raise_file_limit();
+    let args = Args::parse();
+    let ran = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Into::into)
+        .and_then(|runtime| runtime.block_on(run(&args)));
+    match ran {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs until it is over or interrupted; whether all was well. What was started ends with the runtime at the latest.
+async fn run(args: &Args) -> anyhow::Result<bool> {
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..u64::from(u32::MAX)));
+    say(&format!("seed {seed}"));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        ran = chaos(args, seed) => ran,
+        _ = interrupt.recv() => bail!("interrupted"),
+        _ = terminate.recv() => bail!("told to end"),
+    }
+}
+
+async fn chaos(args: &Args, seed: u64) -> anyhow::Result<bool> {
+    let length = if args.quick { QUICK } else { Duration::try_from_secs_f64(60.0 * args.minutes)? };
+    let questions = questions::learn().await?;
+    let mut fleet = Arc::new(Fleet::start(&args.program).await?);
+    let before = Before::of(&fleet).await;
+    let tally = Arc::new(Tally::new(args.verbose));
+    let patience = Duration::from_secs(args.patience);
+    let load = Load { fleet: fleet.clone(), questions, tally: tally.clone(), patience, number: AtomicU64::new(0) };
+    let load = Arc::new(load);
+
+    let begun = Instant::now();
+    let watching = AbortOnDropHandle::new(tokio::spawn(after::watch(fleet.clone(), tally.clone())));
+    let steps = plan::plan(seed, length);
+    tokio::join!(load.run(seed, args.clients, begun + length), faults::carry_out(&fleet, steps, begun, &tally));
+    drop(watching);
+    tally.note(&format!("{:6.2} s  everything is left alone", begun.elapsed().as_secs_f64()));
+
+    after::settle(&fleet, &tally, &before).await;
+    load.probe(seed).await;
+    let whole = tally.whole();
+    tally.note(&format!("{:6.2} s  the fleet is whole again, and is ended", begun.elapsed().as_secs_f64()));
+    after::end(&fleet, &tally).await;
+    tally.note(&format!("{:6.2} s  the end", begun.elapsed().as_secs_f64()));
+    say(&tally.table());
+    let violations = tally.violations();
+    if !violations.is_empty() {
+        drop(load);
+        std::fs::write(fleet.place.path().join("faults"), tally.notes())?;
+        if let Some(fleet) = Arc::get_mut(&mut fleet) {
+            fleet.place.keep();
+        }
+        violations.iter().for_each(|violation| complain(&format!("violation: {violation}")));
+        complain(&format!("seed {seed}; logs, and what happened when: {}", fleet.place.path().display()));
+        return Ok(false);
+    }
+    ensure!(whole as f64 > LEAST_WHOLE * length.as_secs_f64(), "only {whole} whole answers: this says nothing");
+    Ok(true)
+}
+
+/// Writes a line. A reader that has left is no failure.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(stdout(), "{line}");
+}
+
+fn complain(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
+}

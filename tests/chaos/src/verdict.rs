@@ -1,0 +1,234 @@
+//! Whether an answer is one that a client may get, whatever happens to the fleet: the right text whole, or a beginning of it and an honest end, or
+//! a refusal that says to come back. Pure.
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use crate::client::{Ended, Seen};
+use crate::questions::Asked;
+
+/// An answer that a client may get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verdict {
+    Whole,
+    /// It broke off, and said so.
+    Broken,
+    /// The router was killed under it, or was not there.
+    Cut,
+    /// With this status.
+    Refused(u16),
+    /// The client did not wait for the end.
+    Left,
+}
+
+/// What a stream has said.
+#[derive(Debug, Default)]
+struct Said {
+    text: String,
+    reasons: Vec<String>,
+    errors: Vec<Value>,
+    usage: Option<u64>,
+    done: bool,
+    /// The last event is an error.
+    ends_with_error: bool,
+    /// The bytes of an event that has not come whole.
+    half: bool,
+}
+
+/// What the client got for what it asked. `disturbed` is whether something was done to its router meanwhile.
+///
+/// # Errors
+/// When nobody may get such an answer.
+pub(crate) fn judge(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+    ensure!(seen.ended != Ended::Late, "no end within the client's patience, {} bytes after its beginning", seen.body.len());
+    let Some(status) = seen.status else {
+        return match &seen.ended {
+            Ended::Left => Ok(Verdict::Left),
+            _ if disturbed => Ok(Verdict::Cut),
+            ended => bail!("no answer of a router that is there: {ended:?}"),
+        };
+    };
+    if status != 200 {
+        return refused(status, seen, disturbed);
+    }
+    if asked.stream { streamed(asked, seen, disturbed) } else { plain(asked, seen, disturbed) }
+}
+
+fn refused(status: u16, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+    match &seen.ended {
+        Ended::Left => return Ok(Verdict::Left),
+        Ended::Broken(_) if disturbed => return Ok(Verdict::Cut),
+        ended => ensure!(*ended == Ended::Clean, "an error that broke off: {ended:?}"),
+    }
+    let error: Value = serde_json::from_slice(&seen.body).with_context(|| format!("status {status} without JSON"))?;
+    let error = &error["error"];
+    ensure!(error["message"].is_string(), "status {status} without a message");
+    match status {
+        // Two engines died with it.
+        422 => ensure!(error["type"] == "request_kills_engines", "refused as wrong: {error}"),
+        429 | 503 => ensure!(seen.may_retry, "status {status} without Retry-After: {error}"),
+        _ => bail!("status {status}: {error}"),
+    }
+    Ok(Verdict::Refused(status))
+}
+
+fn plain(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+    match &seen.ended {
+        Ended::Left => return Ok(Verdict::Left),
+        Ended::Broken(_) if disturbed => return Ok(Verdict::Cut),
+        ended => ensure!(*ended == Ended::Clean, "a plain answer that broke off: {ended:?}"),
+    }
+    let answer: Value = serde_json::from_slice(&seen.body).context("an answer that is no JSON")?;
+    let choice = &answer["choices"][0];
+    let text = choice["message"]["content"].as_str().or(choice["text"].as_str()).context("an answer without text")?;
+    ensure!(text == asked.text, "{}", difference(&asked.text, text));
+    ensure!(choice["finish_reason"] == "length", "its finish reason is {}", choice["finish_reason"]);
+    ensure!(answer["usage"]["completion_tokens"] == asked.tokens, "its usage is {}", answer["usage"]);
+    Ok(Verdict::Whole)
+}
+
+fn streamed(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+    let said = read(&seen.body)?;
+    let text = &said.text;
+    ensure!(asked.text.starts_with(text), "{}", difference(&asked.text, text));
+    ensure!(said.reasons.iter().all(|reason| reason == "length"), "finish reasons {:?}", said.reasons);
+    ensure!(said.errors.len() <= 1 && (said.errors.is_empty() || said.ends_with_error), "something follows an error event");
+    let well_formed = |error: &Value| error["message"].is_string() && error["code"].is_u64();
+    ensure!(said.errors.iter().all(well_formed), "an error event like {:?}", said.errors);
+    match &seen.ended {
+        Ended::Left => Ok(Verdict::Left),
+        Ended::Clean => {
+            ensure!(said.done && said.errors.is_empty() && !said.half, "a clean end of a broken stream: {said:?}");
+            ensure!(*text == asked.text, "a clean end after {} of {} bytes", text.len(), asked.text.len());
+            ensure!(said.reasons.len() == 1, "{} finish reasons", said.reasons.len());
+            ensure!(said.usage.is_none_or(|tokens| tokens == asked.tokens as u64), "a usage of {:?} tokens", said.usage);
+            Ok(Verdict::Whole)
+        }
+        _ if disturbed => Ok(if said.errors.is_empty() { Verdict::Cut } else { Verdict::Broken }),
+        ended => {
+            ensure!(!said.done, "[DONE], and then a break: {ended:?}");
+            ensure!(said.errors.len() == 1 && !said.half, "a break without an error event before it: {ended:?}, {said:?}");
+            Ok(Verdict::Broken)
+        }
+    }
+}
+
+fn read(body: &[u8]) -> anyhow::Result<Said> {
+    let text = std::str::from_utf8(body).context("an answer that is no text")?;
+    let mut said = Said::default();
+    let (whole, rest) = text.rsplit_once("\n\n").map_or(("", text), |(whole, rest)| (whole, rest));
+    said.half = !rest.is_empty();
+    for event in whole.split("\n\n").filter(|event| !event.is_empty()) {
+        ensure!(!said.done, "an event after [DONE]: {event}");
+        // Comments keep the connection alive.
+        let Some(data) = event.strip_prefix("data: ") else {
+            ensure!(event.starts_with(':'), "no event: {event}");
+            continue;
+        };
+        if data == "[DONE]" {
+            said.done = true;
+            continue;
+        }
+        let event: Value = serde_json::from_str(data).with_context(|| format!("no JSON: {data}"))?;
+        said.ends_with_error = event["error"].is_object();
+        if said.ends_with_error {
+            said.errors.push(event["error"].clone());
+            continue;
+        }
+        said.usage = event["usage"]["completion_tokens"].as_u64().or(said.usage);
+        let choice = &event["choices"][0];
+        let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+        said.text.push_str(piece);
+        said.reasons.extend(choice["finish_reason"].as_str().map(str::to_owned));
+    }
+    Ok(said)
+}
+
+/// Where a text leaves the one that was expected.
+fn difference(expected: &str, text: &str) -> String {
+    let same = expected.bytes().zip(text.bytes()).take_while(|(left, right)| left == right).count();
+    let after = |text: &str| String::from_utf8_lossy(&text.as_bytes()[same..text.len().min(same + 40)]).into_owned();
+    format!("another text after {same} bytes: {:?} instead of {:?}", after(text), after(expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(stream: bool) -> Asked {
+        Asked { path: "/", body: String::new(), stream, text: "one two three".into(), tokens: 3 }
+    }
+
+    fn seen(body: &str, ended: Ended) -> Seen {
+        Seen { status: Some(200), may_retry: false, body: body.into(), ended, first_token: None }
+    }
+
+    fn event(text: &str) -> String {
+        format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":null}}]}}\n\n")
+    }
+
+    const LAST: &str = "data: {\"choices\":[{\"delta\":{\"content\":\" three\"},\"finish_reason\":\"length\"}]}\n\n";
+    const ERROR: &str = "data: {\"error\":{\"message\":\"lost\",\"type\":\"x\",\"code\":500}}\n\n";
+
+    fn broken() -> Ended {
+        Ended::Broken("reset".into())
+    }
+
+    #[test]
+    fn a_stream_is_whole_or_broken_honestly() {
+        let (one, two, done) = (event("one"), event(" two"), "data: [DONE]\n\n");
+        let judged = |body: &str, ended, disturbed| judge(&asked(true), &seen(body, ended), disturbed).ok();
+        let whole = format!("{one}{two}{LAST}{done}");
+        assert_eq!(judged(&whole, Ended::Clean, false), Some(Verdict::Whole));
+        assert_eq!(judged(&format!("{one}{ERROR}"), broken(), false), Some(Verdict::Broken));
+        assert_eq!(judged(&one, broken(), true), Some(Verdict::Cut));
+        assert_eq!(judged(&one, Ended::Left, false), Some(Verdict::Left));
+        let wrong = [
+            (one.clone(), Ended::Clean),
+            (one.clone(), broken()),
+            (one.clone(), Ended::Late),
+            (format!("{one}{ERROR}"), Ended::Clean),
+            (format!("{one}{ERROR}{done}"), broken()),
+            (format!("{one}{ERROR}{two}"), broken()),
+            (format!("{one}{}{ERROR}", &two[..9]), broken()),
+            (format!("{one}{LAST}{done}"), Ended::Clean),
+            (format!("{one}{two}{two}{LAST}{done}"), Ended::Clean),
+            (format!("{one}{two}{done}"), Ended::Clean),
+            (format!("{whole}{one}"), Ended::Clean),
+            (whole.replace("length", "abort"), Ended::Clean),
+            (whole, broken()),
+            (event("two"), Ended::Left),
+        ];
+        for (body, ended) in wrong {
+            assert_eq!(judged(&body, ended.clone(), false), None, "{body} {ended:?}");
+        }
+        assert_eq!(judged(&one, Ended::Clean, true), None, "no disturbance excuses a clean end");
+        assert_eq!(judged(&event("two"), broken(), true), None, "nor a wrong text");
+    }
+
+    #[test]
+    fn a_plain_answer_is_whole_or_none() {
+        let body =
+            |text: &str| format!(r#"{{"choices":[{{"text":"{text}","finish_reason":"length"}}],"usage":{{"completion_tokens":3}}}}"#);
+        let judged = |body: &str, ended| judge(&asked(false), &seen(body, ended), false).ok();
+        assert_eq!(judged(&body("one two three"), Ended::Clean), Some(Verdict::Whole));
+        assert_eq!(judged(&body("one two"), Ended::Clean), None);
+        assert_eq!(judged(&body("one two three").replace("length", "abort"), Ended::Clean), None);
+        assert_eq!(judged(&body("one two three")[..20], broken()), None);
+    }
+
+    #[test]
+    fn a_refusal_says_to_come_back() {
+        let body = r#"{"error":{"message":"later","type":"x","code":503}}"#;
+        let judged = |status, may_retry, body: &str| {
+            judge(&asked(true), &Seen { status: Some(status), may_retry, ..seen(body, Ended::Clean) }, false).ok()
+        };
+        assert_eq!(judged(503, true, body), Some(Verdict::Refused(503)));
+        assert_eq!(judged(422, false, &body.replace('x', "request_kills_engines")), Some(Verdict::Refused(422)));
+        for (status, may_retry) in [(503, false), (422, false), (500, true), (404, true), (400, true)] {
+            assert_eq!(judged(status, may_retry, body), None, "{status}");
+        }
+        let nothing = |disturbed| judge(&asked(true), &Seen { status: None, ..seen("", broken()) }, disturbed).ok();
+        assert_eq!((nothing(true), nothing(false)), (Some(Verdict::Cut), None));
+    }
+}

@@ -1,0 +1,87 @@
+//! Whose a node's name is: the key that was first admitted by it, as `NAME.json` in the folder `nodes` beside the fleet's authority. Another key gets the
+//! name only by an operator's word, so that nobody takes it while its owner is away. Files are written as those of tokens are.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::files::{make_folder, read, write_new};
+use crate::{Fingerprint, TlsError, check_name, write_private};
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    folder: PathBuf,
+}
+
+/// What `NAME.json` holds.
+#[derive(Debug, Deserialize)]
+struct Owner {
+    /// Its SHA-256.
+    key: String,
+    /// When the name became this key's, in seconds since 1970. Where that is not said, nothing is later.
+    #[serde(default = "never")]
+    since: u64,
+}
+
+fn never() -> u64 {
+    u64::MAX
+}
+
+/// Whose a name is, as a key sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Nobody,
+    This,
+    /// Another key has had it since then.
+    Another(u64),
+}
+
+impl Names {
+    pub(crate) fn beside(authority: &Path) -> Self {
+        Self { folder: authority.join("nodes") }
+    }
+
+    /// Whose this name is.
+    pub(crate) fn holder(&self, node: &str, key: Fingerprint) -> Result<Holder, TlsError> {
+        let path = self.file(node)?;
+        let text = match read(&path) {
+            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Holder::Nobody),
+            text => text?,
+        };
+        let owner: Owner = serde_json::from_slice(&text).map_err(|error| TlsError::Content {
+            path,
+            what: format!("it is damaged ({error}); remove it, and the next to join has the name"),
+        })?;
+        Ok(if owner.key == key.to_string() { Holder::This } else { Holder::Another(owner.since) })
+    }
+
+    /// Gives a name that nobody has to this key; whose it was, or is if another was faster.
+    pub(crate) fn claim(&self, node: &str, key: Fingerprint, since: u64) -> Result<Holder, TlsError> {
+        // A node that renews its certificate finds its own; this is looked at first, so that the folder is written to once for each node.
+        match self.holder(node, key)? {
+            Holder::Nobody => {}
+            holder => return Ok(holder),
+        }
+        make_folder(&self.folder)?;
+        match write_new(&self.file(node)?, &content(key, since)) {
+            Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => self.holder(node, key),
+            written => written.map(|()| Holder::This),
+        }
+    }
+
+    /// Gives a name to this key, whoever has it.
+    pub(crate) fn hand_over(&self, node: &str, key: Fingerprint, since: u64) -> Result<(), TlsError> {
+        make_folder(&self.folder)?;
+        write_private(&self.file(node)?, &content(key, since))
+    }
+
+    fn file(&self, node: &str) -> Result<PathBuf, TlsError> {
+        check_name(node)?;
+        Ok(self.folder.join(format!("{node}.json")))
+    }
+}
+
+fn content(key: Fingerprint, since: u64) -> Vec<u8> {
+    serde_json::json!({ "key": key.to_string(), "since": since }).to_string().into_bytes()
+}
