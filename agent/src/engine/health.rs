@@ -1,7 +1,6 @@
 //! Whether one life of an engine is ready, stays healthy, and which models it serves: what its socket says, told to the driver as news.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,9 +14,7 @@ use super::control::{self, Wanted};
 use super::http::{Client, GetError, Reply};
 use super::subject::Subject;
 use super::{canary, watchdog};
-use crate::probe::Sample;
 use crate::process::activity::Look;
-use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 
 /// How often an engine that starts is asked. A refused connection costs microseconds.

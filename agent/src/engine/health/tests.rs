@@ -1,11 +1,14 @@
 //! Readiness and loss of health against an engine that answers by a script.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::http::tests::Scripted;
 use super::super::{Facts, FrontEndInUse, Phase, Status};
 use super::*;
 use crate::probe::Figures;
+use crate::probe::Sample;
+use crate::traffic::Traffic;
 use crate::traffic::{InFlight, RouterKey, Wait};
 
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
