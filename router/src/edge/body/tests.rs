@@ -141,7 +141,7 @@ fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
 }
 
 #[test]
-fn a_tenant_whose_bodies_take_most_of_the_memory_leaves_room_for_anothers() {
+fn a_tenant_whose_bodies_take_most_of_the_memory_leaves_room_for_another() {
     let reading = Reading::new(80 * PIECE_BYTES);
     let room = |tenant, bytes: usize| reading.room(Guest { tenant, weight: 1.0, bytes: bytes as u64 });
     let flood: Vec<Room> = std::iter::from_fn(|| room(1, 6 * PIECE_BYTES).ok()).collect();
