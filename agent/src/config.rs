@@ -35,7 +35,7 @@ pub enum Profile {
 impl Profile {
     /// Its word, as in the settings.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",
             Self::Latency => "latency",
@@ -127,7 +127,7 @@ pub struct AgentConfig {
     /// How long kept engines wait for the next agent before they end.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
-    pub keep_for: Duration,
+    pub takeover_timeout: Duration,
     /// How long an engine with work may show no progress, at least, until it counts as hung and is replaced; longer where its tokens come slowly.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -179,7 +179,7 @@ impl Default for AgentConfig {
             kv_events: true,
             switch_interval: Duration::from_micros(500),
             if_agent_dies: IfAgentDies::Auto,
-            keep_for: Duration::from_secs(10 * 60),
+            takeover_timeout: Duration::from_secs(10 * 60),
             stall_timeout: Duration::from_secs(10),
             canary_interval: Duration::from_secs(30),
             startup_timeout: Duration::from_secs(30 * 60),

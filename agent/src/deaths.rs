@@ -8,75 +8,75 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// How long a death is remembered: as long as routers refuse a request that killed engines.
-pub const KEPT_FOR: Duration = Duration::from_secs(10 * 60);
+pub const CRASH_RETENTION: Duration = Duration::from_secs(10 * 60);
 
 /// The most deaths that are remembered. With the pauses between the starts of an engine that keeps dying (1, 2, 4, … s) ten minutes hold about nine.
-const MOST_DEATHS: usize = 32;
+const MAX_CRASHES: usize = 32;
 
 /// The most requests of one death. An engine runs 256 to 1,024 at once, and the others that wait in it cannot have killed it.
-const MOST_REQUESTS: usize = 4096;
+const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
 /// Names a request by its content; see `Fingerprint` in the contract between agent and router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint(pub u128);
+pub struct RequestFingerprint(pub u128);
 
 /// The end of one life of an engine that nobody had ordered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Death {
+pub struct Crash {
     /// Which life ended.
     pub epoch: u64,
     /// When.
     pub at: Instant,
     /// What was in flight.
-    pub requests: Arc<[Fingerprint]>,
+    pub requests: Arc<[RequestFingerprint]>,
 }
 
 /// The deaths of one replica's engines that are remembered, and how many there were in all.
 #[derive(Debug, Default)]
-struct Record {
+struct CrashHistory {
     /// Oldest first.
-    kept: VecDeque<Death>,
+    recent: VecDeque<Crash>,
     /// Deaths so far, forgotten ones included.
     version: u64,
 }
 
 /// The deaths of one replica's engines, over all its lives.
 #[derive(Debug)]
-pub struct Deaths {
-    record: watch::Sender<Record>,
+pub struct CrashLog {
+    record: watch::Sender<CrashHistory>,
 }
 
-impl Default for Deaths {
+impl Default for CrashLog {
     fn default() -> Self {
-        Self { record: watch::Sender::new(Record::default()) }
+        Self { record: watch::Sender::new(CrashHistory::default()) }
     }
 }
 
 /// Wakes when an engine has died; tells nothing else.
 #[derive(Debug)]
-pub struct Tidings(watch::Receiver<Record>);
+pub struct CrashSignal(watch::Receiver<CrashHistory>);
 
-impl Tidings {
+impl CrashSignal {
     /// Resolves after the next death; `false` when there can be no further one.
     pub async fn changed(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
 }
 
-impl Deaths {
+impl CrashLog {
     /// Remembers that this life ended with these requests in flight. Without any there is nothing to tell: no request can have been the cause.
-    pub fn record(&self, epoch: u64, mut requests: Vec<Fingerprint>) {
+    pub fn record(&self, epoch: u64, mut requests: Vec<RequestFingerprint>) {
         if requests.is_empty() {
             return;
         }
-        requests.truncate(MOST_REQUESTS);
+        requests.truncate(MAX_REQUESTS_PER_CRASH);
         let at = Instant::now();
         self.record.send_modify(|record| {
-            record.kept.retain(|death| at.saturating_duration_since(death.at) < KEPT_FOR);
-            if record.kept.len() == MOST_DEATHS {
-                record.kept.pop_front();
+            record.recent.retain(|death| at.saturating_duration_since(death.at) < CRASH_RETENTION);
+            if record.recent.len() == MAX_CRASHES {
+                record.recent.pop_front();
             }
-            record.kept.push_back(Death { epoch, at, requests: requests.into() });
+            record.recent.push_back(Crash { epoch, at, requests: requests.into() });
             record.version += 1;
         });
     }
@@ -87,23 +87,23 @@ impl Deaths {
     }
 
     /// The deaths that are remembered and happened after that version, oldest first, and the version to ask with the next time; 0 gives all.
-    pub fn since(&self, version: u64) -> (Vec<Death>, u64) {
+    pub fn crashes_since(&self, version: u64) -> (Vec<Crash>, u64) {
         let now = Instant::now();
         let record = self.record.borrow();
         let new = usize::try_from(record.version.saturating_sub(version)).unwrap_or(usize::MAX);
-        let skipped = record.kept.len().saturating_sub(new);
-        let found = record.kept.iter().skip(skipped).filter(|death| now.saturating_duration_since(death.at) < KEPT_FOR).cloned();
+        let skipped = record.recent.len().saturating_sub(new);
+        let found = record.recent.iter().skip(skipped).filter(|death| now.saturating_duration_since(death.at) < CRASH_RETENTION).cloned();
         (found.collect(), record.version)
     }
 
     /// All deaths that are remembered, oldest first.
-    pub fn recent(&self) -> Vec<Death> {
-        self.since(0).0
+    pub fn recent_crashes(&self) -> Vec<Crash> {
+        self.crashes_since(0).0
     }
 
     /// A receiver that wakes at each death.
-    pub fn tidings(&self) -> Tidings {
-        Tidings(self.record.subscribe())
+    pub fn subscribe(&self) -> CrashSignal {
+        CrashSignal(self.record.subscribe())
     }
 }
 

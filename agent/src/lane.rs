@@ -19,26 +19,26 @@ use rustc_hash::FxHashMap;
 #[derive(Debug)]
 pub struct Lane {
     outbox: Arc<Outbox>,
-    running: Mutex<FxHashMap<u64, Arc<Shared>>>,
+    active: Mutex<FxHashMap<u64, Arc<LaneRequest>>>,
     unknown_frames: Counter,
 }
 
 /// What the lane and the request's task share.
 #[derive(Debug, Default)]
-struct Shared {
+struct LaneRequest {
     inbox: Inbox<()>,
     credit: Credit,
-    cancelled: Cancelled,
+    cancel: CancelSignal,
 }
 
 /// That the router wants no answer any more. One task asks for it, at each event: it has to cost next to nothing.
 #[derive(Debug, Default)]
-struct Cancelled {
+struct CancelSignal {
     is_set: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Cancelled {
+impl CancelSignal {
     fn set(&self) {
         self.is_set.store(true, Ordering::Release);
         self.task.wake();
@@ -52,18 +52,18 @@ impl Cancelled {
 
 /// A request that has just come.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingRequest {
     /// Its head.
     pub head: RequestHead,
     /// Its body and its answer.
-    pub serving: Serving,
+    pub stream: RequestStream,
 }
 
 impl Lane {
     /// A lane without requests; frames for ids that nobody knows are counted in `unknown_frames`.
     #[must_use]
     pub fn new(unknown_frames: Counter) -> Arc<Self> {
-        Arc::new(Self { outbox: Arc::default(), running: Mutex::default(), unknown_frames })
+        Arc::new(Self { outbox: Arc::default(), active: Mutex::default(), unknown_frames })
     }
 
     /// The frames that wait to leave.
@@ -73,23 +73,23 @@ impl Lane {
     }
 
     /// Takes in what the router sent; gives back the requests that began.
-    pub fn receive(self: &Arc<Self>, batch: FrameBatch) -> Vec<Incoming> {
+    pub fn receive(self: &Arc<Self>, batch: FrameBatch) -> Vec<IncomingRequest> {
         let mut began = Vec::new();
-        let mut running = self.running.lock();
+        let mut running = self.active.lock();
         for Frame { id, kind } in batch.frames {
             let Some(kind) = kind else { continue };
             if let Kind::Request(head) = kind {
-                let shared = Arc::<Shared>::default();
+                let shared = Arc::<LaneRequest>::default();
                 if running.insert(id, shared.clone()).is_some() {
                     tracing::error!(id, "a router used a request's id twice; the earlier request is lost");
                 }
-                began.push(Incoming { head, serving: Serving { id, lane: self.clone(), shared } });
+                began.push(IncomingRequest { head, stream: RequestStream { id, lane: self.clone(), shared } });
                 continue;
             }
             if matches!(kind, Kind::Cancel(_)) {
                 // Nothing is unusual about a cancel that crosses the answer's end.
                 if let Some(shared) = running.remove(&id) {
-                    shared.cancelled.set();
+                    shared.cancel.set();
                 }
                 continue;
             }
@@ -110,31 +110,31 @@ impl Lane {
     }
 
     /// The lane's stream has ended: nobody waits for its answers any more.
-    pub fn lose(&self) {
+    pub fn close(&self) {
         self.outbox.close();
-        let running = std::mem::take(&mut *self.running.lock());
-        running.into_values().for_each(|shared| shared.cancelled.set());
+        let running = std::mem::take(&mut *self.active.lock());
+        running.into_values().for_each(|shared| shared.cancel.set());
     }
 
     /// Requests being served.
     #[must_use]
-    pub fn running(&self) -> usize {
-        self.running.lock().len()
+    pub fn active_requests(&self) -> usize {
+        self.active.lock().len()
     }
 }
 
 /// One request being served: its body comes in, its answer goes out. Dropped unfinished, it tells the router that the answer is lost.
 #[derive(Debug)]
-pub struct Serving {
+pub struct RequestStream {
     id: u64,
     lane: Arc<Lane>,
-    shared: Arc<Shared>,
+    shared: Arc<LaneRequest>,
 }
 
-impl Serving {
+impl RequestStream {
     /// Resolves when the router wants no answer any more. Only one task at a time may wait for it.
-    pub async fn cancelled(&self) {
-        std::future::poll_fn(|context| self.shared.cancelled.poll(context)).await;
+    pub async fn wait_cancelled(&self) {
+        std::future::poll_fn(|context| self.shared.cancel.poll(context)).await;
     }
 
     /// The request's body, for the engine.
@@ -144,15 +144,15 @@ impl Serving {
     }
 
     /// Begins the answer.
-    pub fn head(&self, head: ResponseHead) {
-        self.push(Kind::Response(head));
+    pub fn send_head(&self, head: ResponseHead) {
+        self.send_frame(Kind::Response(head));
     }
 
     /// Sends a piece of the answer as soon as there is credit for it.
-    pub async fn send(&self, mut bytes: Bytes) {
+    pub async fn send_body(&self, mut bytes: Bytes) {
         while !bytes.is_empty() {
             let allowed = std::future::poll_fn(|context| self.poll_credit(context, bytes.len())).await;
-            self.push(Kind::Body(bytes.split_to(allowed)));
+            self.send_frame(Kind::Body(bytes.split_to(allowed)));
         }
     }
 
@@ -162,7 +162,7 @@ impl Serving {
     }
 
     /// Sends a frame of the answer for which credit was taken.
-    pub fn push(&self, kind: Kind) {
+    pub fn send_frame(&self, kind: Kind) {
         self.lane.outbox.push(Frame::new(self.id, kind));
     }
 
@@ -172,13 +172,13 @@ impl Serving {
     }
 
     fn finish(&self, broken: Option<&Broken>) {
-        if self.lane.running.lock().remove(&self.id).is_some() {
+        if self.lane.active.lock().remove(&self.id).is_some() {
             self.lane.outbox.push(Frame::end(self.id, broken));
         }
     }
 }
 
-impl Drop for Serving {
+impl Drop for RequestStream {
     fn drop(&mut self) {
         // After `end` the id is gone and this does nothing.
         self.finish(Some(&Broken::protocol("the agent gave the request up")));
@@ -190,7 +190,7 @@ impl Drop for Serving {
 pub struct RequestBody {
     id: u64,
     lane: Arc<Lane>,
-    shared: Arc<Shared>,
+    shared: Arc<LaneRequest>,
 }
 
 impl RequestBody {

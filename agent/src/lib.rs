@@ -29,19 +29,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_boot::admin::{self, Pages};
-use hostler_boot::shutdown::end_within;
-use hostler_boot::{ListenError, OwnSocket, Shutdown, bind};
+use hostler_boot::admin::{self, AdminPages};
+use hostler_boot::shutdown::join_within;
+use hostler_boot::{ListenError, PrivateSocket, Shutdown, bind};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use advise::Setup;
+use advise::EngineSetup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
 use engine::turns::Turns;
 use engine::{Adopted, Engine, EngineSpec, Phase};
 use host::{Host, HostError, ReplicaPlan, Resolved};
-use join::Access;
+use join::RouterAccess;
 use keeper::{Fate, Survivor};
 pub use metrics::AgentMetrics;
 use node::NodeState;
@@ -91,7 +91,7 @@ pub struct Agent {
     engine: Resolved,
     plan: Plan,
     run_dir: RunDir,
-    access: Access,
+    access: RouterAccess,
     logs: PathBuf,
     /// This program, for the engines' keepers.
     program: PathBuf,
@@ -140,8 +140,8 @@ impl Agent {
         if !node.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '-' | '_')) {
             return Err(AgentError::NodeName(node));
         }
-        let access = Access::open(&config, &node).await?;
-        let fate = Fate::of(config.if_agent_dies, config.keep_for, |name| std::env::var(name).ok());
+        let access = RouterAccess::open(&config, &node).await?;
+        let fate = Fate::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
         let run_dir = open_run_dir(config.run_dir.clone(), node.clone(), fate != Fate::Kill).await?;
         let program = simulated.to_owned();
         Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver })
@@ -164,7 +164,7 @@ impl Agent {
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
-        let (specs, rejected) = match self.specs(survivors) {
+        let (specs, rejected) = match self.engine_specs(survivors) {
             Ok(specs) => specs,
             Err(error) => {
                 // The engines in it live on.
@@ -173,11 +173,11 @@ impl Agent {
             }
         };
         end_survivors(rejected).await;
-        let replicas = self.replicas(specs, &supervisors);
+        let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
         let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::Driver::readings)));
         let metrics = Arc::new(AgentMetrics::default());
-        let overview = Arc::new(Overview { state: state.clone(), metrics: metrics.clone() });
+        let overview = Arc::new(AgentPages { state: state.clone(), metrics: metrics.clone() });
         let admin = tokio::spawn(serve_admin(admin_at, overview, end.clone()));
 
         let uplink = Uplink {
@@ -185,10 +185,10 @@ impl Agent {
             node: self.node.clone(),
             life: fastrand::u64(1..),
             access: self.access.clone(),
-            lanes: self.config.lanes.clamp(1, MOST_LANES),
+            lanes: self.config.lanes.clamp(1, MAX_LANES),
             metrics,
             requests: TaskTracker::new(),
-            served: parking_lot::Mutex::default(),
+            attached_routers: parking_lot::Mutex::default(),
         };
         let watcher = tokio::spawn({
             let (state, end) = (state.clone(), end.clone());
@@ -199,19 +199,19 @@ impl Agent {
 
         let keeps = self.fate != Fate::Kill;
         tokio::select! {
-            () = drain(&engines, &shutdown, keeps, self.config.drain_timeout + self.config.stop_grace + LAST_KILL) => {}
-            () = shutdown.stopped() => {
+            () = drain(&engines, &shutdown, keeps, self.config.drain_timeout + self.config.stop_grace + KILL_TIMEOUT) => {}
+            () = shutdown.wait_stop() => {
                 tracing::warn!("killing the engines");
                 engines.iter().for_each(Engine::kill_now);
             }
         }
         // A process in the kernel's hands may not die even when killed; then the next agent to start here ends it.
         let stopped =
-            tokio::time::timeout(self.config.stop_grace + LAST_KILL, futures_util::future::join_all(engines.iter().map(Engine::stop)))
+            tokio::time::timeout(self.config.stop_grace + KILL_TIMEOUT, futures_util::future::join_all(engines.iter().map(Engine::stop)))
                 .await;
         end.cancel();
         for task in [watcher, gpus, sessions, admin] {
-            end_within(GOODBYE, task).await;
+            join_within(CLOSE_TIMEOUT, task).await;
         }
         drop((engines, state));
         if stopped.is_err() {
@@ -221,7 +221,7 @@ impl Agent {
         }
         supervisors.close();
         supervisors.wait().await;
-        if keeps && shutdown.was_hung_up() {
+        if keeps && shutdown.is_by_hang_up() {
             self.run_dir.keep();
         } else {
             self.run_dir.remove();
@@ -230,7 +230,7 @@ impl Agent {
     }
 
     /// What each replica runs, with the life to go on with where a dead agent left the very engine that would be started; and what it left besides.
-    fn specs(&self, mut survivors: Vec<Survivor>) -> Result<(Vec<Described<'_>>, Vec<Survivor>), AgentError> {
+    fn engine_specs(&self, mut survivors: Vec<Survivor>) -> Result<(Vec<ReplicaLaunch<'_>>, Vec<Survivor>), AgentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
         let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
@@ -286,17 +286,17 @@ impl Agent {
         for (_, spec, _) in &mut described {
             spec.turns = Arc::clone(&turns);
         }
-        Ok((self.on_gpus(described), survivors))
+        Ok((self.bind_to_gpus(described), survivors))
     }
 
-    fn replicas(&self, described: Vec<Described<'_>>, supervisors: &TaskTracker) -> Vec<node::Replica> {
-        let replica = |(plan, spec, adopted): Described<'_>| {
+    fn start_replicas(&self, described: Vec<ReplicaLaunch<'_>>, supervisors: &TaskTracker) -> Vec<node::Replica> {
+        let replica = |(plan, spec, adopted): ReplicaLaunch<'_>| {
             let gpu = plan.gpus.first();
-            let traits = node::Traits {
+            let traits = node::ReplicaTraits {
                 gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
                 token_budget: self.plan.token_budget(plan),
-                prompt_files: files::Source::new(&self.engine, &self.config),
-                setup: self.setup(plan, &spec.command),
+                prompt_files: files::PromptFileSource::new(&self.engine, &self.config),
+                setup: self.engine_setup(plan, &spec.command),
             };
             node::Replica::new(plan.index, Engine::supervise(spec, adopted, supervisors), traits)
         };
@@ -304,7 +304,7 @@ impl Agent {
     }
 
     /// Binds engines to the CPUs next to their GPUs, and has them start only where those are free.
-    fn on_gpus<'a>(&self, mut specs: Vec<Described<'a>>) -> Vec<Described<'a>> {
+    fn bind_to_gpus<'a>(&self, mut specs: Vec<ReplicaLaunch<'a>>) -> Vec<ReplicaLaunch<'a>> {
         let Some(driver) = &self.driver else { return specs };
         let gpus: Vec<_> = specs.iter().map(|(plan, ..)| plan.gpus.clone()).collect();
         let bindings = if self.config.bind_cpus { gpu::bindings(driver, &gpus) } else { vec![None; gpus.len()] };
@@ -332,44 +332,44 @@ impl Agent {
     }
 
     /// What the advisor and the routers are told of how a replica is started.
-    fn setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> Setup {
-        Setup {
+    fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
+        EngineSetup {
             simulated: matches!(self.engine, Resolved::Simulated { .. }),
-            profile: self.config.profile.word(),
-            no_rust_because: match self.plan.front_end.in_use {
+            profile: self.config.profile.as_str(),
+            python_front_end_reason: match self.plan.front_end.in_use {
                 FrontEndInUse::Python => self.plan.front_end.because.clone(),
                 FrontEndInUse::Rust => String::new(),
             },
             tensor_parallel: u32::try_from(plan.gpus.len()).unwrap_or(u32::MAX).max(1),
             gpus: plan.gpus.clone(),
-            joined: self.plan.share(plan).is_none_or(|share| !share.over_pcie),
+            has_nvlink_mesh: self.plan.share(plan).is_none_or(|share| !share.over_pcie),
             weights_bytes: self.plan.model.facts().map(|facts| facts.weight_bytes),
             arguments: command.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         }
     }
 
     /// Takes the address of the admin pages, when one was given.
-    async fn bind_admin(&self) -> Result<AdminAt, ListenError> {
+    async fn bind_admin(&self) -> Result<AdminListener, ListenError> {
         if self.config.agent_admin.is_empty() {
-            return Ok(AdminAt::Socket(self.run_dir.admin_socket()));
+            return Ok(AdminListener::Socket(self.run_dir.admin_socket()));
         }
         let (listener, address) = bind(&self.config.agent_admin, "agent.agent_admin").await?;
         tracing::info!(%address, "admin pages");
-        Ok(AdminAt::Address(listener, self.config.agent_admin.clone()))
+        Ok(AdminListener::Address(listener, self.config.agent_admin.clone()))
     }
 }
 
 /// Where the agent's own pages are served: on a configured address, or on a socket.
-enum AdminAt {
+enum AdminListener {
     Address(TcpListener, String),
     Socket(PathBuf),
 }
 
-async fn serve_admin(at: AdminAt, overview: Arc<Overview>, end: CancellationToken) {
+async fn serve_admin(at: AdminListener, overview: Arc<AgentPages>, end: CancellationToken) {
     let routes = admin::routes(overview);
     match at {
-        AdminAt::Address(listener, configured) => admin::serve(listener, admin::guarded(routes, &configured), end).await,
-        AdminAt::Socket(path) => match OwnSocket::bind(&path).await {
+        AdminListener::Address(listener, configured) => admin::serve(listener, admin::guard_metrics(routes, &configured), end).await,
+        AdminListener::Socket(path) => match PrivateSocket::bind(&path).await {
             Ok(socket) => admin::serve_socket(socket, routes, end).await,
             Err(error) => tracing::error!(%error, "the admin socket could not be made"),
         },
@@ -397,8 +397,8 @@ async fn open_run_dir(configured: PathBuf, node: String, adopts: bool) -> Result
 
 /// When the shutdown drains: tells the routers, lets the engines finish, and waits until all have stopped.
 async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Duration) {
-    shutdown.draining().await;
-    engines.iter().for_each(if keeps && shutdown.was_hung_up() { Engine::hand_over } else { Engine::retire });
+    shutdown.wait_drain().await;
+    engines.iter().for_each(if keeps && shutdown.is_by_hang_up() { Engine::hand_over } else { Engine::retire });
     let all_stopped = async {
         for engine in engines {
             let mut status = engine.status();
@@ -408,38 +408,38 @@ async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Dura
     // The engines keep to the same times by themselves; this is for processes that cannot be killed.
     let _ = tokio::time::timeout(limit, all_stopped).await;
     // The last reports leave before the connections do.
-    tokio::time::sleep(LAST_REPORTS).await;
+    tokio::time::sleep(FLUSH_TIME).await;
 }
 
 /// How long a killed process may take to be gone.
-const LAST_KILL: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long connections may take to close.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// HTTP/2 servers allow some 200 streams a connection; a lane is one.
-const MOST_LANES: u32 = 64;
+const MAX_LANES: u32 = 64;
 
 /// See `drain`; reports go out every 10 ms.
-const LAST_REPORTS: Duration = Duration::from_millis(30);
+const FLUSH_TIME: Duration = Duration::from_millis(30);
 
 /// A replica, what it runs, and the life to go on with.
-type Described<'a> = (&'a ReplicaPlan, EngineSpec, Option<Adopted>);
+type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<Adopted>);
 
 /// What the admin pages show.
 #[derive(Debug)]
-struct Overview {
+struct AgentPages {
     state: Arc<NodeState>,
     metrics: Arc<AgentMetrics>,
 }
 
-impl Pages for Overview {
+impl AdminPages for AgentPages {
     fn ready(&self) -> Result<(), String> {
         let ready = self.state.replicas().iter().any(|replica| replica.engine.status().borrow().phase == Phase::Ready);
         if ready { Ok(()) } else { Err("no engine is ready".into()) }
     }
 
     fn metrics(&self) -> String {
-        self.metrics.page(&self.state)
+        self.metrics.render(&self.state)
     }
 }

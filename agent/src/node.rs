@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::advise::{self, Advised, Finding, Setup};
+use crate::advise::{self, AdvisedReplica, Finding, EngineSetup};
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
-use crate::files::{Bundle, FilesError, Source};
+use crate::files::{Bundle, PromptFilesError, PromptFileSource};
 use crate::gpu::{Reading, Readings};
 
 /// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
@@ -28,7 +28,7 @@ pub struct Replica {
     /// The supervised engine.
     pub engine: Engine,
     /// What is known of it beforehand.
-    pub traits: Traits,
+    pub traits: ReplicaTraits,
     pub(crate) client: EngineClient,
     /// The prompt files of its model, or why there are none; nothing before it has been ready.
     prompt_files: watch::Sender<Option<Result<Bundle, String>>>,
@@ -38,21 +38,21 @@ pub struct Replica {
 
 /// What is known of a replica before its engine starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Traits {
+pub struct ReplicaTraits {
     /// Name of its GPU, empty on CPU.
     pub gpu: String,
     /// Tokens that its engine computes in one step at most; 0 when unknown.
     pub token_budget: u32,
     /// Where the prompt files of its model are.
-    pub prompt_files: Source,
+    pub prompt_files: PromptFileSource,
     /// How it is started.
-    pub setup: Setup,
+    pub setup: EngineSetup,
 }
 
 impl Replica {
     /// A replica over a supervised engine.
     #[must_use]
-    pub fn new(index: u32, engine: Engine, traits: Traits) -> Self {
+    pub fn new(index: u32, engine: Engine, traits: ReplicaTraits) -> Self {
         let socket: PathBuf = engine.socket().to_owned();
         Self {
             index,
@@ -123,7 +123,7 @@ impl NodeState {
     }
 
     /// The replicas that an order names; all where it names none.
-    pub(crate) fn chosen<'a>(&'a self, indices: &'a [u32]) -> impl Iterator<Item = &'a Replica> {
+    pub(crate) fn select<'a>(&'a self, indices: &'a [u32]) -> impl Iterator<Item = &'a Replica> {
         self.replicas.iter().filter(move |replica| indices.is_empty() || indices.contains(&replica.index))
     }
 
@@ -142,7 +142,7 @@ impl NodeState {
         let watching = self.replicas.iter().map(|replica| async {
             let gpus = || self.gpu_readings(replica);
             let Replica { index, engine, traits, findings, .. } = replica;
-            let advising = advise::watch(Advised { replica: *index, engine, setup: &traits.setup, findings }, gpus);
+            let advising = advise::watch(AdvisedReplica { replica: *index, engine, setup: &traits.setup, findings }, gpus);
             tokio::join!(self.signal_changes(replica), self.load_files(replica), advising, replica.client.tend())
         });
         tokio::select! {
@@ -154,10 +154,10 @@ impl NodeState {
     /// Signals each change of a replica, until its engine has ended for good.
     async fn signal_changes(&self, replica: &Replica) {
         let (mut status, mut samples, mut traffic) =
-            (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().changes());
+            (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().subscribe());
         let (mut cache, mut files, mut findings) =
             (replica.engine.cache().watch(), replica.prompt_files.subscribe(), replica.findings.subscribe());
-        let mut deaths = replica.engine.deaths().tidings();
+        let mut deaths = replica.engine.deaths().subscribe();
         // They change for all at once, whichever replica they are of.
         let mut readings = self.readings.clone().filter(|_| !replica.traits.setup.gpus.is_empty());
         loop {
@@ -170,7 +170,7 @@ impl NodeState {
                 changed = files.changed() => changed.is_ok(),
                 changed = deaths.changed() => changed,
                 changed = findings.changed() => changed.is_ok(),
-                () = read(readings.as_mut()) => true,
+                () = next_readings(readings.as_mut()) => true,
             };
             if !changed {
                 return;
@@ -187,7 +187,7 @@ impl NodeState {
         while let Ok(epoch) = status.wait_for(|now| now.phase == Phase::Ready && now.epoch != loaded).await.map(|now| now.epoch) {
             loaded = epoch;
             let read = replica.traits.prompt_files.load(replica.engine.socket()).await;
-            let may_pass = read.as_ref().is_err_and(FilesError::may_pass);
+            let may_pass = read.as_ref().is_err_and(PromptFilesError::is_transient);
             if let Err(error) = &read {
                 tracing::warn!(replica = replica.index, %error, "routers cannot tokenize for this engine; requests are placed by text");
             }
@@ -206,7 +206,7 @@ impl NodeState {
 }
 
 /// The next readings of GPUs, if there are any.
-async fn read(readings: Option<&mut watch::Receiver<Arc<Readings>>>) {
+async fn next_readings(readings: Option<&mut watch::Receiver<Arc<Readings>>>) {
     if let Some(readings) = readings
         && readings.changed().await.is_ok()
     {

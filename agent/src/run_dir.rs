@@ -7,8 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use hostler_boot::home::temporary;
-use hostler_boot::socket::PATH_CAP;
+use hostler_boot::home::fallback_run_dir;
+use hostler_boot::socket::MAX_PATH_BYTES;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -46,7 +46,7 @@ pub enum RunDirError {
     },
     /// Sockets below it could not be bound.
     #[error(
-        "the run directory {} is too long by {excess} bytes for socket paths, which hold {PATH_CAP}: name a shorter one with --run-dir", path.display()
+        "the run directory {} is too long by {excess} bytes for socket paths, which hold {MAX_PATH_BYTES}: name a shorter one with --run-dir", path.display()
     )]
     TooLong {
         /// The directory.
@@ -101,8 +101,8 @@ impl RunDir {
         let base = base(configured)?;
         // The agent's own name, and the separator before it.
         let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + LONGEST_BELOW;
-        if length > PATH_CAP {
-            return Err(RunDirError::TooLong { excess: length - PATH_CAP, path: base });
+        if length > MAX_PATH_BYTES {
+            return Err(RunDirError::TooLong { excess: length - MAX_PATH_BYTES, path: base });
         }
         make_private(&base)?;
         // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
@@ -168,8 +168,8 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
             Some(state) => state.join("hostler/logs"),
             // Without a home there is still the place for sockets.
             None => {
-                make_private(&temporary())?;
-                temporary().join("logs")
+                make_private(&fallback_run_dir())?;
+                fallback_run_dir().join("logs")
             }
         }
     } else {
@@ -183,7 +183,7 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
 /// outlives its login, since it is removed at logout.
 fn base(configured: &Path) -> Result<PathBuf, RunDirError> {
     if configured.as_os_str().is_empty() {
-        return Ok(temporary());
+        return Ok(fallback_run_dir());
     }
     std::path::absolute(configured).map_err(|source| unusable(configured, source))
 }

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
-pub use self::flow::{Flow, Wait};
-pub use self::gaps::Gaps;
-use self::named::Named;
-use crate::deaths::Fingerprint;
+pub use self::flow::{ResponseFlow, EngineWait};
+pub use self::gaps::GapHistogram;
+use self::named::SuspectTracker;
+use crate::deaths::RequestFingerprint;
 
 /// Which router a request came from: a number the uplink gives to each router it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,7 +21,7 @@ pub struct RouterKey(pub u64);
 
 /// What a router estimated of one request's prompt. The engine may find more or less of it cached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Prompt {
+pub struct PromptEstimate {
     /// Its tokens.
     pub tokens: u32,
     /// Those among them that have to be computed.
@@ -30,7 +30,7 @@ pub struct Prompt {
 
 /// Requests in flight, and the tokens of their prompts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct InFlightTotals {
     /// Requests.
     pub requests: u32,
     /// Prompt tokens that are still to be computed.
@@ -39,18 +39,18 @@ pub struct Sum {
     pub context_tokens: u64,
 }
 
-impl Sum {
-    fn enter(&mut self, prompt: Prompt) {
+impl InFlightTotals {
+    fn enter(&mut self, prompt: PromptEstimate) {
         self.requests += 1;
         self.pending_tokens += u64::from(prompt.uncached);
         self.context_tokens += u64::from(prompt.tokens);
     }
 
-    fn computed(&mut self, prompt: Prompt) {
+    fn finish_prefill(&mut self, prompt: PromptEstimate) {
         self.pending_tokens -= u64::from(prompt.uncached);
     }
 
-    fn leave(&mut self, prompt: Prompt) {
+    fn leave(&mut self, prompt: PromptEstimate) {
         self.requests -= 1;
         self.context_tokens -= u64::from(prompt.tokens);
     }
@@ -58,31 +58,31 @@ impl Sum {
 
 /// The counts of one replica at one moment.
 #[derive(Debug, Default)]
-pub struct Counts {
-    all: Sum,
+pub struct InFlightCounts {
+    total: InFlightTotals,
     served: u64,
-    routers: FxHashMap<RouterKey, Sum>,
+    routers: FxHashMap<RouterKey, InFlightTotals>,
 }
 
-impl Counts {
+impl InFlightCounts {
     /// What is in flight, over all routers.
-    pub fn sum(&self) -> Sum {
-        self.all
+    pub fn totals(&self) -> InFlightTotals {
+        self.total
     }
 
     /// What is in flight and came from one router.
-    pub fn sum_of(&self, router: RouterKey) -> Sum {
+    pub fn totals_of(&self, router: RouterKey) -> InFlightTotals {
         self.routers.get(&router).copied().unwrap_or_default()
     }
 
     /// Requests in flight, over all routers.
-    pub fn total(&self) -> u32 {
-        self.all.requests
+    pub fn in_flight(&self) -> u32 {
+        self.total.requests
     }
 
     /// Requests in flight that came from one router.
-    pub fn of(&self, router: RouterKey) -> u32 {
-        self.sum_of(router).requests
+    pub fn in_flight_from(&self, router: RouterKey) -> u32 {
+        self.totals_of(router).requests
     }
 
     /// Requests that have ended, however they ended, since the agent started.
@@ -94,15 +94,15 @@ impl Counts {
 /// The in-flight requests of one replica. They live in the very channel that announces them, so a reader can never see a count without its wake.
 #[derive(Debug)]
 pub struct Traffic {
-    counts: watch::Sender<Counts>,
-    flow: Flow,
-    named: Named,
+    counts: watch::Sender<InFlightCounts>,
+    flow: ResponseFlow,
+    suspects: SuspectTracker,
     guided: AtomicU32,
 }
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self { counts: watch::Sender::new(Counts::default()), flow: Flow::default(), named: Named::default(), guided: AtomicU32::new(0) }
+        Self { counts: watch::Sender::new(InFlightCounts::default()), flow: ResponseFlow::default(), suspects: SuspectTracker::default(), guided: AtomicU32::new(0) }
     }
 }
 
@@ -115,14 +115,14 @@ impl Traffic {
     /// Counts one request of `router`, of whose prompt nothing is known, until the returned guard is dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter(self: &Arc<Self>, router: RouterKey) -> InFlight {
-        self.enter_with(router, Prompt::default())
+        self.enter_with(router, PromptEstimate::default())
     }
 
     /// Counts one request of `router` and its prompt until the returned guard is dropped.
     #[must_use = "the request is counted only while the guard lives"]
-    pub fn enter_with(self: &Arc<Self>, router: RouterKey, prompt: Prompt) -> InFlight {
+    pub fn enter_with(self: &Arc<Self>, router: RouterKey, prompt: PromptEstimate) -> InFlight {
         self.counts.send_modify(|counts| {
-            counts.all.enter(prompt);
+            counts.total.enter(prompt);
             counts.routers.entry(router).or_default().enter(prompt);
         });
         InFlight {
@@ -130,31 +130,31 @@ impl Traffic {
             router,
             prompt,
             pending: AtomicBool::new(true),
-            named: AtomicU64::new(0),
-            broke: AtomicBool::new(false),
+            suspect_id: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
         }
     }
 
     /// Counts a request whose answer follows a schema or grammar until the returned guard is dropped.
     #[must_use = "the request is counted only while the guard lives"]
-    pub fn enter_guided(self: &Arc<Self>) -> Guided {
+    pub fn enter_guided(self: &Arc<Self>) -> GuidedInFlight {
         self.guided.fetch_add(1, Ordering::Relaxed);
-        Guided { traffic: Arc::clone(self) }
+        GuidedInFlight { traffic: Arc::clone(self) }
     }
 
     /// Requests in flight whose answer follows a schema or grammar. Nobody is woken for it: the advisor looks once a second.
-    pub fn guided(&self) -> u32 {
+    pub fn guided_in_flight(&self) -> u32 {
         self.guided.load(Ordering::Relaxed)
     }
 
     /// Requests in flight, over all routers.
-    pub fn total(&self) -> u32 {
-        self.counts.borrow().total()
+    pub fn in_flight(&self) -> u32 {
+        self.counts.borrow().in_flight()
     }
 
     /// Requests in flight that came from one router.
-    pub fn of(&self, router: RouterKey) -> u32 {
-        self.counts.borrow().of(router)
+    pub fn in_flight_from(&self, router: RouterKey) -> u32 {
+        self.counts.borrow().in_flight_from(router)
     }
 
     /// Requests that have ended, however they ended, since the agent started.
@@ -163,47 +163,47 @@ impl Traffic {
     }
 
     /// Resolves when no request is in flight. Has no deadline of its own.
-    pub async fn idle(&self) {
-        self.wait_until(|counts| counts.total() == 0).await;
+    pub async fn wait_idle(&self) {
+        self.wait_until(|counts| counts.in_flight() == 0).await;
     }
 
     /// Resolves when a request is in flight. Has no deadline of its own.
-    pub async fn busy(&self) {
-        self.wait_until(|counts| counts.total() > 0).await;
+    pub async fn wait_busy(&self) {
+        self.wait_until(|counts| counts.in_flight() > 0).await;
     }
 
     /// A receiver that wakes whenever a request enters or leaves.
-    pub fn changes(&self) -> watch::Receiver<Counts> {
+    pub fn subscribe(&self) -> watch::Receiver<InFlightCounts> {
         self.counts.subscribe()
     }
 
     /// Whether the engine's answers move.
-    pub fn flow(&self) -> &Flow {
+    pub fn flow(&self) -> &ResponseFlow {
         &self.flow
     }
 
     /// The requests that this life of the engine had when it ended: those in flight now, those whose answer it broke off within the last ten seconds,
     /// and those that were given up unanswered within them, because the engine hung.
-    pub fn casualties(&self, epoch: u64) -> Vec<Fingerprint> {
-        self.named.casualties(epoch)
+    pub fn crash_suspects(&self, epoch: u64) -> Vec<RequestFingerprint> {
+        self.suspects.crash_suspects(epoch)
     }
 
-    async fn wait_until(&self, condition: impl FnMut(&Counts) -> bool) {
+    async fn wait_until(&self, condition: impl FnMut(&InFlightCounts) -> bool) {
         self.counts.subscribe().wait_for(condition).await.expect("the sender is borrowed by this very call");
     }
 
-    fn computed(&self, router: RouterKey, prompt: Prompt) {
+    fn finish_prefill(&self, router: RouterKey, prompt: PromptEstimate) {
         self.counts.send_modify(|counts| {
-            counts.all.computed(prompt);
+            counts.total.finish_prefill(prompt);
             if let Some(sum) = counts.routers.get_mut(&router) {
-                sum.computed(prompt);
+                sum.finish_prefill(prompt);
             }
         });
     }
 
-    fn leave(&self, router: RouterKey, prompt: Prompt) {
+    fn leave(&self, router: RouterKey, prompt: PromptEstimate) {
         self.counts.send_modify(|counts| {
-            counts.all.leave(prompt);
+            counts.total.leave(prompt);
             counts.served += 1;
             if let Some(sum) = counts.routers.get_mut(&router) {
                 sum.leave(prompt);
@@ -218,11 +218,11 @@ impl Traffic {
 
 /// One request in flight whose answer follows a schema or grammar.
 #[derive(Debug)]
-pub struct Guided {
+pub struct GuidedInFlight {
     traffic: Arc<Traffic>,
 }
 
-impl Drop for Guided {
+impl Drop for GuidedInFlight {
     fn drop(&mut self) {
         self.traffic.guided.fetch_sub(1, Ordering::Relaxed);
     }
@@ -233,48 +233,48 @@ impl Drop for Guided {
 pub struct InFlight {
     traffic: Arc<Traffic>,
     router: RouterKey,
-    prompt: Prompt,
+    prompt: PromptEstimate,
     /// Its prompt is still to be computed.
     pending: AtomicBool,
     /// Its number among the named, zero where it is not.
-    named: AtomicU64,
+    suspect_id: AtomicU64,
     /// Its answer broke off.
-    broke: AtomicBool,
+    has_failed: AtomicBool,
 }
 
 impl InFlight {
     /// The engine of this life has got all of the request, which has this name. Before that it can be no death's cause.
-    pub fn sent(&self, epoch: u64, fingerprint: Fingerprint) {
-        self.named.store(self.traffic.named.open(epoch, fingerprint), Ordering::Relaxed);
+    pub fn mark_sent(&self, epoch: u64, fingerprint: RequestFingerprint) {
+        self.suspect_id.store(self.traffic.suspects.track(epoch, fingerprint), Ordering::Relaxed);
     }
 
     /// The engine broke its answer off, or failed it as a dying engine does.
-    pub fn broke(&self) {
-        self.broke.store(true, Ordering::Relaxed);
+    pub fn mark_failed(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// Its wait for the engine, which has not begun.
-    pub fn wait(&self) -> Wait<'_> {
-        Wait::new(&self.traffic.flow)
+    pub fn track_wait(&self) -> EngineWait<'_> {
+        EngineWait::new(&self.traffic.flow)
     }
 
     /// The engine has computed the prompt, as far as anyone can tell. Only the first call counts.
-    pub fn computed(&self) {
+    pub fn mark_prefilled(&self) {
         // Asked at each event of an answer: a look is cheaper than a swap.
         if self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::Relaxed) {
-            self.traffic.computed(self.router, self.prompt);
+            self.traffic.finish_prefill(self.router, self.prompt);
         }
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let number = self.named.load(Ordering::Relaxed);
+        let number = self.suspect_id.load(Ordering::Relaxed);
         if number > 0 {
             let unanswered = self.pending.load(Ordering::Relaxed);
-            self.traffic.named.close(number, unanswered || self.broke.load(Ordering::Relaxed));
+            self.traffic.suspects.untrack(number, unanswered || self.has_failed.load(Ordering::Relaxed));
         }
-        self.computed();
+        self.mark_prefilled();
         self.traffic.leave(self.router, self.prompt);
     }
 }

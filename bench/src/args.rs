@@ -28,13 +28,13 @@ pub struct BenchArgs {
     pub scenario: Scenario,
     /// Where to, and how.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 /// What every scenario lets one choose.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load and targets")]
-pub struct Common {
+pub struct CommonArgs {
     /// An OpenAI endpoint, `http://HOST:PORT[/v1]` or `unix:PATH`; several are measured after each other, and the first is what the others
     /// are compared with
     #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8000")]
@@ -131,7 +131,7 @@ impl BenchArgs {
     ///
     /// With what to change.
     pub fn check(&self) -> Result<(), Error> {
-        let Common { target, name, metrics, rate, .. } = &self.common;
+        let CommonArgs { target, name, metrics, rate, .. } = &self.common;
         let refuse = |text: &str| Err(Error::Flags(text.to_owned()));
         if !name.is_empty() && name.len() != target.len() {
             return refuse("give as many --name as --target, or none");
@@ -139,7 +139,7 @@ impl BenchArgs {
         if !metrics.is_empty() && metrics.len() != target.len() {
             return refuse("give as many --metrics as --target, or none");
         }
-        let names: std::collections::BTreeSet<String> = (0..target.len()).map(|index| self.name_of(index)).collect();
+        let names: std::collections::BTreeSet<String> = (0..target.len()).map(|index| self.target_name(index)).collect();
         if names.len() != target.len() {
             return refuse("the targets need different names; give each a --name");
         }
@@ -154,7 +154,7 @@ impl BenchArgs {
         }
     }
 
-    pub(crate) fn name_of(&self, index: usize) -> String {
+    pub(crate) fn target_name(&self, index: usize) -> String {
         self.common.name.get(index).cloned().unwrap_or_else(|| self.common.target[index].to_string())
     }
 
@@ -173,7 +173,7 @@ impl BenchArgs {
     }
 
     pub(crate) fn shape(&self) -> Shape {
-        let Common { rate, concurrency, input_tokens, output_tokens, output_spread, .. } = self.common;
+        let CommonArgs { rate, concurrency, input_tokens, output_tokens, output_spread, .. } = self.common;
         Shape { rate, closed: concurrency.is_some(), input_tokens, output_tokens, output_spread }
     }
 
@@ -194,7 +194,7 @@ impl BenchArgs {
 
     /// For the report: what decides its figures, by the names of the flags, and what the scenario asks.
     pub(crate) fn settings(&self) -> BTreeMap<String, String> {
-        let Common { api, warm_up, rounds, seed, request_timeout, rate, requests, slo_ttft, slo_itl, slo_e2e, .. } = &self.common;
+        let CommonArgs { api, warm_up, rounds, seed, request_timeout, rate, requests, slo_ttft, slo_itl, slo_e2e, .. } = &self.common;
         let time = |time: Duration| humantime::format_duration(time).to_string();
         let load = match (rate, &self.scenario) {
             (Some(rate), _) => format!("open loop, {rate} a second at random"),

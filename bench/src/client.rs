@@ -22,10 +22,10 @@ use open::Open;
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A target that closes a kept connection just when a request comes on it says so within a round trip. One that took longer had the request.
-const CLOSING: Duration = Duration::from_secs(1);
+const CLOSE_DETECTION_TIME: Duration = Duration::from_secs(1);
 
 /// The longest answer that is read in one piece; the pages of metrics of large fleets are some megabytes.
-const LONGEST_ANSWER: usize = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Why an exchange came to no answer.
 #[derive(Debug, Error)]
@@ -56,13 +56,13 @@ pub(crate) struct Call {
 
 /// What is to be done with the answer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reading {
+pub(crate) struct ReadOptions {
     /// It comes as events.
     pub(crate) stream: bool,
     /// Its text is wanted, because the conversation goes on.
     pub(crate) keep_text: bool,
     /// It may take so long in all.
-    pub(crate) most: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// What became of a request. The times between events are in the client's `gaps`.
@@ -93,11 +93,11 @@ impl Client {
     }
 
     /// Sends one request and reads its answer; `arrived` is told each number of events with text as they come, and whether they are the first.
-    pub(crate) async fn ask(&mut self, call: Call, reading: Reading, arrived: impl Fn(u32, bool)) -> Answer {
+    pub(crate) async fn ask(&mut self, call: Call, reading: ReadOptions, arrived: impl Fn(u32, bool)) -> Answer {
         self.gaps.clear();
         let mut answer = Answer { outcome: Outcome::Broken, first: None, events: 0, usage: None, text: String::new() };
         let exchange = self.exchange(call, reading, &mut answer, arrived);
-        match tokio::time::timeout(reading.most, exchange).await {
+        match tokio::time::timeout(reading.timeout, exchange).await {
             Ok(outcome) => answer.outcome = outcome,
             Err(_) => answer.outcome = Outcome::TooLate,
         }
@@ -116,7 +116,7 @@ impl Client {
         tokio::time::timeout(most, getting).await.unwrap_or(Err(ClientError::AnswerTimeout(most)))
     }
 
-    async fn exchange(&mut self, call: Call, reading: Reading, answer: &mut Answer, arrived: impl Fn(u32, bool)) -> Outcome {
+    async fn exchange(&mut self, call: Call, reading: ReadOptions, answer: &mut Answer, arrived: impl Fn(u32, bool)) -> Outcome {
         let (status, mut open) = match self.send(&call).await {
             Ok(answered) => answered,
             Err(ClientError::Connect(_) | ClientError::ConnectTimeout) => return Outcome::Unreachable,
@@ -151,7 +151,7 @@ impl Client {
         {
             let asked = Instant::now();
             match open.ask(head.clone(), call.body.clone()).await {
-                Err(_) if open.is_silent() && asked.elapsed() < CLOSING => {}
+                Err(_) if open.is_silent() && asked.elapsed() < CLOSE_DETECTION_TIME => {}
                 asked => return Ok((asked?, open)),
             }
         }
@@ -227,7 +227,7 @@ async fn connect(place: &Place) -> Result<Open, ClientError> {
 async fn whole(open: &mut Open) -> Result<Vec<u8>, ClientError> {
     let mut body = Vec::new();
     while let Some(()) = open.piece(|bytes| body.extend_from_slice(bytes)).await? {
-        if body.len() > LONGEST_ANSWER {
+        if body.len() > MAX_ANSWER_BYTES {
             return Err(ClientError::TooLong);
         }
     }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::sample::Outcome;
 
 /// The longest line that is kept until its end comes: no event of a model is as long, and a target that never ends a line is not to fill memory.
-const LONGEST_LINE: usize = 8 << 20;
+const MAX_LINE_BYTES: usize = 8 << 20;
 
 /// Quotes within a JSON text are escaped, so these can only be names of fields; reasoning comes in fields whose names end alike.
 static CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#"content":"#));
@@ -57,9 +57,9 @@ pub(crate) struct Reply {
 #[derive(Debug, Deserialize)]
 struct Choice {
     #[serde(default)]
-    delta: Option<Words>,
+    delta: Option<MessageContent>,
     #[serde(default)]
-    message: Option<Words>,
+    message: Option<MessageContent>,
     #[serde(default)]
     text: Option<String>,
     #[serde(default)]
@@ -67,7 +67,7 @@ struct Choice {
 }
 
 #[derive(Debug, Deserialize)]
-struct Words {
+struct MessageContent {
     #[serde(default)]
     content: Option<String>,
 }
@@ -112,7 +112,7 @@ impl EventScanner {
     }
 
     /// Takes the next bytes; returns how many events with text ended in them. `Err` is a line that is too long to be one.
-    pub(crate) fn scan(&mut self, mut bytes: &[u8]) -> Result<u32, Endless> {
+    pub(crate) fn scan(&mut self, mut bytes: &[u8]) -> Result<u32, LineTooLong> {
         let mut events = 0;
         while let Some(end) = memchr(b'\n', bytes) {
             let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
@@ -128,8 +128,8 @@ impl EventScanner {
             }
             bytes = rest;
         }
-        if self.partial.len() + bytes.len() > LONGEST_LINE {
-            return Err(Endless);
+        if self.partial.len() + bytes.len() > MAX_LINE_BYTES {
+            return Err(LineTooLong);
         }
         self.partial.extend_from_slice(bytes);
         Ok(events)
@@ -191,7 +191,7 @@ impl EventScanner {
 
 /// A line that does not end.
 #[derive(Debug)]
-pub(crate) struct Endless;
+pub(crate) struct LineTooLong;
 
 /// Whether a field of this name anywhere in the event is a text that is not empty: the first event of a chat has an empty one.
 fn has_text(name: &Finder<'_>, data: &[u8]) -> bool {

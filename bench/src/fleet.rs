@@ -8,7 +8,7 @@ use crate::figures::FleetFigures;
 use crate::target::Target;
 
 /// How long to wait for a page: it is asked for once a second.
-const MOST: Duration = Duration::from_millis(900);
+const PAGE_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Shares of the KV cache in use: vLLM's name, the one that it had before, SGLang's, ours.
 const KV_USE: [&str; 4] = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "hostler_replica_kv_use"];
@@ -18,11 +18,11 @@ const QUERIES: [&str; 3] = ["vllm:prefix_cache_queries_total", "vllm:prefix_cach
 const HITS: [&str; 3] = ["vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "hostler_replica_prefix_hits_total"];
 
 /// A page that is asked for again and again.
-pub(crate) struct Fleet {
+pub(crate) struct FleetProbe {
     client: Client,
     path: String,
-    first: Option<Reading>,
-    last: Option<Reading>,
+    first: Option<FleetSample>,
+    last: Option<FleetSample>,
     kv_sum: f64,
     kv_max: f64,
     kv_count: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Fleet {
 
 /// What matters here of one page.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Reading {
+pub(crate) struct FleetSample {
     /// Of all engines together.
     queries: Option<f64>,
     hits: Option<f64>,
@@ -38,7 +38,7 @@ pub(crate) struct Reading {
     kv_use: Option<f64>,
 }
 
-impl Reading {
+impl FleetSample {
     /// Reads a page in the text format of Prometheus or OpenMetrics.
     pub(crate) fn of(page: &str) -> Self {
         let (mut queries, mut hits, mut kv_sum, mut engines) = (None, None, 0.0, 0.0);
@@ -74,7 +74,7 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     value.is_finite().then_some((name, value))
 }
 
-impl Fleet {
+impl FleetProbe {
     pub(crate) fn new(page: Target) -> Self {
         let (client, path) = (Client::new(page.place), page.path);
         Self { client, path, first: None, last: None, kv_sum: 0.0, kv_max: 0.0, kv_count: 0 }
@@ -83,18 +83,18 @@ impl Fleet {
     /// Whether there is a page that says anything.
     pub(crate) async fn try_page(page: &Target, most: Duration) -> Result<bool, ClientError> {
         let page_bytes = Client::new(page.place.clone()).get(&page.path, None, most).await?;
-        Ok(Reading::of(&String::from_utf8_lossy(&page_bytes)).says_something())
+        Ok(FleetSample::of(&String::from_utf8_lossy(&page_bytes)).says_something())
     }
 
     /// Asks now; returns the share of the KV cache in use. A page that does not come leaves a gap and nothing else.
     pub(crate) async fn ask(&mut self) -> Option<f64> {
-        let page = self.client.get(&self.path, None, MOST).await.ok()?;
-        let reading = Reading::of(&String::from_utf8_lossy(&page));
+        let page = self.client.get(&self.path, None, PAGE_TIMEOUT).await.ok()?;
+        let reading = FleetSample::of(&String::from_utf8_lossy(&page));
         self.take(reading);
         reading.kv_use
     }
 
-    fn take(&mut self, reading: Reading) {
+    fn take(&mut self, reading: FleetSample) {
         self.first.get_or_insert(reading);
         self.last = Some(reading);
         if let Some(kv_use) = reading.kv_use {
@@ -107,7 +107,7 @@ impl Fleet {
     /// What all readings came to; `None` without any.
     pub(crate) fn figures(&self) -> Option<FleetFigures> {
         let (first, last) = (self.first?, self.last?);
-        let grown = |of: fn(&Reading) -> Option<f64>| Some(of(&last)? - of(&first)?);
+        let grown = |of: fn(&FleetSample) -> Option<f64>| Some(of(&last)? - of(&first)?);
         let (queries, hits) = (grown(|reading| reading.queries), grown(|reading| reading.hits));
         // Counters that shrink are those of an engine that began anew.
         let prefix_hit_rate =

@@ -18,7 +18,7 @@ mod sweep;
 mod target;
 pub mod workload;
 
-pub use args::{Api, BenchArgs, Common};
+pub use args::{Api, BenchArgs, CommonArgs};
 pub use drive::run;
 pub use error::Error;
 pub use target::Target;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 /// How far apart plain lines are.
-const PLAIN_EVERY: Duration = Duration::from_secs(5);
+const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Columns of a terminal that does not tell; most have as many. Everything but the time to the first token fits.
 const USUAL_WIDTH: usize = 100;
@@ -58,9 +58,9 @@ pub enum Phase {
 
 /// Writes progress.
 #[derive(Debug)]
-pub struct Shown<W> {
+pub struct ProgressWriter<W> {
     to: W,
-    look: Look,
+    look: ProgressStyle,
     /// What was shown last.
     last: Option<Progress>,
     /// When the next plain line of this phase is due.
@@ -69,7 +69,7 @@ pub struct Shown<W> {
 
 /// How progress looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum ProgressStyle {
     /// A line that is written again and again.
     Terminal {
         /// Characters of a line; more are cut off, as a line that wraps cannot be written again.
@@ -81,7 +81,7 @@ pub enum Look {
     Quiet,
 }
 
-impl Look {
+impl ProgressStyle {
     /// For where it is written. `columns` is what the shell says of the terminal's width, if it says anything.
     #[must_use]
     pub fn choose(quiet: bool, terminal: bool, columns: Option<&str>) -> Self {
@@ -93,9 +93,9 @@ impl Look {
     }
 }
 
-impl<W: Write> Shown<W> {
+impl<W: Write> ProgressWriter<W> {
     /// Nothing is written before the first progress.
-    pub fn new(to: W, look: Look) -> Self {
+    pub fn new(to: W, look: ProgressStyle) -> Self {
         Self { to, look, last: None, due: Duration::ZERO }
     }
 
@@ -106,8 +106,8 @@ impl<W: Write> Shown<W> {
     pub fn show(&mut self, progress: &Progress) -> io::Result<()> {
         let next = self.last.as_ref().is_none_or(|last| last.phase != progress.phase || last.target != progress.target);
         match self.look {
-            Look::Quiet => {}
-            Look::Terminal { width } => {
+            ProgressStyle::Quiet => {}
+            ProgressStyle::Terminal { width } => {
                 // A phase that is over stays, as the line above.
                 if next && self.last.is_some() {
                     writeln!(self.to)?;
@@ -116,12 +116,12 @@ impl<W: Write> Shown<W> {
                 write!(self.to, "\r\x1b[K{line}")?;
                 self.to.flush()?;
             }
-            Look::Plain => {
+            ProgressStyle::Plain => {
                 if next {
                     self.due = Duration::ZERO;
                 }
                 if progress.elapsed >= self.due {
-                    self.due = progress.elapsed + PLAIN_EVERY;
+                    self.due = progress.elapsed + PLAIN_INTERVAL;
                     writeln!(self.to, "{}", line(progress, false))?;
                     self.to.flush()?;
                 }
@@ -137,18 +137,18 @@ impl<W: Write> Shown<W> {
     /// When it cannot be written.
     pub fn end(&mut self) -> io::Result<()> {
         match (self.look, self.last.take()) {
-            (Look::Terminal { .. }, Some(_)) => writeln!(self.to),
+            (ProgressStyle::Terminal { .. }, Some(_)) => writeln!(self.to),
             _ => Ok(()),
         }
     }
 }
 
-fn line(progress: &Progress, bar: bool) -> String {
+fn line(progress: &Progress, has_bar: bool) -> String {
     let Progress { target, phase, elapsed, most, in_flight, complete, failed, tokens_per_second, ttft_p50_ms } = progress;
     let mut line = format!("{target:<12} {:<12}", phase.to_string());
     // Writing to a string does not fail.
-    if let (true, Some(most)) = (bar, most) {
-        let _ = write!(line, " {}", drawn(*elapsed, *most));
+    if let (true, Some(most)) = (has_bar, most) {
+        let _ = write!(line, " {}", bar(*elapsed, *most));
     }
     let _ = match most {
         Some(most) => write!(line, " {:>4.0} of {:.0} s", elapsed.as_secs_f64(), most.as_secs_f64()),
@@ -162,7 +162,7 @@ fn line(progress: &Progress, bar: bool) -> String {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share of twenty characters")]
-fn drawn(elapsed: Duration, most: Duration) -> String {
+fn bar(elapsed: Duration, most: Duration) -> String {
     let share = if most.is_zero() { 1.0 } else { (elapsed.as_secs_f64() / most.as_secs_f64()).min(1.0) };
     let full = (share * BAR as f64) as usize;
     format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))

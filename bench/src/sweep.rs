@@ -7,7 +7,7 @@ use crate::record::Limits;
 use crate::report::SweepStep;
 
 /// The part of requests that may fail.
-const MOST_FAILED: f64 = 0.01;
+const MAX_FAILED_SHARE: f64 = 0.01;
 /// Tokens per second have stopped growing when they are less than this many times what they were. Steps have twice the clients or more, so a
 /// target with room left gives much more than that.
 const GROWTH: f64 = 1.05;
@@ -15,7 +15,7 @@ const GROWTH: f64 = 1.05;
 const QUEUE: f64 = 2.0;
 
 /// Why a step is the last one; `None` when it is not. `before` is the step before it in the same round.
-pub(crate) fn broke(step: &SweepStep, before: Option<&SweepStep>, limits: &Limits) -> Option<String> {
+pub(crate) fn stop_reason(step: &SweepStep, before: Option<&SweepStep>, limits: &Limits) -> Option<String> {
     let all = &step.figures.all;
     let why = too_many_failed(all).or_else(|| limit_missed(all, limits)).or_else(|| no_growth(all, &before?.figures.all))?;
     let held = match before {
@@ -35,7 +35,7 @@ fn too_many_failed(all: &Totals) -> Option<String> {
     }
     let failed = all.failed.values().sum::<u64>();
     let share = failed as f64 / all.requests as f64;
-    if share <= MOST_FAILED {
+    if share <= MAX_FAILED_SHARE {
         return None;
     }
     let mut text = format!("{:.1} % of the requests failed (", share * 100.0);

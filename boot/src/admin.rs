@@ -14,10 +14,10 @@ use http::uri::Authority;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::socket::OwnSocket;
+use crate::socket::PrivateSocket;
 
 /// What the pages show.
-pub trait Pages: Send + Sync + 'static {
+pub trait AdminPages: Send + Sync + 'static {
     /// `Ok` when the role can do its work; otherwise why not, in one sentence.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ pub trait Pages: Send + Sync + 'static {
 }
 
 /// The routes `/livez`, `/readyz` and `/metrics`.
-pub fn routes(pages: Arc<impl Pages>) -> Router {
+pub fn routes(pages: Arc<impl AdminPages>) -> Router {
     let ready = pages.clone();
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
@@ -55,7 +55,7 @@ pub fn routes(pages: Arc<impl Pages>) -> Router {
 
 /// How a call came to the listener; routes find it as `ConnectInfo<Via>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Via {
+pub enum CallOrigin {
     /// Over the Unix socket, so from this user or root.
     Socket,
     /// Over TCP, to a loopback address: from any user of this host, browsers included.
@@ -64,7 +64,7 @@ pub enum Via {
     Network,
 }
 
-impl Via {
+impl CallOrigin {
     /// Of this request. One of which nothing is known gets the least trust.
     #[must_use]
     pub fn of(request: &Request) -> Self {
@@ -72,30 +72,30 @@ impl Via {
     }
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for Via {
+impl Connected<IncomingStream<'_, TcpListener>> for CallOrigin {
     fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
         let local = stream.io().local_addr();
         if local.is_ok_and(|address| !address.ip().to_canonical().is_loopback()) { Self::Network } else { Self::Loopback }
     }
 }
 
-impl Connected<IncomingStream<'_, OwnSocket>> for Via {
-    fn connect_info(_: IncomingStream<'_, OwnSocket>) -> Self {
+impl Connected<IncomingStream<'_, PrivateSocket>> for CallOrigin {
+    fn connect_info(_: IncomingStream<'_, PrivateSocket>) -> Self {
         Self::Socket
     }
 }
 
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
-    let served = axum::serve(listener, routes.into_make_service_with_connect_info::<Via>()).with_graceful_shutdown(end.cancelled_owned());
+    let served = axum::serve(listener, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
     if let Err(error) = served.await {
         tracing::error!(%error, "the admin listener ended");
     }
 }
 
 /// Serves `routes` on a Unix socket until `end`.
-pub async fn serve_socket(socket: OwnSocket, routes: Router, end: CancellationToken) {
-    let served = axum::serve(socket, routes.into_make_service_with_connect_info::<Via>()).with_graceful_shutdown(end.cancelled_owned());
+pub async fn serve_socket(socket: PrivateSocket, routes: Router, end: CancellationToken) {
+    let served = axum::serve(socket, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
     if let Err(error) = served.await {
         tracing::error!(%error, "the admin socket ended");
     }
@@ -123,18 +123,18 @@ pub const WRONG_HOST: &str = "this page is for programs of this host, and the re
                               `localhost`, or the name that the listener was given\n";
 
 /// These pages, where metrics are refused to whoever came to loopback under another host's name. For listeners without keys.
-pub fn guarded(pages: Router, listens: &str) -> Router {
+pub fn guard_metrics(pages: Router, listens: &str) -> Router {
     let listens: Arc<str> = listens.into();
     pages.layer(from_fn(move |request: Request, next: Next| {
         let listens = listens.clone();
         async move {
-            let is_open = matches!(request.uri().path(), "/livez" | "/readyz") || Via::of(&request) != Via::Loopback;
-            if is_open || names_this_host(request.uri(), request.headers(), &listens) { next.run(request).await } else { wrong_host() }
+            let is_open = matches!(request.uri().path(), "/livez" | "/readyz") || CallOrigin::of(&request) != CallOrigin::Loopback;
+            if is_open || names_this_host(request.uri(), request.headers(), &listens) { next.run(request).await } else { wrong_host_response() }
         }
     }))
 }
 
-fn wrong_host() -> Response {
+fn wrong_host_response() -> Response {
     (StatusCode::FORBIDDEN, WRONG_HOST).into_response()
 }
 

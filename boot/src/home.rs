@@ -4,34 +4,34 @@ use std::path::PathBuf;
 
 use rustix::process::geteuid;
 
-use crate::socket::is_own_folder;
+use crate::socket::is_private_folder;
 
 /// `$XDG_CONFIG_HOME`, else `~/.config`.
 #[must_use]
-pub fn config() -> Option<PathBuf> {
-    folder("XDG_CONFIG_HOME", ".config")
+pub fn config_dir() -> Option<PathBuf> {
+    xdg_dir("XDG_CONFIG_HOME", ".config")
 }
 
 /// `$XDG_STATE_HOME`, else `~/.local/state`.
 #[must_use]
-pub fn state() -> Option<PathBuf> {
-    folder("XDG_STATE_HOME", ".local/state")
+pub fn state_dir() -> Option<PathBuf> {
+    xdg_dir("XDG_STATE_HOME", ".local/state")
 }
 
 /// `$XDG_CACHE_HOME`, else `~/.cache`.
 #[must_use]
-pub fn cache() -> Option<PathBuf> {
-    folder("XDG_CACHE_HOME", ".cache")
+pub fn cache_dir() -> Option<PathBuf> {
+    xdg_dir("XDG_CACHE_HOME", ".cache")
 }
 
-fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {
+fn xdg_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set(variable).or_else(|| Some(set("HOME")?.join(below_home)))
 }
 
 /// Where this user's sockets are when a login's folder will not do: that one ends with the login.
 #[must_use]
-pub fn temporary() -> PathBuf {
+pub fn fallback_run_dir() -> PathBuf {
     PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
 }
 
@@ -41,9 +41,9 @@ pub fn temporary() -> PathBuf {
 pub fn run_dirs() -> Vec<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let of_login = PathBuf::from(format!("/run/user/{}", geteuid().as_raw()));
-    let logins = named.into_iter().chain([of_login]).filter(|path| path.is_absolute() && is_own_folder(path));
+    let logins = named.into_iter().chain([of_login]).filter(|path| path.is_absolute() && is_private_folder(path));
     let mut folders: Vec<PathBuf> = logins.map(|base| base.join("hostler")).collect();
     folders.dedup();
-    folders.push(temporary());
+    folders.push(fallback_run_dir());
     folders
 }

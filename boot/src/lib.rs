@@ -12,10 +12,10 @@ pub mod shutdown;
 pub mod socket;
 pub mod telemetry;
 
-pub use config::{ConfigError, Section, Settings, Sources};
-pub use listen::{ListenError, accept, bind, tune};
+pub use config::{ConfigError, Section, Settings, SettingSources};
+pub use listen::{ListenError, accept, bind, configure_stream};
 pub use shutdown::Shutdown;
-pub use socket::{OwnSocket, SocketError};
+pub use socket::{PrivateSocket, SocketError};
 
 /// Raises the number of files that this process may open to what it is allowed: a connection is one, and the usual 1,024 are soon gone.
 pub fn raise_file_limit() {

@@ -68,7 +68,7 @@ async fn listen(address: &str) -> std::io::Result<TcpListener> {
 }
 
 /// After a failed `accept` (no file descriptors left, mostly) the next try waits this long.
-pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The next connection. Trouble in accepting is logged and waited out.
 pub async fn accept(listener: &TcpListener) -> TcpStream {
@@ -77,7 +77,7 @@ pub async fn accept(listener: &TcpListener) -> TcpStream {
             Ok((stream, _)) => return stream,
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -87,7 +87,7 @@ pub async fn accept(listener: &TcpListener) -> TcpStream {
 ///
 /// # Errors
 /// When the connection is gone already.
-pub fn tune(stream: &TcpStream, silence: Duration) -> std::io::Result<()> {
+pub fn configure_stream(stream: &TcpStream, silence: Duration) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     set_tcp_user_timeout(stream, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())

@@ -5,7 +5,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 
 /// One line of `docs/metrics.md`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
+pub struct MetricDescription {
     /// Name as scraped.
     pub name: String,
     /// `counter`, `gauge` or `histogram`.
@@ -18,53 +18,53 @@ pub struct Described {
 
 /// A Prometheus registry with its own list of what is in it. Every name begins with `hostler_`.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct MetricRegistry {
     registry: Registry,
-    described: Vec<Described>,
+    descriptions: Vec<MetricDescription>,
 }
 
-impl Default for Metrics {
+impl Default for MetricRegistry {
     fn default() -> Self {
-        Self { registry: Registry::with_prefix("hostler"), described: Vec::new() }
+        Self { registry: Registry::with_prefix("hostler"), descriptions: Vec::new() }
     }
 }
 
-impl Metrics {
+impl MetricRegistry {
     /// Registers a clone of `metric` and gives it back, to be kept where it is counted. `_total` is added to the name.
-    pub fn counter<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
-        self.described.push(Described { name: format!("hostler_{name}_total"), kind: "counter", labels, help });
+    pub fn register<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
+        self.descriptions.push(MetricDescription { name: format!("hostler_{name}_total"), kind: "counter", labels, help });
         self.registry.register(name, help.trim_end_matches('.'), metric.clone());
         metric
     }
 
     /// As `counter`, for a distribution in seconds; `_seconds` is added to the name.
-    pub fn seconds<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
-        self.described.push(Described { name: format!("hostler_{name}_seconds"), kind: "histogram", labels, help });
+    pub fn register_seconds<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
+        self.descriptions.push(MetricDescription { name: format!("hostler_{name}_seconds"), kind: "histogram", labels, help });
         self.registry.register_with_unit(name, help.trim_end_matches('.'), Unit::Seconds, metric.clone());
         metric
     }
 
     /// As `counter`, for a distribution of anything but seconds; nothing is added to the name.
-    pub fn histogram<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
-        self.described.push(Described { name: format!("hostler_{name}"), kind: "histogram", labels, help });
+    pub fn register_histogram<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
+        self.descriptions.push(MetricDescription { name: format!("hostler_{name}"), kind: "histogram", labels, help });
         self.registry.register(name, help.trim_end_matches('.'), metric.clone());
         metric
     }
 
     /// Describes what another writer adds to the same page.
-    pub fn describe(&mut self, described: impl IntoIterator<Item = Described>) {
-        self.described.extend(described);
+    pub fn describe(&mut self, described: impl IntoIterator<Item = MetricDescription>) {
+        self.descriptions.extend(described);
     }
 
     /// What is registered, in order.
     #[must_use]
-    pub fn described(&self) -> &[Described] {
-        &self.described
+    pub fn descriptions(&self) -> &[MetricDescription] {
+        &self.descriptions
     }
 
     /// The page in the OpenMetrics text format, without its last line `# EOF` so that more can follow.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub fn render(&self) -> String {
         let mut page = String::with_capacity(16 * 1024);
         encode(&mut page, &self.registry).expect("writing to a String cannot fail");
         page.truncate(page.len().saturating_sub("# EOF\n".len()));

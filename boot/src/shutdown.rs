@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 pub struct Shutdown {
     drain: CancellationToken,
     stop: CancellationToken,
-    hung_up: Arc<AtomicBool>,
+    by_hang_up: Arc<AtomicBool>,
     tasks: TaskTracker,
 }
 
@@ -34,18 +34,18 @@ impl Shutdown {
         Self {
             drain: self.stop.child_token(),
             stop: self.stop.child_token(),
-            hung_up: Arc::clone(&self.hung_up),
+            by_hang_up: Arc::clone(&self.by_hang_up),
             tasks: TaskTracker::new(),
         }
     }
 
     /// A part of the same role: drained and stopped with it, but it may be stopped alone, and its tasks are its own.
     #[must_use]
-    pub fn part(&self) -> Self {
+    pub fn child(&self) -> Self {
         Self {
             drain: self.drain.child_token(),
             stop: self.stop.child_token(),
-            hung_up: Arc::clone(&self.hung_up),
+            by_hang_up: Arc::clone(&self.by_hang_up),
             tasks: TaskTracker::new(),
         }
     }
@@ -75,17 +75,17 @@ impl Shutdown {
 
     /// Whether SIGHUP began the drain: somebody asks for another process in the place of this one, or the terminal was closed.
     #[must_use]
-    pub fn was_hung_up(&self) -> bool {
-        self.hung_up.load(Ordering::Relaxed)
+    pub fn is_by_hang_up(&self) -> bool {
+        self.by_hang_up.load(Ordering::Relaxed)
     }
 
     /// Resolves when drain begins.
-    pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn wait_drain(&self) -> impl Future<Output = ()> + Send + 'static {
         self.drain.clone().cancelled_owned()
     }
 
     /// Resolves when everything must end.
-    pub fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn wait_stop(&self) -> impl Future<Output = ()> + Send + 'static {
         self.stop.clone().cancelled_owned()
     }
 
@@ -96,7 +96,7 @@ impl Shutdown {
     }
 
     /// Waits until every task has ended, stop was called, or `limit` has passed; `true` when all ended by themselves.
-    pub async fn finish(&self, limit: Duration) -> bool {
+    pub async fn wait_tasks(&self, limit: Duration) -> bool {
         self.tasks.close();
         tokio::select! {
             () = self.tasks.wait() => true,
@@ -109,7 +109,7 @@ impl Shutdown {
     ///
     /// # Errors
     /// When the process may not install signal handlers.
-    pub fn on_signals(&self) -> std::io::Result<()> {
+    pub fn install_signal_handlers(&self) -> std::io::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
@@ -127,7 +127,7 @@ impl Shutdown {
                     return;
                 }
                 tracing::info!("draining: running requests may finish; a second signal stops at once");
-                shutdown.hung_up.store(hung_up, Ordering::Relaxed);
+                shutdown.by_hang_up.store(hung_up, Ordering::Relaxed);
                 shutdown.drain();
             }
         });
@@ -143,7 +143,7 @@ fn ignores_hang_up() -> bool {
 }
 
 /// Waits up to `limit` for a task that was told to end, then ends it. What it broke of is logged.
-pub async fn end_within(limit: Duration, mut task: JoinHandle<()>) {
+pub async fn join_within(limit: Duration, mut task: JoinHandle<()>) {
     match tokio::time::timeout(limit, &mut task).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::error!(%error, "a task broke"),

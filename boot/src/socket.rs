@@ -16,19 +16,19 @@ use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::listen::ACCEPT_PAUSE;
+use crate::listen::ACCEPT_RETRY_DELAY;
 
 /// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
-pub const PATH_CAP: usize = 107;
+pub const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
 /// How long to wait for a process that binds in the same folder at this moment: it only makes some system calls meanwhile.
-const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a process that lives may take to let its socket be connected to; the kernel does it without that process.
-const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why there is no socket. Each says what is wrong with the path, so that another can be chosen.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub enum SocketError {
         mode: u32,
     },
     /// The kernel takes no such path.
-    #[error("the path {} is too long for a Unix socket by {excess} bytes: they have {PATH_CAP} at most", path.display())]
+    #[error("the path {} is too long for a Unix socket by {excess} bytes: they have {MAX_PATH_BYTES} at most", path.display())]
     TooLong {
         /// The socket.
         path: PathBuf,
@@ -78,7 +78,7 @@ pub enum SocketError {
 
 /// A socket that listens; its file is removed when this is dropped.
 #[derive(Debug)]
-pub struct OwnSocket {
+pub struct PrivateSocket {
     listener: UnixListener,
     file: SocketFile,
 }
@@ -93,14 +93,14 @@ pub struct SocketFile {
 
 /// What a path has to answer who connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum PathState {
     Nothing,
     /// The socket of a process that has ended.
     Dead,
     Live,
 }
 
-impl OwnSocket {
+impl PrivateSocket {
     /// Listens on `path`, in a folder that is made where there is none.
     ///
     /// # Errors
@@ -108,17 +108,17 @@ impl OwnSocket {
     pub async fn bind(path: &Path) -> Result<Self, SocketError> {
         let other = |source| SocketError::Other { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(other)?;
-        let excess = path.as_os_str().as_bytes().len().saturating_sub(PATH_CAP);
+        let excess = path.as_os_str().as_bytes().len().saturating_sub(MAX_PATH_BYTES);
         if excess > 0 {
             return Err(SocketError::TooLong { path, excess });
         }
         let folder = path.parent().ok_or_else(|| other(io::ErrorKind::InvalidInput.into()))?;
         // Between looking at what is there and putting ours in its place nobody else may do the same.
-        let _lock = lock(folder, own_folder(folder)?).await?;
-        match find(&path).await? {
-            Found::Live => return Err(SocketError::InUse { path }),
-            Found::Dead => fs::remove_file(&path).map_err(other)?,
-            Found::Nothing => {}
+        let _lock = lock_folder(folder, open_private_folder(folder)?).await?;
+        match probe(&path).await? {
+            PathState::Live => return Err(SocketError::InUse { path }),
+            PathState::Dead => fs::remove_file(&path).map_err(other)?,
+            PathState::Nothing => {}
         }
         let socket = UnixSocket::new_stream().map_err(other)?;
         socket.bind(&path).map_err(other)?;
@@ -136,35 +136,35 @@ impl OwnSocket {
     }
 
     /// The next connection of this user or of root. The file's mode keeps others out; this holds where somebody has changed it.
-    async fn accept_own(&self) -> UnixStream {
+    async fn accept_trusted(&self) -> UnixStream {
         loop {
             match self.listener.accept().await.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
                 Ok((uid, stream)) if uid == geteuid().as_raw() || uid == 0 => return stream,
                 Ok((uid, _)) => tracing::warn!(uid, socket = %self.file.path.display(), "another user's connection was refused"),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    sleep(ACCEPT_PAUSE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }
 }
 
-impl Drop for OwnSocket {
+impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        if self.file.is_there() {
+        if self.file.exists() {
             // At worst it stays, and is seen to be dead.
             let _ = fs::remove_file(&self.file.path);
         }
     }
 }
 
-impl axum::serve::Listener for OwnSocket {
+impl axum::serve::Listener for PrivateSocket {
     type Io = UnixStream;
     type Addr = ();
 
     async fn accept(&mut self) -> (UnixStream, ()) {
-        (self.accept_own().await, ())
+        (self.accept_trusted().await, ())
     }
 
     fn local_addr(&self) -> io::Result<()> {
@@ -181,19 +181,19 @@ impl SocketFile {
 
     /// Whether it is still there: the end of a login takes `$XDG_RUNTIME_DIR` away, and some people tidy up `/tmp`.
     #[must_use]
-    pub fn is_there(&self) -> bool {
+    pub fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
     }
 }
 
 /// Whether a process listens on this socket.
 pub async fn is_live(path: &Path) -> bool {
-    matches!(find(path).await, Ok(Found::Live))
+    matches!(probe(path).await, Ok(PathState::Live))
 }
 
 /// Whether this user believes what a process of that user says on a socket: its own and root's, and root any.
 #[must_use]
-pub fn may_trust(theirs: u32) -> bool {
+pub fn is_trusted_user(theirs: u32) -> bool {
     trusts(geteuid().as_raw(), theirs)
 }
 
@@ -217,7 +217,7 @@ pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
 
 /// Whether only this user can have put into this folder what is there: in a folder for everybody, another user may have made it first.
 #[must_use]
-pub fn is_own_folder(path: &Path) -> bool {
+pub fn is_private_folder(path: &Path) -> bool {
     is_folder_of(geteuid().as_raw(), path)
 }
 
@@ -225,23 +225,23 @@ fn is_folder_of(user: u32, path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0)
 }
 
-async fn find(path: &Path) -> Result<Found, SocketError> {
+async fn probe(path: &Path) -> Result<PathState, SocketError> {
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(PathState::Nothing),
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(SocketError::NotASocket { path: path.to_owned() }),
         _ => {}
     }
-    match timeout(PROBE_DEADLINE, UnixStream::connect(path)).await {
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Found::Dead),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+    match timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(PathState::Dead),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(PathState::Nothing),
         // A queue that is full is somebody's who lives.
         Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(SocketError::Other { path: path.to_owned(), source: error }),
-        _ => Ok(Found::Live),
+        _ => Ok(PathState::Live),
     }
 }
 
 /// A folder that no other user can change. A link does not count: its target could be another one tomorrow.
-fn own_folder(path: &Path) -> Result<OwnedFd, SocketError> {
+fn open_private_folder(path: &Path) -> Result<OwnedFd, SocketError> {
     let other = |source| SocketError::Other { path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(other)?;
     let folder = open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| other(errno.into()))?;
@@ -253,8 +253,8 @@ fn own_folder(path: &Path) -> Result<OwnedFd, SocketError> {
 }
 
 /// Holds the folder until the descriptor is dropped.
-async fn lock(path: &Path, folder: OwnedFd) -> Result<OwnedFd, SocketError> {
-    let deadline = Instant::now() + LOCK_DEADLINE;
+async fn lock_folder(path: &Path, folder: OwnedFd) -> Result<OwnedFd, SocketError> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(folder),

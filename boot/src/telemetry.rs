@@ -46,7 +46,7 @@ pub struct LevelError {
 ///
 /// # Errors
 /// When the level cannot be read.
-pub fn start(config: &LogConfig) -> Result<(), LevelError> {
+pub fn init(config: &LogConfig) -> Result<(), LevelError> {
     let filter: Targets = config.level.parse().map_err(|source| LevelError { level: config.level.clone(), source })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let started = match config.format {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use hostler_boot::socket::may_trust;
+use hostler_boot::socket::is_trusted_user;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::keys::{Secret, read_private};
 use hostler_router::operators_sockets;
@@ -22,10 +22,10 @@ use crate::output::complain;
 use crate::settings::operators_socket;
 
 /// How long the router may take to accept, and to answer.
-const DEADLINE: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the router may take to answer what is answered when it is done. It gives up a little earlier, with a better sentence.
-const DONE_DEADLINE: Duration = Duration::from_secs(31 * 60);
+const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(31 * 60);
 
 /// The key itself, for programs that have no file for it. It is not a flag's variable: clap would print its value.
 const KEY_VARIABLE: &str = "HOSTLER_ADMIN_KEY";
@@ -46,14 +46,14 @@ pub(crate) struct AdminArgs {
 
 /// Where a router is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Way {
+enum AdminEndpoint {
     /// Its operators' socket.
     Socket(PathBuf),
     /// Its admin listener, as `HOST:PORT`.
     Address(String),
 }
 
-impl Way {
+impl AdminEndpoint {
     /// What `--admin` says: `unix:PATH`, a path (with a slash in it), or an address with or without `http://`.
     fn parse(text: &str) -> Self {
         if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
@@ -72,12 +72,12 @@ impl Way {
         if !configured.as_os_str().is_empty() {
             return Ok(Self::Socket(configured));
         }
-        only(operators_sockets().await).map(Self::Socket)
+        single_socket(operators_sockets().await).map(Self::Socket)
     }
 }
 
 /// The only one of these sockets.
-fn only(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
+fn single_socket(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
     match &sockets[..] {
         [_] => Ok(sockets.remove(0)),
         [] => bail!(
@@ -92,13 +92,13 @@ fn only(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
 }
 
 /// A client of a router that shows its key with every call.
-pub(crate) type Calls = FleetClient<InterceptedService<Channel, Shown>>;
+pub(crate) type AdminClient = FleetClient<InterceptedService<Channel, BearerAuth>>;
 
 /// What is shown: `Bearer` and the key, or nothing.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shown(Option<MetadataValue<Ascii>>);
+pub(crate) struct BearerAuth(Option<MetadataValue<Ascii>>);
 
-impl Shown {
+impl BearerAuth {
     fn new(key: &Secret) -> Self {
         let value = MetadataValue::try_from(format!("Bearer {}", key.reveal()));
         let mut value = value.expect("a key is made of letters and digits");
@@ -107,7 +107,7 @@ impl Shown {
     }
 }
 
-impl Interceptor for Shown {
+impl Interceptor for BearerAuth {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(key) = &self.0 {
             request.metadata_mut().insert("authorization", key.clone());
@@ -117,30 +117,30 @@ impl Interceptor for Shown {
 }
 
 /// A client of the router that the arguments name.
-pub(crate) async fn connect(args: &AdminArgs) -> anyhow::Result<Calls> {
-    connect_to(args, DEADLINE).await
+pub(crate) async fn connect(args: &AdminArgs) -> anyhow::Result<AdminClient> {
+    connect_to(args, CALL_TIMEOUT).await
 }
 
 /// As `connect`, for calls that are answered when they are done.
-pub(crate) async fn connect_patiently(args: &AdminArgs) -> anyhow::Result<Calls> {
-    connect_to(args, DONE_DEADLINE).await
+pub(crate) async fn connect_for_long_call(args: &AdminArgs) -> anyhow::Result<AdminClient> {
+    connect_to(args, LONG_CALL_TIMEOUT).await
 }
 
 /// A client of a router whose admin address and key are known.
-pub(crate) async fn connect_with(address: &str, key: &Secret) -> anyhow::Result<Calls> {
-    connect_within(&Way::parse(address), Some(key), DEADLINE).await
+pub(crate) async fn connect_with(address: &str, key: &Secret) -> anyhow::Result<AdminClient> {
+    connect_within(&AdminEndpoint::parse(address), Some(key), CALL_TIMEOUT).await
 }
 
-async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<Calls> {
-    let way = Way::find(args).await?;
-    connect_within(&way, key(args, &way)?.as_ref(), answer).await
+async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminClient> {
+    let way = AdminEndpoint::find(args).await?;
+    connect_within(&way, admin_key(args, &way)?.as_ref(), answer).await
 }
 
 /// The key that the arguments or the environment give. A socket is shown none, whose it may be: there the kernel says who asks.
-fn key(args: &AdminArgs, way: &Way) -> anyhow::Result<Option<Secret>> {
-    let Way::Address(address) = way else { return Ok(None) };
+fn admin_key(args: &AdminArgs, way: &AdminEndpoint) -> anyhow::Result<Option<Secret>> {
+    let AdminEndpoint::Address(address) = way else { return Ok(None) };
     let key = match (&args.admin_key_file, std::env::var(KEY_VARIABLE)) {
-        (Some(file), _) => Some(of_file(file)?),
+        (Some(file), _) => Some(read_key_file(file)?),
         (None, Ok(text)) if !text.trim().is_empty() => Some(text.trim().parse().with_context(|| format!("{KEY_VARIABLE} holds no key"))?),
         (None, _) => None,
     };
@@ -150,7 +150,7 @@ fn key(args: &AdminArgs, way: &Way) -> anyhow::Result<Option<Secret>> {
     Ok(key)
 }
 
-fn of_file(file: &Path) -> anyhow::Result<Secret> {
+fn read_key_file(file: &Path) -> anyhow::Result<Secret> {
     let text = read_private(file)?;
     text.trim().parse().with_context(|| format!("{} holds no key", file.display()))
 }
@@ -161,34 +161,34 @@ fn is_loopback(address: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-async fn connect_within(way: &Way, key: Option<&Secret>, answer: Duration) -> anyhow::Result<Calls> {
+async fn connect_within(way: &AdminEndpoint, key: Option<&Secret>, answer: Duration) -> anyhow::Result<AdminClient> {
     let target = match way {
-        Way::Socket(path) => {
-            probe(path).await?;
+        AdminEndpoint::Socket(path) => {
+            check_socket(path).await?;
             format!("unix:{}", std::path::absolute(path)?.display())
         }
-        Way::Address(address) => format!("http://{address}"),
+        AdminEndpoint::Address(address) => format!("http://{address}"),
     };
     let endpoint = Endpoint::from_shared(target).with_context(|| format!("{way:?} is no socket and not HOST:PORT"))?;
-    let channel = endpoint.connect_timeout(DEADLINE).timeout(answer).connect().await;
+    let channel = endpoint.connect_timeout(CALL_TIMEOUT).timeout(answer).connect().await;
     let channel = channel.with_context(|| match way {
-        Way::Socket(path) => format!("cannot reach a router at {}", path.display()),
-        Way::Address(address) => {
+        AdminEndpoint::Socket(path) => format!("cannot reach a router at {}", path.display()),
+        AdminEndpoint::Address(address) => {
             format!("cannot reach a router's admin listener at {address}; is the router running? name another with --admin HOST:PORT")
         }
     })?;
-    let key = key.filter(|_| matches!(way, Way::Address(_)));
-    Ok(FleetClient::with_interceptor(channel, key.map(Shown::new).unwrap_or_default()))
+    let key = key.filter(|_| matches!(way, AdminEndpoint::Address(_)));
+    Ok(FleetClient::with_interceptor(channel, key.map(BearerAuth::new).unwrap_or_default()))
 }
 
 /// Whether this user can connect to a socket at all, with a sentence that says what to do where not.
-async fn probe(path: &Path) -> anyhow::Result<()> {
-    let connected = tokio::time::timeout(DEADLINE, UnixStream::connect(path)).await.context("the router does not take the connection")?;
+async fn check_socket(path: &Path) -> anyhow::Result<()> {
+    let connected = tokio::time::timeout(CALL_TIMEOUT, UnixStream::connect(path)).await.context("the router does not take the connection")?;
     let shown = path.display();
     let error = match connected {
         Ok(stream) => {
             let theirs = stream.peer_cred()?.uid();
-            if !may_trust(theirs) {
+            if !is_trusted_user(theirs) {
                 bail!(
                     "the socket {shown} is answered by user {theirs}, not by a router of yours: choose one in a folder that is yours alone"
                 );
@@ -210,7 +210,7 @@ async fn probe(path: &Path) -> anyhow::Result<()> {
 }
 
 /// The router's own sentence, without gRPC around it.
-pub(crate) fn said(status: tonic::Status) -> anyhow::Error {
+pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message().to_owned())
 }
 
@@ -227,28 +227,28 @@ mod tests {
             ("./s.sock", "./s.sock"),
             ("unix:s.sock", "s.sock"),
         ] {
-            assert_eq!(Way::parse(text), Way::Socket(socket.into()), "{text}");
+            assert_eq!(AdminEndpoint::parse(text), AdminEndpoint::Socket(socket.into()), "{text}");
         }
         for text in ["router:8002", "http://router:8002", "http://router:8002/"] {
-            assert_eq!(Way::parse(text), Way::Address("router:8002".into()), "{text}");
+            assert_eq!(AdminEndpoint::parse(text), AdminEndpoint::Address("router:8002".into()), "{text}");
         }
     }
 
     #[test]
     fn the_only_router_is_taken_and_of_several_one_has_to_be_chosen() {
         let [a, b] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
-        assert_eq!(only(vec![a.clone()]).unwrap(), a);
-        let none = only(Vec::new()).unwrap_err().to_string();
+        assert_eq!(single_socket(vec![a.clone()]).unwrap(), a);
+        let none = single_socket(Vec::new()).unwrap_err().to_string();
         assert!(none.contains("--admin SOCKET") && none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
-        let several = only(vec![a, b]).unwrap_err().to_string();
+        let several = single_socket(vec![a, b]).unwrap_err().to_string();
         assert!(several.contains("--admin /r/router-1.sock or --admin /r/router-2.sock"), "{several}");
     }
 
     #[test]
     fn a_socket_is_shown_no_key_and_a_key_file_that_is_gone_does_not_matter_there() {
         let args = AdminArgs { admin: None, admin_key_file: Some("/nowhere/admin.key".into()), config: None };
-        assert!(key(&args, &Way::Socket("/tmp/s".into())).unwrap().is_none());
-        assert!(key(&args, &Way::Address("127.0.0.1:8002".into())).is_err());
+        assert!(admin_key(&args, &AdminEndpoint::Socket("/tmp/s".into())).unwrap().is_none());
+        assert!(admin_key(&args, &AdminEndpoint::Address("127.0.0.1:8002".into())).is_err());
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_key_that_is_shown_is_not_printed() {
         let key = Secret::random().unwrap();
-        let printed = format!("{:?} {:?}", Shown::new(&key), key);
+        let printed = format!("{:?} {:?}", BearerAuth::new(&key), key);
         assert!(!printed.contains(key.reveal().rsplit('_').next().unwrap()), "{printed}");
     }
 }

@@ -29,7 +29,7 @@ struct Advice<'a> {
 /// `hostler advise`.
 pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
     let nodes = ps::list(&mut connect(&args.admin).await?).await?;
-    let replicas = chosen(&nodes, args.target.as_deref())?;
+    let replicas = select_replicas(&nodes, args.target.as_deref())?;
     if args.json {
         let findings: Vec<Advice<'_>> = advice(&replicas).collect();
         say(&serde_json::to_string_pretty(&serde_json::json!({ "findings": findings }))?);
@@ -42,7 +42,7 @@ pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
 }
 
 /// The replicas that are meant: all, those of a node, or one.
-fn chosen<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Result<Vec<&'a Replica>> {
+fn select_replicas<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Result<Vec<&'a Replica>> {
     let replicas = nodes.iter().flat_map(|node| node.replicas.iter().map(move |replica| (node, replica)));
     let meant = |(node, replica): &(&Node, &Replica)| target.is_none_or(|target| node.node == target || replica.id == target);
     let chosen: Vec<&Replica> = replicas.filter(meant).map(|(_, replica)| replica).collect();

@@ -8,7 +8,7 @@ pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.on_signals()?;
+    shutdown.install_signal_handlers()?;
     prepare_and_run(config, shutdown).await
 }
 
@@ -17,7 +17,7 @@ pub(crate) async fn prepare_and_run(config: AgentConfig, shutdown: Shutdown) -> 
     let agent = tokio::select! {
         agent = Agent::prepare(config) => agent?,
         // Nothing has been started yet.
-        () = shutdown.draining() => return Ok(()),
+        () = shutdown.wait_drain() => return Ok(()),
     };
     Ok(agent.run(shutdown).await?)
 }

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, stderr};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use hostler_bench::progress::{Look, Shown};
+use hostler_bench::progress::{ProgressStyle, ProgressWriter};
 use hostler_bench::{BenchArgs, report};
 
 use crate::output::say;
@@ -19,8 +19,8 @@ pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         writable(file)?;
     }
     let columns = std::env::var("COLUMNS").ok();
-    let look = Look::choose(args.common.quiet, stderr().is_terminal(), columns.as_deref());
-    let mut shown = Shown::new(stderr(), look);
+    let look = ProgressStyle::choose(args.common.quiet, stderr().is_terminal(), columns.as_deref());
+    let mut shown = ProgressWriter::new(stderr(), look);
     // Progress that nobody reads any more is no reason to stop measuring.
     let report = hostler_bench::run(args, |progress| drop(shown.show(&progress))).await;
     let _ = shown.end();

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clap::Subcommand;
 use hostler_agent::AgentMetrics;
-use hostler_boot::metrics::Described;
+use hostler_boot::metrics::MetricDescription;
 use hostler_router::RouterMetrics;
 
 use crate::output::say;
@@ -24,8 +24,8 @@ pub(crate) enum Docs {
 /// Prints a part.
 pub(crate) fn print(docs: &Docs) {
     let text = match docs {
-        Docs::Config => hostler_boot::config::document(&settings::all()),
-        Docs::Example => hostler_boot::config::example(&settings::all()),
+        Docs::Config => hostler_boot::config::markdown(&settings::all()),
+        Docs::Example => hostler_boot::config::example_file(&settings::all()),
         Docs::Metrics => metrics(),
     };
     say(text.trim_end());
@@ -37,14 +37,14 @@ fn metrics() -> String {
     );
     let router = RouterMetrics::default();
     let agent = AgentMetrics::default();
-    table(&mut page, "Router: `/metrics` on its admin listener", router.described());
-    table(&mut page, "Agent: `/metrics` on its admin socket, or on `agent.agent_admin`", agent.described());
+    table(&mut page, "Router: `/metrics` on its admin listener", router.descriptions());
+    table(&mut page, "Agent: `/metrics` on its admin socket, or on `agent.agent_admin`", agent.descriptions());
     page
 }
 
-fn table(page: &mut String, title: &str, described: &[Described]) {
+fn table(page: &mut String, title: &str, described: &[MetricDescription]) {
     let _ = write!(page, "\n## {title}\n\n| Name | Kind | Labels | Meaning |\n| --- | --- | --- | --- |\n");
-    for Described { name, kind, labels, help } in described {
+    for MetricDescription { name, kind, labels, help } in described {
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
         let _ = writeln!(page, "| `{name}` | {kind} | {} | {help} |", labels.join(", "));
     }

@@ -10,7 +10,7 @@ use clap::Args;
 use hostler_proto::fleet::v1::{Decision, ExplainRequest, Rates, Scored, Terms};
 use serde_json::{Value, json};
 
-use crate::admin::{AdminArgs, connect, said};
+use crate::admin::{AdminArgs, connect, status_error};
 use crate::output::{Side, say, table};
 use arithmetic::{figure, milliseconds};
 
@@ -33,7 +33,7 @@ pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
     // All attempts of a request that is named; of others, the last decision.
     let most = args.last.unwrap_or(if args.id.is_some() { 0 } else { 1 });
     let request = ExplainRequest { id: args.id.clone().unwrap_or_default(), most };
-    let decisions = connect(&args.admin).await?.explain(request).await.map_err(said)?.into_inner().decisions;
+    let decisions = connect(&args.admin).await?.explain(request).await.map_err(status_error)?.into_inner().decisions;
     if args.json {
         let decisions: Vec<Value> = decisions.iter().map(decision_json).collect();
         say(&serde_json::to_string_pretty(&json!({ "decisions": decisions }))?);
@@ -61,7 +61,7 @@ fn text(decision: &Decision) -> Vec<String> {
     lines.extend(speeds(decision, &order, is_chosen));
     if let Some((_, chosen)) = order.first().filter(|(index, _)| is_chosen(*index)) {
         lines.push(String::new());
-        lines.extend(arithmetic::worked_out(decision, chosen));
+        lines.extend(arithmetic::break_down(decision, chosen));
         lines.push(String::new());
         lines.extend(outcome(decision, chosen));
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use hostler_tls::{Authority, Record, Scope, Token, Tokens, Uses, write_private};
+use hostler_tls::{Authority, TokenInfo, TokenScope, JoinToken, TokenStore, UseLimit, write_private};
 
 use crate::output::{Side, complain, say, table};
 use crate::secret_output::warn_of_readers;
@@ -16,7 +16,7 @@ use crate::settings::tls_dir;
 #[derive(Debug, Args)]
 pub(crate) struct InitArgs {
     #[command(flatten)]
-    folder: FolderArgs,
+    folder: AuthorityFolderArgs,
     /// What the fleet is called; it stands in its nodes' certificates.
     #[arg(long, default_value = "hostler", value_name = "FLEET")]
     name: String,
@@ -27,24 +27,24 @@ pub(crate) struct InitArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Make a join token. It is printed to standard output, this once: the folder keeps only its SHA-256.
-    Create(CreateArgs),
+    Create(CreateTokenArgs),
     /// Show the tokens, without what is secret of them.
-    List(ListArgs),
+    List(ListTokensArgs),
     /// Take a token back: nobody joins by it any more, and nodes that did get no further certificate.
-    Revoke(RevokeArgs),
+    Revoke(RevokeTokenArgs),
 }
 
 #[derive(Debug, Args)]
-struct FolderArgs {
+struct AuthorityFolderArgs {
     /// The folder of the fleet's authority; without it `router.tls_dir` of the configuration, else `~/.config/hostler/fleet`.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CreateArgs {
+pub(crate) struct CreateTokenArgs {
     #[command(flatten)]
-    folder: FolderArgs,
+    folder: AuthorityFolderArgs,
     #[command(flatten)]
     token: TokenArgs,
 }
@@ -71,56 +71,56 @@ struct TokenArgs {
 
 /// `Uses`, for the command line.
 #[derive(Debug, Clone, Copy)]
-struct UsesArg(Uses);
+struct UsesArg(UseLimit);
 
 impl FromStr for UsesArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "unlimited" => Ok(Self(Uses::EveryNodeOfItsJob)),
-            number => number.parse().map(|uses| Self(Uses::Count(uses))).map_err(|_| "a number was expected, or `unlimited`".into()),
+            "unlimited" => Ok(Self(UseLimit::EveryNodeOfItsJob)),
+            number => number.parse().map(|uses| Self(UseLimit::Count(uses))).map_err(|_| "a number was expected, or `unlimited`".into()),
         }
     }
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListTokensArgs {
     /// JSON, for scripts.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    folder: FolderArgs,
+    folder: AuthorityFolderArgs,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RevokeArgs {
+pub(crate) struct RevokeTokenArgs {
     /// The token's id, as `hostler token list` shows it; never the token itself.
     id: String,
     #[command(flatten)]
-    folder: FolderArgs,
+    folder: AuthorityFolderArgs,
 }
 
 /// `hostler init`.
 pub(crate) fn init(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
-    let folder = folder(&args.folder, config)?;
+    let folder = authority_folder(&args.folder, config)?;
     let authority = Authority::create(&folder, &args.name)?;
     complain(&format!("fleet        {}", authority.fleet()));
     complain(&format!("authority    {} (ca.key in it is the fleet: keep it private; its routers share it)", folder.display()));
     complain(&format!("fingerprint  {}", authority.fingerprint()));
     complain(&format!("routers      hostler router --tls-dir {} --agents-listen 0.0.0.0:8001", folder.display()));
-    create(&authority, &folder, &args.token)
+    create_token(&authority, &folder, &args.token)
 }
 
 /// `hostler token`.
 pub(crate) fn token(command: &TokenCommand, config: Option<&Path>) -> anyhow::Result<()> {
     match command {
         TokenCommand::Create(args) => {
-            let folder = folder(&args.folder, config)?;
-            create(&Authority::load(&folder)?, &folder, &args.token)
+            let folder = authority_folder(&args.folder, config)?;
+            create_token(&Authority::load(&folder)?, &folder, &args.token)
         }
         TokenCommand::List(args) => {
-            let records = Tokens::beside(&folder(&args.folder, config)?).list()?;
+            let records = TokenStore::in_folder(&authority_folder(&args.folder, config)?).list()?;
             if args.json {
                 say(&serde_json::to_string_pretty(&records)?);
             } else {
@@ -129,9 +129,9 @@ pub(crate) fn token(command: &TokenCommand, config: Option<&Path>) -> anyhow::Re
             Ok(())
         }
         TokenCommand::Revoke(args) => {
-            let folder = folder(&args.folder, config)?;
+            let folder = authority_folder(&args.folder, config)?;
             anyhow::ensure!(
-                Tokens::beside(&folder).revoke(&args.id)?,
+                TokenStore::in_folder(&folder).revoke(&args.id)?,
                 "{} has no token {:?}: `hostler token list` shows them",
                 folder.display(),
                 args.id
@@ -142,7 +142,7 @@ pub(crate) fn token(command: &TokenCommand, config: Option<&Path>) -> anyhow::Re
     }
 }
 
-fn folder(args: &FolderArgs, config: Option<&Path>) -> anyhow::Result<PathBuf> {
+fn authority_folder(args: &AuthorityFolderArgs, config: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(folder) = &args.dir {
         return Ok(folder.clone());
     }
@@ -150,20 +150,20 @@ fn folder(args: &FolderArgs, config: Option<&Path>) -> anyhow::Result<PathBuf> {
     if !configured.as_os_str().is_empty() {
         return Ok(configured);
     }
-    let base = hostler_boot::home::config();
+    let base = hostler_boot::home::config_dir();
     Ok(base.context("there is no home folder to keep the fleet's authority in: name a folder with --dir DIR")?.join("hostler/fleet"))
 }
 
-fn create(authority: &Authority, folder: &Path, args: &TokenArgs) -> anyhow::Result<()> {
-    let default = if args.job.is_empty() || !args.node.is_empty() { Uses::Count(1) } else { Uses::EveryNodeOfItsJob };
+fn create_token(authority: &Authority, folder: &Path, args: &TokenArgs) -> anyhow::Result<()> {
+    let default = if args.job.is_empty() || !args.node.is_empty() { UseLimit::Count(1) } else { UseLimit::EveryNodeOfItsJob };
     let uses = args.uses.map_or(default, |uses| uses.0);
-    let scope = Scope { expires_in: args.expires, job: args.job.clone(), uses, node: args.node.clone() };
-    let token = Tokens::beside(folder).create(authority, &scope, hostler_tls::now())?;
-    complain(&format!("token        {}, {}, expires in {}", token.id, used(&scope), humantime::format_duration(args.expires)));
-    hand_out(&token, args.out.as_deref())
+    let scope = TokenScope { expires_in: args.expires, job: args.job.clone(), uses, node: args.node.clone() };
+    let token = TokenStore::in_folder(folder).create(authority, &scope, hostler_tls::now())?;
+    complain(&format!("token        {}, {}, expires in {}", token.id, format_use_limit(&scope), humantime::format_duration(args.expires)));
+    write_token(&token, args.out.as_deref())
 }
 
-fn hand_out(token: &Token, out: Option<&Path>) -> anyhow::Result<()> {
+fn write_token(token: &JoinToken, out: Option<&Path>) -> anyhow::Result<()> {
     match out {
         Some(file) => {
             write_private(file, format!("{}\n", token.text()).as_bytes())?;
@@ -180,22 +180,22 @@ fn hand_out(token: &Token, out: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn used(scope: &Scope) -> String {
+fn format_use_limit(scope: &TokenScope) -> String {
     match scope.uses {
-        Uses::Count(_) if !scope.node.is_empty() => format!("for node {}", scope.node),
-        Uses::Count(1) => "for one node".into(),
-        Uses::Count(uses) => format!("for {uses} nodes"),
-        Uses::EveryNodeOfItsJob => format!("for every node of job {}", scope.job),
+        UseLimit::Count(_) if !scope.node.is_empty() => format!("for node {}", scope.node),
+        UseLimit::Count(1) => "for one node".into(),
+        UseLimit::Count(uses) => format!("for {uses} nodes"),
+        UseLimit::EveryNodeOfItsJob => format!("for every node of job {}", scope.job),
     }
 }
 
-fn lines(records: &[Record], now: u64) -> Vec<String> {
+fn lines(records: &[TokenInfo], now: u64) -> Vec<String> {
     let heading = ["TOKEN", "STATE", "EXPIRES", "JOB", "NODE", "USED", "BY"].map(str::to_owned);
-    let row = |record: &Record| {
+    let row = |record: &TokenInfo| {
         let state = match record {
-            Record { revoked: true, .. } => "revoked",
-            Record { expires, .. } if *expires <= now => "expired",
-            Record { uses, used_by, .. } if *uses > 0 && used_by.len() >= *uses as usize => "used up",
+            TokenInfo { revoked: true, .. } => "revoked",
+            TokenInfo { expires, .. } if *expires <= now => "expired",
+            TokenInfo { uses, used_by, .. } if *uses > 0 && used_by.len() >= *uses as usize => "used up",
             _ => "good",
         };
         let expires = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(record.expires)).to_string();

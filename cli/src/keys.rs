@@ -14,11 +14,11 @@ use crate::settings::keys_file;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
     /// Make a key. It is written to --out FILE or to standard output, this once: the key file keeps only its SHA-256.
-    Create(CreateArgs),
+    Create(CreateKeyArgs),
     /// Show the keys, without what is secret of them.
-    List(ListArgs),
+    List(ListKeysArgs),
     /// End a key's validity, now or some time from now; requests that run go on.
-    Revoke(RevokeArgs),
+    Revoke(RevokeKeyArgs),
 }
 
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ struct FileArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CreateArgs {
+pub(crate) struct CreateKeyArgs {
     /// What you call it. Several keys may have one name, as two do while one replaces the other.
     #[arg(long, default_value = "", hide_default_value = true)]
     name: String,
@@ -94,7 +94,7 @@ enum RoleArg {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListKeysArgs {
     /// JSON, for scripts.
     #[arg(long)]
     json: bool,
@@ -103,7 +103,7 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RevokeArgs {
+pub(crate) struct RevokeKeyArgs {
     /// The key's id, as `hostler keys list` shows it; never the key itself.
     id: String,
     /// Leave it valid for this long, such as 24h, so that its users can change to another key meanwhile.
@@ -118,7 +118,7 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
     match command {
         Keys::Create(args) => create(args, config),
         Keys::List(args) => {
-            let entries = entries(&place(&args.file, config)?.path)?;
+            let entries = entries(&locate_key_file(&args.file, config)?.path)?;
             let now = SystemTime::now();
             if args.json {
                 say(&serde_json::to_string_pretty(&json(&entries, now))?);
@@ -130,7 +130,7 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
         Keys::Revoke(args) => {
             let now = SystemTime::now();
             let (id, after) = (args.id.as_str(), args.after);
-            let said = change(&place(&args.file, config)?.path, false, |entries| revoke(entries, id, now, after))?;
+            let said = change(&locate_key_file(&args.file, config)?.path, false, |entries| revoke(entries, id, now, after))?;
             say(&said);
             Ok(())
         }
@@ -138,30 +138,30 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
 }
 
 /// Which file is meant, and whether a router that is started with this configuration reads it.
-struct Place {
+struct KeyFileLocation {
     path: PathBuf,
     is_read: bool,
 }
 
-fn place(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<Place> {
+fn locate_key_file(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<KeyFileLocation> {
     let configured = keys_file(config)?;
     let path = match &args.file {
         Some(file) => file.clone(),
         None if !configured.as_os_str().is_empty() => configured.clone(),
         None => {
-            let folder = hostler_boot::home::config();
+            let folder = hostler_boot::home::config_dir();
             folder.context("there is no home folder to keep keys in: name the key file with --file FILE")?.join("hostler/keys.toml")
         }
     };
-    Ok(Place { is_read: path == configured, path })
+    Ok(KeyFileLocation { is_read: path == configured, path })
 }
 
-fn create(args: &CreateArgs, config: Option<&Path>) -> anyhow::Result<()> {
-    let Place { path, is_read } = place(&args.file, config)?;
+fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
+    let KeyFileLocation { path, is_read } = locate_key_file(&args.file, config)?;
     let now = SystemTime::now();
     let output = SecretOutput::prepare(args.out.as_deref(), args.force)?;
     let changed = change(&path, true, |entries| {
-        let secret = fresh(entries).map_err(|error| format!("the system gives no random numbers: {error}"))?;
+        let secret = unused_secret(entries).map_err(|error| format!("the system gives no random numbers: {error}"))?;
         let entry = entry(args, &secret, now);
         entries.push(entry.clone());
         Ok((secret, entry))
@@ -182,7 +182,7 @@ fn create(args: &CreateArgs, config: Option<&Path>) -> anyhow::Result<()> {
 }
 
 /// A key whose id nobody has.
-fn fresh(entries: &[Entry]) -> std::io::Result<Secret> {
+fn unused_secret(entries: &[Entry]) -> std::io::Result<Secret> {
     loop {
         let secret = Secret::random()?;
         if entries.iter().all(|entry| entry.id != secret.id()) {
@@ -191,7 +191,7 @@ fn fresh(entries: &[Entry]) -> std::io::Result<Secret> {
     }
 }
 
-fn entry(args: &CreateArgs, secret: &Secret, now: SystemTime) -> Entry {
+fn entry(args: &CreateKeyArgs, secret: &Secret, now: SystemTime) -> Entry {
     let LimitArgs { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight } =
         args.limits;
     let name = Some(args.name.clone()).filter(|name| !name.is_empty());
@@ -227,7 +227,7 @@ fn revoke(entries: &mut [Entry], id: &str, now: SystemTime, after: Duration) -> 
 }
 
 /// How a key stands, in words.
-fn state(entry: &Entry, now: SystemTime) -> String {
+fn format_validity(entry: &Entry, now: SystemTime) -> String {
     let end = entry.revoked.into_iter().chain(entry.expires).min().map(String::from);
     match (entry.standing(now), end) {
         (Standing::Valid, None) => "valid".to_owned(),
@@ -237,7 +237,7 @@ fn state(entry: &Entry, now: SystemTime) -> String {
     }
 }
 
-fn word(role: Role) -> &'static str {
+fn role_name(role: Role) -> &'static str {
     match role {
         Role::Use => "use",
         Role::Admin => "admin",
@@ -245,7 +245,7 @@ fn word(role: Role) -> &'static str {
 }
 
 /// What is bounded, one after the other.
-fn bounds(limits: &Limits) -> String {
+fn format_limits(limits: &Limits) -> String {
     let Ok(serde_json::Value::Object(bounds)) = serde_json::to_value(limits) else { return String::new() };
     bounds.iter().map(|(name, bound)| format!("{}={bound}", name.replace('_', "-"))).collect::<Vec<_>>().join(" ")
 }
@@ -258,8 +258,8 @@ fn lines(entries: &[Entry], now: SystemTime) -> Vec<String> {
     let rows = entries.iter().map(|entry| {
         let models = entry.models.as_ref().map_or("all".to_owned(), |models| models.join(" "));
         let created = String::from(entry.created);
-        let (name, tenant, role) = (entry.name.clone(), entry.tenant.clone(), word(entry.role).to_owned());
-        [entry.id.clone(), name, tenant, role, created, state(entry, now), models, bounds(&entry.limits)]
+        let (name, tenant, role) = (entry.name.clone(), entry.tenant.clone(), role_name(entry.role).to_owned());
+        [entry.id.clone(), name, tenant, role, created, format_validity(entry, now), models, format_limits(&entry.limits)]
     });
     table([Side::Left; 8], &[head].into_iter().chain(rows).collect::<Vec<_>>())
 }

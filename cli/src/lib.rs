@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use settings::Given;
+use settings::CommandFlags;
 
 /// Allocates for every thread; measured with the load lab.
 #[global_allocator]
@@ -119,7 +119,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let flags = matches.subcommand().map(|(_, matches)| matches);
-    match run(cli, Given { flags }) {
+    match run(cli, CommandFlags { flags }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&format!("error: {error:#}"));
@@ -145,8 +145,8 @@ impl Command {
     }
 }
 
-fn run(mut cli: Cli, given: Given<'_>) -> anyhow::Result<()> {
-    let file = settings::file(cli.config);
+fn run(mut cli: Cli, given: CommandFlags<'_>) -> anyhow::Result<()> {
+    let file = settings::config_file(cli.config);
     if let Some(admin) = cli.command.admin() {
         admin.config.clone_from(&file);
     }

@@ -7,21 +7,21 @@ use clap::{Args, Subcommand};
 use hostler_proto::fleet::v1::{ListRequest, LoraRequest, Node};
 use serde::Deserialize;
 
-use crate::admin::{AdminArgs, connect, connect_patiently, said};
+use crate::admin::{AdminArgs, connect, connect_for_long_call, status_error};
 use crate::output::{Side, say, table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lora {
     /// Load an adapter into engines that run, and into each of their further lives. They need --enable-lora among agent.engine_args.
-    Load(LoadArgs),
+    Load(LoadAdapterArgs),
     /// Unload an adapter.
-    Unload(UnloadArgs),
+    Unload(UnloadAdapterArgs),
     /// Show the adapters and the replicas that have them.
-    List(ListArgs),
+    List(ListAdaptersArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct LoadArgs {
+pub(crate) struct LoadAdapterArgs {
     /// The name that requests use as their model.
     name: String,
     /// Where the adapter is on the nodes: a folder that each of their engines can read.
@@ -34,7 +34,7 @@ pub(crate) struct LoadArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct UnloadArgs {
+pub(crate) struct UnloadAdapterArgs {
     /// The adapter's name.
     name: String,
     /// A node, or a replica as `node/index`; every replica of the fleet if left out.
@@ -45,7 +45,7 @@ pub(crate) struct UnloadArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListAdaptersArgs {
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -64,19 +64,19 @@ impl Lora {
 /// `hostler lora`.
 pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
     match command {
-        Lora::Load(LoadArgs { name, path, on, admin }) => {
+        Lora::Load(LoadAdapterArgs { name, path, on, admin }) => {
             anyhow::ensure!(!path.is_empty(), "the adapter's path is empty");
-            let request = LoraRequest { target: on.clone().unwrap_or_default(), name: name.clone(), path: whole(path) };
+            let request = LoraRequest { target: on.clone().unwrap_or_default(), name: name.clone(), path: absolute_path(path) };
             let done = change(admin, request).await?;
             say(&format!("loaded {name} on {done}"));
         }
-        Lora::Unload(UnloadArgs { name, on, admin }) => {
+        Lora::Unload(UnloadAdapterArgs { name, on, admin }) => {
             let request = LoraRequest { target: on.clone().unwrap_or_default(), name: name.clone(), path: String::new() };
             let done = change(admin, request).await?;
             say(&format!("unloaded {name} on {done}"));
         }
-        Lora::List(ListArgs { admin }) => {
-            let nodes = connect(admin).await?.list(ListRequest {}).await.map_err(said)?.into_inner().nodes;
+        Lora::List(ListAdaptersArgs { admin }) => {
+            let nodes = connect(admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner().nodes;
             list(nodes).iter().for_each(|line| say(line));
         }
     }
@@ -84,14 +84,14 @@ pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
 }
 
 /// A folder that is here is named in full, since engines run in other directories. Anything else is the nodes' own affair.
-fn whole(path: &str) -> String {
+fn absolute_path(path: &str) -> String {
     let here = Path::new(path);
     let whole = std::path::absolute(here).ok().filter(|_| here.is_dir());
     whole.and_then(|whole| Some(whole.to_str()?.to_owned())).unwrap_or_else(|| path.to_owned())
 }
 
 async fn change(admin: &AdminArgs, request: LoraRequest) -> anyhow::Result<String> {
-    let answer = connect_patiently(admin).await?.lora(request).await.map_err(said)?;
+    let answer = connect_for_long_call(admin).await?.lora(request).await.map_err(status_error)?;
     Ok(answer.into_inner().replicas.join(", "))
 }
 
@@ -123,9 +123,9 @@ mod tests {
     #[test]
     fn a_folder_that_is_here_is_named_in_full_and_others_as_they_are() {
         let here = std::env::current_dir().unwrap();
-        assert_eq!(super::whole("src"), here.join("src").to_str().unwrap());
+        assert_eq!(super::absolute_path("src"), here.join("src").to_str().unwrap());
         for other in ["/no/where", "somebody/poet", "no-folder-here"] {
-            assert_eq!(super::whole(other), other);
+            assert_eq!(super::absolute_path(other), other);
         }
     }
 

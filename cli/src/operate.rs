@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use hostler_proto::fleet::v1::{LogsRequest, SleepRequest, TargetRequest};
 
-use crate::admin::{AdminArgs, connect, connect_patiently, said};
+use crate::admin::{AdminArgs, connect, connect_for_long_call, status_error};
 use crate::output::say;
 use crate::rolling::{self, Rolling};
 
@@ -60,7 +60,7 @@ pub(crate) struct SleepArgs {
 /// `hostler drain`.
 pub(crate) async fn drain(args: &TargetArgs) -> anyhow::Result<()> {
     let request = TargetRequest { target: args.target.clone() };
-    let drained = connect(&args.admin).await?.drain(request).await.map_err(said)?.into_inner();
+    let drained = connect(&args.admin).await?.drain(request).await.map_err(status_error)?.into_inner();
     say(&format!("draining {}", drained.replicas.join(", ")));
     Ok(())
 }
@@ -73,7 +73,7 @@ pub(crate) async fn restart(args: &RestartArgs) -> anyhow::Result<()> {
         return rolling::restart(&rolling).await;
     }
     let request = TargetRequest { target: target.to_owned() };
-    let restarted = connect(&args.admin).await?.restart(request).await.map_err(said)?.into_inner();
+    let restarted = connect(&args.admin).await?.restart(request).await.map_err(status_error)?.into_inner();
     say(&format!("restarting {}", restarted.replicas.join(", ")));
     Ok(())
 }
@@ -81,7 +81,7 @@ pub(crate) async fn restart(args: &RestartArgs) -> anyhow::Result<()> {
 /// `hostler release`.
 pub(crate) async fn release(args: &TargetArgs) -> anyhow::Result<()> {
     let request = TargetRequest { target: args.target.clone() };
-    let released = connect(&args.admin).await?.release(request).await.map_err(said)?.into_inner();
+    let released = connect(&args.admin).await?.release(request).await.map_err(status_error)?.into_inner();
     say(&format!("released {}", released.replicas.join(", ")));
     Ok(())
 }
@@ -89,7 +89,7 @@ pub(crate) async fn release(args: &TargetArgs) -> anyhow::Result<()> {
 /// `hostler sleep`.
 pub(crate) async fn sleep(args: &SleepArgs) -> anyhow::Result<()> {
     let request = SleepRequest { target: args.target.clone(), level: args.level };
-    let asleep = connect_patiently(&args.admin).await?.sleep(request).await.map_err(said)?.into_inner();
+    let asleep = connect_for_long_call(&args.admin).await?.sleep(request).await.map_err(status_error)?.into_inner();
     say(&format!("asleep {}", asleep.replicas.join(", ")));
     Ok(())
 }
@@ -97,7 +97,7 @@ pub(crate) async fn sleep(args: &SleepArgs) -> anyhow::Result<()> {
 /// `hostler wake`.
 pub(crate) async fn wake(args: &TargetArgs) -> anyhow::Result<()> {
     let request = TargetRequest { target: args.target.clone() };
-    let awake = connect_patiently(&args.admin).await?.wake(request).await.map_err(said)?.into_inner();
+    let awake = connect_for_long_call(&args.admin).await?.wake(request).await.map_err(status_error)?.into_inner();
     say(&format!("awake {}", awake.replicas.join(", ")));
     Ok(())
 }
@@ -105,7 +105,7 @@ pub(crate) async fn wake(args: &TargetArgs) -> anyhow::Result<()> {
 /// `hostler logs`.
 pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     let request = LogsRequest { replica: args.replica.clone(), lines: args.lines };
-    let logs = connect(&args.admin).await?.logs(request).await.map_err(said)?.into_inner();
+    let logs = connect(&args.admin).await?.logs(request).await.map_err(status_error)?.into_inner();
     logs.lines.iter().for_each(|line| say(line));
     Ok(())
 }

@@ -7,7 +7,7 @@ use hostler_proto::fleet::v1::ListRequest;
 
 use self::fleet::Failure;
 pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
-use crate::admin::{AdminArgs, Calls, connect, said};
+use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
 
 /// What a router says whom no agent has found.
@@ -34,8 +34,8 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
 }
 
 /// The fleet as the router sees it.
-pub(crate) async fn list(fleet: &mut Calls) -> anyhow::Result<Vec<Node>> {
-    let listed = fleet.list(ListRequest {}).await.map_err(said)?.into_inner();
+pub(crate) async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Node>> {
+    let listed = fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner();
     Ok(listed.nodes.into_iter().map(Node::from).collect())
 }
 
@@ -79,9 +79,9 @@ fn remark(replica: &Replica) -> String {
     if replica.phase != "ready" {
         return match (&replica.progress, &replica.failure) {
             // An engine that cannot start spends most of its time starting.
-            (Some(progress), Some(failure)) if replica.is_coming() => format!("{}; last time: {}", progress.sentence(), what(failure)),
+            (Some(progress), Some(failure)) if replica.is_coming() => format!("{}; last time: {}", progress.sentence(), failure_text(failure)),
             (Some(progress), None) if replica.is_coming() => progress.sentence(),
-            (_, Some(failure)) if !replica.is_coming() => what(failure),
+            (_, Some(failure)) if !replica.is_coming() => failure_text(failure),
             _ => replica.first_reason().to_owned(),
         };
     }
@@ -98,7 +98,7 @@ fn remark(replica: &Replica) -> String {
 }
 
 /// Cause and remedy.
-fn what(failure: &Failure) -> String {
+fn failure_text(failure: &Failure) -> String {
     let sentence = [failure.cause.as_str(), &failure.remedy];
     sentence.map(one_line).into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
@@ -109,10 +109,10 @@ fn one_line(text: &str) -> String {
 
 /// Which GPUs it has and how they do: memory and power of all, the mean of their utilisation, the hottest of their temperatures.
 fn gpu_cell(replica: &Replica) -> String {
-    let [first, others @ ..] = &replica.gpus[..] else { return short(&replica.gpu).to_owned() };
+    let [first, others @ ..] = &replica.gpus[..] else { return short_name(&replica.gpu).to_owned() };
     let gpus = || replica.gpus.iter();
     let mut parts = vec![numbers(gpus())];
-    parts.push(if others.is_empty() { short(&first.name).to_owned() } else { format!("{}×{}", replica.gpus.len(), short(&first.name)) });
+    parts.push(if others.is_empty() { short_name(&first.name).to_owned() } else { format!("{}×{}", replica.gpus.len(), short_name(&first.name)) });
     let memory: u64 = gpus().map(|gpu| gpu.memory_bytes).sum();
     if let Some(used) = sum(gpus().map(|gpu| gpu.memory_used_bytes)) {
         parts.push(format!("{}/{} GiB", gib(used), gib(memory)));
@@ -141,7 +141,7 @@ fn numbers<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
 }
 
 /// A product's name without its maker's.
-fn short(name: &str) -> &str {
+fn short_name(name: &str) -> &str {
     name.strip_prefix("NVIDIA ").unwrap_or(name)
 }
 

@@ -6,11 +6,11 @@ use anyhow::{Context, bail};
 use hostler_proto::agent::v1::{Phase, Progress};
 use hostler_proto::fleet::v1 as wire;
 
-use crate::admin::{AdminArgs, Calls, connect, said};
+use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::say;
 
 /// How often the replica that restarts is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Every replica of the fleet, as a target.
 const ALL: &str = "all";
@@ -30,13 +30,13 @@ pub(crate) struct Rolling<'a> {
 
 /// A replica, as far as a rolling restart looks at it.
 #[derive(Debug, Clone, PartialEq)]
-struct Seen {
+struct ReplicaView {
     id: String,
     node: String,
     epoch: u64,
     phase: Phase,
     /// Its agent is connected and reports.
-    heard: bool,
+    is_connected: bool,
     models: Vec<String>,
     reason: String,
     progress: Option<Progress>,
@@ -44,38 +44,38 @@ struct Seen {
 
 /// What to do with a replica whose turn it is.
 #[derive(Debug, PartialEq, Eq)]
-enum Turn {
+enum RestartDecision {
     /// Restart it; this is the life to end.
     Restart(u64),
     /// It does not serve, so there is nothing to roll; the words say so.
-    Leave(String),
+    Skip(String),
     /// Nothing more may be restarted.
     Refuse(String),
 }
 
 /// What has become of a replica that was told to restart.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
-    Back,
+enum RestartOutcome {
+    Ready,
     Failed(String),
     /// Not yet, and what it does.
-    Coming(String),
+    Pending(String),
 }
 
 /// Restarts the target's replicas, one at a time.
 pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
     let mut fleet = connect(rolling.admin).await?;
-    let ids = chosen(&list(&mut fleet).await?, rolling.target)?;
+    let ids = select_targets(&list(&mut fleet).await?, rolling.target)?;
     let mut restarted = 0;
     for (index, id) in ids.iter().enumerate() {
-        match turn(&list(&mut fleet).await?, id, rolling.force) {
-            Turn::Leave(words) => say(&words),
-            Turn::Refuse(words) => bail!("{words}{}", untouched(&ids[index..])),
-            Turn::Restart(epoch) => {
+        match decide(&list(&mut fleet).await?, id, rolling.force) {
+            RestartDecision::Skip(words) => say(&words),
+            RestartDecision::Refuse(words) => bail!("{words}{}", unrestarted_note(&ids[index..])),
+            RestartDecision::Restart(epoch) => {
                 let begun = Instant::now();
-                fleet.restart(wire::TargetRequest { target: id.clone() }).await.map_err(said)?;
-                let back = follow(&mut fleet, id, epoch, rolling.wait).await;
-                back.with_context(|| format!("the rolling restart stops at {id}{}", untouched(&ids[index + 1..])))?;
+                fleet.restart(wire::TargetRequest { target: id.clone() }).await.map_err(status_error)?;
+                let back = wait_until_ready(&mut fleet, id, epoch, rolling.wait).await;
+                back.with_context(|| format!("the rolling restart stops at {id}{}", unrestarted_note(&ids[index + 1..])))?;
                 restarted += 1;
                 say(&format!("{id}: ready again after {:.1} s ({} of {})", begun.elapsed().as_secs_f32(), index + 1, ids.len()));
             }
@@ -88,44 +88,44 @@ pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
 }
 
 /// Waits until the replica serves again, telling what it does meanwhile.
-async fn follow(fleet: &mut Calls, id: &str, epoch: u64, wait: Duration) -> anyhow::Result<()> {
+async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + wait;
     let mut told = String::new();
     while Instant::now() < deadline {
         // A router that does not answer now may the next time.
         if let Ok(replicas) = list(fleet).await {
             match outcome(replicas.iter().find(|replica| replica.id == id), epoch) {
-                Outcome::Back => return Ok(()),
-                Outcome::Failed(reason) => bail!("{reason}"),
-                Outcome::Coming(words) if words != told => {
+                RestartOutcome::Ready => return Ok(()),
+                RestartOutcome::Failed(reason) => bail!("{reason}"),
+                RestartOutcome::Pending(words) if words != told => {
                     say(&format!("{id}: {words}"));
                     told = words;
                 }
-                Outcome::Coming(_) => {}
+                RestartOutcome::Pending(_) => {}
             }
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     bail!("it does not serve again within {} (--wait); last seen: {told}", humantime::format_duration(wait))
 }
 
-async fn list(fleet: &mut Calls) -> anyhow::Result<Vec<Seen>> {
-    let nodes = fleet.list(wire::ListRequest {}).await.map_err(said)?.into_inner().nodes;
+async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<ReplicaView>> {
+    let nodes = fleet.list(wire::ListRequest {}).await.map_err(status_error)?.into_inner().nodes;
     let seen = |node: wire::Node| {
         let wire::Node { name, attached, replicas, .. } = node;
-        replicas.into_iter().map(move |replica| seen(&name, attached, replica))
+        replicas.into_iter().map(move |replica| replica_views(&name, attached, replica))
     };
     Ok(nodes.into_iter().flat_map(seen).collect())
 }
 
-fn seen(node: &str, attached: bool, replica: wire::Replica) -> Seen {
+fn replica_views(node: &str, attached: bool, replica: wire::Replica) -> ReplicaView {
     let state = replica.state.unwrap_or_default();
-    Seen {
+    ReplicaView {
         id: replica.id,
         node: node.to_owned(),
         epoch: replica.epoch,
         phase: state.phase(),
-        heard: attached && !replica.suspect,
+        is_connected: attached && !replica.suspect,
         models: state.models.into_iter().map(|model| model.id).collect(),
         reason: state.reason.lines().next().unwrap_or_default().to_owned(),
         progress: state.progress,
@@ -133,7 +133,7 @@ fn seen(node: &str, attached: bool, replica: wire::Replica) -> Seen {
 }
 
 /// The replicas that a target means.
-fn chosen(fleet: &[Seen], target: &str) -> anyhow::Result<Vec<String>> {
+fn select_targets(fleet: &[ReplicaView], target: &str) -> anyhow::Result<Vec<String>> {
     let ids: Vec<String> = fleet
         .iter()
         .filter(|replica| target == ALL || replica.id == target || replica.node == target)
@@ -147,48 +147,48 @@ fn chosen(fleet: &[Seen], target: &str) -> anyhow::Result<Vec<String>> {
     Ok(ids)
 }
 
-fn serves(replica: &Seen) -> bool {
-    replica.heard && replica.phase == Phase::Ready
+fn serves(replica: &ReplicaView) -> bool {
+    replica.is_connected && replica.phase == Phase::Ready
 }
 
 /// What to do now with a replica.
-fn turn(fleet: &[Seen], id: &str, force: bool) -> Turn {
+fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
     let Some(replica) = fleet.iter().find(|replica| replica.id == id) else {
-        return Turn::Leave(format!("{id}: left alone, it is gone"));
+        return RestartDecision::Skip(format!("{id}: left alone, it is gone"));
     };
     if !serves(replica) {
-        let phase = if replica.heard { replica.phase.word() } else { "out of reach" };
-        return Turn::Leave(format!("{id}: left alone, it is {phase}"));
+        let phase = if replica.is_connected { replica.phase.word() } else { "out of reach" };
+        return RestartDecision::Skip(format!("{id}: left alone, it is {phase}"));
     }
     let lonely =
         replica.models.iter().find(|model| !fleet.iter().any(|other| other.id != id && serves(other) && other.models.contains(model)));
     match lonely {
-        Some(model) if !force => Turn::Refuse(format!(
+        Some(model) if !force => RestartDecision::Refuse(format!(
             "{id} is the only ready replica of {model}, and a restart would interrupt it: start another replica first, or say --force"
         )),
-        _ => Turn::Restart(replica.epoch),
+        _ => RestartDecision::Restart(replica.epoch),
     }
 }
 
 /// What has become of a replica whose life `epoch` was to end.
-fn outcome(replica: Option<&Seen>, epoch: u64) -> Outcome {
-    let Some(replica) = replica.filter(|replica| replica.heard) else {
-        return Outcome::Coming("its agent does not report".to_owned());
+fn outcome(replica: Option<&ReplicaView>, epoch: u64) -> RestartOutcome {
+    let Some(replica) = replica.filter(|replica| replica.is_connected) else {
+        return RestartOutcome::Pending("its agent does not report".to_owned());
     };
     match replica.phase {
-        Phase::Ready | Phase::Sleeping if replica.epoch > epoch => Outcome::Back,
+        Phase::Ready | Phase::Sleeping if replica.epoch > epoch => RestartOutcome::Ready,
         // It had crashed before it was told to restart, which ends its pause.
-        Phase::Failed if replica.epoch == epoch => Outcome::Coming("about to start again after a crash".to_owned()),
-        Phase::Failed | Phase::Quarantined | Phase::Stopped => Outcome::Failed(format!("{}: {}", replica.phase.word(), replica.reason)),
-        Phase::Ready => Outcome::Coming("about to be drained".to_owned()),
-        phase => Outcome::Coming(match &replica.progress {
+        Phase::Failed if replica.epoch == epoch => RestartOutcome::Pending("about to start again after a crash".to_owned()),
+        Phase::Failed | Phase::Quarantined | Phase::Stopped => RestartOutcome::Failed(format!("{}: {}", replica.phase.word(), replica.reason)),
+        Phase::Ready => RestartOutcome::Pending("about to be drained".to_owned()),
+        phase => RestartOutcome::Pending(match &replica.progress {
             Some(progress) => format!("{}, {} ({} %)", phase.word(), progress.stage, progress.percent),
             None => phase.word().to_owned(),
         }),
     }
 }
 
-fn untouched(ids: &[String]) -> String {
+fn unrestarted_note(ids: &[String]) -> String {
     if ids.is_empty() { String::new() } else { format!("; not restarted: {}", ids.join(", ")) }
 }
 
@@ -196,13 +196,13 @@ fn untouched(ids: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn replica(id: &str, phase: Phase) -> Seen {
-        Seen {
+    fn replica(id: &str, phase: Phase) -> ReplicaView {
+        ReplicaView {
             id: id.to_owned(),
             node: id.split('/').next().unwrap().to_owned(),
             epoch: 5,
             phase,
-            heard: true,
+            is_connected: true,
             models: vec!["m".to_owned()],
             reason: "why".to_owned(),
             progress: None,
@@ -212,36 +212,36 @@ mod tests {
     #[test]
     fn a_target_is_a_node_a_replica_or_all() {
         let fleet = ["a/0", "a/1", "b/0"].map(|id| replica(id, Phase::Ready));
-        assert_eq!(chosen(&fleet, "a").unwrap(), ["a/0", "a/1"]);
-        assert_eq!(chosen(&fleet, "b/0").unwrap(), ["b/0"]);
-        assert_eq!(chosen(&fleet, "all").unwrap(), ["a/0", "a/1", "b/0"]);
-        let refused = chosen(&fleet, "c").unwrap_err().to_string();
+        assert_eq!(select_targets(&fleet, "a").unwrap(), ["a/0", "a/1"]);
+        assert_eq!(select_targets(&fleet, "b/0").unwrap(), ["b/0"]);
+        assert_eq!(select_targets(&fleet, "all").unwrap(), ["a/0", "a/1", "b/0"]);
+        let refused = select_targets(&fleet, "c").unwrap_err().to_string();
         assert_eq!(refused, "no node or replica is called \"c\"; replicas: a/0, a/1, b/0");
     }
 
     #[test]
     fn only_a_replica_that_leaves_its_model_served_is_restarted() {
         let mut fleet = [replica("a/0", Phase::Ready), replica("a/1", Phase::Ready)];
-        assert_eq!(turn(&fleet, "a/0", false), Turn::Restart(5));
+        assert_eq!(decide(&fleet, "a/0", false), RestartDecision::Restart(5));
         fleet[0].models.push("adapter".to_owned());
-        assert!(matches!(turn(&fleet, "a/0", false), Turn::Refuse(words) if words.contains("only ready replica of adapter")));
-        assert_eq!(turn(&fleet, "a/0", true), Turn::Restart(5));
+        assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(words) if words.contains("only ready replica of adapter")));
+        assert_eq!(decide(&fleet, "a/0", true), RestartDecision::Restart(5));
         fleet[1].phase = Phase::Loading;
         fleet[0].models.pop();
-        assert!(matches!(turn(&fleet, "a/0", false), Turn::Refuse(_)));
-        assert!(matches!(turn(&fleet, "a/1", true), Turn::Leave(words) if words.contains("loading")));
-        (fleet[1].phase, fleet[1].heard) = (Phase::Ready, false);
-        assert!(matches!(turn(&fleet, "a/0", false), Turn::Refuse(_)));
+        assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(_)));
+        assert!(matches!(decide(&fleet, "a/1", true), RestartDecision::Skip(words) if words.contains("loading")));
+        (fleet[1].phase, fleet[1].is_connected) = (Phase::Ready, false);
+        assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(_)));
     }
 
     #[test]
     fn a_replica_is_back_when_another_life_of_it_serves() {
-        let now = |phase, epoch| outcome(Some(&Seen { epoch, ..replica("a/0", phase) }), 5);
-        assert!(matches!(now(Phase::Ready, 5), Outcome::Coming(_)));
-        assert!(matches!(now(Phase::Loading, 6), Outcome::Coming(_)));
-        assert_eq!(now(Phase::Ready, 6), Outcome::Back);
-        assert!(matches!(now(Phase::Failed, 5), Outcome::Coming(_)));
-        assert_eq!(now(Phase::Failed, 6), Outcome::Failed("failed: why".to_owned()));
-        assert!(matches!(outcome(None, 5), Outcome::Coming(_)));
+        let now = |phase, epoch| outcome(Some(&ReplicaView { epoch, ..replica("a/0", phase) }), 5);
+        assert!(matches!(now(Phase::Ready, 5), RestartOutcome::Pending(_)));
+        assert!(matches!(now(Phase::Loading, 6), RestartOutcome::Pending(_)));
+        assert_eq!(now(Phase::Ready, 6), RestartOutcome::Ready);
+        assert!(matches!(now(Phase::Failed, 5), RestartOutcome::Pending(_)));
+        assert_eq!(now(Phase::Failed, 6), RestartOutcome::Failed("failed: why".to_owned()));
+        assert!(matches!(outcome(None, 5), RestartOutcome::Pending(_)));
     }
 }

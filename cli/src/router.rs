@@ -1,7 +1,7 @@
 //! `hostler router`.
 
 use hostler_boot::{Settings, Shutdown};
-use hostler_router::{Opening, Router, RouterConfig};
+use hostler_router::{Exposure, Router, RouterConfig};
 
 use crate::output::say;
 
@@ -11,7 +11,7 @@ pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
     let router = Router::bind(config).await?;
     let shutdown = Shutdown::new();
-    shutdown.on_signals()?;
+    shutdown.install_signal_handlers()?;
     announce(&router);
     router.run(shutdown).await;
     Ok(())
@@ -20,9 +20,9 @@ pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
 /// The addresses for scripts, and what is open for operators.
 pub(crate) fn announce(router: &Router) {
     let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
-    for opening in router.openings() {
-        let Opening { setting, address, what } = opening;
-        if opening.is_beyond_host() {
+    for opening in router.exposures() {
+        let Exposure { setting, address, description: what } = opening;
+        if opening.is_remote() {
             tracing::warn!(setting, %address, "open beyond this host: {what}");
         } else {
             tracing::info!(setting, %address, "open within this host: {what}");

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::telemetry::LogConfig;
-use hostler_boot::{Section, Settings, Sources};
+use hostler_boot::{Section, Settings, SettingSources};
 use hostler_router::RouterConfig;
 
 /// What comes after `--` on the command line.
@@ -37,7 +37,7 @@ fn log() -> Section {
 }
 
 /// The configuration file: the one that was named, or the user's own where there is one.
-pub(crate) fn file(named: Option<PathBuf>) -> Option<PathBuf> {
+pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
     named.or_else(|| {
         let home = std::env::var_os("XDG_CONFIG_HOME")
             .map(PathBuf::from)
@@ -47,53 +47,53 @@ pub(crate) fn file(named: Option<PathBuf>) -> Option<PathBuf> {
 }
 
 /// The flags of the subcommand.
-pub(crate) struct Given<'a> {
+pub(crate) struct CommandFlags<'a> {
     pub(crate) flags: Option<&'a ArgMatches>,
 }
 
-impl Given<'_> {
+impl CommandFlags<'_> {
     /// Merges file, environment and flags, and starts logging. One file may hold the sections of all roles.
     pub(crate) fn load(&self, file: Option<&Path>, engine: Option<&EngineArgs>) -> anyhow::Result<Settings> {
         let environment =
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
-        let mut settings = Settings::load(&all(), &Sources { file, environment, flags: self.flags })?;
+        let mut settings = Settings::load(&all(), &SettingSources { file, environment, flags: self.flags })?;
         if let Some(engine) = engine.filter(|engine| !engine.extra.is_empty()) {
             settings.set("agent", "engine_args", engine.extra.clone().into());
         }
-        hostler_boot::telemetry::start(&settings.section("log")?)?;
+        hostler_boot::telemetry::init(&settings.section("log")?)?;
         Ok(settings)
     }
 }
 
 /// Where the router's keys are, by the file and the environment; empty where nobody said.
 pub(crate) fn keys_file(file: Option<&Path>) -> anyhow::Result<PathBuf> {
-    Ok(configured_router(file)?.keys_file)
+    Ok(router_config(file)?.keys_file)
 }
 
 /// Where the fleet's authority is, by the file and the environment; empty where nobody said.
 pub(crate) fn tls_dir(file: Option<&Path>) -> anyhow::Result<PathBuf> {
-    Ok(configured_router(file)?.tls_dir)
+    Ok(router_config(file)?.tls_dir)
 }
 
 /// Where operators reach the router, by the file and the environment; empty where nobody said.
 pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
-    Ok(configured_router(file)?.operators_socket)
+    Ok(router_config(file)?.operators_socket)
 }
 
 /// The router's settings, by the file and the environment.
-fn configured_router(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
+fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
     let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
-    let settings = Settings::load(&all(), &Sources { file, environment, flags: None })?;
+    let settings = Settings::load(&all(), &SettingSources { file, environment, flags: None })?;
     Ok(settings.section("router")?)
 }
 
 /// Reads a file as every role would.
 pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
-    let settings = Settings::load(&all(), &Sources { file: Some(file), ..Sources::default() })?;
+    let settings = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;
     settings.section::<RouterConfig>("router")?;
     settings.section::<AgentConfig>("agent")?;
     let log: LogConfig = settings.section("log")?;
-    hostler_boot::telemetry::start(&log).context("in the [log] section")?;
+    hostler_boot::telemetry::init(&log).context("in the [log] section")?;
     crate::output::say(&format!("{} is sound", file.display()));
     Ok(())
 }

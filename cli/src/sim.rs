@@ -29,19 +29,19 @@ pub(crate) struct LoadCommand {
 
 /// Runs it until it is done, or a signal comes.
 pub(crate) async fn run(sim: Sim) -> anyhow::Result<()> {
-    hostler_boot::telemetry::start(&LogConfig::default())?;
+    hostler_boot::telemetry::init(&LogConfig::default())?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.on_signals()?;
+    shutdown.install_signal_handlers()?;
     match sim {
         Sim::Engine(args) => tokio::select! {
-            served = hostler_sim::serve(args, shutdown.draining()) => served?,
-            () = shutdown.stopped() => {}
+            served = hostler_sim::serve(args, shutdown.wait_drain()) => served?,
+            () = shutdown.wait_stop() => {}
         },
         Sim::Load(LoadCommand { load, json }) => {
             let report = tokio::select! {
                 report = hostler_sim::run_load(load) => report?,
-                () = shutdown.draining() => return Ok(()),
+                () = shutdown.wait_drain() => return Ok(()),
             };
             say(&if json { serde_json::to_string_pretty(&report)? } else { report.to_string() });
         }

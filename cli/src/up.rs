@@ -10,7 +10,7 @@ use hostler_boot::{Settings, Shutdown};
 use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig};
 
-use self::start::Start;
+use self::start::StartupProgress;
 use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
 use crate::output::say;
@@ -18,37 +18,37 @@ use crate::ps::{self, Node, Replica};
 use crate::router::announce;
 
 /// How often the engines are looked at until they are ready.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent.
 pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     let mut router_config: RouterConfig = settings.section("router")?;
-    if !settings.is_given("router", "agents_listen") {
+    if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
     }
     let mut agent_config: AgentConfig = settings.section("agent")?;
-    settle_tls(&settings, &mut router_config, &mut agent_config);
+    apply_local_tls(&settings, &mut router_config, &mut agent_config);
     let router = Router::bind(router_config).await?;
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // What a person starts at a terminal is over when it ends.
         agent_config.if_agent_dies = IfAgentDies::Kill;
     }
-    if !settings.is_given("agent", "router") {
+    if !settings.is_set("agent", "router") {
         agent_config.router.clear();
     }
     agent_config.router.insert(0, router.agents_address().to_string());
 
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.on_signals()?;
+    shutdown.install_signal_handlers()?;
     let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
-    let (key, wants_keys) = (router.operator_key().clone(), router.wants_keys());
+    let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
     announce(&router);
     // The router answers while vLLM is asked for its version, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
-    let invitation = tokio::spawn(invite(edge, wants_keys, admin, key));
+    let invitation = tokio::spawn(announce_when_ready(edge, wants_keys, admin, key));
     tokio::select! {
         // An agent that ends before it is asked to has something to say.
         ended = &mut agent_task => {
@@ -56,7 +56,7 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
             router_task.await?;
             return ended?;
         }
-        () = shutdown.draining() => {}
+        () = shutdown.wait_drain() => {}
     }
     router_task.await?;
     invitation.abort();
@@ -66,20 +66,20 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
 
 /// Whom only this process's agent can reach needs no authority, and who serves only this process's router no token: a machine that is part of a
 /// fleet may also be tried alone.
-fn settle_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut AgentConfig) {
+fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut AgentConfig) {
     let joins = !agent.join_token_file.as_os_str().is_empty();
-    if !settings.is_given("router", "agents_listen") && !joins {
+    if !settings.is_set("router", "agents_listen") && !joins {
         router.tls_dir.clear();
     }
-    if router.tls_dir.as_os_str().is_empty() && !settings.is_given("agent", "router") {
+    if router.tls_dir.as_os_str().is_empty() && !settings.is_set("agent", "router") {
         agent.join_token_file.clear();
     }
 }
 
 /// Says how far the engines have come until they serve or have failed, then how to use them.
-async fn invite(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) -> anyhow::Result<()> {
+async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) -> anyhow::Result<()> {
     let mut fleet = connect_with(&admin.to_string(), &key).await?;
-    let mut start = Start::default();
+    let mut start = StartupProgress::default();
     let replicas = loop {
         let nodes = ps::list(&mut fleet).await?;
         let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node: Node| node.replicas).collect();
@@ -87,7 +87,7 @@ async fn invite(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) 
         if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
             break replicas;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     };
     let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.phase == "ready").collect();
     say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));

@@ -62,7 +62,7 @@ pub struct RouterConfig {
     /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins and the body is sent; further ones
     /// are refused with 429. Tenants share it as they share `max_held`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
     /// be more than `max_body_bytes`, so that small ones find room. Raise it where many large ones (images, say) wait for engines at once.
-    pub max_reading_bytes: usize,
+    pub max_buffered_body_bytes: usize,
     /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
     /// was sent. Otherwise they are refused with 415: engines take none either.
     pub decompress_bodies: bool,
@@ -112,20 +112,20 @@ pub struct RouterConfig {
     /// would rather be refused at once than wait.
     /// One that has as many as four times what is free gets no more, so one that floods leaves places to others: alone it has at most four
     /// fifths of these.
-    pub max_held: usize,
+    pub max_queued: usize,
     /// Most bytes that the bodies of requests may have that wait in the router, shared alike; further ones are refused with 429.
-    pub max_held_bytes: u64,
+    pub max_queued_bytes: u64,
     /// A request whose first token is predicted to come later than this is refused with 429 instead of being held. Raise it for batch
     /// jobs that can wait, lower it for people who cannot.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
-    pub longest_wait: Duration,
+    pub max_queue_wait: Duration,
     /// Prompts for a replica with 64 requests in flight and more are held and given to it together, so often. Steps that read prompts take
     /// longer than those that only generate, and not much longer for ten prompts than for one: small models on fast GPUs generate up to twice
     /// as much with 200 ms, for about 100 ms more to a first token (docs/gpus.md). 0 sends each as soon as there is room; at most 5 s.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
-    pub gather: Duration,
+    pub prefill_interval: Duration,
     /// Threads that turn prompts into tokens; 0 means half of the cores. More where prompts are long and new.
     pub tokenizer_threads: usize,
     /// Where models' tokenizers are kept between two lives of the router; empty means `$XDG_CACHE_HOME/hostler/router`, or
@@ -135,7 +135,7 @@ pub struct RouterConfig {
     /// Agents remember deaths for ten minutes: a router that starts anew knows none that are older.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
-    pub poison_for: Duration,
+    pub crash_suspect_ttl: Duration,
     /// How long an agent may be silent before its replicas become suspect and are used last; at least 500 ms.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -162,7 +162,7 @@ impl Default for RouterConfig {
             certificate_lifetime: Duration::from_secs(24 * 3600),
             allow_plain_text: false,
             max_body_bytes: 16 * 1024 * 1024,
-            max_reading_bytes: 1024 * 1024 * 1024,
+            max_buffered_body_bytes: 1024 * 1024 * 1024,
             decompress_bodies: false,
             access_log: AccessFormat::Text,
             access_log_file: PathBuf::new(),
@@ -177,13 +177,13 @@ impl Default for RouterConfig {
             answer_timeout: Duration::from_secs(30 * 60),
             idle_timeout: Duration::from_secs(10 * 60),
             client_stall_timeout: Duration::from_secs(5 * 60),
-            max_held: 10_000,
-            max_held_bytes: 1024 * 1024 * 1024,
-            longest_wait: Duration::from_secs(5 * 60),
-            gather: Duration::ZERO,
+            max_queued: 10_000,
+            max_queued_bytes: 1024 * 1024 * 1024,
+            max_queue_wait: Duration::from_secs(5 * 60),
+            prefill_interval: Duration::ZERO,
             tokenizer_threads: 0,
             cache_dir: PathBuf::new(),
-            poison_for: Duration::from_secs(10 * 60),
+            crash_suspect_ttl: Duration::from_secs(10 * 60),
             lease: Duration::from_secs(3),
             drain_timeout: Duration::from_secs(30),
         }
@@ -205,11 +205,11 @@ impl RouterConfig {
         if !self.cache_dir.as_os_str().is_empty() {
             return self.cache_dir.clone();
         }
-        hostler_boot::home::cache().map(|caches| caches.join("hostler/router")).unwrap_or_default()
+        hostler_boot::home::cache_dir().map(|caches| caches.join("hostler/router")).unwrap_or_default()
     }
 
     /// Where the secret for `isolate_tenants` is, if that is set.
-    pub(crate) fn secret(&self) -> Option<PathBuf> {
+    pub(crate) fn secret_path(&self) -> Option<PathBuf> {
         let path = if self.secret_file.as_os_str().is_empty() { usual_secret() } else { self.secret_file.clone() };
         self.isolate_tenants.then_some(path)
     }

@@ -27,37 +27,37 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use hostler_boot::admin::Pages;
-use hostler_boot::shutdown::end_within;
-use hostler_boot::{ListenError, OwnSocket, Shutdown, SocketError, admin, bind};
+use hostler_boot::admin::AdminPages;
+use hostler_boot::shutdown::join_within;
+use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bind};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
 pub use config::{NeedKey, RouterConfig};
-use dispatch::{Dispatch, Poison, Retries};
+use dispatch::{Dispatch, CrashSuspects, RetryBudgets};
 use edge::access::{AccessLog, AccessLogError, Writing};
 use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
 use fleet::{Caches, Fleet, Sessions};
 use grpc::{Bookings, Watches};
 use hostler_placement::affinity::Index;
 use keys::{Guard, Keys, KeysError, Secret, guarded};
-use metrics::Now;
+use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
-pub use openings::Opening;
+pub use openings::Exposure;
 pub use operators::operators_sockets;
 use operators::{Operators, SocketPlace};
-use placement::{Bounds, Gather, Hold, Placer, keep_readers};
+use placement::{QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
 use prompt::Prompts;
 use sticky::Sticky;
-use tls::Security;
-pub use tls::SecurityError;
+use tls::RouterTls;
+pub use tls::TlsSetupError;
 
 /// How long connections to agents and operators may take to close.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
-const SHORTEST_LEASE: Duration = Duration::from_millis(500);
+const MIN_LEASE: Duration = Duration::from_millis(500);
 
 /// A router that has its addresses and waits to run.
 #[derive(Debug)]
@@ -66,12 +66,12 @@ pub struct Router {
     edge: (TcpListener, SocketAddr),
     agents: (TcpListener, SocketAddr),
     admin: (TcpListener, SocketAddr),
-    operators: (SocketPlace, Option<OwnSocket>),
+    operators: (SocketPlace, Option<PrivateSocket>),
     keys: Keys,
     operator_key: Secret,
     metrics: Arc<RouterMetrics>,
-    access: (AccessLog, Writing),
-    security: Security,
+    access_log: (AccessLog, Writing),
+    tls: RouterTls,
     media: MediaHosts,
     isolation: Option<Isolation>,
 }
@@ -99,7 +99,7 @@ pub enum StartError {
     Media(#[from] NoHost),
     /// TLS cannot begin.
     #[error(transparent)]
-    Security(#[from] SecurityError),
+    Tls(#[from] TlsSetupError),
     /// A setting cannot be followed.
     #[error("{0}")]
     Setting(&'static str),
@@ -118,25 +118,25 @@ impl Router {
         if !keys.are_wanted() && config.metrics_need_key == NeedKey::Always {
             return Err(StartError::Setting("router.metrics_need_key can be `always` only where there are keys: set router.keys_file"));
         }
-        if !Reading::new(config.max_reading_bytes).has_room_for(config.max_body_bytes) {
+        if !Reading::new(config.max_buffered_body_bytes).has_room_for(config.max_body_bytes) {
             return Err(StartError::Setting(
                 "a body of router.max_body_bytes would never find room: let seven eighths of router.max_reading_bytes be more than that, or lower \
                  router.max_body_bytes",
             ));
         }
         let metrics = Arc::new(RouterMetrics::default());
-        let security = Security::load(&config)?;
+        let security = RouterTls::load(&config)?;
         let edge = bind(&config.listen, "router.listen").await?;
         let agents = bind(config.agents_address(), "router.agents_listen").await?;
-        security.check(&config, edge.1, agents.1)?;
+        security.check_plain_text(&config, edge.1, agents.1)?;
         let admin = bind(&config.admin_listen, "router.admin_listen").await?;
         let place = SocketPlace { configured: config.operators_socket.clone(), port: admin.1.port() };
         Ok(Self {
             operators: (place.clone(), place.open().await?),
-            security,
+            tls: security,
             media: MediaHosts::new(&config.media_hosts)?,
-            isolation: config.secret().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
-            access: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
+            isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
+            access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
             metrics,
             keys,
             operator_key: Secret::random().map_err(StartError::Random)?,
@@ -156,7 +156,7 @@ impl Router {
     /// How clients speak with it, as in a URL.
     #[must_use]
     pub fn edge_scheme(&self) -> &'static str {
-        if self.security.edge.is_some() { "https" } else { "http" }
+        if self.tls.edge.is_some() { "https" } else { "http" }
     }
 
     /// Where agents dial.
@@ -179,15 +179,15 @@ impl Router {
 
     /// What is open to whoever reaches it, for those who start it.
     #[must_use]
-    pub fn openings(&self) -> Vec<Opening> {
-        openings::openings(&openings::Doors {
+    pub fn exposures(&self) -> Vec<Exposure> {
+        openings::find_exposures(&openings::Listeners {
             edge: self.edge.1,
             agents: self.agents.1,
             admin: self.admin.1,
-            keys: self.keys.are_wanted() || !self.config.tls_client_ca.as_os_str().is_empty(),
-            key_file: self.keys.are_wanted(),
-            edge_tls: self.security.edge.is_some(),
-            agents_tls: self.security.agents.is_some(),
+            has_keys: self.keys.are_wanted() || !self.config.tls_client_ca.as_os_str().is_empty(),
+            has_key_file: self.keys.are_wanted(),
+            has_edge_tls: self.tls.edge.is_some(),
+            has_agents_tls: self.tls.agents.is_some(),
         })
     }
 
@@ -197,7 +197,7 @@ impl Router {
 
     /// Whether requests need a key.
     #[must_use]
-    pub fn wants_keys(&self) -> bool {
+    pub fn requires_keys(&self) -> bool {
         self.keys.are_wanted()
     }
 
@@ -211,15 +211,15 @@ impl Router {
     pub async fn run(self, shutdown: Shutdown) {
         let guard = self.guard();
         // The connections may be stopped when their time is over, while the process goes on.
-        let serving = shutdown.part();
+        let serving = shutdown.child();
         let end = CancellationToken::new();
         let metrics = self.metrics;
-        let (access, writing) = self.access;
-        let fleet = Fleet::start(self.config.lease.max(SHORTEST_LEASE), end.clone());
+        let (access, writing) = self.access_log;
+        let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), end.clone());
         let index = Arc::new(Index::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
-        let readers = tokio::spawn(keep_readers(prompts.clone(), fleet.clone(), end.clone()));
-        let poison = Poison::new(self.config.poison_for);
+        let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
+        let poison = CrashSuspects::new(self.config.crash_suspect_ttl);
         let sessions = Sessions {
             fleet: fleet.clone(),
             poison: poison.clone(),
@@ -229,7 +229,7 @@ impl Router {
             router_life: fastrand::u64(1..),
             attachments: AtomicU64::new(0),
         };
-        let (agents, admitting, link_metrics, link_end) = (self.agents.0, self.security.agents.clone(), metrics.clone(), end.clone());
+        let (agents, admitting, link_metrics, link_end) = (self.agents.0, self.tls.agents.clone(), metrics.clone(), end.clone());
         let link = tokio::spawn(async move {
             if let Err(error) = link::serve(agents, admitting, Arc::new(sessions), link_metrics, link_end).await {
                 tracing::error!(%error, "the agents' listener ended");
@@ -237,15 +237,15 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), Gather::from_now(self.config.gather)));
-        let bounds = Bounds { requests: self.config.max_held, bytes: self.config.max_held_bytes, longest: self.config.longest_wait };
-        let hold = Hold::start(placer.clone(), bounds, end.clone());
-        let overview = Overview {
+        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
+        let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: self.config.max_queued_bytes, max_wait: self.config.max_queue_wait };
+        let hold = RequestQueue::start(placer.clone(), bounds, end.clone());
+        let overview = RouterAdmin {
             fleet: fleet.clone(),
-            poison: poison.clone(),
+            crash_suspects: poison.clone(),
             admission: admission.clone(),
             placer: placer.clone(),
-            hold: hold.clone(),
+            queue: hold.clone(),
             metrics: metrics.clone(),
             shutdown: serving.clone(),
         };
@@ -255,21 +255,21 @@ impl Router {
         let dispatch = Dispatch {
             fleet,
             placer,
-            hold,
-            retries: Retries::default(),
-            poison,
+            queue: hold,
+            retries: RetryBudgets::default(),
+            crash_suspects: poison,
             metrics,
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
         };
         let drain_timeout = self.config.drain_timeout;
         let edge = Arc::new(Edge {
-            bookings: Bookings::start(dispatch.hold.clone(), end.clone()),
+            bookings: Bookings::start(dispatch.queue.clone(), end.clone()),
             shutdown: serving.clone(),
             access,
             media: self.media,
             isolation: self.isolation,
-            reading: Reading::new(self.config.max_reading_bytes),
+            reading: Reading::new(self.config.max_buffered_body_bytes),
             watches: Watches::default(),
             sticky: Sticky::default(),
             config: self.config,
@@ -277,15 +277,15 @@ impl Router {
             admission: admission.clone(),
             dispatch,
         });
-        let (tls, renewals) = (self.security.edge.clone(), tokio::spawn(self.security.keep_fresh(end.clone())));
+        let (tls, renewals) = (self.tls.edge.clone(), tokio::spawn(self.tls.renew_certificates(end.clone())));
         edge::serve(self.edge.0, tls, edge, serving.clone()).await;
-        if !serving.finish(drain_timeout).await {
+        if !serving.wait_tasks(drain_timeout).await {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             serving.stop();
         }
         end.cancel();
         for task in [link, admin, readers, renewals, keys] {
-            end_within(GOODBYE, task).await;
+            join_within(CLOSE_TIMEOUT, task).await;
         }
         writing.end().await;
     }
@@ -293,19 +293,19 @@ impl Router {
 
 /// What the admin pages show.
 #[derive(Debug)]
-struct Overview {
+struct RouterAdmin {
     fleet: Fleet,
-    poison: Arc<Poison>,
+    crash_suspects: Arc<CrashSuspects>,
     admission: Admission,
     placer: Arc<Placer>,
-    hold: Hold,
+    queue: RequestQueue,
     metrics: Arc<RouterMetrics>,
     shutdown: Shutdown,
 }
 
-impl Overview {
+impl RouterAdmin {
     /// Serves the pages and operators' calls on the admin listener and on the operators' socket, until `end`.
-    async fn serve(self, guard: Guard, listener: TcpListener, operators: (SocketPlace, Option<OwnSocket>), end: CancellationToken) {
+    async fn serve(self, guard: Guard, listener: TcpListener, operators: (SocketPlace, Option<PrivateSocket>), end: CancellationToken) {
         let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
         let pages = guarded(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
         let (place, socket) = operators;
@@ -313,7 +313,7 @@ impl Overview {
     }
 }
 
-impl Pages for Overview {
+impl AdminPages for RouterAdmin {
     fn ready(&self) -> Result<(), String> {
         if self.shutdown.is_draining() {
             return Err("draining".into());
@@ -322,12 +322,12 @@ impl Pages for Overview {
     }
 
     fn metrics(&self) -> String {
-        self.metrics.page(&Now {
+        self.metrics.page(&MetricsSnapshot {
             view: &self.fleet.view(),
             in_flight: self.admission.in_flight(),
-            held: self.hold.waiting(),
-            suspects: self.poison.suspects(),
-            index: (self.placer.index.len(), self.placer.index.bytes()),
+            queued: self.queue.waiting_count(),
+            crash_suspects: self.crash_suspects.suspect_count(),
+            index_size: (self.placer.index.len(), self.placer.index.bytes()),
             prompts: self.placer.prompts.figures(),
         })
     }

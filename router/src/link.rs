@@ -24,13 +24,13 @@ use crate::metrics::RouterMetrics;
 use crate::tls::FleetAuthority;
 
 /// How long a connection may be silent before its first byte.
-const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections that may be silent, or at their handshake, at once; further ones wait to be accepted.
-const SILENT_CONNECTIONS: usize = 256;
+const MAX_SILENT_CONNECTIONS: usize = 256;
 
 /// Connections without a certificate at once, where agents need one: each asks for one and leaves. Agents that find no place try again.
-const STRANGERS: usize = 64;
+const MAX_UNAUTHENTICATED_CONNECTIONS: usize = 64;
 
 /// Serves agents on `listener` until `end`, over TLS where there is an authority to admit them.
 ///
@@ -46,7 +46,7 @@ pub(crate) async fn serve(
     let fence = Arc::<Fence>::default();
     let join = admitting.clone().map(|admitting| Joining::server(sessions.fleet.clone(), admitting, fence.clone()));
     let is_open = admitting.is_none();
-    let link = AgentLinkServer::new(Link { sessions, metrics, is_open, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
+    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
     Server::builder()
         .initial_stream_window_size(wire::WINDOW_BYTES)
         .initial_connection_window_size(wire::WINDOW_BYTES)
@@ -55,77 +55,77 @@ pub(crate) async fn serve(
         .http2_keepalive_timeout(Some(wire::KEEPALIVE))
         .add_service(link)
         .add_optional_service(join)
-        .serve_with_incoming_shutdown(connections(listener, admitting, fence), end.cancelled_owned())
+        .serve_with_incoming_shutdown(accept_connections(listener, admitting, fence), end.cancelled_owned())
         .await
 }
 
 /// Connections that have begun to speak: HTTP/2 has no deadline for its first words, so a port scanner would stay for ever.
-fn connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<Fence>) -> impl Stream<Item = io::Result<Connection>> {
+fn accept_connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<Fence>) -> impl Stream<Item = io::Result<Connection>> {
     let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
-    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let strangers = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
     let spoken = accepted.map(move |stream| {
         let (handshake, fence, strangers) =
             (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone(), strangers.clone());
         async move {
-            hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT).ok()?;
-            timeout(FIRST_BYTE_DEADLINE, stream.readable()).await.ok()?.ok()?;
+            hostler_boot::configure_stream(&stream, wire::TCP_USER_TIMEOUT).ok()?;
+            timeout(FIRST_BYTE_TIMEOUT, stream.readable()).await.ok()?.ok()?;
             let stream = match handshake {
                 None => Tunnel::Plain(stream),
                 Some(handshake) => {
                     let peer = stream.peer_addr().ok();
-                    let secured = hostler_tls::accept(stream, handshake, FIRST_BYTE_DEADLINE).await;
-                    secured.inspect_err(|error| refused(peer, error)).ok()?
+                    let secured = hostler_tls::accept(stream, handshake, FIRST_BYTE_TIMEOUT).await;
+                    secured.inspect_err(|error| log_failed_handshake(peer, error)).ok()?
                 }
             };
             Connection::new(stream, &fence, &strangers).map(Ok)
         }
     });
-    spoken.buffer_unordered(SILENT_CONNECTIONS).filter_map(std::future::ready)
+    spoken.buffer_unordered(MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)
 }
 
 /// A handshake failed. What somebody can do something about is said aloud; who scans ports and leaves is not.
-fn refused(peer: Option<std::net::SocketAddr>, error: &io::Error) {
-    match hostler_tls::router_side(error) {
+fn log_failed_handshake(peer: Option<std::net::SocketAddr>, error: &io::Error) {
+    match hostler_tls::describe_for_router(error) {
         Some(reason) => tracing::warn!(?peer, reason, "an agent's connection was refused"),
         None => tracing::debug!(?peer, %error, "an agent's handshake failed"),
     }
 }
 
 /// A lane whose stream goes on. However that ends, the lane's requests are told.
-struct OpenLane {
+struct LaneGuard {
     lane: Arc<Lane>,
     lanes: Arc<Lanes>,
 }
 
-impl Drop for OpenLane {
+impl Drop for LaneGuard {
     fn drop(&mut self) {
-        self.lane.lose();
+        self.lane.mark_lost();
         self.lanes.remove_lost();
     }
 }
 
 #[derive(Debug)]
-struct Link {
+struct AgentEndpoint {
     sessions: Arc<Sessions>,
     metrics: Arc<RouterMetrics>,
     /// Agents need no certificate.
-    is_open: bool,
+    is_anonymous_allowed: bool,
     /// The streams of agents never end by themselves; without this the server would wait for them.
     end: CancellationToken,
 }
 
 const NO_CERTIFICATE: &str = "this router serves nodes that have a certificate and are attached: join with a token (agent.join_token_file)";
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl AgentLink for Link {
-    type AttachStream = Answers<hostler_proto::agent::v1::AttachResponse>;
-    type CarryStream = Answers<FrameBatch>;
+impl AgentLink for AgentEndpoint {
+    type AttachStream = ResponseStream<hostler_proto::agent::v1::AttachResponse>;
+    type CarryStream = ResponseStream<FrameBatch>;
 
     async fn attach(&self, request: Request<Streaming<AttachRequest>>) -> Result<Response<Self::AttachStream>, Status> {
         let Peer { address, member } = Peer::of(&request);
-        if member.is_none() && !self.is_open {
+        if member.is_none() && !self.is_anonymous_allowed {
             return Err(Status::unauthenticated(NO_CERTIFICATE));
         }
         let messages = attach(self.sessions.clone(), request.into_inner(), member).await.inspect_err(|status| {
@@ -135,7 +135,7 @@ impl AgentLink for Link {
     }
 
     async fn carry(&self, request: Request<Streaming<FrameBatch>>) -> Result<Response<Self::CarryStream>, Status> {
-        if !self.is_open && !Peer::of(&request).member.is_some_and(|member| member.is_attached()) {
+        if !self.is_anonymous_allowed && !Peer::of(&request).member.is_some_and(|member| member.is_attached()) {
             return Err(Status::unauthenticated(NO_CERTIFICATE));
         }
         let ticket = request.metadata().get_bin(TICKET_KEY).and_then(|ticket| ticket.to_bytes().ok());
@@ -147,7 +147,7 @@ impl AgentLink for Link {
         let batches = lane.outbox().batches().map(Ok);
         let mut frames = request.into_inner();
         let end = self.end.clone();
-        let open = OpenLane { lane, lanes };
+        let open = LaneGuard { lane, lanes };
         tokio::spawn(async move {
             let lane = &open.lane;
             let read = async {

@@ -4,50 +4,50 @@ use std::net::SocketAddr;
 
 /// Something that is open to whoever reaches an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opening {
+pub struct Exposure {
     /// The setting that closes it.
     pub setting: &'static str,
     /// Where.
     pub address: SocketAddr,
     /// What is open, in words.
-    pub what: &'static str,
+    pub description: &'static str,
 }
 
-impl Opening {
+impl Exposure {
     /// Whether it is open to other hosts, too.
     #[must_use]
-    pub fn is_beyond_host(&self) -> bool {
+    pub fn is_remote(&self) -> bool {
         !self.address.ip().is_loopback()
     }
 }
 
 /// The addresses of a router, and what guards them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Doors {
+pub(crate) struct Listeners {
     pub(crate) edge: SocketAddr,
     pub(crate) agents: SocketAddr,
     pub(crate) admin: SocketAddr,
     /// Requests need a key, or their clients a certificate.
-    pub(crate) keys: bool,
+    pub(crate) has_keys: bool,
     /// There is a key file, so that operators may show an admin key.
-    pub(crate) key_file: bool,
+    pub(crate) has_key_file: bool,
     /// The edge speaks TLS.
-    pub(crate) edge_tls: bool,
+    pub(crate) has_edge_tls: bool,
     /// Agents have to show a certificate.
-    pub(crate) agents_tls: bool,
+    pub(crate) has_agents_tls: bool,
 }
 
 /// What is open. Plain text within this host is not: only its root could listen.
-pub(crate) fn openings(doors: &Doors) -> Vec<Opening> {
-    let Doors { edge, agents, admin, .. } = *doors;
+pub(crate) fn find_exposures(doors: &Listeners) -> Vec<Exposure> {
+    let Listeners { edge, agents, admin, .. } = *doors;
     let is_far = |address: SocketAddr| !address.ip().is_loopback();
     let lines = [
-        (!doors.keys, "router.keys_file", edge, "no keys: whoever reaches it may use the models"),
-        (!doors.edge_tls && is_far(edge), "router.listen", edge, "no TLS: prompts, answers and keys travel in plain text"),
-        (!doors.agents_tls, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
-        (doors.key_file && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
+        (!doors.has_keys, "router.keys_file", edge, "no keys: whoever reaches it may use the models"),
+        (!doors.has_edge_tls && is_far(edge), "router.listen", edge, "no TLS: prompts, answers and keys travel in plain text"),
+        (!doors.has_agents_tls, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
+        (doors.has_key_file && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
     ];
-    lines.into_iter().filter(|(is_open, ..)| *is_open).map(|(_, setting, address, what)| Opening { setting, address, what }).collect()
+    lines.into_iter().filter(|(is_open, ..)| *is_open).map(|(_, setting, address, what)| Exposure { setting, address, description: what }).collect()
 }
 
 #[cfg(test)]

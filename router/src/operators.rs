@@ -17,7 +17,7 @@ use hostler_proto::fleet::v1::{
 use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView};
-use crate::placement::{Placer, Record};
+use crate::placement::{Placer, PlacementDecision};
 use crate::prompt::Standing;
 pub(crate) use socket::SocketPlace;
 pub use socket::operators_sockets;
@@ -105,7 +105,7 @@ impl fleet_server::Fleet for Operators {
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let ExplainRequest { id, most } = request.into_inner();
         let most = if most == 0 { 10 } else { most as usize }.min(DECISIONS);
-        let records = if id.is_empty() { self.placer.ring.latest(most) } else { self.placer.ring.find(&id) };
+        let records = if id.is_empty() { self.placer.decisions.latest(most) } else { self.placer.decisions.find(&id) };
         if records.is_empty() && !id.is_empty() {
             let message = format!(
                 "no decision about a request {id:?} is remembered here: name the x-hostler-id of its answer, or the x-request-id that the client sent; \
@@ -218,30 +218,30 @@ fn rates(rates: &hostler_placement::rates::Rates) -> Rates {
     Rates { step, prefill, attention, decode, context, slowness }
 }
 
-fn decision(record: &Record) -> Decision {
+fn decision(record: &PlacementDecision) -> Decision {
     let outcome = *record.outcome.lock();
-    let scored = record.decision.scored.iter().zip(&record.names).zip(&record.ages);
+    let scored = record.decision.scored.iter().zip(&record.replica_names).zip(&record.report_ages);
     Decision {
         id: format!("{:016x}", record.id),
         client_id: record.client_id.as_deref().unwrap_or_default().to_owned(),
         path: record.path.to_string(),
         model: record.model.as_deref().unwrap_or_default().to_owned(),
-        at_ms: record.at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+        at_ms: record.decided_at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
         attempt: record.attempt,
-        held: record.held.into(),
-        level: record.level.word().to_owned(),
-        fallback: record.fallback.to_owned(),
-        tokens: record.tokens,
-        output: record.output,
-        why: record.why().to_owned(),
+        held: record.queued_seconds.into(),
+        level: record.level.as_str().to_owned(),
+        fallback: record.fallback_reason.to_owned(),
+        tokens: record.prompt_tokens,
+        output: record.expected_output_tokens,
+        why: record.reason().to_owned(),
         tied: count(record.decision.tied),
         utilisation: record.decision.utilisation,
         nominal: Some(rates(&record.decision.nominal)),
         chosen: count(record.decision.chosen),
         scored: scored.map(|((scored, name), age)| self::scored(scored, name, *age)).collect(),
         candidates: count(record.decision.candidates),
-        first_token: outcome.first_token,
-        cached: outcome.cached,
+        first_token: outcome.first_token_seconds,
+        cached: outcome.cached_tokens,
     }
 }
 

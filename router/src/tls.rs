@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_tls::{AgentsTls, Authority, EdgeFiles, EdgeTls, TlsError, Tokens};
+use hostler_tls::{AgentsTls, Authority, EdgeFiles, EdgeTls, TlsError, TokenStore};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::RouterConfig;
 
 /// Shorter lives of certificates than this would end before they can be renewed.
-const SHORTEST_LIFETIME: Duration = Duration::from_secs(2);
+const MIN_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(2);
 
 /// Longer ones would let a stolen certificate work for too long.
-const LONGEST_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Why TLS cannot begin.
 #[derive(Debug, thiserror::Error)]
-pub enum SecurityError {
+pub enum TlsSetupError {
     /// The edge's files.
     #[error("{0} (settings router.tls_cert, router.tls_key, router.tls_client_ca)")]
     Edge(#[source] TlsError),
@@ -28,10 +28,10 @@ pub enum SecurityError {
     Agents(#[source] TlsError),
     /// One file of a pair.
     #[error("router.tls_cert and router.tls_key belong together: give both, or neither")]
-    Half,
+    IncompletePair,
     /// Clients' certificates without TLS.
     #[error("router.tls_client_ca asks clients for certificates, which takes TLS: give router.tls_cert and router.tls_key too")]
-    ClientsOnly,
+    ClientCaWithoutTls,
     /// A lifetime out of bounds.
     #[error("router.certificate_lifetime is to be between 2 s and 30 days")]
     Lifetime,
@@ -52,7 +52,7 @@ pub enum SecurityError {
 
 /// The TLS of both ports, where they have it.
 #[derive(Debug, Clone)]
-pub(crate) struct Security {
+pub(crate) struct RouterTls {
     pub(crate) edge: Option<Arc<EdgeTls>>,
     pub(crate) agents: Option<FleetAuthority>,
 }
@@ -62,33 +62,33 @@ pub(crate) struct Security {
 pub(crate) struct FleetAuthority {
     pub(crate) tls: Arc<AgentsTls>,
     pub(crate) authority: Arc<Authority>,
-    pub(crate) tokens: Tokens,
+    pub(crate) tokens: TokenStore,
     /// Of nodes' certificates.
-    pub(crate) lifetime: Duration,
+    pub(crate) certificate_lifetime: Duration,
 }
 
-impl Security {
+impl RouterTls {
     /// Reads what the settings name.
-    pub(crate) fn load(config: &RouterConfig) -> Result<Self, SecurityError> {
-        if !(SHORTEST_LIFETIME..=LONGEST_LIFETIME).contains(&config.certificate_lifetime) {
-            return Err(SecurityError::Lifetime);
+    pub(crate) fn load(config: &RouterConfig) -> Result<Self, TlsSetupError> {
+        if !(MIN_CERTIFICATE_LIFETIME..=MAX_CERTIFICATE_LIFETIME).contains(&config.certificate_lifetime) {
+            return Err(TlsSetupError::Lifetime);
         }
-        let client_authority = given(&config.tls_client_ca);
-        let edge = match (given(&config.tls_cert), given(&config.tls_key)) {
+        let client_authority = non_empty_path(&config.tls_client_ca);
+        let edge = match (non_empty_path(&config.tls_cert), non_empty_path(&config.tls_key)) {
             (Some(certificate), Some(key)) => {
                 let files = EdgeFiles { certificate, key, client_authority };
-                Some(Arc::new(EdgeTls::load(files).map_err(SecurityError::Edge)?))
+                Some(Arc::new(EdgeTls::load(files).map_err(TlsSetupError::Edge)?))
             }
-            (None, None) if client_authority.is_some() => return Err(SecurityError::ClientsOnly),
+            (None, None) if client_authority.is_some() => return Err(TlsSetupError::ClientCaWithoutTls),
             (None, None) => None,
-            _ => return Err(SecurityError::Half),
+            _ => return Err(TlsSetupError::IncompletePair),
         };
-        let agents = given(&config.tls_dir).map(|folder| FleetAuthority::load(&folder, config.certificate_lifetime)).transpose();
-        Ok(Self { edge, agents: agents.map_err(SecurityError::Agents)? })
+        let agents = non_empty_path(&config.tls_dir).map(|folder| FleetAuthority::load(&folder, config.certificate_lifetime)).transpose();
+        Ok(Self { edge, agents: agents.map_err(TlsSetupError::Agents)? })
     }
 
     /// Refuses addresses that others reach in plain text, unless the settings permit it.
-    pub(crate) fn check(&self, config: &RouterConfig, edge: SocketAddr, agents: SocketAddr) -> Result<(), SecurityError> {
+    pub(crate) fn check_plain_text(&self, config: &RouterConfig, edge: SocketAddr, agents: SocketAddr) -> Result<(), TlsSetupError> {
         let doors = [
             ("router.listen", edge, self.edge.is_some(), "give it a certificate (router.tls_cert and router.tls_key)"),
             (
@@ -100,22 +100,22 @@ impl Security {
         ];
         for (setting, address, secured, remedy) in doors {
             if !secured && !config.allow_plain_text && !address.ip().is_loopback() {
-                return Err(SecurityError::PlainText { setting, address, remedy });
+                return Err(TlsSetupError::PlainText { setting, address, remedy });
             }
         }
         Ok(())
     }
 
     /// Keeps the edge's certificate as its files have it and the agents' port's from expiring, until `end`.
-    pub(crate) async fn keep_fresh(self, end: CancellationToken) {
+    pub(crate) async fn renew_certificates(self, end: CancellationToken) {
         let edge = async {
             if let Some(edge) = self.edge {
-                edge.keep_fresh(end.clone()).await;
+                edge.reload_on_change(end.clone()).await;
             }
         };
         let agents = async {
             if let Some(agents) = self.agents {
-                agents.tls.keep_fresh(end.clone()).await;
+                agents.tls.renew_certificate(end.clone()).await;
             }
         };
         tokio::join!(edge, agents);
@@ -126,11 +126,11 @@ impl FleetAuthority {
     fn load(folder: &Path, lifetime: Duration) -> Result<Self, TlsError> {
         let authority = Arc::new(Authority::load(folder)?);
         let tls = Arc::new(AgentsTls::new(authority.clone(), lifetime)?);
-        Ok(Self { tls, authority, tokens: Tokens::beside(folder), lifetime })
+        Ok(Self { tls, authority, tokens: TokenStore::in_folder(folder), certificate_lifetime: lifetime })
     }
 }
 
-fn given(path: &Path) -> Option<PathBuf> {
+fn non_empty_path(path: &Path) -> Option<PathBuf> {
     (!path.as_os_str().is_empty()).then(|| path.to_owned())
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Adapters {
 
 /// Why an adapter is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotLoaded {
+pub(crate) enum LoadAdapterError {
     /// One of this name is there.
     Known,
     /// There is nothing at its path.
@@ -29,14 +29,14 @@ pub(crate) enum NotLoaded {
 
 impl Adapters {
     /// Adds one.
-    pub(crate) fn load(&self, adapter: Adapter, in_place: bool) -> Result<(), NotLoaded> {
+    pub(crate) fn load(&self, adapter: Adapter, in_place: bool) -> Result<(), LoadAdapterError> {
         let mut loaded = self.loaded.lock();
         let known = loaded.iter().position(|known| known.name == adapter.name);
         if known.is_some() && !in_place {
-            return Err(NotLoaded::Known);
+            return Err(LoadAdapterError::Known);
         }
         if !Path::new(&adapter.path).exists() {
-            return Err(NotLoaded::Missing);
+            return Err(LoadAdapterError::Missing);
         }
         match known {
             Some(at) => loaded[at] = adapter,

@@ -74,7 +74,7 @@ impl Faults {
     /// Returns when the engine does not hang; at once, most of the time. Has no
     /// deadline of its own: a hang lasts until the fault ends or the engine stops,
     /// and `Engine::run` bounds the latter.
-    pub(crate) async fn until_not_hung(&self) {
+    pub(crate) async fn wait_not_hung(&self) {
         let mut hung = self.hung.subscribe();
         // The sender is `self`, so waiting cannot fail.
         let _ = hung.wait_for(|hung| !hung).await;

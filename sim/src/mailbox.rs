@@ -23,7 +23,7 @@ pub(crate) enum Finish {
 
 impl Finish {
     /// The word in `finish_reason` and in the metric label.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
@@ -44,17 +44,17 @@ pub(crate) struct Delta {
 /// The mailbox of one request, which has one or more choices.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
     cancelled: AtomicBool,
     /// Tokens that are worth an event; see `--stream-interval`.
     interval: usize,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MailboxState {
     deltas: Vec<Delta>,
     /// Whether `deltas` are to be sent now.
-    due: bool,
+    is_due: bool,
     cached_tokens: usize,
     waker: Option<Waker>,
 }
@@ -71,8 +71,8 @@ impl Mailbox {
             let delta = state.delta(choice);
             delta.tokens.push(token);
             delta.finish = finish;
-            state.due |= first || finish.is_some() || state.delta(choice).tokens.len() >= self.interval;
-            if state.due { state.waker.take() } else { None }
+            state.is_due |= first || finish.is_some() || state.delta(choice).tokens.len() >= self.interval;
+            if state.is_due { state.waker.take() } else { None }
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -84,7 +84,7 @@ impl Mailbox {
         let waker = {
             let mut state = self.state.lock();
             state.delta(choice).finish = Some(finish);
-            state.due = true;
+            state.is_due = true;
             state.waker.take()
         };
         if let Some(waker) = waker {
@@ -93,11 +93,11 @@ impl Mailbox {
     }
 
     /// Moves what has arrived into `taken`, which is emptied before.
-    pub(crate) fn poll_take(&self, context: &mut Context<'_>, taken: &mut Vec<Delta>) -> Poll<()> {
+    pub(crate) fn poll_deltas(&self, context: &mut Context<'_>, taken: &mut Vec<Delta>) -> Poll<()> {
         taken.clear();
         let mut state = self.state.lock();
-        if state.due {
-            state.due = false;
+        if state.is_due {
+            state.is_due = false;
             std::mem::swap(&mut state.deltas, taken);
             return Poll::Ready(());
         }
@@ -128,7 +128,7 @@ impl Mailbox {
     }
 }
 
-impl State {
+impl MailboxState {
     fn delta(&mut self, choice: usize) -> &mut Delta {
         let found = self.deltas.iter().position(|delta| delta.choice == choice);
         let index = found.unwrap_or_else(|| {

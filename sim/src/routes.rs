@@ -70,9 +70,9 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
     let path = request.uri().path();
     if let Some(below) = path.strip_prefix("/v1/responses/") {
-        return Ok(api::kept_response(api, request.method(), &unescaped(below)));
+        return Ok(api::stored_response(api, request.method(), &percent_decode(below)));
     }
-    let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path && is_there(api, path)) else {
+    let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path && is_enabled(api, path)) else {
         return Ok(not_found());
     };
     if !allowed.split(", ").any(|method| method == request.method().as_str()) {
@@ -93,13 +93,13 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
         Err(error) => return Err(error),
     };
     let id = given_id.and_then(|id| id.to_str().ok());
-    if is_clients(path)
+    if is_client_route(path)
         && let Err(error) = check_type(&content_type)
     {
         return Ok(error.reply());
     }
     let (path, body) = match *path {
-        "/invocations" => match api::carried(&body, adapter.as_deref()) {
+        "/invocations" => match api::parse_invocation(&body, adapter.as_deref()) {
             Ok(carried) => carried,
             Err(error) => return Ok(error.reply()),
         },
@@ -109,12 +109,12 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
 }
 
 /// Routes that look at the type of a body.
-fn is_clients(path: &str) -> bool {
+fn is_client_route(path: &str) -> bool {
     path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize" | "/invocations")
 }
 
 /// Routes that vLLM has only when it was started so.
-fn is_there(api: &Api, path: &str) -> bool {
+fn is_enabled(api: &Api, path: &str) -> bool {
     match path {
         "/sleep" | "/wake_up" | "/is_sleeping" | "/collective_rpc" => api.args.sim_dev_mode,
         "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => api.args.sim_runtime_lora,
@@ -124,7 +124,7 @@ fn is_there(api: &Api, path: &str) -> bool {
 
 async fn post(api: &Api, (path, query): (&str, &str), body: &Bytes, id: Option<&str>) -> Result<Reply, ApiError> {
     if path.starts_with("/v1/") {
-        provoked(api, body)?;
+        apply_triggers(api, body)?;
     }
     match path {
         "/v1/chat/completions" => api::chat(api, body, id).await,
@@ -160,21 +160,21 @@ fn get(api: &Api, path: &str, query: &str) -> Reply {
         "/sim/model/tokenizer.json" => json(StatusCode::OK, tokenizer_json()),
         "/sim/model/tokenizer_config.json" => json(StatusCode::OK, tokenizer_config_json()),
         _ => {
-            let text = render(&api.core.metrics, &api.args, &wanted_names(query));
+            let text = render(&api.core.metrics, &api.args, &requested_names(query));
             whole(StatusCode::OK, "text/plain; version=1.0.0; charset=utf-8", text)
         }
     }
 }
 
 /// The values of `name[]` in a query.
-fn wanted_names(query: &str) -> Vec<String> {
+fn requested_names(query: &str) -> Vec<String> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let pairs = pairs.map(|(key, value)| (unescaped(key), unescaped(value)));
+    let pairs = pairs.map(|(key, value)| (percent_decode(key), percent_decode(value)));
     pairs.filter(|(key, _)| key == "name[]").map(|(_, value)| value).collect()
 }
 
 /// Undoes percent encoding; what is not valid stays as it is.
-fn unescaped(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
@@ -192,7 +192,7 @@ fn unescaped(text: &str) -> String {
 }
 
 /// What `--sim-die-on` and `--sim-err-on` make of a request.
-fn provoked(api: &Api, body: &[u8]) -> Result<(), ApiError> {
+fn apply_triggers(api: &Api, body: &[u8]) -> Result<(), ApiError> {
     let contains = |text: &Option<String>| text.as_ref().is_some_and(|text| memchr::memmem::find(body, text.as_bytes()).is_some());
     if contains(&api.args.sim_die_on) {
         let (faults, delay) = (api.core.faults.clone(), Duration::from_millis(api.args.sim_die_on_ms));

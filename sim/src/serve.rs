@@ -19,11 +19,11 @@ use tracing::{debug, error, info, warn};
 use crate::adapters::Adapters;
 use crate::api::{Api, unix_seconds};
 use crate::args::EngineArgs;
-use crate::engine::{Core, Stepping};
+use crate::engine::{EngineHandle, Stepping};
 use crate::error::Error;
 use crate::kv_events::{KvEventsConfig, Publisher};
 use crate::routes;
-use crate::stored::Stored;
+use crate::stored::ResponseStore;
 
 /// Connections that may wait to be accepted; uvicorn's own number.
 const BACKLOG: u32 = 2048;
@@ -54,12 +54,12 @@ impl std::fmt::Display for Address {
 
 /// A socket that is bound and refuses connections until it listens, as a starting
 /// vLLM does.
-enum Bound {
+enum BoundSocket {
     Unix(UnixSocket),
     Tcp(TcpSocket),
 }
 
-enum Listening {
+enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
@@ -73,7 +73,7 @@ enum Connection {
 pub struct Engine {
     api: Api,
     stepping: Stepping,
-    bound: Bound,
+    bound: BoundSocket,
     address: Address,
     kv_events: Option<KvEventsConfig>,
 }
@@ -104,8 +104,8 @@ impl Engine {
             None => bind_tcp(&args.host, args.port)?,
         };
         let args = Arc::new(args);
-        let (core, stepping) = Core::new(args.clone());
-        let api = Api { args, core, adapters: Adapters::default(), stored: Stored::default(), created: unix_seconds() };
+        let (core, stepping) = EngineHandle::new(args.clone());
+        let api = Api { args, core, adapters: Adapters::default(), stored: ResponseStore::default(), created: unix_seconds() };
         Ok(Self { api, stepping, bound, address, kv_events })
     }
 
@@ -214,7 +214,7 @@ impl Server {
     }
 
     /// Serves every connection in a task of its own; never returns.
-    async fn accept(&self, listening: &Listening) {
+    async fn accept(&self, listening: &Listener) {
         loop {
             match listening.accept().await {
                 Ok(Connection::Unix(stream)) => self.serve_connection(stream),
@@ -255,7 +255,7 @@ impl Server {
     }
 
     /// What SIGTERM does to vLLM.
-    async fn stop(self, listening: Listening) {
+    async fn stop(self, listening: Listener) {
         // A hung engine ends no stream; then only the bound below helps.
         let grace = Duration::from_secs(self.api.args.shutdown_timeout) + FLUSH_TIMEOUT;
         tokio::select! {
@@ -286,17 +286,17 @@ impl Server {
     }
 }
 
-impl Bound {
-    fn listen(self, address: &Address) -> Result<Listening, Error> {
+impl BoundSocket {
+    fn listen(self, address: &Address) -> Result<Listener, Error> {
         let listening = match self {
-            Self::Unix(socket) => socket.listen(BACKLOG).map(Listening::Unix),
-            Self::Tcp(socket) => socket.listen(BACKLOG).map(Listening::Tcp),
+            Self::Unix(socket) => socket.listen(BACKLOG).map(Listener::Unix),
+            Self::Tcp(socket) => socket.listen(BACKLOG).map(Listener::Tcp),
         };
         listening.map_err(|source| bind_error(address.to_string(), source))
     }
 }
 
-impl Listening {
+impl Listener {
     async fn accept(&self) -> std::io::Result<Connection> {
         match self {
             Self::Unix(listener) => Ok(Connection::Unix(listener.accept().await?.0)),
@@ -305,17 +305,17 @@ impl Listening {
     }
 }
 
-fn bind_unix(path: PathBuf) -> Result<(Bound, Address), Error> {
+fn bind_unix(path: PathBuf) -> Result<(BoundSocket, Address), Error> {
     if path.as_os_str().len() > SOCKET_PATH_BYTES {
         return Err(Error::PathTooLong { path });
     }
     let failed = |source| bind_error(format!("unix:{}", path.display()), source);
     let socket = UnixSocket::new_stream().map_err(failed)?;
     socket.bind(&path).map_err(failed)?;
-    Ok((Bound::Unix(socket), Address::Unix(path)))
+    Ok((BoundSocket::Unix(socket), Address::Unix(path)))
 }
 
-fn bind_tcp(host: &str, port: u16) -> Result<(Bound, Address), Error> {
+fn bind_tcp(host: &str, port: u16) -> Result<(BoundSocket, Address), Error> {
     let ip = match host {
         "localhost" => Ipv4Addr::LOCALHOST.into(),
         "" | "*" => Ipv6Addr::UNSPECIFIED.into(),
@@ -328,7 +328,7 @@ fn bind_tcp(host: &str, port: u16) -> Result<(Bound, Address), Error> {
     socket.set_reuseaddr(true).map_err(failed)?;
     socket.bind(address).map_err(failed)?;
     let address = socket.local_addr().map_err(failed)?;
-    Ok((Bound::Tcp(socket), Address::Tcp(address)))
+    Ok((BoundSocket::Tcp(socket), Address::Tcp(address)))
 }
 
 fn bind_error(address: String, source: std::io::Error) -> Error {

@@ -8,12 +8,12 @@ const POOLS: [&str; 2] = ["weights", "kv_cache"];
 
 /// The state of one engine's memory.
 #[derive(Debug, Default)]
-pub(crate) struct Slumber {
-    state: Mutex<State>,
+pub(crate) struct SleepState {
+    state: Mutex<SleepFlags>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct State {
+struct SleepFlags {
     /// Level of the sleep; 0 when awake.
     level: u8,
     /// Pools that sleep, in the order of `POOLS`.
@@ -22,7 +22,7 @@ struct State {
     weights_lost: bool,
 }
 
-impl Slumber {
+impl SleepState {
     /// Everything goes to sleep at this level, 1 or 2.
     pub(crate) fn sleep(&self, level: u8) {
         let mut state = self.state.lock();
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn an_engine_is_awake_when_every_pool_is() {
-        let slumber = Slumber::default();
+        let slumber = SleepState::default();
         slumber.sleep(2);
         assert_eq!(slumber.level(), 2);
         assert!(!slumber.wake(&["weights".to_owned()]));

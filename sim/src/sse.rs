@@ -50,7 +50,7 @@ impl EventStream {
             if self.unfinished == 0 {
                 return Poll::Ready(None);
             }
-            ready!(self.generation.mailbox.poll_take(context, &mut self.deltas));
+            ready!(self.generation.mailbox.poll_deltas(context, &mut self.deltas));
             self.write_deltas();
         }
     }

@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 /// Responses that are kept at most. vLLM keeps all there ever were.
-const MOST: usize = 1024;
+const MAX_RESPONSES: usize = 1024;
 
 /// All that are kept. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stored(Arc<Mutex<VecDeque<Kept>>>);
+pub(crate) struct ResponseStore(Arc<Mutex<VecDeque<StoredResponse>>>);
 
 #[derive(Debug)]
-struct Kept {
+struct StoredResponse {
     id: String,
     json: String,
     /// What computes it.
@@ -23,31 +23,31 @@ struct Kept {
 
 /// Why a response is not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotEnded {
+pub(crate) enum CancelError {
     /// There is none of this id.
     Missing,
     /// It does not run in the background.
     Complete,
 }
 
-impl Stored {
+impl ResponseStore {
     /// Keeps a response that is complete, unless it was ended before.
     pub(crate) fn complete(&self, id: &str, json: String) {
         let mut kept = self.0.lock();
         match kept.iter_mut().find(|kept| kept.id == id) {
-            Some(Kept { running: None, json, .. }) if json.contains(CANCELLED) => {}
+            Some(StoredResponse { running: None, json, .. }) if json.contains(CANCELLED) => {}
             Some(kept) => (kept.json, kept.running) = (json, None),
-            None => push(&mut kept, Kept { id: id.to_owned(), json, running: None }),
+            None => push(&mut kept, StoredResponse { id: id.to_owned(), json, running: None }),
         }
     }
 
     /// Keeps one that will be computed in the background.
     pub(crate) fn begin(&self, id: &str, json: String) {
-        push(&mut self.0.lock(), Kept { id: id.to_owned(), json, running: None });
+        push(&mut self.0.lock(), StoredResponse { id: id.to_owned(), json, running: None });
     }
 
     /// What computes it; nothing if it is complete by now.
-    pub(crate) fn runs(&self, id: &str, task: AbortHandle) {
+    pub(crate) fn set_task(&self, id: &str, task: AbortHandle) {
         if let Some(kept) = self.0.lock().iter_mut().find(|kept| kept.id == id && kept.json.contains(QUEUED)) {
             kept.running = Some(task);
         }
@@ -59,10 +59,10 @@ impl Stored {
     }
 
     /// Ends one that runs in the background, and says what is left of it.
-    pub(crate) fn cancel(&self, id: &str) -> Result<String, NotEnded> {
+    pub(crate) fn cancel(&self, id: &str) -> Result<String, CancelError> {
         let mut kept = self.0.lock();
-        let kept = kept.iter_mut().find(|kept| kept.id == id).ok_or(NotEnded::Missing)?;
-        let running = kept.running.take().ok_or(NotEnded::Complete)?;
+        let kept = kept.iter_mut().find(|kept| kept.id == id).ok_or(CancelError::Missing)?;
+        let running = kept.running.take().ok_or(CancelError::Complete)?;
         running.abort();
         kept.json = kept.json.replace(QUEUED, CANCELLED);
         Ok(kept.json.clone())
@@ -74,8 +74,8 @@ pub(crate) const QUEUED: &str = r#""status":"queued""#;
 
 const CANCELLED: &str = r#""status":"cancelled""#;
 
-fn push(kept: &mut VecDeque<Kept>, new: Kept) {
-    if kept.len() == MOST {
+fn push(kept: &mut VecDeque<StoredResponse>, new: StoredResponse) {
+    if kept.len() == MAX_RESPONSES {
         kept.pop_front();
     }
     kept.push_back(new);

@@ -14,7 +14,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::certified::{check_name, node_uri, token_uri};
 use crate::files::{make_folder, read, write_new, write_public};
-use crate::{BACKDATED, Certified, Fingerprint, ROUTER_NAME, TlsError, read_private, write_private};
+use crate::{BACKDATE_SECONDS, CertificateInfo, Fingerprint, ROUTER_NAME, TlsError, read_private, write_private};
 
 /// The authority's certificate, in its folder. Anybody may read it.
 const CERTIFICATE: &str = "ca.crt";
@@ -23,7 +23,7 @@ const CERTIFICATE: &str = "ca.crt";
 const KEY: &str = "ca.key";
 
 /// How long the authority itself holds.
-const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// A fleet's authority.
 #[derive(Debug)]
@@ -35,11 +35,11 @@ pub struct Authority {
 
 /// A certificate that was just signed, and what it says.
 #[derive(Debug, Clone)]
-pub struct Issued {
+pub struct IssuedCertificate {
     /// The certificate.
     pub certificate: Vec<u8>,
     /// What it says.
-    pub certified: Certified,
+    pub info: CertificateInfo,
 }
 
 impl Authority {
@@ -59,7 +59,7 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, fleet);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        hold(&mut params, LIFETIME);
+        set_validity(&mut params, AUTHORITY_LIFETIME);
         let certificate = params.self_signed(&key)?;
         // The key first: a folder with a key alone is no authority yet, and nothing has been signed by it.
         write_new(&folder.join(KEY), key.serialize_pem().as_bytes())?;
@@ -115,7 +115,7 @@ impl Authority {
     ///
     /// # Errors
     /// When the request is damaged, does not prove that its sender has the key, or a name cannot stand in a certificate.
-    pub fn issue(&self, node: &str, token: &str, request: &[u8], lifetime: Duration) -> Result<Issued, TlsError> {
+    pub fn issue(&self, node: &str, token: &str, request: &[u8], lifetime: Duration) -> Result<IssuedCertificate, TlsError> {
         check_name(node)?;
         let request = parse_request(request)?;
         let mut params = CertificateParams::default();
@@ -126,10 +126,10 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
-        hold(&mut params, lifetime);
+        set_validity(&mut params, lifetime);
         let certificate = params.signed_by(&request.public_key, &self.issuer)?.der().to_vec();
-        let certified = Certified::read(&certificate).ok_or_else(|| TlsError::Crypto("the new certificate cannot be read".into()))?;
-        Ok(Issued { certificate, certified })
+        let certified = CertificateInfo::parse(&certificate).ok_or_else(|| TlsError::Crypto("the new certificate cannot be read".into()))?;
+        Ok(IssuedCertificate { certificate, info: certified })
     }
 
     /// The key in a signing request.
@@ -149,7 +149,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
-        hold(&mut params, lifetime);
+        set_validity(&mut params, lifetime);
         let certificate = params.signed_by(&key, &self.issuer)?;
         // With the authority's own: an agent that joins has only its fingerprint.
         Ok((vec![certificate.der().clone(), self.certificate.clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
@@ -162,9 +162,9 @@ fn parse_request(request: &[u8]) -> Result<CertificateSigningRequestParams, TlsE
 }
 
 /// Valid from a little before now until `lifetime` from now.
-fn hold(params: &mut CertificateParams, lifetime: Duration) {
+fn set_validity(params: &mut CertificateParams, lifetime: Duration) {
     let now = SystemTime::now();
-    params.not_before = (now - Duration::from_secs(BACKDATED)).into();
+    params.not_before = (now - Duration::from_secs(BACKDATE_SECONDS)).into();
     params.not_after = (now + lifetime).into();
 }
 

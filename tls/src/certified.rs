@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::{BACKDATED, TlsError, hex};
+use crate::{BACKDATE_SECONDS, TlsError, hex};
 
 /// SHA-256 of a public key: by it an authority or a node's key is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl std::fmt::Display for Fingerprint {
 
 /// What is read out of a node's certificate. Whether it holds was decided in the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certified {
+pub struct CertificateInfo {
     /// The node's name.
     pub node: String,
     /// The id of the token by which it joined.
@@ -39,15 +39,15 @@ pub struct Certified {
     /// Its key.
     pub key: Fingerprint,
     /// When it was issued, in seconds since 1970 by the issuing router's clock.
-    pub issued: u64,
+    pub issued_at: u64,
     /// Until when it holds.
-    pub until: u64,
+    pub expires_at: u64,
 }
 
-impl Certified {
+impl CertificateInfo {
     /// Reads a certificate; `None` where it is no node's.
     #[must_use]
-    pub fn read(certificate: &[u8]) -> Option<Self> {
+    pub fn parse(certificate: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let names = certificate.subject_alternative_name().ok().flatten()?;
         let said = |what: &str| {
@@ -62,8 +62,8 @@ impl Certified {
             node: said("node/")?,
             token: said("token/")?,
             key: Fingerprint::of_key(certificate.public_key().raw),
-            issued: seconds(validity.not_before.timestamp()) + BACKDATED,
-            until: seconds(validity.not_after.timestamp()),
+            issued_at: seconds(validity.not_before.timestamp()) + BACKDATE_SECONDS,
+            expires_at: seconds(validity.not_after.timestamp()),
         })
     }
 }
@@ -71,7 +71,7 @@ impl Certified {
 const SCHEME: &str = "hostler://";
 
 /// The longest name of a node or fleet, in bytes; a file's name has 255.
-const LONGEST_NAME: usize = 200;
+const MAX_NAME_BYTES: usize = 200;
 
 /// How a node is named in its certificate.
 pub(crate) fn node_uri(fleet: &str, node: &str) -> String {
@@ -89,7 +89,7 @@ pub(crate) fn token_uri(fleet: &str, token: &str) -> String {
 /// When it cannot.
 pub fn check_name(name: &str) -> Result<(), TlsError> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
-    if !name.is_empty() && !name.starts_with('.') && name.len() <= LONGEST_NAME && name.chars().all(fits) {
+    if !name.is_empty() && !name.starts_with('.') && name.len() <= MAX_NAME_BYTES && name.chars().all(fits) {
         Ok(())
     } else {
         Err(TlsError::Name(name.to_owned()))

@@ -18,24 +18,24 @@ use crate::{Fingerprint, NodeKey, ROUTER_NAME, Stream, TlsError, provider};
 
 /// What an agent without a certificate trusts: the authority with this fingerprint, which the router shows beside its own certificate.
 #[derive(Debug)]
-pub struct Trust {
+pub struct EnrollmentVerifier {
     authority: Fingerprint,
     provider: Arc<CryptoProvider>,
 }
 
-impl Trust {
+impl EnrollmentVerifier {
     /// Settings for a connection on which a certificate is asked for.
     ///
     /// # Errors
     /// When the cryptographic library refuses.
-    pub fn by(authority: Fingerprint) -> Result<Arc<ClientConfig>, TlsError> {
+    pub fn config_for(authority: Fingerprint) -> Result<Arc<ClientConfig>, TlsError> {
         let trust = Self { authority, provider: provider() };
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13])?;
         Ok(finish(builder.dangerous().with_custom_certificate_verifier(Arc::new(trust)).with_no_client_auth()))
     }
 }
 
-impl ServerCertVerifier for Trust {
+impl ServerCertVerifier for EnrollmentVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

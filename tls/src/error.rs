@@ -112,7 +112,7 @@ pub fn is_alert_about_certificate(error: &(dyn Error + 'static)) -> bool {
 
 /// A sentence for an agent whose connection to a router failed in TLS; `None` where it failed otherwise.
 #[must_use]
-pub fn agent_side(error: &(dyn Error + 'static)) -> Option<String> {
+pub fn describe_for_agent(error: &(dyn Error + 'static)) -> Option<String> {
     use AlertDescription as Alert;
     use CertificateError as Certificate;
     use rustls::Error as Tls;
@@ -153,7 +153,7 @@ pub fn agent_side(error: &(dyn Error + 'static)) -> Option<String> {
 
 /// A sentence for a router that an agent failed to connect to in TLS; `None` where it failed otherwise.
 #[must_use]
-pub fn router_side(error: &(dyn Error + 'static)) -> Option<String> {
+pub fn describe_for_router(error: &(dyn Error + 'static)) -> Option<String> {
     use AlertDescription as Alert;
     use CertificateError as Certificate;
     use rustls::Error as Tls;

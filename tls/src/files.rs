@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::{TlsError, hex, provider};
 
 /// The largest file with a key, a certificate or a token that is read: a chain of a few certificates is some kilobytes.
-const LARGEST: u64 = 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// Makes a folder, and those above it, that only its owner may enter.
 pub(crate) fn make_folder(path: &Path) -> Result<(), TlsError> {
@@ -61,7 +61,7 @@ fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), Tl
 /// Reads a file, at most a megabyte of it.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let failed = |source| TlsError::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(failed)?.len() > LARGEST {
+    if fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
         return Err(TlsError::Content { path: path.to_owned(), what: "larger than a megabyte, so no key, certificate or token".into() });
     }
     fs::read(path).map_err(failed)

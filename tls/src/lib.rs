@@ -17,15 +17,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 
-pub use authority::{Authority, Issued, NodeKey};
-pub use certified::{Certified, Fingerprint, check_name};
-pub use client::{Trust, connect, member_config};
-pub use error::{TlsError, agent_side, is_alert_about_certificate, router_side};
+pub use authority::{Authority, IssuedCertificate, NodeKey};
+pub use certified::{CertificateInfo, Fingerprint, check_name};
+pub use client::{EnrollmentVerifier, connect, member_config};
+pub use error::{TlsError, describe_for_agent, is_alert_about_certificate, describe_for_router};
 pub use files::{read_private, write_private};
 pub use server::{AgentsTls, EdgeFiles, EdgeTls};
 pub use stream::{Handshake, Stream, accept};
-pub use token::Token;
-pub use tokens::{Applicant, Record, Scope, TokenRefused, Tokens, Uses};
+pub use token::JoinToken;
+pub use tokens::{JoinRequest, TokenInfo, TokenScope, TokenError, TokenStore, UseLimit};
 
 /// The TLS settings of one kind of client, ready to be used.
 pub use tokio_rustls::rustls::ClientConfig;
@@ -35,7 +35,7 @@ pub use tokio_rustls::rustls::ClientConfig;
 const ROUTER_NAME: &str = "router.hostler.internal";
 
 /// How far before its issue a certificate is valid already: clocks may differ by as much.
-pub const BACKDATED: u64 = 300;
+pub const BACKDATE_SECONDS: u64 = 300;
 
 /// The one cryptographic provider.
 fn provider() -> Arc<CryptoProvider> {
@@ -54,7 +54,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// The bytes of a hexadecimal text in small letters, when it has just this many.
-fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits: Option<Vec<u8>> =
         text.bytes().map(|letter| char::from(letter).to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
     let digits = digits.filter(|digits| digits.len() == 2 * N && !text.bytes().any(|letter| letter.is_ascii_uppercase()))?;
@@ -66,7 +66,7 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 }
 
 /// When a second of the clock is, for people.
-fn moment(seconds: u64) -> String {
+fn format_time(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + std::time::Duration::from_secs(seconds)).to_string()
 }
 

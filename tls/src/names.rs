@@ -10,13 +10,13 @@ use crate::{Fingerprint, TlsError, check_name, write_private};
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub(crate) struct Names {
+pub(crate) struct NodeNames {
     folder: PathBuf,
 }
 
 /// What `NAME.json` holds.
 #[derive(Debug, Deserialize)]
-struct Owner {
+struct NameOwner {
     /// Its SHA-256.
     key: String,
     /// When the name became this key's, in seconds since 1970. Where that is not said, nothing is later.
@@ -30,43 +30,43 @@ fn never() -> u64 {
 
 /// Whose a name is, as a key sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holder {
+pub(crate) enum NameHolder {
     Nobody,
-    This,
+    ThisKey,
     /// Another key has had it since then.
     Another(u64),
 }
 
-impl Names {
-    pub(crate) fn beside(authority: &Path) -> Self {
+impl NodeNames {
+    pub(crate) fn in_folder(authority: &Path) -> Self {
         Self { folder: authority.join("nodes") }
     }
 
     /// Whose this name is.
-    pub(crate) fn holder(&self, node: &str, key: Fingerprint) -> Result<Holder, TlsError> {
+    pub(crate) fn holder(&self, node: &str, key: Fingerprint) -> Result<NameHolder, TlsError> {
         let path = self.file(node)?;
         let text = match read(&path) {
-            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Holder::Nobody),
+            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(NameHolder::Nobody),
             text => text?,
         };
-        let owner: Owner = serde_json::from_slice(&text).map_err(|error| TlsError::Content {
+        let owner: NameOwner = serde_json::from_slice(&text).map_err(|error| TlsError::Content {
             path,
             what: format!("it is damaged ({error}); remove it, and the next to join has the name"),
         })?;
-        Ok(if owner.key == key.to_string() { Holder::This } else { Holder::Another(owner.since) })
+        Ok(if owner.key == key.to_string() { NameHolder::ThisKey } else { NameHolder::Another(owner.since) })
     }
 
     /// Gives a name that nobody has to this key; whose it was, or is if another was faster.
-    pub(crate) fn claim(&self, node: &str, key: Fingerprint, since: u64) -> Result<Holder, TlsError> {
+    pub(crate) fn claim(&self, node: &str, key: Fingerprint, since: u64) -> Result<NameHolder, TlsError> {
         // A node that renews its certificate finds its own; this is looked at first, so that the folder is written to once for each node.
         match self.holder(node, key)? {
-            Holder::Nobody => {}
+            NameHolder::Nobody => {}
             holder => return Ok(holder),
         }
         make_folder(&self.folder)?;
         match write_new(&self.file(node)?, &content(key, since)) {
             Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => self.holder(node, key),
-            written => written.map(|()| Holder::This),
+            written => written.map(|()| NameHolder::ThisKey),
         }
     }
 

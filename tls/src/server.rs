@@ -17,10 +17,10 @@ use crate::files::read;
 use crate::{Authority, Handshake, TlsError, provider};
 
 /// How often the edge's files are looked at: three small files.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// HTTP/2 before HTTP/1.1.
-const BOTH: [&[u8]; 2] = [b"h2", b"http/1.1"];
+const ALPN_PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// Where the edge's certificate is.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub struct EdgeFiles {
 }
 
 /// The files' bytes at one moment.
-struct Read {
+struct EdgeFileBytes {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_authority: Option<Vec<u8>>,
@@ -56,7 +56,7 @@ impl EdgeTls {
     /// When one cannot be read, holds something else, or key and certificate are no pair.
     pub fn load(files: EdgeFiles) -> Result<Self, TlsError> {
         let found = files.read()?;
-        let current = ArcSwap::new(files.settings(&found)?);
+        let current = ArcSwap::new(files.server_config(&found)?);
         let digest = ArcSwap::from_pointee(found.digest());
         Ok(Self { files, current, digest })
     }
@@ -68,15 +68,15 @@ impl EdgeTls {
     }
 
     /// Reads the files again whenever they have changed, until `end`. What cannot be used is mentioned once, and the last good certificate stays.
-    pub async fn keep_fresh(self: Arc<Self>, end: CancellationToken) {
+    pub async fn reload_on_change(self: Arc<Self>, end: CancellationToken) {
         let mut mentioned = String::new();
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 () = end.cancelled() => return,
             }
             let tls = self.clone();
-            let looked = tokio::task::spawn_blocking(move || tls.look()).await;
+            let looked = tokio::task::spawn_blocking(move || tls.reload_if_changed()).await;
             match looked {
                 Ok(Ok(true)) => {
                     mentioned.clear();
@@ -95,21 +95,21 @@ impl EdgeTls {
     }
 
     /// Looks at the files; whether they had changed.
-    fn look(&self) -> Result<bool, TlsError> {
+    fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let found = self.files.read()?;
         let digest = found.digest();
         if **self.digest.load() == digest {
             return Ok(false);
         }
-        self.current.store(self.files.settings(&found)?);
+        self.current.store(self.files.server_config(&found)?);
         self.digest.store(Arc::new(digest));
         Ok(true)
     }
 }
 
 impl EdgeFiles {
-    fn read(&self) -> Result<Read, TlsError> {
-        Ok(Read {
+    fn read(&self) -> Result<EdgeFileBytes, TlsError> {
+        Ok(EdgeFileBytes {
             certificate: read(&self.certificate)?,
             // Who else may read it is the operator's: secrets are mounted with modes of all kinds.
             key: read(&self.key)?,
@@ -117,7 +117,7 @@ impl EdgeFiles {
         })
     }
 
-    fn settings(&self, found: &Read) -> Result<Arc<ServerConfig>, TlsError> {
+    fn server_config(&self, found: &EdgeFileBytes) -> Result<Arc<ServerConfig>, TlsError> {
         let certificates = certificates(&self.certificate, &found.certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&found.key)
             .map_err(|_| TlsError::Content { path: self.key.clone(), what: "no private key in PEM is in it".into() })?;
@@ -137,12 +137,12 @@ impl EdgeFiles {
             path: self.key.clone(),
             what: format!("it is not the key of the certificate in {} ({error})", self.certificate.display()),
         })?;
-        settings.alpn_protocols = BOTH.map(<[u8]>::to_vec).to_vec();
+        settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
         Ok(Arc::new(settings))
     }
 }
 
-impl Read {
+impl EdgeFileBytes {
     fn digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         for part in [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()] {
@@ -177,7 +177,7 @@ impl AgentsTls {
     /// # Errors
     /// When the cryptographic library refuses.
     pub fn new(authority: Arc<Authority>, lifetime: Duration) -> Result<Self, TlsError> {
-        let current = ArcSwap::new(agents_settings(&authority, lifetime)?);
+        let current = ArcSwap::new(agents_server_config(&authority, lifetime)?);
         Ok(Self { authority, lifetime, current })
     }
 
@@ -188,13 +188,13 @@ impl AgentsTls {
     }
 
     /// Makes the router a new certificate at half of the lifetime of each, until `end`.
-    pub async fn keep_fresh(self: Arc<Self>, end: CancellationToken) {
+    pub async fn renew_certificate(self: Arc<Self>, end: CancellationToken) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.lifetime / 2) => {}
                 () = end.cancelled() => return,
             }
-            match agents_settings(&self.authority, self.lifetime) {
+            match agents_server_config(&self.authority, self.lifetime) {
                 Ok(settings) => self.current.store(settings),
                 Err(error) => tracing::error!(%error, "the router cannot make itself a new certificate for agents"),
             }
@@ -202,7 +202,7 @@ impl AgentsTls {
     }
 }
 
-fn agents_settings(authority: &Authority, lifetime: Duration) -> Result<Arc<ServerConfig>, TlsError> {
+fn agents_server_config(authority: &Authority, lifetime: Duration) -> Result<Arc<ServerConfig>, TlsError> {
     let (certificates, key) = authority.issue_router(lifetime)?;
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate().clone())?;
@@ -212,7 +212,7 @@ fn agents_settings(authority: &Authority, lifetime: Duration) -> Result<Arc<Serv
         .with_protocol_versions(&[&version::TLS13])?
         .with_client_cert_verifier(verifier.map_err(|error| TlsError::Crypto(error.to_string()))?)
         .with_single_cert(certificates, key)?;
-    settings.alpn_protocols = vec![BOTH[0].to_vec()];
+    settings.alpn_protocols = vec![ALPN_PROTOCOLS[0].to_vec()];
     // A resumed connection would go on with a certificate that has expired meanwhile.
     settings.session_storage = Arc::new(NoServerSessionStorage {});
     settings.send_tls13_tickets = 0;

@@ -16,14 +16,14 @@ const NOW: u64 = 1_000_000;
 struct Fleet {
     folder: TempDir,
     authority: Arc<Authority>,
-    tokens: Tokens,
+    tokens: TokenStore,
 }
 
 fn fleet() -> Fleet {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("fleet");
     let authority = Arc::new(Authority::create(&place, "f").unwrap());
-    Fleet { tokens: Tokens::beside(&place), folder, authority }
+    Fleet { tokens: TokenStore::in_folder(&place), folder, authority }
 }
 
 impl Fleet {
@@ -31,13 +31,13 @@ impl Fleet {
         NodeKey::load_or_create(&self.folder.path().join(name).join("node.key")).unwrap()
     }
 
-    fn token(&self, job: &str, uses: Uses) -> Token {
-        let scope = Scope { job: job.into(), ..Scope::new(Duration::from_secs(60), uses) };
+    fn token(&self, job: &str, uses: UseLimit) -> JoinToken {
+        let scope = TokenScope { job: job.into(), ..TokenScope::new(Duration::from_secs(60), uses) };
         self.tokens.create(&self.authority, &scope, NOW).unwrap()
     }
 
-    fn redeem(&self, token: &Token, node: &str, job: &str, now: u64) -> Result<(), String> {
-        let applicant = Applicant { node: node.into(), job: job.into(), key: self.key(node).fingerprint() };
+    fn redeem(&self, token: &JoinToken, node: &str, job: &str, now: u64) -> Result<(), String> {
+        let applicant = JoinRequest { node: node.into(), job: job.into(), key: self.key(node).fingerprint() };
         self.tokens.redeem(&token.id, &token.secret(), &applicant, now).map_err(|refused| refused.to_string())
     }
 
@@ -55,11 +55,11 @@ impl Fleet {
 #[test]
 fn a_token_is_read_as_it_was_written_and_shows_its_secret_nowhere_else() {
     let fleet = fleet();
-    let token = fleet.token("", Uses::Count(1));
+    let token = fleet.token("", UseLimit::Count(1));
     let text = token.text();
-    assert_eq!(Token::parse(&format!(" {text}\n")).unwrap(), token);
+    assert_eq!(JoinToken::parse(&format!(" {text}\n")).unwrap(), token);
     for damaged in ["", "x", &text[1..], &text[..text.len() - 1], &text.replace('#', "."), &text.to_uppercase()] {
-        assert!(matches!(Token::parse(damaged), Err(TlsError::NotAToken)), "{damaged}");
+        assert!(matches!(JoinToken::parse(damaged), Err(TlsError::NotAToken)), "{damaged}");
     }
     let secret = hex(&token.secret());
     assert!(!format!("{token:?}").contains(&secret));
@@ -73,15 +73,15 @@ fn a_token_is_read_as_it_was_written_and_shows_its_secret_nowhere_else() {
 #[test]
 fn a_token_counts_for_whom_it_was_made_and_the_refusal_says_what_to_do() {
     let fleet = fleet();
-    let single = fleet.token("", Uses::Count(1));
+    let single = fleet.token("", UseLimit::Count(1));
     fleet.redeem(&single, "n1", "", NOW).unwrap();
     fleet.redeem(&single, "n1", "", NOW + 59).unwrap();
-    let revoked = fleet.token("", Uses::Count(1));
+    let revoked = fleet.token("", UseLimit::Count(1));
     assert!(fleet.tokens.revoke(&revoked.id).unwrap());
     assert!(!fleet.tokens.revoke("0000000000000000").unwrap());
-    let of_job = fleet.token("12.host", Uses::EveryNodeOfItsJob);
-    let of_array = fleet.token("12[].host", Uses::Count(2));
-    let stranger = Token::generate(fleet.authority.fingerprint()).unwrap();
+    let of_job = fleet.token("12.host", UseLimit::EveryNodeOfItsJob);
+    let of_array = fleet.token("12[].host", UseLimit::Count(2));
+    let stranger = JoinToken::generate(fleet.authority.fingerprint()).unwrap();
     for (node, job) in [("a", "12.host"), ("b", "12.host")] {
         fleet.redeem(&of_job, node, job, NOW).unwrap();
     }
@@ -108,9 +108,9 @@ fn a_token_counts_for_whom_it_was_made_and_the_refusal_says_what_to_do() {
         let refused = fleet.redeem(token, node, job, now).unwrap_err();
         assert!(refused.contains(sentence), "{sentence}: {refused}");
     }
-    let wrong_secret = Token::parse(&format!("{}.{}#{}", single.id, "00".repeat(32), single.fleet)).unwrap();
+    let wrong_secret = JoinToken::parse(&format!("{}.{}#{}", single.id, "00".repeat(32), single.fleet)).unwrap();
     assert!(fleet.redeem(&wrong_secret, "n1", "", NOW).unwrap_err().contains("has no token"));
-    let applicant = Applicant { node: "n".into(), job: String::new(), key: fleet.key("n").fingerprint() };
+    let applicant = JoinRequest { node: "n".into(), job: String::new(), key: fleet.key("n").fingerprint() };
     assert!(fleet.tokens.redeem("../../ca", b"x", &applicant, NOW).is_err());
     let listed: Vec<_> = fleet.tokens.list().unwrap().into_iter().map(|record| (record.id, record.used_by, record.revoked)).collect();
     assert!(
@@ -122,7 +122,7 @@ fn a_token_counts_for_whom_it_was_made_and_the_refusal_says_what_to_do() {
 #[test]
 fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
     let fleet = fleet();
-    let token = fleet.token("", Uses::Count(1));
+    let token = fleet.token("", UseLimit::Count(1));
     let (barrier, fleet) = (Barrier::new(8), &fleet);
     let admitted = std::thread::scope(|scope| {
         let come = |number: usize| {
@@ -130,7 +130,7 @@ fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
             scope.spawn(move || {
                 let key = fleet.key(&format!("n{number}")).fingerprint();
                 barrier.wait();
-                let applicant = Applicant { node: format!("n{number}"), job: String::new(), key };
+                let applicant = JoinRequest { node: format!("n{number}"), job: String::new(), key };
                 fleet.tokens.redeem(&token.id, &token.secret(), &applicant, NOW).is_ok()
             })
         };
@@ -144,7 +144,7 @@ fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
 fn a_draft_that_another_container_writes_is_left_alone() {
     // Two processes whose number is the same, each in a container of its own, share the folder.
     let fleet = fleet();
-    let token = fleet.token("", Uses::Count(1));
+    let token = fleet.token("", UseLimit::Count(1));
     let use_of = |name: String| fleet.folder.path().join("fleet/tokens").join(name);
     let drafts: Vec<_> = (0..1000).map(|number| use_of(format!("{}.use-1.{}-{number}.new", token.id, std::process::id()))).collect();
     drafts.iter().for_each(|draft| std::fs::write(draft, b"the other's").unwrap());
@@ -156,28 +156,28 @@ fn a_draft_that_another_container_writes_is_left_alone() {
 #[test]
 fn a_name_is_its_first_keys_until_an_operators_token_hands_it_over_once() {
     let fleet = fleet();
-    let redeem = |token: &Token, node: &str, key: &str| {
-        let applicant = Applicant { node: node.into(), job: String::new(), key: fleet.key(key).fingerprint() };
+    let redeem = |token: &JoinToken, node: &str, key: &str| {
+        let applicant = JoinRequest { node: node.into(), job: String::new(), key: fleet.key(key).fingerprint() };
         fleet.tokens.redeem(&token.id, &token.secret(), &applicant, NOW).map_err(|refused| refused.to_string())
     };
     let for_node = |node: &str, uses| {
-        let scope = Scope { node: node.into(), ..Scope::new(Duration::from_secs(60), uses) };
+        let scope = TokenScope { node: node.into(), ..TokenScope::new(Duration::from_secs(60), uses) };
         fleet.tokens.create(&fleet.authority, &scope, NOW)
     };
-    let many = fleet.token("", Uses::Count(9));
+    let many = fleet.token("", UseLimit::Count(9));
     redeem(&many, "n", "first").unwrap();
     assert!(redeem(&many, "n", "second").unwrap_err().contains("`hostler token create --node n`"));
-    assert!(redeem(&fleet.token("", Uses::Count(1)), "n", "second").is_err(), "a token for nobody by name is no operator's word");
+    assert!(redeem(&fleet.token("", UseLimit::Count(1)), "n", "second").is_err(), "a token for nobody by name is no operator's word");
     redeem(&many, "n", "first").unwrap();
-    let word = for_node("n", Uses::Count(1)).unwrap();
+    let word = for_node("n", UseLimit::Count(1)).unwrap();
     assert!(redeem(&word, "m", "second").unwrap_err().contains("is for node n"));
     redeem(&word, "n", "second").unwrap();
     redeem(&word, "n", "second").unwrap();
     assert!(redeem(&many, "n", "first").is_err(), "it has lost its name");
     assert!(fleet.tokens.claim("n", fleet.key("first").fingerprint(), NOW).is_err());
-    redeem(&for_node("n", Uses::Count(1)).unwrap(), "n", "third").unwrap();
+    redeem(&for_node("n", UseLimit::Count(1)).unwrap(), "n", "third").unwrap();
     assert!(redeem(&word, "n", "second").is_err(), "handed over once");
-    assert!(for_node("n", Uses::Count(2)).is_err() && for_node("a/b", Uses::Count(1)).is_err());
+    assert!(for_node("n", UseLimit::Count(2)).is_err() && for_node("a/b", UseLimit::Count(1)).is_err());
     assert!(fleet.tokens.list().unwrap().iter().any(|record| record.id == word.id && record.node == "n" && record.used_by == ["n"]));
 }
 
@@ -195,12 +195,12 @@ fn a_hand_over_elsewhere_moves_the_name_when_its_later_certificate_is_shown() {
 #[test]
 fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
     let fleet = fleet();
-    let redeem = |token: &Token, key: &str, now| {
-        let applicant = Applicant { node: "n".into(), job: String::new(), key: fleet.key(key).fingerprint() };
+    let redeem = |token: &JoinToken, key: &str, now| {
+        let applicant = JoinRequest { node: "n".into(), job: String::new(), key: fleet.key(key).fingerprint() };
         fleet.tokens.redeem(&token.id, &token.secret(), &applicant, now).map_err(|refused| refused.to_string())
     };
-    redeem(&fleet.token("", Uses::Count(1)), "first", NOW).unwrap();
-    let scope = Scope { node: "n".into(), ..Scope::new(Duration::from_secs(60), Uses::Count(1)) };
+    redeem(&fleet.token("", UseLimit::Count(1)), "first", NOW).unwrap();
+    let scope = TokenScope { node: "n".into(), ..TokenScope::new(Duration::from_secs(60), UseLimit::Count(1)) };
     let word = fleet.tokens.create(&fleet.authority, &scope, NOW).unwrap();
     let note = fleet.folder.path().join("fleet/nodes/n.json");
     let before = std::fs::read(&note).unwrap();
@@ -215,7 +215,7 @@ fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
 #[test]
 fn a_token_without_a_count_admits_where_nothing_can_be_written() {
     let fleet = fleet();
-    let token = fleet.token("12", Uses::EveryNodeOfItsJob);
+    let token = fleet.token("12", UseLimit::EveryNodeOfItsJob);
     // No folder can be made where a link is that leads nowhere; a mode would not hold for root.
     std::os::unix::fs::symlink("nowhere", fleet.folder.path().join("fleet/nodes")).unwrap();
     fleet.redeem(&token, "n", "12", NOW).unwrap();
@@ -224,8 +224,8 @@ fn a_token_without_a_count_admits_where_nothing_can_be_written() {
 #[test]
 fn scopes_without_bounds_are_refused() {
     let fleet = fleet();
-    for uses in [Uses::Count(0), Uses::Count(1_000_000), Uses::EveryNodeOfItsJob] {
-        let scope = Scope::new(Duration::from_secs(1), uses);
+    for uses in [UseLimit::Count(0), UseLimit::Count(1_000_000), UseLimit::EveryNodeOfItsJob] {
+        let scope = TokenScope::new(Duration::from_secs(1), uses);
         assert!(fleet.tokens.create(&fleet.authority, &scope, NOW).is_err(), "{uses:?}");
     }
 }
@@ -253,10 +253,10 @@ fn a_certificate_says_who_its_holder_is_and_a_damaged_request_gets_none() {
     let key = fleet.key("n1");
     let mut request = key.request().unwrap();
     let before = now();
-    let certified = fleet.authority.issue("n1", "0011223344556677", &request, Duration::from_secs(3600)).unwrap().certified;
+    let certified = fleet.authority.issue("n1", "0011223344556677", &request, Duration::from_secs(3600)).unwrap().info;
     assert_eq!((certified.node.as_str(), certified.token.as_str(), certified.key), ("n1", "0011223344556677", key.fingerprint()));
     assert!(
-        (before..before + 10).contains(&certified.issued) && (before + 3599..before + 3610).contains(&certified.until),
+        (before..before + 10).contains(&certified.issued_at) && (before + 3599..before + 3610).contains(&certified.expires_at),
         "{certified:?}"
     );
     assert_eq!(Authority::requested_key(&request).unwrap(), key.fingerprint());
@@ -264,7 +264,7 @@ fn a_certificate_says_who_its_holder_is_and_a_damaged_request_gets_none() {
     let last = request.len() - 5;
     request[last] ^= 1;
     assert!(matches!(fleet.authority.issue("n1", "t", &request, Duration::from_secs(1)), Err(TlsError::Request(_))));
-    assert_eq!(Certified::read(fleet.authority.certificate()), None);
+    assert_eq!(CertificateInfo::parse(fleet.authority.certificate()), None);
 }
 
 /// One handshake; what each side says of it.
@@ -275,15 +275,15 @@ async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<S
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = accept(stream, server, Duration::from_secs(10))
             .await
-            .map_err(|error| router_side(&error).unwrap_or_else(|| error.to_string()))?;
+            .map_err(|error| describe_for_router(&error).unwrap_or_else(|| error.to_string()))?;
         tokio::io::AsyncWriteExt::write_all(&mut stream, b"a first word").await.unwrap();
-        let node = stream.certificate().and_then(Certified::read).map(|certified| certified.node);
+        let node = stream.certificate().and_then(CertificateInfo::parse).map(|certified| certified.node);
         // Until the other side has gone.
         let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 1]).await;
         Ok(node)
     });
     let dialled = connect(TcpStream::connect(address).await.unwrap(), client).await;
-    let dialled = dialled.map(drop).map_err(|error| agent_side(&error).unwrap_or_else(|| error.to_string()));
+    let dialled = dialled.map(drop).map_err(|error| describe_for_agent(&error).unwrap_or_else(|| error.to_string()));
     (served.await.unwrap(), dialled)
 }
 
@@ -291,13 +291,13 @@ async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<S
 async fn nodes_and_routers_of_a_fleet_know_each_other() {
     let fleet = fleet();
     assert_eq!(shake(fleet.router(), fleet.member("n1", Duration::from_secs(60))).await, (Ok(Some("n1".into())), Ok(())));
-    assert_eq!(shake(fleet.router(), Trust::by(fleet.authority.fingerprint()).unwrap()).await, (Ok(None), Ok(())));
+    assert_eq!(shake(fleet.router(), EnrollmentVerifier::config_for(fleet.authority.fingerprint()).unwrap()).await, (Ok(None), Ok(())));
 }
 
 #[tokio::test]
 async fn whoever_is_of_another_fleet_or_too_late_is_told_so_on_both_sides() {
     let (ours, theirs) = (fleet(), fleet());
-    let with_token = shake(theirs.router(), Trust::by(ours.authority.fingerprint()).unwrap()).await;
+    let with_token = shake(theirs.router(), EnrollmentVerifier::config_for(ours.authority.fingerprint()).unwrap()).await;
     assert!(with_token.1.as_ref().unwrap_err().contains("is not of this agent's fleet"), "{with_token:?}");
     assert!(with_token.0.as_ref().unwrap_err().contains("does not take this router's certificate"), "{with_token:?}");
     let as_member = shake(theirs.router(), ours.member("n1", Duration::from_secs(60))).await;
@@ -335,7 +335,7 @@ async fn a_node_cannot_pass_for_a_router() {
     let chain = vec![issued.certificate.into(), fleet.authority.certificate().clone()];
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
     let impostor = Arc::new(builder.with_no_client_auth().with_single_cert(chain, key.secret()).unwrap());
-    for client in [Trust::by(fleet.authority.fingerprint()).unwrap(), fleet.member("n2", Duration::from_secs(60))] {
+    for client in [EnrollmentVerifier::config_for(fleet.authority.fingerprint()).unwrap(), fleet.member("n2", Duration::from_secs(60))] {
         let (_, agent) = shake(impostor.clone(), client).await;
         assert!(agent.is_err(), "{agent:?}");
     }
@@ -351,16 +351,16 @@ async fn plain_text_on_either_side_is_named() {
         tokio::io::AsyncWriteExt::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
         tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut Vec::new()).await
     });
-    let config = Trust::by(fleet.authority.fingerprint()).unwrap();
+    let config = EnrollmentVerifier::config_for(fleet.authority.fingerprint()).unwrap();
     let refused = connect(TcpStream::connect(address).await.unwrap(), config).await.unwrap_err();
-    assert!(agent_side(&refused).unwrap().contains("does not speak TLS"), "{refused}");
+    assert!(describe_for_agent(&refused).unwrap().contains("does not speak TLS"), "{refused}");
     let _ = plain.await.unwrap();
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     tokio::io::AsyncWriteExt::write_all(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
     let refused = accept(listener.accept().await.unwrap().0, fleet.router(), Duration::from_secs(10)).await.unwrap_err();
-    assert!(router_side(&refused).unwrap().contains("spoke plain text"), "{refused}");
+    assert!(describe_for_router(&refused).unwrap().contains("spoke plain text"), "{refused}");
 }
 
 #[tokio::test]

@@ -2,11 +2,11 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::{Fingerprint, TlsError, hex, provider, unhex};
+use crate::{Fingerprint, TlsError, hex, provider, parse_hex};
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct JoinToken {
     /// Names it in lists and logs.
     pub id: String,
     secret: [u8; 32],
@@ -14,7 +14,7 @@ pub struct Token {
     pub fleet: Fingerprint,
 }
 
-impl Token {
+impl JoinToken {
     /// A new token for the fleet of this authority.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Token {
             let (id, rest) = text.trim().split_once('.')?;
             let (secret, fleet) = rest.split_once('#')?;
             is_id(id).then_some(())?;
-            Some(Self { id: id.to_owned(), secret: unhex(secret)?, fleet: Fingerprint(unhex(fleet)?) })
+            Some(Self { id: id.to_owned(), secret: parse_hex(secret)?, fleet: Fingerprint(parse_hex(fleet)?) })
         };
         parts().ok_or(TlsError::NotAToken)
     }
@@ -54,7 +54,7 @@ impl Token {
     }
 }
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for JoinToken {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Token").field("id", &self.id).finish_non_exhaustive()
     }
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Token {
 
 /// Whether this may be a token's id; it is part of a file's name.
 pub(crate) fn is_id(id: &str) -> bool {
-    unhex::<8>(id).is_some()
+    parse_hex::<8>(id).is_some()
 }
 
 /// What is kept of a secret.

@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::files::{make_folder, read, write_new};
-use crate::names::{Holder, Names};
+use crate::names::{NameHolder, NodeNames};
 use crate::token::{hash, is_id};
-use crate::{Authority, Fingerprint, TlsError, Token, check_name, hex, moment, read_private, unhex, write_private};
+use crate::{Authority, Fingerprint, TlsError, JoinToken, check_name, hex, format_time, read_private, parse_hex, write_private};
 
 /// More nodes than one token may bring in; a larger fleet's job has a token without a count.
-const MOST_USES: u32 = 1000;
+const MAX_USES: u32 = 1000;
 
 /// How often a token may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Uses {
+pub enum UseLimit {
     /// By this many nodes.
     Count(u32),
     /// By every node of its job.
@@ -28,28 +28,28 @@ pub enum Uses {
 
 /// What a token is good for.
 #[derive(Debug, Clone)]
-pub struct Scope {
+pub struct TokenScope {
     /// For how long.
     pub expires_in: Duration,
     /// In which job of a scheduler; empty where it does not matter.
     pub job: String,
     /// How often.
-    pub uses: Uses,
+    pub uses: UseLimit,
     /// By which name; empty for any that nobody has. This one is handed over, whoever had it.
     pub node: String,
 }
 
-impl Scope {
+impl TokenScope {
     /// For nodes of any name and job.
     #[must_use]
-    pub fn new(expires_in: Duration, uses: Uses) -> Self {
+    pub fn new(expires_in: Duration, uses: UseLimit) -> Self {
         Self { expires_in, job: String::new(), uses, node: String::new() }
     }
 }
 
 /// Who wants to join.
 #[derive(Debug, Clone)]
-pub struct Applicant {
+pub struct JoinRequest {
     /// The node's name.
     pub node: String,
     /// The job that it runs in; empty outside of any.
@@ -60,7 +60,7 @@ pub struct Applicant {
 
 /// Why a token does not count. What is said is for its holder and the log alike.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenRefused {
+pub enum TokenError {
     /// No such token, or not this secret.
     #[error("this router's fleet has no token {0} with this secret: make one with `hostler token create`")]
     Unknown(String),
@@ -68,7 +68,7 @@ pub enum TokenRefused {
     #[error("token {0} was revoked: ask for another (`hostler token create`)")]
     Revoked(String),
     /// Too old.
-    #[error("token {id} expired at {}, and it is {} by the router's clock: make another with `hostler token create`", moment(*.expired), moment(*.now))]
+    #[error("token {id} expired at {}, and it is {} by the router's clock: make another with `hostler token create`", format_time(*.expired), format_time(*.now))]
     Expired {
         /// Which.
         id: String,
@@ -114,7 +114,7 @@ pub enum TokenRefused {
         "node `{0}` has joined before with another key, so this agent may not take its name: start it with the node's folder of agent.identity_dir, or \
          choose another name (--node); where the node was set up anew, let an operator make a token for it: `hostler token create --node {0}`"
     )]
-    Taken(String),
+    NameTaken(String),
     /// The folder does not work.
     #[error("the router cannot look at its tokens: {0}")]
     Folder(#[from] TlsError),
@@ -126,7 +126,7 @@ fn in_job(job: &str) -> String {
 
 /// A token as lists show it.
 #[derive(Debug, Clone, Serialize)]
-pub struct Record {
+pub struct TokenInfo {
     /// Its id.
     pub id: String,
     /// When it expires, in seconds since 1970.
@@ -145,7 +145,7 @@ pub struct Record {
 
 /// What `ID.json` holds.
 #[derive(Debug, Serialize, Deserialize)]
-struct Promise {
+struct StoredToken {
     /// SHA-256 of the secret.
     secret: String,
     expires: u64,
@@ -159,7 +159,7 @@ struct Promise {
 
 /// What `ID.use-N` holds.
 #[derive(Debug, Serialize, Deserialize)]
-struct Use {
+struct TokenUse {
     node: String,
     /// The node's key: with it the node may use the token again, since its first answer may have been lost.
     key: String,
@@ -168,32 +168,32 @@ struct Use {
 
 /// The tokens of one fleet.
 #[derive(Debug, Clone)]
-pub struct Tokens {
+pub struct TokenStore {
     folder: PathBuf,
-    names: Names,
+    names: NodeNames,
 }
 
-impl Tokens {
+impl TokenStore {
     /// The tokens beside the authority in this folder.
     #[must_use]
-    pub fn beside(authority: &Path) -> Self {
-        Self { folder: authority.join("tokens"), names: Names::beside(authority) }
+    pub fn in_folder(authority: &Path) -> Self {
+        Self { folder: authority.join("tokens"), names: NodeNames::in_folder(authority) }
     }
 
     /// Makes a token.
     ///
     /// # Errors
     /// When its scope makes no sense, or the folder cannot be written.
-    pub fn create(&self, authority: &Authority, scope: &Scope, now: u64) -> Result<Token, TlsError> {
+    pub fn create(&self, authority: &Authority, scope: &TokenScope, now: u64) -> Result<JoinToken, TlsError> {
         let uses = match scope.uses {
-            Uses::Count(uses) if (1..=MOST_USES).contains(&uses) => uses,
-            Uses::Count(_) => {
-                return Err(TlsError::Crypto(format!("a token is used by 1 to {MOST_USES} nodes, or by every node of a job (--job)")));
+            UseLimit::Count(uses) if (1..=MAX_USES).contains(&uses) => uses,
+            UseLimit::Count(_) => {
+                return Err(TlsError::Crypto(format!("a token is used by 1 to {MAX_USES} nodes, or by every node of a job (--job)")));
             }
-            Uses::EveryNodeOfItsJob if scope.job.is_empty() => {
+            UseLimit::EveryNodeOfItsJob if scope.job.is_empty() => {
                 return Err(TlsError::Crypto("a token without a count of uses is for one job: say which with --job".into()));
             }
-            Uses::EveryNodeOfItsJob => 0,
+            UseLimit::EveryNodeOfItsJob => 0,
         };
         if !scope.node.is_empty() {
             check_name(&scope.node)?;
@@ -202,9 +202,9 @@ impl Tokens {
             }
         }
         make_folder(&self.folder)?;
-        let token = Token::generate(authority.fingerprint())?;
+        let token = JoinToken::generate(authority.fingerprint())?;
         let expires = now.saturating_add(scope.expires_in.as_secs());
-        let promise = Promise { secret: hex(&hash(&token.secret())), expires, job: scope.job.clone(), uses, node: scope.node.clone() };
+        let promise = StoredToken { secret: hex(&hash(&token.secret())), expires, job: scope.job.clone(), uses, node: scope.node.clone() };
         self.write(&format!("{}.json", token.id), &promise)?;
         Ok(token)
     }
@@ -213,42 +213,42 @@ impl Tokens {
     ///
     /// # Errors
     /// When the token does not count, or not for this node.
-    pub fn redeem(&self, id: &str, secret: &[u8], applicant: &Applicant, now: u64) -> Result<(), TokenRefused> {
-        let unknown = || TokenRefused::Unknown(id.chars().filter(char::is_ascii_alphanumeric).take(16).collect());
+    pub fn redeem(&self, id: &str, secret: &[u8], applicant: &JoinRequest, now: u64) -> Result<(), TokenError> {
+        let unknown = || TokenError::Unknown(id.chars().filter(char::is_ascii_alphanumeric).take(16).collect());
         if !is_id(id) {
             return Err(unknown());
         }
-        let promise = self.promise(id)?.ok_or_else(unknown)?;
-        let kept: [u8; 32] = unhex(&promise.secret).ok_or_else(unknown)?;
+        let promise = self.stored_token(id)?.ok_or_else(unknown)?;
+        let kept: [u8; 32] = parse_hex(&promise.secret).ok_or_else(unknown)?;
         if !bool::from(kept.ct_eq(&hash(secret))) {
             return Err(unknown());
         }
         if self.is_revoked(id) {
-            return Err(TokenRefused::Revoked(id.to_owned()));
+            return Err(TokenError::Revoked(id.to_owned()));
         }
         if promise.expires <= now {
-            return Err(TokenRefused::Expired { id: id.to_owned(), expired: promise.expires, now });
+            return Err(TokenError::Expired { id: id.to_owned(), expired: promise.expires, now });
         }
-        if !promise.job.is_empty() && !is_of_job(&promise.job, &applicant.job) {
-            return Err(TokenRefused::OtherJob { id: id.to_owned(), wanted: promise.job, found: applicant.job.clone() });
+        if !promise.job.is_empty() && !job_matches(&promise.job, &applicant.job) {
+            return Err(TokenError::OtherJob { id: id.to_owned(), wanted: promise.job, found: applicant.job.clone() });
         }
         let (node, key) = (&applicant.node, applicant.key);
         if !promise.node.is_empty() && promise.node != *node {
-            return Err(TokenRefused::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
+            return Err(TokenError::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
         }
         // Before the token is used.
         let holder = self.names.holder(node, key)?;
-        if matches!(holder, Holder::Another(_)) && promise.node.is_empty() {
-            return Err(TokenRefused::Taken(node.clone()));
+        if matches!(holder, NameHolder::Another(_)) && promise.node.is_empty() {
+            return Err(TokenError::NameTaken(node.clone()));
         }
-        let earlier = self.take_use(id, &promise, applicant, now)?;
+        let earlier = self.record_use(id, &promise, applicant, now)?;
         match (holder, earlier) {
             // Handed over once: who had the name by this token and lost it since does not get it back. Where the name is another's from before
             // the token was used, that use did not come as far as this.
-            (Holder::Another(since), Some(used)) if since >= used => Err(TokenRefused::Taken(node.clone())),
-            (Holder::Another(_), _) => Ok(self.names.hand_over(node, key, now)?),
+            (NameHolder::Another(since), Some(used)) if since >= used => Err(TokenError::NameTaken(node.clone())),
+            (NameHolder::Another(_), _) => Ok(self.names.hand_over(node, key, now)?),
             _ => match self.names.claim(node, key, now) {
-                Ok(Holder::Another(_)) => Err(TokenRefused::Taken(node.clone())),
+                Ok(NameHolder::Another(_)) => Err(TokenError::NameTaken(node.clone())),
                 Ok(_) => Ok(()),
                 // Such a token needs nothing written down, so it admits where the folder can only be read.
                 Err(error @ TlsError::Write { .. }) if promise.uses == 0 => {
@@ -265,35 +265,35 @@ impl Tokens {
     ///
     /// # Errors
     /// When it is another's.
-    pub fn claim(&self, node: &str, key: Fingerprint, issued: u64) -> Result<(), TokenRefused> {
+    pub fn claim(&self, node: &str, key: Fingerprint, issued: u64) -> Result<(), TokenError> {
         match self.names.claim(node, key, issued)? {
-            Holder::Another(since) if since >= issued => Err(TokenRefused::Taken(node.to_owned())),
-            Holder::Another(_) => Ok(self.names.hand_over(node, key, issued)?),
-            Holder::This | Holder::Nobody => Ok(()),
+            NameHolder::Another(since) if since >= issued => Err(TokenError::NameTaken(node.to_owned())),
+            NameHolder::Another(_) => Ok(self.names.hand_over(node, key, issued)?),
+            NameHolder::ThisKey | NameHolder::Nobody => Ok(()),
         }
     }
 
     /// When this node has used it before, if it has.
-    fn take_use(&self, id: &str, promise: &Promise, applicant: &Applicant, now: u64) -> Result<Option<u64>, TokenRefused> {
+    fn record_use(&self, id: &str, promise: &StoredToken, applicant: &JoinRequest, now: u64) -> Result<Option<u64>, TokenError> {
         if promise.uses == 0 {
             return Ok(None);
         }
-        let used = Use { node: applicant.node.clone(), key: applicant.key.to_string(), at: now };
+        let used = TokenUse { node: applicant.node.clone(), key: applicant.key.to_string(), at: now };
         let mut by = Vec::new();
-        for number in 1..=promise.uses.min(MOST_USES) {
+        for number in 1..=promise.uses.min(MAX_USES) {
             let name = format!("{id}.use-{number}");
             match self.write(&name, &used) {
                 Ok(()) => return Ok(None),
                 Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error.into()),
             }
-            let earlier: Option<Use> = self.read(&name)?;
+            let earlier: Option<TokenUse> = self.read(&name)?;
             if let Some(earlier) = earlier.as_ref().filter(|earlier| earlier.node == used.node && earlier.key == used.key) {
                 return Ok(Some(earlier.at));
             }
             by.extend(earlier.map(|earlier| earlier.node));
         }
-        Err(TokenRefused::Used { id: id.to_owned(), by: by.join(", ") })
+        Err(TokenError::Used { id: id.to_owned(), by: by.join(", ") })
     }
 
     /// Whether a token was taken back. Nodes that joined by it are not signed for again.
@@ -307,7 +307,7 @@ impl Tokens {
     /// # Errors
     /// When the folder cannot be read or written.
     pub fn revoke(&self, id: &str) -> Result<bool, TlsError> {
-        if !is_id(id) || self.promise(id)?.is_none() {
+        if !is_id(id) || self.stored_token(id)?.is_none() {
             return Ok(false);
         }
         write_private(&self.folder.join(format!("{id}.revoked")), b"")?;
@@ -318,7 +318,7 @@ impl Tokens {
     ///
     /// # Errors
     /// When the folder cannot be read.
-    pub fn list(&self) -> Result<Vec<Record>, TlsError> {
+    pub fn list(&self) -> Result<Vec<TokenInfo>, TlsError> {
         let failed = |source| TlsError::Read { path: self.folder.clone(), source };
         let entries = match fs::read_dir(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -328,18 +328,18 @@ impl Tokens {
         let names: Result<Vec<String>, TlsError> = entries.map(name).collect();
         let mut records = Vec::new();
         for id in names?.iter().filter_map(|name| name.strip_suffix(".json")).filter(|id| is_id(id)) {
-            let Some(promise) = self.promise(id)? else { continue };
-            let uses = (1..=promise.uses.min(MOST_USES)).map_while(|number| self.read::<Use>(&format!("{id}.use-{number}")).ok().flatten());
+            let Some(promise) = self.stored_token(id)? else { continue };
+            let uses = (1..=promise.uses.min(MAX_USES)).map_while(|number| self.read::<TokenUse>(&format!("{id}.use-{number}")).ok().flatten());
             let used_by = uses.map(|used| used.node).collect();
             let revoked = self.is_revoked(id);
-            let Promise { expires, job, uses, node, .. } = promise;
-            records.push(Record { id: id.to_owned(), expires, job, node, uses, used_by, revoked });
+            let StoredToken { expires, job, uses, node, .. } = promise;
+            records.push(TokenInfo { id: id.to_owned(), expires, job, node, uses, used_by, revoked });
         }
         records.sort_by(|one, other| other.expires.cmp(&one.expires).then_with(|| one.id.cmp(&other.id)));
         Ok(records)
     }
 
-    fn promise(&self, id: &str) -> Result<Option<Promise>, TlsError> {
+    fn stored_token(&self, id: &str) -> Result<Option<StoredToken>, TlsError> {
         let path = self.folder.join(format!("{id}.json"));
         // Of all the files this one is to be private: who can guess nothing from a hash can still count on its expiry.
         if path.exists() {
@@ -367,7 +367,7 @@ impl Tokens {
 }
 
 /// Whether a node in job `found` is in the job that was meant. Schedulers name a part of an array job `1234[7].server`, and the whole of it `1234[].server`.
-fn is_of_job(wanted: &str, found: &str) -> bool {
+fn job_matches(wanted: &str, found: &str) -> bool {
     let whole = |job: &str| match (job.find('['), job.find(']')) {
         (Some(open), Some(close)) if open < close => Some(format!("{}[]{}", &job[..open], &job[close + 1..])),
         _ => None,

@@ -6,52 +6,52 @@ use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 /// The names of further front-end processes, which vLLM gives them with `--api-server-count`; the kernel cuts a name at 15 bytes.
-const FURTHER: &str = "VLLM::APIServer";
+const API_SERVER_PROCESS: &str = "VLLM::APIServer";
 
 /// Remembers what each process had used, to tell what it used since.
 #[derive(Debug, Default)]
 pub(super) struct FrontEndCpu {
-    used: FxHashMap<u32, (u64, Instant)>,
+    last_ticks: FxHashMap<u32, (u64, Instant)>,
 }
 
 impl FrontEndCpu {
     /// The share of a core that the busiest front-end process of this engine has used since the last reading; `leader` is its first process.
     /// A few small files of `/proc`: too little to leave the thread for.
     pub(super) fn read(&mut self, leader: u32, now: Instant) -> Option<f32> {
-        let further = children(leader).into_iter().filter(|child| name(*child).is_some_and(|name| name.starts_with(FURTHER)));
-        let used: FxHashMap<u32, u64> = std::iter::once(leader).chain(further).filter_map(|pid| Some((pid, ticks(&stat(pid)?)?))).collect();
+        let further = child_pids(leader).into_iter().filter(|child| read_name(*child).is_some_and(|name| name.starts_with(API_SERVER_PROCESS)));
+        let used: FxHashMap<u32, u64> = std::iter::once(leader).chain(further).filter_map(|pid| Some((pid, parse_cpu_ticks(&read_stat(pid)?)?))).collect();
         let shares = used.iter().filter_map(|(pid, ticks)| {
-            let (before, at) = self.used.get(pid)?;
-            share(ticks.checked_sub(*before)?, (now - *at).as_secs_f32())
+            let (before, at) = self.last_ticks.get(pid)?;
+            core_share(ticks.checked_sub(*before)?, (now - *at).as_secs_f32())
         });
         let busiest = shares.max_by(f32::total_cmp);
-        self.used = used.into_iter().map(|(pid, ticks)| (pid, (ticks, now))).collect();
+        self.last_ticks = used.into_iter().map(|(pid, ticks)| (pid, (ticks, now))).collect();
         busiest
     }
 }
 
 /// Ticks in so many seconds, as a share of a core.
 #[expect(clippy::cast_precision_loss, reason = "the ticks of a second are few")]
-fn share(ticks: u64, seconds: f32) -> Option<f32> {
+fn core_share(ticks: u64, seconds: f32) -> Option<f32> {
     (seconds > 0.0).then(|| ticks as f32 / rustix::param::clock_ticks_per_second() as f32 / seconds)
 }
 
-fn stat(pid: u32) -> Option<String> {
+fn read_stat(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/stat")).ok()
 }
 
-fn name(pid: u32) -> Option<String> {
+fn read_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok()
 }
 
 /// The processes that the first thread of this one has started. Kernels without this file tell of none, and the leader alone is watched.
-fn children(pid: u32) -> Vec<u32> {
+fn child_pids(pid: u32) -> Vec<u32> {
     let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     listed.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// User and system time in a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields count from the last one.
-fn ticks(stat: &str) -> Option<u64> {
+fn parse_cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }

@@ -10,54 +10,54 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use self::cpu::FrontEndCpu;
-pub(crate) use self::rules::find;
-pub use self::rules::{Finding, Kind};
-pub use self::window::{Observation, Setup, Told, Window};
+pub(crate) use self::rules::evaluate_rules;
+pub use self::rules::{Finding, FindingKind};
+pub use self::window::{Observation, EngineSetup, RuntimeFacts, Window};
 use crate::engine::{Engine, Phase, Status};
 use crate::gpu::Reading;
 use crate::probe::DetailReader;
 use crate::vllm::FrontEndInUse;
 
 /// How often an engine is looked at.
-const INTERVAL: Duration = Duration::from_secs(1);
+const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often the words of findings that stand are renewed: their figures change every second, and each change is a report to every router.
-const RENEWAL: Duration = Duration::from_secs(10);
+const EVIDENCE_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One engine, and where its findings go.
-pub(crate) struct Advised<'a> {
+pub(crate) struct AdvisedReplica<'a> {
     /// Its index on this node.
     pub(crate) replica: u32,
     /// The engine.
     pub(crate) engine: &'a Engine,
     /// How it is started.
-    pub(crate) setup: &'a Setup,
+    pub(crate) setup: &'a EngineSetup,
     /// What is found.
     pub(crate) findings: &'a watch::Sender<Vec<Finding>>,
 }
 
 /// Watches one engine until dropped or until its task has ended; `gpus` tells how its GPUs do.
-pub(crate) async fn watch(advised: Advised<'_>, gpus: impl Fn() -> Vec<Reading>) {
-    let Advised { replica, engine, setup, findings } = advised;
+pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Reading>) {
+    let AdvisedReplica { replica, engine, setup, findings } = advised;
     let mut details = DetailReader::new(engine.socket());
     let mut processes = FrontEndCpu::default();
     let mut window = Window::default();
     let mut renewed = Instant::now();
     let status = engine.status();
     let mut epoch = status.borrow().epoch;
-    let mut ticks = tokio::time::interval(INTERVAL);
+    let mut ticks = tokio::time::interval(OBSERVE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while status.has_changed().is_ok() {
         ticks.tick().await;
         let now = status.borrow().clone();
         if std::mem::replace(&mut epoch, now.epoch) != now.epoch {
-            details.forget();
+            details.reset();
         }
         let mut observation = Observation::default();
         if now.phase == Phase::Ready {
-            observation.figures = engine.samples().borrow().filter(|sample| !sample.stale).map(|sample| sample.figures);
+            observation.metrics = engine.samples().borrow().filter(|sample| !sample.is_stale).map(|sample| sample.metrics);
             observation.gpus = gpus();
-            observation.guided = engine.traffic().guided();
+            observation.guided = engine.traffic().guided_in_flight();
             observation.front_end_cpu = now.pid.and_then(|pid| processes.read(pid, Instant::now()));
             // An idle engine is left alone: it has nothing to tell.
             if observation.is_busy() {
@@ -67,20 +67,20 @@ pub(crate) async fn watch(advised: Advised<'_>, gpus: impl Fn() -> Vec<Reading>)
         window.push(now.epoch, observation);
         // Read before it is written: the channel's lock must be free by then.
         let standing = kinds(&findings.borrow());
-        let told = Told { lost_adapters: engine.lost_adapters(), ..told(&now) };
-        let found = find(&window, setup, &told, &standing);
+        let told = RuntimeFacts { lost_adapters: engine.lost_adapters(), ..runtime_facts(&now) };
+        let found = evaluate_rules(&window, setup, &told, &standing);
         for finding in found.iter().filter(|finding| !standing.contains(&finding.kind)) {
-            tracing::info!(replica, kind = finding.kind.word(), evidence = finding.evidence, advice = finding.advice, "advice");
+            tracing::info!(replica, kind = finding.kind.as_str(), evidence = finding.evidence, advice = finding.advice, "advice");
         }
         publish(findings, found, &mut renewed);
     }
 }
 
 /// What the engine's own words of this life tell.
-fn told(status: &Status) -> Told {
+fn runtime_facts(status: &Status) -> RuntimeFacts {
     let card =
         |card: &crate::engine::ModelCard| serde_json::from_slice::<serde_json::Value>(&card.raw).ok()?.get("max_model_len")?.as_u64();
-    Told {
+    RuntimeFacts {
         python: status.front_end == FrontEndInUse::Python,
         eager: status.facts.eager,
         max_model_len: status.facts.max_model_len.or_else(|| status.models.iter().find_map(card)),
@@ -89,14 +89,14 @@ fn told(status: &Status) -> Told {
     }
 }
 
-fn kinds(findings: &[Finding]) -> Vec<Kind> {
+fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
     findings.iter().map(|finding| finding.kind).collect()
 }
 
 /// Publishes at once what is new or gone, and new figures of the same findings now and then.
 fn publish(findings: &watch::Sender<Vec<Finding>>, found: Vec<Finding>, renewed: &mut Instant) {
     findings.send_if_modified(|told| {
-        if kinds(told) == kinds(&found) && (renewed.elapsed() < RENEWAL || *told == found) {
+        if kinds(told) == kinds(&found) && (renewed.elapsed() < EVIDENCE_REFRESH_INTERVAL || *told == found) {
             return false;
         }
         *renewed = Instant::now();

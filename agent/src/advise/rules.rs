@@ -4,42 +4,42 @@
 //! and goes when it was less than a sixth, so that one near the border does not come and go. An engine without work shows no sign. What follows
 //! from how the engine was started stands from its first half minute of work until its life ends.
 
-use super::window::{Observation, Setup, Told, Window};
+use super::window::{Observation, EngineSetup, RuntimeFacts, Window};
 
 /// Seconds of the last minute with a sign, for a finding to appear.
-const APPEARS: usize = 30;
+const SECONDS_TO_RAISE: usize = 30;
 
 /// Fewer than these, and it goes.
-const GOES: usize = 10;
+const SECONDS_TO_CLEAR: usize = 10;
 
 /// A cache that is emptier than this is not what requests wait for. At 10 % there is room for ten times the batch.
-const EMPTY_CACHE: f64 = 0.10;
+const MIN_FREE_KV_SHARE: f64 = 0.10;
 
 /// Preemptions in a minute, for a finding: one in ten seconds. Fewer belong to bursts that pass.
-const PREEMPTIONS: u64 = 6;
+const MIN_PREEMPTIONS: u64 = 6;
 
 /// And this part of the requests that ended meanwhile: of thousands, a few do not matter.
-const PREEMPTED_PART: u64 = 100;
+const MAX_REQUESTS_PER_PREEMPTION: u64 = 100;
 
 /// Python computes on one core at a time; what is missing to a whole one is waiting for the lock and the socket.
-const SATURATED: f32 = 0.90;
+const SATURATED_CORE_SHARE: f32 = 0.90;
 
 /// Tokens this many times farther apart than without guided requests are their doing: more than batches of one size differ among themselves,
 /// which is a factor of two at most in size and much less in time.
-const SLOWED: f64 = 1.5;
+const SLOWDOWN_TO_RAISE: f64 = 1.5;
 
 /// And so many times as long as the finding stands.
-const STILL_SLOWED: f64 = 1.25;
+const SLOWDOWN_TO_CLEAR: f64 = 1.25;
 
 /// Requests that show what is usual.
-const ENOUGH_REQUESTS: u64 = 200;
+const MIN_REQUESTS: u64 = 200;
 
 /// A limit this many times what is used is far over it.
-const FAR_OVER: u64 = 4;
+const EXCESS_FACTOR: u64 = 4;
 
 /// What is wrong, the gravest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FindingKind {
     /// An adapter that an operator had loaded could not be loaded again.
     Adapter,
     /// A GPU's clocks are held down.
@@ -60,7 +60,7 @@ pub enum Kind {
     Context,
 }
 
-impl Kind {
+impl FindingKind {
     /// All, the gravest first.
     pub const ALL: [Self; 9] = [
         Self::Adapter,
@@ -76,7 +76,7 @@ impl Kind {
 
     /// The word for scripts and metrics.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Adapter => "adapter",
             Self::Throttled => "throttled",
@@ -95,7 +95,7 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Which.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// What was seen, with its figures.
     pub evidence: String,
     /// What to do, with the flag to change.
@@ -103,44 +103,44 @@ pub struct Finding {
 }
 
 /// What a rule looks at.
-struct Case<'a> {
+struct RuleInput<'a> {
     window: &'a Window,
-    setup: &'a Setup,
-    told: &'a Told,
+    setup: &'a EngineSetup,
+    facts: &'a RuntimeFacts,
 }
 
 /// What is to be said of an engine, the gravest first. `standing` is what was said a second ago.
-pub(crate) fn find(window: &Window, setup: &Setup, told: &Told, standing: &[Kind]) -> Vec<Finding> {
-    let case = Case { window, setup, told };
-    let finding = |kind: Kind| {
+pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, told: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
+    let case = RuleInput { window, setup, facts: told };
+    let finding = |kind: FindingKind| {
         let stands = standing.contains(&kind);
         let (evidence, advice) = match kind {
-            Kind::Adapter => case.adapter(),
-            Kind::Throttled => case.throttled(stands),
-            Kind::Preemptions => case.preemptions(stands),
-            Kind::FrontEnd => case.front_end(stands),
-            Kind::BatchLimit => case.batch_limit(stands),
-            Kind::GuidedDecoding => case.guided_decoding(stands),
-            Kind::Eager => case.eager(),
-            Kind::TensorParallel => case.tensor_parallel(),
-            Kind::Context => case.context(),
+            FindingKind::Adapter => case.adapter(),
+            FindingKind::Throttled => case.throttled(stands),
+            FindingKind::Preemptions => case.preemptions(stands),
+            FindingKind::FrontEnd => case.front_end(stands),
+            FindingKind::BatchLimit => case.batch_limit(stands),
+            FindingKind::GuidedDecoding => case.guided_decoding(stands),
+            FindingKind::Eager => case.eager(),
+            FindingKind::TensorParallel => case.tensor_parallel(),
+            FindingKind::Context => case.context(),
         }?;
         Some(Finding { kind, evidence, advice })
     };
-    Kind::ALL.into_iter().filter_map(finding).collect()
+    FindingKind::ALL.into_iter().filter_map(finding).collect()
 }
 
 /// Evidence and advice.
-type Words = Option<(String, String)>;
+type Advice = Option<(String, String)>;
 
 /// Whether so many seconds with a sign make a finding.
-fn lasts(seconds: usize, stands: bool) -> bool {
-    seconds >= if stands { GOES } else { APPEARS }
+fn is_sustained(seconds: usize, stands: bool) -> bool {
+    seconds >= if stands { SECONDS_TO_CLEAR } else { SECONDS_TO_RAISE }
 }
 
-impl Case<'_> {
-    fn adapter(&self) -> Words {
-        let lost = &self.told.lost_adapters;
+impl RuleInput<'_> {
+    fn adapter(&self) -> Advice {
+        let lost = &self.facts.lost_adapters;
         let first = &lost.first()?.name;
         let named: Vec<String> = lost.iter().map(|adapter| format!("{} ({})", adapter.name, adapter.path)).collect();
         let evidence = format!(
@@ -152,10 +152,10 @@ impl Case<'_> {
         Some((evidence, advice))
     }
 
-    fn throttled(&self, stands: bool) -> Words {
-        let seconds = self.window.with(|seen| seen.is_busy() && seen.gpus.iter().any(is_throttled));
+    fn throttled(&self, stands: bool) -> Advice {
+        let seconds = self.window.observations_with(|seen| seen.is_busy() && seen.gpus.iter().any(is_throttled));
         let count = seconds.clone().count();
-        if !lasts(count, stands) {
+        if !is_sustained(count, stands) {
             return None;
         }
         let gpu = seconds.last()?.gpus.iter().find(|gpu| is_throttled(gpu))?;
@@ -166,9 +166,9 @@ impl Case<'_> {
         now.extend(gpu.sm_mhz.map(|mhz| format!("{mhz} MHz")));
         now.extend(gpu.celsius.map(|celsius| format!("{celsius} °C")));
         now.extend(gpu.watts.map(|watts| format!("{watts:.0} W")));
-        let reasons = causes(gpu).collect::<Vec<_>>().join(", ");
+        let reasons = throttle_reasons(gpu).collect::<Vec<_>>().join(", ");
         let evidence = format!("the clocks of {name} were held down in {count} of the last 60 s: {reasons} ({})", now.join(", "));
-        let advice = if causes(gpu).any(|reason| reason.contains("administrator")) {
+        let advice = if throttle_reasons(gpu).any(|reason| reason.contains("administrator")) {
             "no flag of the engine helps: ask for the usual clocks (`nvidia-smi --reset-applications-clocks`, as root)"
         } else {
             "no flag of the engine helps: look at this node's cooling and power, or keep work away from it with `hostler drain`"
@@ -176,14 +176,14 @@ impl Case<'_> {
         Some((evidence, advice.to_owned()))
     }
 
-    fn preemptions(&self, stands: bool) -> Words {
-        let preempted = self.window.growth(|figures| figures.preemptions);
-        let ended = self.window.ended();
-        let enough = if stands { preempted > 0 } else { preempted >= PREEMPTIONS && preempted * PREEMPTED_PART >= ended };
+    fn preemptions(&self, stands: bool) -> Advice {
+        let preempted = self.window.counter_increase(|figures| figures.preemptions);
+        let ended = self.window.finished_requests();
+        let enough = if stands { preempted > 0 } else { preempted >= MIN_PREEMPTIONS && preempted * MAX_REQUESTS_PER_PREEMPTION >= ended };
         if !enough {
             return None;
         }
-        let busy = self.window.figures().filter(|figures| figures.kv_use > 0.5);
+        let busy = self.window.metrics().filter(|figures| figures.kv_use > 0.5);
         let (most, fullest) = busy.fold((0, 0.0_f64), |(most, fullest), now| (most.max(now.running), fullest.max(now.kv_use)));
         let evidence = format!(
             "requests were pushed out of the batch {preempted} times in the last 60 s, to be computed again: the KV cache was {:.0} % full with \
@@ -202,48 +202,48 @@ impl Case<'_> {
         Some((evidence, advice))
     }
 
-    fn front_end(&self, stands: bool) -> Words {
-        if self.setup.simulated || !self.told.python {
+    fn front_end(&self, stands: bool) -> Advice {
+        if self.setup.simulated || !self.facts.python {
             return None;
         }
-        let seconds = self.window.with(|seen| seen.is_busy() && seen.front_end_cpu.is_some_and(|share| share >= SATURATED));
+        let seconds = self.window.observations_with(|seen| seen.is_busy() && seen.front_end_cpu.is_some_and(|share| share >= SATURATED_CORE_SHARE));
         let count = seconds.clone().count();
-        if !lasts(count, stands) {
+        if !is_sustained(count, stands) {
             return None;
         }
         let most = seconds.filter_map(|seen| seen.front_end_cpu).fold(0.0, f32::max);
-        let rate = self.window.growth(|figures| figures.generation_tokens) / self.window.seconds();
+        let rate = self.window.counter_increase(|figures| figures.generation_tokens) / self.window.observed_seconds();
         let evidence = format!(
             "the Python front-end used up to {most:.2} of a core, and it cannot use much more than one, in {count} of the last 60 s, at {rate} \
              tokens/s: the engine waits for it"
         );
-        let because = match self.setup.no_rust_because.as_str() {
+        let because = match self.setup.python_front_end_reason.as_str() {
             "" => "it did not start",
             because => because,
         };
         let mut ways = vec![format!("--front-end rust (about a quarter of the CPU for each event; not in use here: {because})")];
-        match self.setup.number("--stream-interval") {
+        match self.setup.flag_value("--stream-interval") {
             Some(interval) if interval > 1 => {}
             _ => ways.push("--stream-interval 4 (fewer events, each of more tokens)".to_owned()),
         }
         // Each process would know the adapters that it was itself told to load.
-        if !self.setup.has("--enable-lora") {
-            ways.push(format!("--api-server-count {}", self.setup.number("--api-server-count").unwrap_or(1) + 1));
+        if !self.setup.has_flag("--enable-lora") {
+            ways.push(format!("--api-server-count {}", self.setup.flag_value("--api-server-count").unwrap_or(1) + 1));
         }
         Some((evidence, ways.join(", or ")))
     }
 
-    fn batch_limit(&self, stands: bool) -> Words {
+    fn batch_limit(&self, stands: bool) -> Advice {
         let sign = |seen: &Observation| {
             let deferred = seen.details.map_or(0, |details| details.deferred);
-            seen.figures.is_some_and(|figures| figures.waiting > deferred && figures.kv_use < EMPTY_CACHE)
+            seen.metrics.is_some_and(|figures| figures.waiting > deferred && figures.kv_use < MIN_FREE_KV_SHARE)
         };
-        let seconds = self.window.with(sign);
+        let seconds = self.window.observations_with(sign);
         let count = seconds.clone().count();
-        if !lasts(count, stands) {
+        if !is_sustained(count, stands) {
             return None;
         }
-        let figures = seconds.filter_map(|seen| seen.figures);
+        let figures = seconds.filter_map(|seen| seen.metrics);
         let (mut waiting, mut running, mut fullest) = (0, 0, 0.0_f64);
         for figures in figures {
             waiting += u64::from(figures.waiting);
@@ -256,11 +256,11 @@ impl Case<'_> {
             waiting.div_ceil(count as u64),
             fullest * 100.0
         );
-        let advice = match self.setup.number("--max-num-seqs") {
+        let advice = match self.setup.flag_value("--max-num-seqs") {
             // The batch had its full size.
             Some(limit) if u64::from(running) >= limit => format!("raise --max-num-seqs (now {limit}), to {}", limit * 2),
             // It had not: the steps were full of prompts.
-            Some(_) => match self.setup.number("--max-num-batched-tokens") {
+            Some(_) => match self.setup.flag_value("--max-num-batched-tokens") {
                 Some(limit) => format!("raise --max-num-batched-tokens (now {limit}), to {}", limit * 2),
                 None => "raise --max-num-batched-tokens".to_owned(),
             },
@@ -270,18 +270,18 @@ impl Case<'_> {
     }
 
     /// Either of its two costs: compiling a grammar before a request may run, or keeping to it in each step.
-    fn guided_decoding(&self, stands: bool) -> Words {
+    fn guided_decoding(&self, stands: bool) -> Advice {
         self.compiling_grammars(stands).or_else(|| self.slow_steps(stands))
     }
 
     /// Tokens of all requests of a batch come later while some of them are guided. Compared are seconds of one life with batches of one size.
-    fn slow_steps(&self, stands: bool) -> Words {
+    fn slow_steps(&self, stands: bool) -> Advice {
         let (seconds, with, without) = self.window.guided_gaps();
-        let factor = if stands { STILL_SLOWED } else { SLOWED };
-        if !lasts(seconds, stands) || with < without * factor {
+        let factor = if stands { SLOWDOWN_TO_CLEAR } else { SLOWDOWN_TO_RAISE };
+        if !is_sustained(seconds, stands) || with < without * factor {
             return None;
         }
-        let most = self.window.with(|seen| seen.guided > 0).map(|seen| seen.guided).max().unwrap_or(0);
+        let most = self.window.observations_with(|seen| seen.guided > 0).map(|seen| seen.guided).max().unwrap_or(0);
         let evidence = format!(
             "with up to {most} requests that follow a schema or grammar, tokens were {:.1} ms apart in {seconds} of the last 60 s; without them, at \
              batches of that size, {:.1} ms",
@@ -295,13 +295,13 @@ impl Case<'_> {
 
     /// vLLM tells of requests that wait for something else than room, but not for what. Where neither adapters nor moved blocks are in play,
     /// what is left is a grammar that is being compiled.
-    fn compiling_grammars(&self, stands: bool) -> Words {
-        if self.setup.has("--enable-lora") || self.setup.has("--kv-transfer-config") {
+    fn compiling_grammars(&self, stands: bool) -> Advice {
+        if self.setup.has_flag("--enable-lora") || self.setup.has_flag("--kv-transfer-config") {
             return None;
         }
-        let seconds = self.window.with(|seen| seen.details.is_some_and(|details| details.deferred > 0));
+        let seconds = self.window.observations_with(|seen| seen.details.is_some_and(|details| details.deferred > 0));
         let count = seconds.clone().count();
-        if !lasts(count, stands) {
+        if !is_sustained(count, stands) {
             return None;
         }
         let most = seconds.filter_map(|seen| seen.details).map(|details| details.deferred).max().unwrap_or(0);
@@ -311,10 +311,10 @@ impl Case<'_> {
         Some((evidence, advice.to_owned()))
     }
 
-    fn eager(&self) -> Words {
-        let given = self.setup.has("--enforce-eager");
+    fn eager(&self) -> Advice {
+        let given = self.setup.has_flag("--enforce-eager");
         // On a CPU there are no graphs to lose.
-        if self.setup.gpus.is_empty() || !(given || self.told.eager) || !self.has_worked() {
+        if self.setup.gpus.is_empty() || !(given || self.facts.eager) || !self.has_worked() {
             return None;
         }
         let evidence = "the engine runs without CUDA graphs and compiled kernels: in every step the CPU launches each kernel by itself";
@@ -322,11 +322,11 @@ impl Case<'_> {
         Some((evidence.to_owned(), advice.to_owned()))
     }
 
-    fn tensor_parallel(&self) -> Words {
+    fn tensor_parallel(&self) -> Advice {
         let [first, _, ..] = &self.setup.gpus[..] else { return None };
         let weights = self.setup.weights_bytes?;
         // The other half is for the KV cache and the engine itself.
-        if self.setup.joined || weights == 0 || weights * 2 > first.memory_bytes || !self.has_worked() {
+        if self.setup.has_nvlink_mesh || weights == 0 || weights * 2 > first.memory_bytes || !self.has_worked() {
             return None;
         }
         let count = self.setup.gpus.len();
@@ -341,12 +341,12 @@ impl Case<'_> {
 
     /// A long limit costs nothing by itself: blocks are taken as they are needed. It matters where so few requests of the full length fit that one
     /// stray request pushes the others out of the cache.
-    fn context(&self) -> Words {
-        let details = self.window.details.filter(|details| details.requests >= ENOUGH_REQUESTS)?;
-        let limit = self.told.max_model_len.filter(|limit| *limit > 0)?;
-        let cache = self.told.kv_tokens.or_else(|| self.window.kv_tokens()).filter(|tokens| *tokens > 0)?;
+    fn context(&self) -> Advice {
+        let details = self.window.details.filter(|details| details.requests >= MIN_REQUESTS)?;
+        let limit = self.facts.max_model_len.filter(|limit| *limit > 0)?;
+        let cache = self.facts.kv_tokens.or_else(|| self.window.kv_tokens()).filter(|tokens| *tokens > 0)?;
         let longest = details.longest_prompt? + details.longest_answer?;
-        if cache >= limit * FAR_OVER || longest * FAR_OVER > limit || !self.has_worked() {
+        if cache >= limit * EXCESS_FACTOR || longest * EXCESS_FACTOR > limit || !self.has_worked() {
             return None;
         }
         let evidence = format!(
@@ -357,17 +357,17 @@ impl Case<'_> {
     }
 
     fn has_worked(&self) -> bool {
-        self.window.busy as usize >= APPEARS
+        self.window.busy_seconds as usize >= SECONDS_TO_RAISE
     }
 }
 
 /// Why a GPU's clocks are held down, but for what is usual: at full load a GPU runs into its power limit, and that is where it belongs.
-fn causes(gpu: &crate::gpu::Reading) -> impl Iterator<Item = &'static str> + '_ {
+fn throttle_reasons(gpu: &crate::gpu::Reading) -> impl Iterator<Item = &'static str> + '_ {
     gpu.throttled.iter().copied().filter(|reason| *reason != "power limit")
 }
 
 fn is_throttled(gpu: &crate::gpu::Reading) -> bool {
-    causes(gpu).next().is_some()
+    throttle_reasons(gpu).next().is_some()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]

@@ -3,7 +3,7 @@
 use super::*;
 
 fn finding(evidence: &str) -> Finding {
-    Finding { kind: Kind::FrontEnd, evidence: evidence.into(), advice: "--front-end rust".into() }
+    Finding { kind: FindingKind::FrontEnd, evidence: evidence.into(), advice: "--front-end rust".into() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -14,11 +14,11 @@ async fn a_new_finding_is_told_at_once_and_its_figures_only_now_and_then() {
     assert!(findings.has_changed().unwrap());
     assert_eq!(*findings.borrow_and_update(), [finding("0.95")]);
     for _ in 0..9 {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(OBSERVE_INTERVAL).await;
         publish(&sender, vec![finding("0.96")], &mut renewed);
         assert!(!findings.has_changed().unwrap());
     }
-    tokio::time::sleep(INTERVAL).await;
+    tokio::time::sleep(OBSERVE_INTERVAL).await;
     publish(&sender, vec![finding("0.96")], &mut renewed);
     assert_eq!(*findings.borrow_and_update(), [finding("0.96")]);
     publish(&sender, Vec::new(), &mut renewed);

@@ -4,20 +4,20 @@ use std::collections::VecDeque;
 
 use crate::engine::control::Adapter;
 use crate::gpu::{Gpu, Reading};
-use crate::probe::{Details, Figures};
+use crate::probe::{EngineDetails, EngineMetrics};
 use crate::vllm::arguments::{is_given, value_of};
 
 /// How many observations are looked back at, one a second: long enough that a burst of requests is not taken for the rule, short enough that a
 /// change of a setting shows while one watches.
-pub(super) const SPAN: usize = 60;
+pub(super) const WINDOW_SECONDS: usize = 60;
 
 /// One look at an engine. What could not be learned is absent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Observation {
     /// Its load.
-    pub figures: Option<Figures>,
+    pub metrics: Option<EngineMetrics>,
     /// What is read only while it is busy.
-    pub details: Option<Details>,
+    pub details: Option<EngineDetails>,
     /// Requests in flight whose answer follows a schema or grammar.
     pub guided: u32,
     /// Share of a core that its busiest front-end process used.
@@ -29,17 +29,17 @@ pub struct Observation {
 impl Observation {
     /// Whether the engine had work.
     pub(super) fn is_busy(&self) -> bool {
-        self.figures.is_some_and(|figures| figures.running > 0 || figures.waiting > 0)
+        self.metrics.is_some_and(|figures| figures.running > 0 || figures.waiting > 0)
     }
 }
 
 /// What is known of an engine before it starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Setup {
+pub struct EngineSetup {
     /// It is the simulated engine: its process is nobody's front-end.
     pub simulated: bool,
     /// Why the Rust front-end is not used; empty where it is, until it fails to start.
-    pub no_rust_because: String,
+    pub python_front_end_reason: String,
     /// What it is tuned for, in a word.
     pub profile: &'static str,
     /// GPUs that one replica computes on; 1 on CPU.
@@ -47,28 +47,28 @@ pub struct Setup {
     /// Its GPUs, none on CPU.
     pub gpus: Vec<Gpu>,
     /// Each of its GPUs reaches each other one over NVLink.
-    pub joined: bool,
+    pub has_nvlink_mesh: bool,
     /// What the weights of its model take, where that is known.
     pub weights_bytes: Option<u64>,
     /// Its command line.
     pub arguments: Vec<String>,
 }
 
-impl Setup {
+impl EngineSetup {
     /// Whether a flag is given.
-    pub(super) fn has(&self, flag: &str) -> bool {
+    pub(super) fn has_flag(&self, flag: &str) -> bool {
         is_given(&self.arguments, flag)
     }
 
     /// The number that a flag has.
-    pub(super) fn number(&self, flag: &str) -> Option<u64> {
+    pub(super) fn flag_value(&self, flag: &str) -> Option<u64> {
         value_of(&self.arguments, flag)?.parse().ok()
     }
 }
 
 /// What this life of the engine has told of itself.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Told {
+pub struct RuntimeFacts {
     /// vLLM's Python front-end serves it.
     pub python: bool,
     /// It neither compiles nor captures graphs.
@@ -85,23 +85,23 @@ pub struct Told {
 #[derive(Debug, Default)]
 pub struct Window {
     epoch: u64,
-    seen: VecDeque<Observation>,
+    observations: VecDeque<Observation>,
     /// Seconds of this life in which it had work.
-    pub(super) busy: u32,
+    pub(super) busy_seconds: u32,
     /// The last details that were read in this life.
-    pub(super) details: Option<Details>,
+    pub(super) details: Option<EngineDetails>,
     /// How far apart tokens were lately without guided requests, by the size of the batch in powers of two.
-    plain: [Gaps; 16],
+    unguided_gaps: [TokenGapMean; 16],
 }
 
 /// Seconds in which the distance of tokens was seen, and the sum of these distances.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Gaps {
+pub(super) struct TokenGapMean {
     seconds: u32,
     sum: f64,
 }
 
-impl Gaps {
+impl TokenGapMean {
     /// Takes in one more second. What was long ago counts less and less: contexts grow, and with them the distance of tokens.
     fn add(&mut self, gap: f64) {
         const MOST: u32 = 120;
@@ -124,41 +124,41 @@ impl Window {
         if self.epoch != epoch {
             *self = Self { epoch, ..Self::default() };
         }
-        self.busy = self.busy.saturating_add(observation.is_busy().into());
+        self.busy_seconds = self.busy_seconds.saturating_add(observation.is_busy().into());
         if observation.details.is_some() {
             self.details = observation.details;
         }
         if observation.guided == 0
-            && self.seen.back().is_some_and(|before| before.guided == 0)
-            && let Some((size, gap)) = self.seen.back().and_then(|before| gap(before, &observation))
+            && self.observations.back().is_some_and(|before| before.guided == 0)
+            && let Some((size, gap)) = self.observations.back().and_then(|before| token_gap(before, &observation))
         {
-            self.plain[size].add(gap);
+            self.unguided_gaps[size].add(gap);
         }
-        if self.seen.len() == SPAN {
-            self.seen.pop_front();
+        if self.observations.len() == WINDOW_SECONDS {
+            self.observations.pop_front();
         }
-        self.seen.push_back(observation);
+        self.observations.push_back(observation);
     }
 
     /// The seconds that show a sign.
-    pub(super) fn with<'a>(&'a self, sign: impl Fn(&Observation) -> bool + 'a) -> impl Iterator<Item = &'a Observation> + Clone {
-        let signs: Vec<&Observation> = self.seen.iter().filter(|observation| sign(observation)).collect();
+    pub(super) fn observations_with<'a>(&'a self, sign: impl Fn(&Observation) -> bool + 'a) -> impl Iterator<Item = &'a Observation> + Clone {
+        let signs: Vec<&Observation> = self.observations.iter().filter(|observation| sign(observation)).collect();
         signs.into_iter()
     }
 
     /// The figures of the seconds that have any, oldest first.
-    pub(super) fn figures(&self) -> impl DoubleEndedIterator<Item = Figures> + '_ {
-        self.seen.iter().filter_map(|observation| observation.figures)
+    pub(super) fn metrics(&self) -> impl DoubleEndedIterator<Item = EngineMetrics> + '_ {
+        self.observations.iter().filter_map(|observation| observation.metrics)
     }
 
     /// Seconds that have been seen, 1 at least.
-    pub(super) fn seconds(&self) -> u64 {
-        (self.seen.len() as u64).max(1)
+    pub(super) fn observed_seconds(&self) -> u64 {
+        (self.observations.len() as u64).max(1)
     }
 
     /// How much a counter grew within the minute.
-    pub(super) fn growth(&self, counter: fn(&Figures) -> u64) -> u64 {
-        let mut figures = self.figures();
+    pub(super) fn counter_increase(&self, counter: fn(&EngineMetrics) -> u64) -> u64 {
+        let mut figures = self.metrics();
         let first = figures.next().map_or(0, |first| counter(&first));
         figures.next_back().map_or(0, |last| counter(&last).saturating_sub(first))
     }
@@ -166,10 +166,10 @@ impl Window {
     /// Of the seconds of this minute with guided requests, and a batch of a size that was also seen without: how many there were, how far apart
     /// tokens were in them, and how far without.
     pub(super) fn guided_gaps(&self) -> (usize, f64, f64) {
-        let pairs = self.seen.iter().zip(self.seen.iter().skip(1)).filter(|(_, now)| now.guided > 0);
+        let pairs = self.observations.iter().zip(self.observations.iter().skip(1)).filter(|(_, now)| now.guided > 0);
         let compared = pairs.filter_map(|(before, now)| {
-            let (size, gap) = gap(before, now)?;
-            Some((gap, self.plain[size].mean()?))
+            let (size, gap) = token_gap(before, now)?;
+            Some((gap, self.unguided_gaps[size].mean()?))
         });
         let (count, with, without) =
             compared.fold((0, 0.0, 0.0), |(count, with, without), (gap, plain)| (count + 1, with + gap, without + plain));
@@ -178,34 +178,34 @@ impl Window {
     }
 
     /// Requests that ended within the minute.
-    pub(super) fn ended(&self) -> u64 {
-        self.between().map_or(0, |(first, last)| last.requests.saturating_sub(first.requests))
+    pub(super) fn finished_requests(&self) -> u64 {
+        self.first_and_last_details().map_or(0, |(first, last)| last.requests.saturating_sub(first.requests))
     }
 
     /// How long those waited in the engine's queue that began to run within the minute.
     pub(super) fn mean_queue_seconds(&self) -> Option<f64> {
-        let (first, last) = self.between()?;
+        let (first, last) = self.first_and_last_details()?;
         let queued = u32::try_from(last.queued.checked_sub(first.queued)?).ok().filter(|queued| *queued > 0)?;
         Some((last.queue_seconds - first.queue_seconds).max(0.0) / f64::from(queued))
     }
 
     /// What the KV cache holds, from the engine's figures.
     pub(super) fn kv_tokens(&self) -> Option<u64> {
-        let last = self.figures().next_back()?;
+        let last = self.metrics().next_back()?;
         Some(last.kv_blocks? * u64::from(last.block_size?))
     }
 
     /// The first and the last details of the minute.
-    fn between(&self) -> Option<(Details, Details)> {
-        let mut details = self.seen.iter().filter_map(|observation| observation.details);
+    fn first_and_last_details(&self) -> Option<(EngineDetails, EngineDetails)> {
+        let mut details = self.observations.iter().filter_map(|observation| observation.details);
         let first = details.next()?;
         Some((first, details.next_back().unwrap_or(first)))
     }
 }
 
 /// The size of the batch in one second as a power of two, and how far apart the tokens of an answer were in it.
-fn gap(before: &Observation, now: &Observation) -> Option<(usize, f64)> {
-    let running = now.figures?.running.checked_ilog2()?;
+fn token_gap(before: &Observation, now: &Observation) -> Option<(usize, f64)> {
+    let running = now.metrics?.running.checked_ilog2()?;
     let (before, now) = (before.details?, now.details?);
     let gaps = u32::try_from(now.gaps.checked_sub(before.gaps)?).ok().filter(|gaps| *gaps > 0)?;
     let seconds = (now.gap_seconds - before.gap_seconds).max(0.0);

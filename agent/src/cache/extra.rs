@@ -8,15 +8,15 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Something that a block's content depends on, as the engine put it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Extra {
+pub enum ExtraKey {
     /// Nothing.
-    Nothing,
+    Null,
     /// True or false.
-    Flag(bool),
+    Bool(bool),
     /// A whole number.
-    Number(i128),
+    Integer(i128),
     /// Any other number.
-    Real(f64),
+    Float(f64),
     /// A text.
     Text(String),
     /// Bytes.
@@ -25,88 +25,88 @@ pub enum Extra {
     List(Vec<Self>),
 }
 
-impl Extra {
+impl ExtraKey {
     /// Appends bytes that are the same for equal values only.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    pub fn write_canonical(&self, out: &mut Vec<u8>) {
         let mut tagged = |tag: u8, content: &[u8]| {
             out.push(tag);
             out.extend_from_slice(&(content.len() as u64).to_le_bytes());
             out.extend_from_slice(content);
         };
         match self {
-            Self::Nothing => tagged(0, &[]),
-            Self::Flag(flag) => tagged(1, &[u8::from(*flag)]),
-            Self::Number(number) => tagged(2, &number.to_le_bytes()),
-            Self::Real(real) => tagged(3, &real.to_bits().to_le_bytes()),
+            Self::Null => tagged(0, &[]),
+            Self::Bool(flag) => tagged(1, &[u8::from(*flag)]),
+            Self::Integer(number) => tagged(2, &number.to_le_bytes()),
+            Self::Float(real) => tagged(3, &real.to_bits().to_le_bytes()),
             Self::Text(text) => tagged(4, text.as_bytes()),
             Self::Bytes(bytes) => tagged(5, bytes),
             Self::List(list) => {
                 let mut content = Vec::new();
-                list.iter().for_each(|extra| extra.write(&mut content));
+                list.iter().for_each(|extra| extra.write_canonical(&mut content));
                 tagged(6, &content);
             }
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Extra {
+impl<'de> Deserialize<'de> for ExtraKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ExtraVisitor)
+        deserializer.deserialize_any(ExtraKeyVisitor)
     }
 }
 
-struct ExtraVisitor;
+struct ExtraKeyVisitor;
 
-impl<'de> Visitor<'de> for ExtraVisitor {
-    type Value = Extra;
+impl<'de> Visitor<'de> for ExtraKeyVisitor {
+    type Value = ExtraKey;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("anything that a block's content may depend on")
     }
 
-    fn visit_unit<E: de::Error>(self) -> Result<Extra, E> {
-        Ok(Extra::Nothing)
+    fn visit_unit<E: de::Error>(self) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Null)
     }
 
-    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Extra, E> {
-        Ok(Extra::Flag(flag))
+    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Bool(flag))
     }
 
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Extra, E> {
-        Ok(Extra::Number(number.into()))
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Integer(number.into()))
     }
 
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Extra, E> {
-        Ok(Extra::Number(number.into()))
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Integer(number.into()))
     }
 
-    fn visit_f64<E: de::Error>(self, real: f64) -> Result<Extra, E> {
-        Ok(Extra::Real(real))
+    fn visit_f64<E: de::Error>(self, real: f64) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Float(real))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Extra, E> {
-        Ok(Extra::Text(text.to_owned()))
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Text(text.to_owned()))
     }
 
-    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Extra, E> {
-        Ok(Extra::Bytes(bytes.to_vec()))
+    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Bytes(bytes.to_vec()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Extra, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ExtraKey, A::Error> {
         let mut all = Vec::new();
         while let Some(extra) = list.next_element()? {
             all.push(extra);
         }
-        Ok(Extra::List(all))
+        Ok(ExtraKey::List(all))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Extra, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ExtraKey, A::Error> {
         let mut all = Vec::new();
         while let Some((key, value)) = map.next_entry()? {
             all.push(key);
             all.push(value);
         }
-        Ok(Extra::List(all))
+        Ok(ExtraKey::List(all))
     }
 }
 
@@ -118,23 +118,23 @@ mod tests {
 
     #[test]
     fn different_extras_have_different_bytes() {
-        let text = |text: &str| Extra::Text(text.to_owned());
+        let text = |text: &str| ExtraKey::Text(text.to_owned());
         let extras = [
-            Extra::Nothing,
-            Extra::Flag(false),
-            Extra::Number(0),
-            Extra::Real(0.0),
+            ExtraKey::Null,
+            ExtraKey::Bool(false),
+            ExtraKey::Integer(0),
+            ExtraKey::Float(0.0),
             text(""),
             text("ab"),
-            Extra::Bytes(b"ab".to_vec()),
-            Extra::List(vec![]),
-            Extra::List(vec![text("a"), text("b")]),
-            Extra::List(vec![text("ab")]),
-            Extra::List(vec![Extra::List(vec![text("ab")])]),
+            ExtraKey::Bytes(b"ab".to_vec()),
+            ExtraKey::List(vec![]),
+            ExtraKey::List(vec![text("a"), text("b")]),
+            ExtraKey::List(vec![text("ab")]),
+            ExtraKey::List(vec![ExtraKey::List(vec![text("ab")])]),
         ];
         let written = extras.iter().map(|extra| {
             let mut bytes = Vec::new();
-            extra.write(&mut bytes);
+            extra.write_canonical(&mut bytes);
             bytes
         });
         assert_eq!(written.collect::<HashSet<_>>().len(), extras.len());

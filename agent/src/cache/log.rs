@@ -9,18 +9,18 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
-use super::mirror::{Change, Copies, Digest, Effects, Mirror};
-use super::wire::Event;
-use super::{CacheCounters, Watch};
+use super::mirror::{Change, CopyReporting, CacheDigest, Effects, BlockMirror};
+use super::wire::KvEvent;
+use super::{CacheCounters, CacheStatus};
 
 /// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes each.
-const MOST_CHANGES: usize = 64 * 1024;
+const MAX_CHANGES: usize = 64 * 1024;
 
 /// What one replica's engine has cached, over all its lives.
 #[derive(Debug)]
 pub struct CacheLog {
     inner: Mutex<Inner>,
-    watch: watch::Sender<Watch>,
+    watch: watch::Sender<CacheStatus>,
 }
 
 #[derive(Debug)]
@@ -32,16 +32,16 @@ struct Inner {
     /// Something of this life was missed. Blocks that are still cached are not told again, and those that continue them cannot be placed
     /// without them, so the mirror stays incomplete until the engine clears its cache.
     is_incomplete: bool,
-    mirror: Mirror,
+    mirror: BlockMirror,
     /// The latest changes, oldest first.
-    changes: VecDeque<(Key, Direction)>,
+    changes: VecDeque<(Key, ChangeKind)>,
     /// Number of the first of them, counted from the beginning of the log and never set back.
-    first: u64,
+    first_number: u64,
     counters: CacheCounters,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum ChangeKind {
     Stored,
     Removed,
 }
@@ -49,13 +49,13 @@ enum Direction {
 /// How far one reader has come. A new one reads everything first.
 #[derive(Debug, Default)]
 pub struct Cursor {
-    place: Option<Place>,
+    position: Option<LogPosition>,
     /// The part of a snapshot that was not read yet.
     snapshot: Option<Snapshot>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct LogPosition {
     epoch: u64,
     /// Number of the next change to read.
     next: u64,
@@ -64,18 +64,18 @@ struct Place {
 #[derive(Debug)]
 struct Snapshot {
     keys: Vec<Key>,
-    digest: Digest,
+    digest: CacheDigest,
 }
 
 /// What a reader has to take over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delta {
+pub struct CacheDelta {
     /// Which life of the engine.
     pub epoch: u64,
     /// Everything that was read before is void.
-    pub snapshot: bool,
+    pub is_snapshot: bool,
     /// The rest is to be read at once; until then the count and the digest say nothing.
-    pub partial: bool,
+    pub is_partial: bool,
     /// Blocks that are now cached.
     pub stored: Vec<Key>,
     /// Blocks that no longer are; none of them is among the stored.
@@ -93,8 +93,8 @@ impl Cursor {
     }
 
     /// Whether the changes that the log holds continue what this cursor has read.
-    fn follows(&self, inner: &Inner) -> bool {
-        self.place.is_some_and(|place| place.epoch == inner.epoch && place.next >= inner.first)
+    fn is_current(&self, inner: &Inner) -> bool {
+        self.position.is_some_and(|place| place.epoch == inner.epoch && place.next >= inner.first_number)
     }
 }
 
@@ -104,12 +104,12 @@ impl Default for CacheLog {
             epoch: 0,
             is_alive: false,
             is_incomplete: false,
-            mirror: Mirror::new(Copies::Counted),
+            mirror: BlockMirror::new(CopyReporting::EachCopy),
             changes: VecDeque::new(),
-            first: 0,
+            first_number: 0,
             counters: CacheCounters::default(),
         };
-        Self { inner: Mutex::new(inner), watch: watch::Sender::new(Watch { reason: NOT_READY.to_owned(), ..Watch::default() }) }
+        Self { inner: Mutex::new(inner), watch: watch::Sender::new(CacheStatus { reason: NOT_READY.to_owned(), ..CacheStatus::default() }) }
     }
 }
 
@@ -119,29 +119,29 @@ const NOT_READY: &str = "the engine is not ready";
 impl CacheLog {
     /// How well the blocks are known, as it changes.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Watch> {
+    pub fn watch(&self) -> watch::Receiver<CacheStatus> {
         self.watch.subscribe()
     }
 
     /// What is new since this cursor was read last, with at most `most` blocks; `None` when nothing is, or when the engine has not begun its
     /// first life.
-    pub fn read(&self, cursor: &mut Cursor, most: usize) -> Option<Delta> {
+    pub fn read(&self, cursor: &mut Cursor, most: usize) -> Option<CacheDelta> {
         let most = most.max(1);
         let inner = self.inner.lock();
         if inner.epoch == 0 {
             return None;
         }
-        let begins = !cursor.follows(&inner);
+        let begins = !cursor.is_current(&inner);
         if begins {
             cursor.snapshot = Some(Snapshot { keys: inner.mirror.keys().collect(), digest: inner.mirror.digest() });
-            cursor.place = Some(Place { epoch: inner.epoch, next: inner.end() });
+            cursor.position = Some(LogPosition { epoch: inner.epoch, next: inner.next_number() });
         }
         match cursor.snapshot.take() {
             Some(snapshot) => {
                 drop(inner);
-                Some(cursor.part(snapshot, begins, most))
+                Some(cursor.next_part(snapshot, begins, most))
             }
-            None => inner.news(cursor.place.as_mut()?, most),
+            None => inner.next_changes(cursor.position.as_mut()?, most),
         }
     }
 
@@ -152,26 +152,26 @@ impl CacheLog {
     }
 
     /// Another life of the engine begins, with nothing cached. Only the writer returned last can write.
-    pub(crate) fn begin(self: &Arc<Self>, epoch: u64) -> Writer {
+    pub(crate) fn begin_life(self: &Arc<Self>, epoch: u64) -> CacheLogWriter {
         let mut inner = self.inner.lock();
         inner.epoch = epoch;
         inner.is_alive = true;
         inner.is_incomplete = false;
         inner.forget();
-        inner.mirror = Mirror::new(Copies::Counted);
+        inner.mirror = BlockMirror::new(CopyReporting::EachCopy);
         self.publish(&inner, |watch| (watch.exact, watch.reason) = (false, NOT_READY.to_owned()));
-        Writer { log: Arc::clone(self), epoch }
+        CacheLogWriter { log: Arc::clone(self), epoch }
     }
 
     /// The engine has emptied its cache and will tell so later only: what it stores from now on is all there is.
-    pub(crate) fn cleared(&self) {
+    pub(crate) fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.forget();
         self.publish(&inner, |_| {});
     }
 
     /// The life is over, and what was cached with it.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end_life(&self) {
         let mut inner = self.inner.lock();
         inner.is_alive = false;
         inner.forget();
@@ -179,13 +179,13 @@ impl CacheLog {
     }
 
     /// Tells the readers, while the lock is held: else an older state could be told last.
-    fn publish(&self, inner: &Inner, change: impl FnOnce(&mut Watch)) {
+    fn publish(&self, inner: &Inner, change: impl FnOnce(&mut CacheStatus)) {
         self.watch.send_if_modified(|watch| {
             let before = watch.clone();
             watch.epoch = inner.epoch;
             watch.block_size = inner.mirror.block_size();
             watch.has_holes = inner.mirror.has_holes();
-            watch.version = inner.end();
+            watch.version = inner.next_number();
             change(watch);
             *watch != before
         });
@@ -194,14 +194,14 @@ impl CacheLog {
 
 /// Writes to a log for one life of the engine. A task may outlive that life by a moment; then nothing comes of what it writes.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct CacheLogWriter {
     log: Arc<CacheLog>,
     epoch: u64,
 }
 
-impl Writer {
+impl CacheLogWriter {
     /// From now on the blocks are known as they come and go, unless something was missed.
-    pub(crate) fn is_exact(&self) {
+    pub(crate) fn mark_exact(&self) {
         self.write(
             |_| {},
             |inner, watch| {
@@ -213,13 +213,13 @@ impl Writer {
     }
 
     /// The blocks are not known, and no longer told.
-    pub(crate) fn is_unknown(&self, because: &str) {
+    pub(crate) fn mark_unknown(&self, because: &str) {
         self.write(Inner::forget, |_, watch| (watch.exact, watch.reason) = (false, because.to_owned()));
     }
 
     /// Takes over what one message tells.
-    pub(crate) fn apply(&self, events: &[Event]) {
-        let has_cleared = events.iter().any(|event| matches!(event, Event::Cleared));
+    pub(crate) fn apply(&self, events: &[KvEvent]) {
+        let has_cleared = events.iter().any(|event| matches!(event, KvEvent::Cleared));
         let mut is_whole_again = false;
         let change = |inner: &mut Inner| {
             inner.apply(events);
@@ -227,7 +227,7 @@ impl Writer {
         };
         self.write(change, |_, _| {});
         if is_whole_again {
-            self.is_exact();
+            self.mark_exact();
         }
     }
 
@@ -255,7 +255,7 @@ impl Writer {
         self.write(|inner| change(&mut inner.counters), |_, _| {});
     }
 
-    fn write(&self, change: impl FnOnce(&mut Inner), tell: impl FnOnce(&Inner, &mut Watch)) {
+    fn write(&self, change: impl FnOnce(&mut Inner), tell: impl FnOnce(&Inner, &mut CacheStatus)) {
         let mut inner = self.log.inner.lock();
         if inner.epoch == self.epoch && inner.is_alive {
             change(&mut inner);
@@ -266,11 +266,11 @@ impl Writer {
 
 impl Inner {
     /// Number of the change that comes next.
-    fn end(&self) -> u64 {
-        self.first + self.changes.len() as u64
+    fn next_number(&self) -> u64 {
+        self.first_number + self.changes.len() as u64
     }
 
-    fn apply(&mut self, events: &[Event]) {
+    fn apply(&mut self, events: &[KvEvent]) {
         let mut effects = Effects::default();
         for event in events {
             self.mirror.apply(event, &mut effects);
@@ -281,24 +281,24 @@ impl Inner {
         self.counters.malformed += effects.malformed;
         for change in effects.changes {
             match change {
-                Change::Stored(key) => self.push(key, Direction::Stored),
-                Change::Removed(key) => self.push(key, Direction::Removed),
+                Change::Stored(key) => self.push(key, ChangeKind::Stored),
+                Change::Removed(key) => self.push(key, ChangeKind::Removed),
                 Change::Cleared => self.clear(),
             }
         }
     }
 
-    fn push(&mut self, key: Key, direction: Direction) {
-        if self.changes.len() == MOST_CHANGES {
+    fn push(&mut self, key: Key, direction: ChangeKind) {
+        if self.changes.len() == MAX_CHANGES {
             self.changes.pop_front();
-            self.first += 1;
+            self.first_number += 1;
         }
         self.changes.push_back((key, direction));
     }
 
     /// Every reader begins again; that is shorter than one removal for each block.
     fn clear(&mut self) {
-        self.first = self.end() + 1;
+        self.first_number = self.next_number() + 1;
         self.changes.clear();
     }
 
@@ -308,14 +308,14 @@ impl Inner {
     }
 
     /// The net effect of the next changes.
-    fn news(&self, place: &mut Place, most: usize) -> Option<Delta> {
-        let begin = usize::try_from(place.next - self.first).unwrap_or(usize::MAX).min(self.changes.len());
+    fn next_changes(&self, place: &mut LogPosition, most: usize) -> Option<CacheDelta> {
+        let begin = usize::try_from(place.next - self.first_number).unwrap_or(usize::MAX).min(self.changes.len());
         let end = begin.saturating_add(most).min(self.changes.len());
         if begin == end {
             return None;
         }
-        place.next = self.first + end as u64;
-        let mut net: FxHashMap<Key, Direction> = FxHashMap::default();
+        place.next = self.first_number + end as u64;
+        let mut net: FxHashMap<Key, ChangeKind> = FxHashMap::default();
         for &(key, direction) in self.changes.range(begin..end) {
             // A block comes and goes in turns, so two changes in a row cancel each other.
             if net.remove(&key).is_none() {
@@ -324,12 +324,12 @@ impl Inner {
         }
         let all = |wanted| net.iter().filter(|&(_, &direction)| direction == wanted).map(|(&key, _)| key).collect();
         let digest = self.mirror.digest();
-        Some(Delta {
+        Some(CacheDelta {
             epoch: self.epoch,
-            snapshot: false,
-            partial: end < self.changes.len(),
-            stored: all(Direction::Stored),
-            removed: all(Direction::Removed),
+            is_snapshot: false,
+            is_partial: end < self.changes.len(),
+            stored: all(ChangeKind::Stored),
+            removed: all(ChangeKind::Removed),
             count: digest.count,
             xor: digest.xor,
         })
@@ -338,13 +338,13 @@ impl Inner {
 
 impl Cursor {
     /// The next part of a snapshot; what is left of it stays here.
-    fn part(&mut self, mut snapshot: Snapshot, first: bool, most: usize) -> Delta {
+    fn next_part(&mut self, mut snapshot: Snapshot, first: bool, most: usize) -> CacheDelta {
         let stored = snapshot.keys.split_off(snapshot.keys.len().saturating_sub(most));
         let digest = snapshot.digest;
         let partial = !snapshot.keys.is_empty();
         self.snapshot = partial.then_some(snapshot);
-        let epoch = self.place.map_or(0, |place| place.epoch);
-        Delta { epoch, snapshot: first, partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
+        let epoch = self.position.map_or(0, |place| place.epoch);
+        CacheDelta { epoch, is_snapshot: first, is_partial: partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
     }
 }
 

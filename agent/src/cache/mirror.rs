@@ -7,20 +7,20 @@ use std::collections::hash_map::Entry;
 use hostler_placement::keys::{Chain, Key};
 use rustc_hash::FxHashMap;
 
-use super::wire::{Event, Extra, Removed, Stored};
+use super::wire::{KvEvent, ExtraKey, BlocksRemoved, BlocksStored};
 
 /// Whether an engine tells each physical copy of a block, or each block once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copies {
+pub enum CopyReporting {
     /// A prompt that was computed twice stores its last block twice, and both copies are removed one by one. Every release so far.
-    Counted,
+    EachCopy,
     /// One removal means that no copy is left.
     Once,
 }
 
 /// The number of keys, and the XOR of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Digest {
+pub struct CacheDigest {
     /// How many.
     pub count: u64,
     /// The XOR.
@@ -55,35 +55,35 @@ pub struct Effects {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Mirror {
-    copies: Copies,
-    group: Option<Group>,
+pub struct BlockMirror {
+    copies: CopyReporting,
+    group: Option<CacheGroup>,
     /// There are several groups, and the engine does not say of what kind: the mirrored one may be any.
     has_unnamed_groups: bool,
     block_size: u32,
     /// By the engine's hash.
-    blocks: FxHashMap<u64, Block>,
+    blocks: FxHashMap<u64, MirroredBlock>,
     /// How many of the engine's hashes stand for a key: an adapter that was loaded again from another path has the same name and other hashes.
     keys: FxHashMap<Key, u32>,
     xor: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Block {
+struct MirroredBlock {
     key: Key,
     copies: u32,
 }
 
 /// The cache group that is mirrored. Models with several kinds of attention keep a cache for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Group {
+struct CacheGroup {
     index: Option<u32>,
-    reach: Reach,
+    reach: AttentionSpan,
 }
 
 /// How far back a kind of attention looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum AttentionSpan {
     Everything,
     /// Blocks before the window are let go while later ones stay.
     Window,
@@ -91,7 +91,7 @@ enum Reach {
     Other,
 }
 
-impl Reach {
+impl AttentionSpan {
     fn of(kind: Option<&str>) -> Self {
         match kind {
             // Releases that do not name the kind: nearly all models have one group.
@@ -102,10 +102,10 @@ impl Reach {
     }
 }
 
-impl Mirror {
+impl BlockMirror {
     /// Nothing is cached.
     #[must_use]
-    pub fn new(copies: Copies) -> Self {
+    pub fn new(copies: CopyReporting) -> Self {
         Self {
             copies,
             group: None,
@@ -119,8 +119,8 @@ impl Mirror {
 
     /// Number and XOR of the keys.
     #[must_use]
-    pub fn digest(&self) -> Digest {
-        Digest { count: self.keys.len() as u64, xor: self.xor }
+    pub fn digest(&self) -> CacheDigest {
+        CacheDigest { count: self.keys.len() as u64, xor: self.xor }
     }
 
     /// The keys, in no order.
@@ -137,7 +137,7 @@ impl Mirror {
     /// Whether a cached block may follow one that is not.
     #[must_use]
     pub fn has_holes(&self) -> bool {
-        self.has_unnamed_groups || self.group.is_some_and(|group| group.reach == Reach::Window)
+        self.has_unnamed_groups || self.group.is_some_and(|group| group.reach == AttentionSpan::Window)
     }
 
     /// Forgets all blocks, but not what they are like.
@@ -148,20 +148,20 @@ impl Mirror {
     }
 
     /// Takes one event into account.
-    pub fn apply(&mut self, event: &Event, effects: &mut Effects) {
+    pub fn apply(&mut self, event: &KvEvent, effects: &mut Effects) {
         match event {
-            Event::Stored(stored) => self.store(stored, effects),
-            Event::Removed(removed) => self.remove(removed, effects),
-            Event::Cleared => {
+            KvEvent::Stored(stored) => self.store(stored, effects),
+            KvEvent::Removed(removed) => self.remove(removed, effects),
+            KvEvent::Cleared => {
                 self.clear();
                 effects.changes.push(Change::Cleared);
             }
-            Event::Unknown => return,
+            KvEvent::Unknown => return,
         }
         effects.events += 1;
     }
 
-    fn store(&mut self, stored: &Stored, effects: &mut Effects) {
+    fn store(&mut self, stored: &BlocksStored, effects: &mut Effects) {
         let (Ok(size), blocks) = (usize::try_from(stored.block_size), stored.hashes.len()) else { return };
         if !is_gpu(stored.medium.as_deref()) || !self.is_mirrored(stored, effects) {
             effects.ignored += 1;
@@ -184,7 +184,7 @@ impl Mirror {
             return;
         }
         let chain = match stored.parent {
-            None => Some(beginning(stored)),
+            None => Some(seed_chain(stored)),
             Some(parent) => self.blocks.get(&parent).map(|block| Chain::after(block.key)),
         };
         let Some(mut chain) = chain else {
@@ -194,7 +194,7 @@ impl Mirror {
         // Not before: the odd ends that some caches tell of have another size, and no parent that is known.
         self.block_size = stored.block_size;
         for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
-            let more = rest(stored, number);
+            let more = extra_key_bytes(stored, number);
             let key = if more.is_empty() { chain.push(tokens) } else { chain.push_with(tokens, &more) };
             self.store_block(*hash, key, stored.parent.is_some(), effects);
         }
@@ -211,7 +211,7 @@ impl Mirror {
                 block.copies = block.copies.saturating_add(u32::from(is_copy));
             }
             Entry::Vacant(vacant) => {
-                vacant.insert(Block { key, copies: 1 });
+                vacant.insert(MirroredBlock { key, copies: 1 });
                 let hashes = self.keys.entry(key).or_insert(0);
                 *hashes = hashes.saturating_add(1);
                 if *hashes == 1 {
@@ -222,7 +222,7 @@ impl Mirror {
         }
     }
 
-    fn remove(&mut self, removed: &Removed, effects: &mut Effects) {
+    fn remove(&mut self, removed: &BlocksRemoved, effects: &mut Effects) {
         let is_other_group =
             self.group.is_some_and(|group| group.index.is_some() && removed.group.is_some() && group.index != removed.group);
         if !is_gpu(removed.medium.as_deref()) || is_other_group {
@@ -236,7 +236,7 @@ impl Mirror {
 
     fn remove_block(&mut self, hash: u64, effects: &mut Effects) {
         let Entry::Occupied(mut block) = self.blocks.entry(hash) else { return };
-        if self.copies == Copies::Counted && block.get().copies > 1 {
+        if self.copies == CopyReporting::EachCopy && block.get().copies > 1 {
             block.get_mut().copies -= 1;
             return;
         }
@@ -253,16 +253,16 @@ impl Mirror {
 
     /// Whether this event is about the mirrored group, which the first events choose: one that looks back at everything, or, in a model
     /// that has no such, one with a window.
-    fn is_mirrored(&mut self, stored: &Stored, effects: &mut Effects) -> bool {
-        let seen = Group { index: stored.group, reach: Reach::of(stored.kind.as_deref()) };
+    fn is_mirrored(&mut self, stored: &BlocksStored, effects: &mut Effects) -> bool {
+        let seen = CacheGroup { index: stored.group, reach: AttentionSpan::of(stored.kind.as_deref()) };
         match (self.group, seen.reach) {
-            (_, Reach::Other) => false,
+            (_, AttentionSpan::Other) => false,
             (Some(group), _) if group == seen => true,
             (None, _) => {
                 self.group = Some(seen);
                 true
             }
-            (Some(Group { reach: Reach::Window, .. }), Reach::Everything) => {
+            (Some(CacheGroup { reach: AttentionSpan::Window, .. }), AttentionSpan::Everything) => {
                 self.clear();
                 effects.changes.push(Change::Cleared);
                 self.block_size = 0;
@@ -283,7 +283,7 @@ fn is_gpu(medium: Option<&str>) -> bool {
 }
 
 /// The seed of a sequence.
-fn beginning(stored: &Stored) -> Chain {
+fn seed_chain(stored: &BlocksStored) -> Chain {
     let lora = match (&stored.lora_name, stored.lora_id) {
         (Some(name), _) => name.clone(),
         // Releases that do not tell the name: a router cannot ask for this, and it must not look like the model without adapter.
@@ -294,21 +294,21 @@ fn beginning(stored: &Stored) -> Chain {
 }
 
 /// The cache salt: a bare string or, since vLLM 0.31, a string with a tag, among what the first block depends on.
-fn salt(stored: &Stored) -> Option<&str> {
+fn salt(stored: &BlocksStored) -> Option<&str> {
     if stored.parent.is_some() {
         return None;
     }
     match without_lora(stored, 0).as_slice() {
-        [only] => as_salt(only),
+        [only] => parse_salt(only),
         _ => None,
     }
 }
 
-fn as_salt(extra: &Extra) -> Option<&str> {
+fn parse_salt(extra: &ExtraKey) -> Option<&str> {
     match extra {
-        Extra::Text(salt) => Some(salt),
-        Extra::List(pair) => match pair.as_slice() {
-            [Extra::Text(tag), Extra::Text(salt)] if tag == "cache_salt" => Some(salt),
+        ExtraKey::Text(salt) => Some(salt),
+        ExtraKey::List(pair) => match pair.as_slice() {
+            [ExtraKey::Text(tag), ExtraKey::Text(salt)] if tag == "cache_salt" => Some(salt),
             _ => None,
         },
         _ => None,
@@ -317,24 +317,24 @@ fn as_salt(extra: &Extra) -> Option<&str> {
 
 /// What the content of a block depends on besides its tokens, the adapter and the salt, as bytes; empty as a rule. Images, for example, have
 /// equal tokens and unequal content.
-fn rest(stored: &Stored, block: usize) -> Vec<u8> {
+fn extra_key_bytes(stored: &BlocksStored, block: usize) -> Vec<u8> {
     let is_salted = block == 0 && salt(stored).is_some();
     let mut bytes = Vec::new();
     if !is_salted {
-        without_lora(stored, block).iter().for_each(|extra| extra.write(&mut bytes));
+        without_lora(stored, block).iter().for_each(|extra| extra.write_canonical(&mut bytes));
     }
     bytes
 }
 
 /// The keys of one block without the adapter's name, which stands there once.
-fn without_lora(stored: &Stored, block: usize) -> Vec<&Extra> {
-    let mut keys: Vec<&Extra> = match stored.extra_keys.get(block) {
-        None | Some(Extra::Nothing) => Vec::new(),
-        Some(Extra::List(keys)) => keys.iter().collect(),
+fn without_lora(stored: &BlocksStored, block: usize) -> Vec<&ExtraKey> {
+    let mut keys: Vec<&ExtraKey> = match stored.extra_keys.get(block) {
+        None | Some(ExtraKey::Null) => Vec::new(),
+        Some(ExtraKey::List(keys)) => keys.iter().collect(),
         Some(other) => vec![other],
     };
     if let Some(lora) = &stored.lora_name
-        && let Some(at) = keys.iter().position(|extra| matches!(extra, Extra::Text(text) if text == lora))
+        && let Some(at) = keys.iter().position(|extra| matches!(extra, ExtraKey::Text(text) if text == lora))
     {
         keys.remove(at);
     }

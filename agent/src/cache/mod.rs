@@ -9,13 +9,13 @@ pub mod wire;
 
 use std::path::PathBuf;
 
-pub(crate) use self::log::Writer;
-pub use self::log::{CacheLog, Cursor, Delta};
-pub(crate) use self::subscriber::{Since, follow};
+pub(crate) use self::log::CacheLogWriter;
+pub use self::log::{CacheLog, Cursor, CacheDelta};
+pub(crate) use self::subscriber::{FollowFrom, follow};
 
 /// How well the blocks of an engine are known, and whether that has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watch {
+pub struct CacheStatus {
     /// Which life of the engine; 0 before the first.
     pub epoch: u64,
     /// Whether the blocks told by `CacheLog::read` are those that are cached.
@@ -51,7 +51,7 @@ pub struct CacheCounters {
 
 /// Where one engine's events come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum KvEventSource {
     /// From sockets that the engine binds.
     Sockets {
         /// Where events are sent as they happen.

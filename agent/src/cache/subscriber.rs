@@ -11,72 +11,72 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage};
 
-use super::Source;
-use super::log::Writer;
-use super::wire::{self, Answer, WireError};
+use super::KvEventSource;
+use super::log::CacheLogWriter;
+use super::wire::{self, ReplayMessage, KvEventError};
 
 /// How long it may take to reach an engine that has said it is ready.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the engine may take to tell again what was missed. It looks at the replay socket at least every tenth of a second.
-const REPLAY_DEADLINE: Duration = Duration::from_secs(2);
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Before the connection is tried again.
-const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// Between two warnings of one life.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// From when on the events of an engine are to be known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Since {
+pub(crate) enum FollowFrom {
     /// It has just begun, and has stored nothing yet.
     Now,
     /// It has been followed by another agent, which is dead.
-    TheBeginning,
+    FirstEvent,
 }
 
 /// Follows one life of an engine for as long as it is polled. `joined` is told as soon as no event can be missed any more without being
 /// noticed, or when that is known to be impossible; which of them the log says.
-pub(crate) async fn follow(source: &Source, log: Writer, engine: u32, since: Since, joined: oneshot::Sender<()>) {
+pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: u32, since: FollowFrom, joined: oneshot::Sender<()>) {
     let (live, replay) = match source {
-        Source::Sockets { live, replay } => (live, replay),
-        Source::Nothing { because } => return log.is_unknown(because),
+        KvEventSource::Sockets { live, replay } => (live, replay),
+        KvEventSource::Nothing { because } => return log.mark_unknown(because),
     };
     let mut joined = Some(joined);
     let mut subscriber = Subscriber { log, replay, engine, next: 0, last_live: None, resets: 0, warned: None };
     loop {
-        let because = match timeout(CONNECT_DEADLINE, Connection::open(live)).await {
+        let because = match timeout(CONNECT_TIMEOUT, EventConnection::open(live)).await {
             Ok(Ok(connection)) => {
-                subscriber.log.is_exact();
-                if since == Since::TheBeginning && joined.is_some() {
-                    subscriber.recall().await;
+                subscriber.log.mark_exact();
+                if since == FollowFrom::FirstEvent && joined.is_some() {
+                    subscriber.replay_all().await;
                 }
                 // The driver has gone when this fails, and ends this task.
                 let _ = joined.take().map(|joined| joined.send(()));
                 subscriber.run(connection).await
             }
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {} s", CONNECT_DEADLINE.as_secs()),
+            Err(_) => format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()),
         };
         let because = format!("the engine's cache events cannot be had: {because}");
-        subscriber.log.is_unknown(&because);
+        subscriber.log.mark_unknown(&because);
         // With the next message, the engine is asked to tell everything again.
         subscriber.next = 0;
         drop(joined.take());
         // An engine that has died is about to be noticed, and this task to be ended: nothing to warn of.
-        sleep(RECONNECT_PAUSE).await;
+        sleep(RECONNECT_DELAY).await;
         subscriber.warn(&format!("{because}; requests are placed without them"));
     }
 }
 
 /// The live socket, and what becomes of its connection.
-struct Connection {
+struct EventConnection {
     socket: SubSocket,
     fate: Pin<Box<dyn Stream<Item = SocketEvent> + Send>>,
 }
 
-impl Connection {
+impl EventConnection {
     async fn open(path: &Path) -> Result<Self, ZmqError> {
         let mut socket = SubSocket::new();
         let fate = Box::pin(socket.monitor());
@@ -106,7 +106,7 @@ fn endpoint(path: &Path) -> String {
 }
 
 struct Subscriber<'a> {
-    log: Writer,
+    log: CacheLogWriter,
     replay: &'a Path,
     engine: u32,
     /// Sequence number of the next message to take into account.
@@ -121,20 +121,20 @@ struct Subscriber<'a> {
 
 impl Subscriber<'_> {
     /// Until the connection ends; says why.
-    async fn run(&mut self, mut connection: Connection) -> String {
+    async fn run(&mut self, mut connection: EventConnection) -> String {
         loop {
             match connection.next().await {
-                Ok(message) => self.take_live(message).await,
+                Ok(message) => self.receive_live(message).await,
                 Err(because) => return because,
             }
         }
     }
 
-    async fn take_live(&mut self, message: ZmqMessage) {
-        let (sequence, payload) = match wire::live(&message.into_vec()) {
+    async fn receive_live(&mut self, message: ZmqMessage) {
+        let (sequence, payload) = match wire::parse_live(&message.into_vec()) {
             Ok(live) => live,
             // Its number is not known either: if it had one, the next message shows the gap.
-            Err(error) => return self.malformed(&error),
+            Err(error) => return self.count_malformed(&error),
         };
         let repeated = self.last_live.replace(sequence) == Some(sequence);
         if sequence == 0 && self.next > 0 && !repeated {
@@ -145,34 +145,34 @@ impl Subscriber<'_> {
             self.next = 0;
         }
         if sequence > self.next {
-            self.fill(sequence).await;
+            self.fill_gap(sequence).await;
         }
         if sequence >= self.next {
-            self.take(sequence, &payload);
+            self.apply_message(sequence, &payload);
         }
     }
 
     /// Takes the message with the number that comes next, or a later one when those between are lost.
-    fn take(&mut self, sequence: u64, payload: &Bytes) {
+    fn apply_message(&mut self, sequence: u64, payload: &Bytes) {
         if sequence > self.next {
-            self.forget("cache events are lost");
+            self.reset_log("cache events are lost");
         }
         self.next = sequence.saturating_add(1);
-        match wire::events(payload) {
+        match wire::parse_events(payload) {
             Ok(events) => self.log.apply(&events),
             Err(error) => {
-                self.malformed(&error);
-                self.forget("cache events cannot be read");
+                self.count_malformed(&error);
+                self.reset_log("cache events cannot be read");
             }
         }
     }
 
     /// Asks for what is missing before the message `until`. Meanwhile live messages wait in the engine's queue, which has a bound; those that it
     /// drops are the next gap.
-    async fn fill(&mut self, until: u64) {
+    async fn fill_gap(&mut self, until: u64) {
         self.log.count(|counters| counters.gaps += 1);
         let before = self.resets;
-        let outcome = timeout(REPLAY_DEADLINE, self.ask(until)).await;
+        let outcome = timeout(REPLAY_TIMEOUT, self.request_replay(until)).await;
         match outcome {
             Ok(Ok(())) if self.resets == before && self.next >= until => {
                 self.log.count(|counters| counters.replays += 1);
@@ -184,27 +184,27 @@ impl Subscriber<'_> {
     }
 
     /// Asks for everything that the engine still has, from its first message on. Live messages wait meanwhile.
-    async fn recall(&mut self) {
-        let because = match timeout(REPLAY_DEADLINE, self.ask(u64::MAX)).await {
+    async fn replay_all(&mut self) {
+        let because = match timeout(REPLAY_TIMEOUT, self.request_replay(u64::MAX)).await {
             // Where the engine keeps less than all, the first message shows the gap, and all is forgotten.
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "they were not told in time".to_owned(),
         };
-        self.forget(&format!("earlier cache events cannot be had: {because}"));
+        self.reset_log(&format!("earlier cache events cannot be had: {because}"));
     }
 
     /// A socket of its own for each question: answers to an earlier one that came too late cannot be mistaken for answers to this.
-    async fn ask(&mut self, until: u64) -> Result<(), ReplayError> {
+    async fn request_replay(&mut self, until: u64) -> Result<(), ReplayError> {
         let mut socket = DealerSocket::new();
         socket.connect(&endpoint(self.replay)).await?;
         let request = vec![Bytes::new(), Bytes::copy_from_slice(&self.next.to_be_bytes())];
         socket.send(ZmqMessage::try_from(request).map_err(|_| ZmqError::NoMessage)?).await?;
         loop {
-            match wire::answer(&socket.recv().await?.into_vec())? {
-                Answer::End => return Ok(()),
-                Answer::Batch(sequence, payload) if sequence >= self.next => self.take(sequence, &payload),
-                Answer::Batch(..) => {}
+            match wire::parse_replay(&socket.recv().await?.into_vec())? {
+                ReplayMessage::End => return Ok(()),
+                ReplayMessage::Batch(sequence, payload) if sequence >= self.next => self.apply_message(sequence, &payload),
+                ReplayMessage::Batch(..) => {}
             }
             // The message at hand is the next one, and newer ones are on their way.
             if self.next >= until {
@@ -213,13 +213,13 @@ impl Subscriber<'_> {
         }
     }
 
-    fn malformed(&mut self, error: &WireError) {
+    fn count_malformed(&mut self, error: &KvEventError) {
         self.log.count(|counters| counters.malformed += 1);
         self.warn(&format!("the engine sent {error}"));
     }
 
     /// A claim that may be wrong is worse than none.
-    fn forget(&mut self, because: &str) {
+    fn reset_log(&mut self, because: &str) {
         self.log.reset(&format!("{because}: what is cached is not known until the engine clears its cache or starts anew"));
         self.resets += 1;
         self.warn(&format!("{because}; requests are placed by their text until the engine clears its cache or starts anew"));
@@ -239,7 +239,7 @@ enum ReplayError {
     #[error(transparent)]
     Socket(#[from] ZmqError),
     #[error("the answer is {0}")]
-    Wire(#[from] WireError),
+    Wire(#[from] KvEventError),
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::wire::{Event, Removed, Stored};
+use super::wire::{KvEvent, BlocksRemoved, BlocksStored};
 
 /// A recorded text.
 pub(super) fn fixture(name: &str) -> String {
@@ -28,11 +28,11 @@ pub(super) fn batch(events: &[Value]) -> Bytes {
 }
 
 /// Blocks of two tokens: the token of block `n` is `n`, twice, and so is its hash.
-pub(super) fn stored(parent: Option<u64>, blocks: &[u64]) -> Event {
+pub(super) fn stored(parent: Option<u64>, blocks: &[u64]) -> KvEvent {
     let tokens = blocks.iter().flat_map(|&block| [u32::try_from(block).unwrap(); 2]).collect();
-    Event::Stored(Box::new(Stored { hashes: blocks.to_vec(), parent, tokens, block_size: 2, ..Stored::default() }))
+    KvEvent::Stored(Box::new(BlocksStored { hashes: blocks.to_vec(), parent, tokens, block_size: 2, ..BlocksStored::default() }))
 }
 
-pub(super) fn removed(block: u64) -> Event {
-    Event::Removed(Removed { hashes: vec![block], ..Removed::default() })
+pub(super) fn removed(block: u64) -> KvEvent {
+    KvEvent::Removed(BlocksRemoved { hashes: vec![block], ..BlocksRemoved::default() })
 }

@@ -7,11 +7,11 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 
-pub use super::extra::Extra;
+pub use super::extra::ExtraKey;
 
 /// Why a message cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum WireError {
+pub enum KvEventError {
     /// Not a message of either socket.
     #[error("a message of {0} frames")]
     Frames(usize),
@@ -25,11 +25,11 @@ pub enum WireError {
 
 /// One change of an engine's cache.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum KvEvent {
     /// Blocks got their contents.
-    Stored(Box<Stored>),
+    Stored(Box<BlocksStored>),
     /// Blocks lost their contents.
-    Removed(Removed),
+    Removed(BlocksRemoved),
     /// The cache is empty.
     Cleared,
     /// Something that this release of ours does not know.
@@ -38,7 +38,7 @@ pub enum Event {
 
 /// Blocks of one sequence that follow each other.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Stored {
+pub struct BlocksStored {
     /// The engine's hashes, 64 bits of each.
     pub hashes: Vec<u64>,
     /// The block before the first one; `None` where a sequence begins.
@@ -54,7 +54,7 @@ pub struct Stored {
     /// Which memory: `GPU`, `CPU`, `STORAGE`.
     pub medium: Option<String>,
     /// For each block, what its content depends on besides its tokens; since 0.17.
-    pub extra_keys: Vec<Extra>,
+    pub extra_keys: Vec<ExtraKey>,
     /// Number of the cache group, since 0.20.
     pub group: Option<u32>,
     /// The group's kind of attention, since 0.22.
@@ -63,7 +63,7 @@ pub struct Stored {
 
 /// Blocks that lost their contents.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Removed {
+pub struct BlocksRemoved {
     /// The engine's hashes, 64 bits of each.
     pub hashes: Vec<u64>,
     /// Which memory.
@@ -74,7 +74,7 @@ pub struct Removed {
 
 /// A message of the replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum ReplayMessage {
     /// A message as it was sent before.
     Batch(u64, Bytes),
     /// No more follow.
@@ -85,10 +85,10 @@ pub enum Answer {
 ///
 /// # Errors
 /// When it is not one.
-pub fn live(frames: &[Bytes]) -> Result<(u64, Bytes), WireError> {
+pub fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError> {
     match frames {
-        [_topic, sequence, payload] => Ok((number(sequence)?, payload.clone())),
-        other => Err(WireError::Frames(other.len())),
+        [_topic, sequence, payload] => Ok((parse_sequence(sequence)?, payload.clone())),
+        other => Err(KvEventError::Frames(other.len())),
     }
 }
 
@@ -97,16 +97,16 @@ pub fn live(frames: &[Bytes]) -> Result<(u64, Bytes), WireError> {
 ///
 /// # Errors
 /// When it is not one.
-pub fn answer(frames: &[Bytes]) -> Result<Answer, WireError> {
+pub fn parse_replay(frames: &[Bytes]) -> Result<ReplayMessage, KvEventError> {
     let (sequence, payload) = match frames {
-        [_empty, sequence, payload] | [_empty, _, sequence, payload] => (number(sequence)?, payload),
-        other => return Err(WireError::Frames(other.len())),
+        [_empty, sequence, payload] | [_empty, _, sequence, payload] => (parse_sequence(sequence)?, payload),
+        other => return Err(KvEventError::Frames(other.len())),
     };
-    Ok(if sequence == u64::MAX { Answer::End } else { Answer::Batch(sequence, payload.clone()) })
+    Ok(if sequence == u64::MAX { ReplayMessage::End } else { ReplayMessage::Batch(sequence, payload.clone()) })
 }
 
-fn number(frame: &Bytes) -> Result<u64, WireError> {
-    let bytes = <[u8; 8]>::try_from(frame.as_ref()).map_err(|_| WireError::Sequence(frame.len()))?;
+fn parse_sequence(frame: &Bytes) -> Result<u64, KvEventError> {
+    let bytes = <[u8; 8]>::try_from(frame.as_ref()).map_err(|_| KvEventError::Sequence(frame.len()))?;
     Ok(u64::from_be_bytes(bytes))
 }
 
@@ -114,49 +114,49 @@ fn number(frame: &Bytes) -> Result<u64, WireError> {
 ///
 /// # Errors
 /// When it is not one.
-pub fn events(payload: &[u8]) -> Result<Vec<Event>, WireError> {
-    let Batch(events) = rmp_serde::from_slice(payload)?;
+pub fn parse_events(payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
+    let EventBatch(events) = rmp_serde::from_slice(payload)?;
     Ok(events)
 }
 
-struct Batch(Vec<Event>);
+struct EventBatch(Vec<KvEvent>);
 
-impl<'de> Deserialize<'de> for Batch {
+impl<'de> Deserialize<'de> for EventBatch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(BatchVisitor)
+        deserializer.deserialize_seq(EventBatchVisitor)
     }
 }
 
-struct BatchVisitor;
+struct EventBatchVisitor;
 
-impl<'de> Visitor<'de> for BatchVisitor {
-    type Value = Batch;
+impl<'de> Visitor<'de> for EventBatchVisitor {
+    type Value = EventBatch;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("an array of a time, events and a rank")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut batch: A) -> Result<EventBatch, A::Error> {
         let _time: Option<IgnoredAny> = batch.next_element()?;
         let events = batch.next_element()?.ok_or_else(|| A::Error::missing_field("events"))?;
-        pass_over(batch)?;
-        Ok(Batch(events))
+        skip_rest(batch)?;
+        Ok(EventBatch(events))
     }
 }
 
-fn pass_over<'de, A: SeqAccess<'de>>(mut rest: A) -> Result<(), A::Error> {
+fn skip_rest<'de, A: SeqAccess<'de>>(mut rest: A) -> Result<(), A::Error> {
     while rest.next_element::<IgnoredAny>()?.is_some() {}
     Ok(())
 }
 
-impl<'de> Deserialize<'de> for Event {
+impl<'de> Deserialize<'de> for KvEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EventVisitor)
+        deserializer.deserialize_any(KvEventVisitor)
     }
 }
 
 /// Names and order of the fields where events are arrays, after the tag.
-const STORED: [&str; 10] = [
+const STORED_FIELDS: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
     "token_ids",
@@ -168,38 +168,38 @@ const STORED: [&str; 10] = [
     "group_idx",
     "kv_cache_spec_kind",
 ];
-const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
+const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-struct EventVisitor;
+struct KvEventVisitor;
 
-impl<'de> Visitor<'de> for EventVisitor {
-    type Value = Event;
+impl<'de> Visitor<'de> for KvEventVisitor {
+    type Value = KvEvent;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("an event as a map or an array")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut event: A) -> Result<Event, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut event: A) -> Result<KvEvent, A::Error> {
         let tag: String = event.next_element()?.ok_or_else(|| A::Error::missing_field("type"))?;
         let names: &[&str] = match tag.as_str() {
-            "BlockStored" => &STORED,
-            "BlockRemoved" => &REMOVED,
+            "BlockStored" => &STORED_FIELDS,
+            "BlockRemoved" => &REMOVED_FIELDS,
             _ => &[],
         };
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         for name in names {
             // Older releases end earlier.
-            if event.next_element_seed(Field { name, fields: &mut fields })?.is_none() {
+            if event.next_element_seed(EventField { name, fields: &mut fields })?.is_none() {
                 break;
             }
         }
-        pass_over(event)?;
+        skip_rest(event)?;
         fields.into_event(&tag)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut event: A) -> Result<Event, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut event: A) -> Result<KvEvent, A::Error> {
         let mut tag: Option<String> = None;
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         while let Some(name) = event.next_key::<String>()? {
             if name == "type" {
                 tag = Some(event.next_value()?);
@@ -208,7 +208,7 @@ impl<'de> Visitor<'de> for EventVisitor {
             // The tag comes first. A field of an unknown event may have a known name and another meaning.
             let is_known = matches!(tag.as_deref(), None | Some("BlockStored" | "BlockRemoved"));
             let name = if is_known { name.as_str() } else { "" };
-            event.next_value_seed(Field { name, fields: &mut fields })?;
+            event.next_value_seed(EventField { name, fields: &mut fields })?;
         }
         fields.into_event(&tag.ok_or_else(|| A::Error::missing_field("type"))?)
     }
@@ -216,53 +216,53 @@ impl<'de> Visitor<'de> for EventVisitor {
 
 /// What was read of an event.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     hashes: Option<Vec<u64>>,
     tokens: Option<Vec<u32>>,
     block_size: Option<u32>,
-    rest: Stored,
+    rest: BlocksStored,
 }
 
-impl Fields {
-    fn into_event<E: de::Error>(self, tag: &str) -> Result<Event, E> {
+impl EventFields {
+    fn into_event<E: de::Error>(self, tag: &str) -> Result<KvEvent, E> {
         let Self { hashes, tokens, block_size, rest } = self;
         match tag {
-            "BlockStored" => Ok(Event::Stored(Box::new(Stored {
+            "BlockStored" => Ok(KvEvent::Stored(Box::new(BlocksStored {
                 hashes: hashes.ok_or_else(|| E::missing_field("block_hashes"))?,
                 tokens: tokens.ok_or_else(|| E::missing_field("token_ids"))?,
                 block_size: block_size.ok_or_else(|| E::missing_field("block_size"))?,
                 ..rest
             }))),
-            "BlockRemoved" => Ok(Event::Removed(Removed {
+            "BlockRemoved" => Ok(KvEvent::Removed(BlocksRemoved {
                 hashes: hashes.ok_or_else(|| E::missing_field("block_hashes"))?,
                 medium: rest.medium,
                 group: rest.group,
             })),
-            "AllBlocksCleared" => Ok(Event::Cleared),
-            _ => Ok(Event::Unknown),
+            "AllBlocksCleared" => Ok(KvEvent::Cleared),
+            _ => Ok(KvEvent::Unknown),
         }
     }
 }
 
 /// Reads the value of one field to where it belongs.
-struct Field<'a> {
+struct EventField<'a> {
     name: &'a str,
-    fields: &'a mut Fields,
+    fields: &'a mut EventFields,
 }
 
-impl<'de> DeserializeSeed<'de> for Field<'_> {
+impl<'de> DeserializeSeed<'de> for EventField<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
         let fields = self.fields;
         match self.name {
             "block_hashes" => {
-                let hashes: Vec<Hash> = Deserialize::deserialize(value)?;
-                fields.hashes = Some(hashes.into_iter().map(|Hash(hash)| hash).collect());
+                let hashes: Vec<EngineHash> = Deserialize::deserialize(value)?;
+                fields.hashes = Some(hashes.into_iter().map(|EngineHash(hash)| hash).collect());
             }
             "parent_block_hash" => {
-                let parent: Option<Hash> = Deserialize::deserialize(value)?;
-                fields.rest.parent = parent.map(|Hash(hash)| hash);
+                let parent: Option<EngineHash> = Deserialize::deserialize(value)?;
+                fields.rest.parent = parent.map(|EngineHash(hash)| hash);
             }
             "token_ids" => fields.tokens = Some(Deserialize::deserialize(value)?),
             "block_size" => fields.block_size = Some(Deserialize::deserialize(value)?),
@@ -270,7 +270,7 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
             "medium" => fields.rest.medium = Deserialize::deserialize(value)?,
             "lora_name" => fields.rest.lora_name = Deserialize::deserialize(value)?,
             "extra_keys" => {
-                let keys: Option<Vec<Extra>> = Deserialize::deserialize(value)?;
+                let keys: Option<Vec<ExtraKey>> = Deserialize::deserialize(value)?;
                 fields.rest.extra_keys = keys.unwrap_or_default();
             }
             "group_idx" => fields.rest.group = Deserialize::deserialize(value)?,
@@ -282,34 +282,34 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
 }
 
 /// 64 bits of an engine's hash. Where the engine sends the whole digest, its last eight bytes: that is the number it sends otherwise.
-struct Hash(u64);
+struct EngineHash(u64);
 
-impl<'de> Deserialize<'de> for Hash {
+impl<'de> Deserialize<'de> for EngineHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(HashVisitor)
+        deserializer.deserialize_any(EngineHashVisitor)
     }
 }
 
-struct HashVisitor;
+struct EngineHashVisitor;
 
-impl Visitor<'_> for HashVisitor {
-    type Value = Hash;
+impl Visitor<'_> for EngineHashVisitor {
+    type Value = EngineHash;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a hash of 64 bits, or of eight bytes or more")
     }
 
-    fn visit_u64<E: de::Error>(self, hash: u64) -> Result<Hash, E> {
-        Ok(Hash(hash))
+    fn visit_u64<E: de::Error>(self, hash: u64) -> Result<EngineHash, E> {
+        Ok(EngineHash(hash))
     }
 
-    fn visit_i64<E: de::Error>(self, hash: i64) -> Result<Hash, E> {
-        Ok(Hash(hash.cast_unsigned()))
+    fn visit_i64<E: de::Error>(self, hash: i64) -> Result<EngineHash, E> {
+        Ok(EngineHash(hash.cast_unsigned()))
     }
 
-    fn visit_bytes<E: de::Error>(self, hash: &[u8]) -> Result<Hash, E> {
+    fn visit_bytes<E: de::Error>(self, hash: &[u8]) -> Result<EngineHash, E> {
         let last = hash.last_chunk::<8>().ok_or_else(|| E::invalid_length(hash.len(), &self))?;
-        Ok(Hash(u64::from_be_bytes(*last)))
+        Ok(EngineHash(u64::from_be_bytes(*last)))
     }
 }
 

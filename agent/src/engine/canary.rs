@@ -101,9 +101,9 @@ pub(super) async fn watch(subject: &Subject) -> String {
 /// Resolves when no request has been in flight for that long.
 async fn quiet(traffic: &Traffic, interval: Duration) {
     loop {
-        traffic.idle().await;
+        traffic.wait_idle().await;
         let served = traffic.served_total();
-        let busy = timeout(interval, traffic.busy()).await.is_ok();
+        let busy = timeout(interval, traffic.wait_busy()).await.is_ok();
         // Some requests are too short to be seen.
         if !busy && traffic.served_total() == served {
             return;

@@ -239,8 +239,8 @@ impl Control {
         is_asleep(&mut client).await?;
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
         noted(engine, |status| status.phase == Phase::Sleeping).await?;
-        if timeout(self.terms.drain, engine.traffic().idle()).await.is_err() {
-            tracing::warn!(engine = self.terms.index, left = engine.traffic().total(), "requests are cut short: the drain timeout is over");
+        if timeout(self.terms.drain, engine.traffic().wait_idle()).await.is_err() {
+            tracing::warn!(engine = self.terms.index, left = engine.traffic().in_flight(), "requests are cut short: the drain timeout is over");
         }
         let asked = routes::sleep(&client, level).await;
         let failed = match (asked, is_asleep(&mut client).await) {
@@ -248,7 +248,7 @@ impl Control {
             (_, Ok(true)) | (Ok(()), Err(_)) => {
                 self.slept = Some((epoch, level));
                 // The engine tells that its cache is empty with its next step, which is after it was woken.
-                engine.cache().cleared();
+                engine.cache().clear();
                 return Ok(());
             }
             (Err(error), _) => error,

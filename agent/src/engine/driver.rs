@@ -24,10 +24,10 @@ use super::state::{Action, Event, Limits, Machine, Stage, State};
 use super::turns::Turn;
 use super::{Adopted, Command, EngineSpec, Grip, Phase, Status};
 use crate::cache::CacheLog;
-use crate::deaths::Deaths;
+use crate::deaths::CrashLog;
 use crate::gpu::Obstacle;
 use crate::keeper::wire::Request;
-use crate::probe::Sample;
+use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 
@@ -41,9 +41,9 @@ type MayStart = Result<Turn, Obstacle>;
 pub(super) struct Parts {
     pub(super) spec: EngineSpec,
     pub(super) commands: mpsc::Receiver<Command>,
-    pub(super) samples: watch::Sender<Option<Sample>>,
+    pub(super) samples: watch::Sender<Option<LoadSample>>,
     pub(super) traffic: Arc<Traffic>,
-    pub(super) deaths: Arc<Deaths>,
+    pub(super) deaths: Arc<CrashLog>,
     pub(super) cache: Arc<CacheLog>,
     pub(super) log: Log,
     pub(super) grip: Arc<Mutex<Grip>>,
@@ -162,7 +162,7 @@ impl Driver {
             news = next_of(news) => self.take_news(news),
             // Whether or not the cache could be joined, the engine serves then.
             _ = or_never(joining) => self.become_ready(),
-            () = self.parts.traffic.idle(), if matches!(state, State::Draining { .. }) => Some(Event::Idle),
+            () = self.parts.traffic.wait_idle(), if matches!(state, State::Draining { .. }) => Some(Event::Idle),
             turn = or_never(self.waiting.as_mut()) => Some(self.take_turn(turn)),
             // An end that broke off has ended nothing; it is begun again.
             ended = or_never(self.ending.as_mut()) => self.note_end(ended.unwrap_or_else(|_| Err(Vec::new()))),
@@ -199,7 +199,7 @@ impl Driver {
                         self.crashed = true;
                         // Only an end of its own accord, a hang included, can be a request's doing.
                         if matches!(now, Event::Exited | Event::Unhealthy) {
-                            self.parts.deaths.record(self.last_epoch, self.parts.traffic.casualties(self.last_epoch));
+                            self.parts.deaths.record(self.last_epoch, self.parts.traffic.crash_suspects(self.last_epoch));
                         }
                     }
                 }

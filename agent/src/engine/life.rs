@@ -69,7 +69,7 @@ pub(super) struct Life {
     pub(super) _health: AbortOnDropHandle<()>,
     pub(super) probe: Option<AbortOnDropHandle<()>>,
     /// For the task that follows the engine's cache, which begins with the engine's readiness.
-    pub(super) cache: Option<cache::Writer>,
+    pub(super) cache: Option<cache::CacheLogWriter>,
     pub(super) follows_cache: Option<AbortOnDropHandle<()>>,
     /// The engine answers, and its cache is about to be followed.
     pub(super) joining: Option<oneshot::Receiver<()>>,

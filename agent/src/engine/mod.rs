@@ -32,12 +32,12 @@ use self::progress::{Facts, Progress};
 use self::state::{Event, Stage, State, Then};
 use self::turns::Turns;
 use crate::cache::{self, CacheLog};
-use crate::deaths::Deaths;
+use crate::deaths::CrashLog;
 use crate::gpu::{Binding, Free};
 use crate::host::HostError;
 use crate::keeper::wire::{Order, Request};
 use crate::keeper::{self, Fate, Link, Notices, Survivor};
-use crate::probe::Sample;
+use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_in};
@@ -70,7 +70,7 @@ pub struct EngineSpec {
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
     /// Where the engine tells what it has cached.
-    pub cache: cache::Source,
+    pub cache: cache::KvEventSource,
     /// This program: it has the subcommand `keeper`, whose processes stand between the agent and its engines.
     pub keeper: PathBuf,
     /// What becomes of the engine when the agent dies.
@@ -214,9 +214,9 @@ struct Shared {
     orders: mpsc::Sender<control::Ordered>,
     wanted: watch::Receiver<Wanted>,
     status: watch::Receiver<Status>,
-    samples: watch::Receiver<Option<Sample>>,
+    samples: watch::Receiver<Option<LoadSample>>,
     traffic: Arc<Traffic>,
-    deaths: Arc<Deaths>,
+    deaths: Arc<CrashLog>,
     cache: Arc<CacheLog>,
     log: Log,
     grip: Arc<Mutex<Grip>>,
@@ -243,7 +243,7 @@ impl Engine {
         let socket = socket_in(&spec.directory);
         let (samples_out, samples) = watch::channel(None);
         let cache = Arc::new(CacheLog::default());
-        let deaths = Arc::new(Deaths::default());
+        let deaths = Arc::new(CrashLog::default());
         let (control, orders, wanted) = Control::new(control::Terms {
             index: spec.index,
             may_sleep: spec.command.unlocks_sleep(),
@@ -276,7 +276,7 @@ impl Engine {
     }
 
     /// The engine's load, as it changes; `None` until this life was read for the first time.
-    pub fn samples(&self) -> watch::Receiver<Option<Sample>> {
+    pub fn samples(&self) -> watch::Receiver<Option<LoadSample>> {
         self.shared.samples.clone()
     }
 
@@ -296,7 +296,7 @@ impl Engine {
     }
 
     /// What was in flight when lives of this engine ended that nobody had ended.
-    pub fn deaths(&self) -> &Arc<Deaths> {
+    pub fn deaths(&self) -> &Arc<CrashLog> {
         &self.shared.deaths
     }
 

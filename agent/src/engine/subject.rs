@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::control::Wanted;
 use super::{Phase, Status};
-use crate::probe::Sample;
+use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 
 /// One engine, as those see it who watch its health.
@@ -19,7 +19,7 @@ pub(crate) struct Subject {
     /// Its requests.
     pub(crate) traffic: Arc<Traffic>,
     /// What it says of its load.
-    pub(crate) samples: watch::Receiver<Option<Sample>>,
+    pub(crate) samples: watch::Receiver<Option<LoadSample>>,
     /// What the driver says of it.
     pub(crate) status: watch::Receiver<Status>,
     /// How long it may show no progress with work, at least.
@@ -45,13 +45,13 @@ pub(super) struct Progress {
 impl Subject {
     /// What has come out of the engine so far.
     pub(super) fn progress(&self) -> Progress {
-        let figures = self.samples.borrow().map(|sample| sample.figures).unwrap_or_default();
-        Progress { moved: self.traffic.flow().moved(), counters: [figures.steps, figures.prompt_tokens, figures.generation_tokens] }
+        let figures = self.samples.borrow().map(|sample| sample.metrics).unwrap_or_default();
+        Progress { moved: self.traffic.flow().last_progress(), counters: [figures.steps, figures.prompt_tokens, figures.generation_tokens] }
     }
 
     /// Whether the engine itself says that it has requests. One that hung before they came says that it has none.
     pub(super) fn holds_requests(&self) -> bool {
-        self.samples.borrow().is_some_and(|sample| sample.figures.running + sample.figures.waiting > 0)
+        self.samples.borrow().is_some_and(|sample| sample.metrics.running + sample.metrics.waiting > 0)
     }
 
     /// The engine's process group, while there is one.

@@ -43,7 +43,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         drain_timeout: Duration::from_secs(60),
         stop_grace: Duration::from_millis(300),
         probe_interval: Duration::from_millis(50),
-        cache: cache::Source::Nothing { because: "it has no cache".to_owned() },
+        cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
         keeper: crate::keeper::tests::program(parent.path()),
         if_agent_dies: Fate::Kill,
         binding: None,
@@ -117,7 +117,7 @@ async fn an_engine_becomes_ready_and_tells_its_models_and_load() {
     assert!(ready.epoch > 1_500_000_000_000_000 && ready.ready_in.is_some());
     let mut samples = fixture.engine.samples();
     let sample = samples.wait_for(Option::is_some).await.unwrap().unwrap();
-    assert_eq!(sample.figures.running, 1);
+    assert_eq!(sample.metrics.running, 1);
     fixture.engine.stop().await;
     assert_eq!(fixture.phase(Phase::Stopped).await.pid, None);
     assert!(fixture.processes().is_empty() && !fixture.directory.exists());
@@ -251,7 +251,7 @@ async fn an_engine_that_something_outside_has_failed_ends_and_starts_again_after
     let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
     assert!(failed.reason.contains("GPU 0 was reset"), "{}", failed.reason);
     assert_eq!(failed.phase, Phase::Failed);
-    assert!(fixture.engine.deaths().recent().is_empty(), "no request was the cause");
+    assert!(fixture.engine.deaths().recent_crashes().is_empty(), "no request was the cause");
     fixture.engine.release();
     fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
     fixture.engine.stop().await;
@@ -355,13 +355,13 @@ async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_
     let keeper = keepers_of(&fixture.directory);
     assert_eq!(keeper.len(), 1);
     let request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
-    request.sent(fixture.status.borrow().epoch, crate::deaths::Fingerprint(7));
+    request.mark_sent(fixture.status.borrow().epoch, crate::deaths::RequestFingerprint(7));
     rustix::process::kill_process(rustix::process::Pid::from_raw(keeper[0]).unwrap(), rustix::process::Signal::KILL).unwrap();
     let failed = fixture.until(|status| status.reason.contains("next start")).await;
     assert!(failed.reason.contains("keeper was lost"), "{}", failed.reason);
     assert!(fixture.processes().iter().all(|pid| !before.contains(pid)));
     fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
-    assert_eq!(fixture.engine.deaths().recent(), [], "no request's doing");
+    assert_eq!(fixture.engine.deaths().recent_crashes(), [], "no request's doing");
     fixture.engine.stop().await;
     assert!(fixture.processes().is_empty());
 }
@@ -411,7 +411,7 @@ async fn an_engines_cache_is_known_when_it_is_ready_and_nothing_of_it_when_it_ha
     let live = parent.path().join("kv.sock");
     let mut events = PubSocket::new();
     events.bind(&format!("ipc://{}", live.display())).await.unwrap();
-    let source = cache::Source::Sockets { live, replay: parent.path().join("replay.sock") };
+    let source = cache::KvEventSource::Sockets { live, replay: parent.path().join("replay.sock") };
     let mut fixture = start_with("exec sleep 600", |spec| spec.cache = source);
     assert!(!fixture.engine.cache().watch().borrow().exact);
     let _serving = fixture.serve().await;
@@ -427,7 +427,7 @@ async fn an_engines_cache_is_known_when_it_is_ready_and_nothing_of_it_when_it_ha
 #[tokio::test]
 async fn an_engine_whose_cache_cannot_be_followed_serves_all_the_same() {
     let too_long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-    let source = cache::Source::Sockets { live: too_long.clone(), replay: too_long };
+    let source = cache::KvEventSource::Sockets { live: too_long.clone(), replay: too_long };
     let mut fixture = start_with("exec sleep 600", |spec| spec.cache = source);
     let _serving = fixture.serve().await;
     fixture.phase(Phase::Ready).await;

@@ -116,13 +116,13 @@ pub(super) async fn watch(subject: &Subject) -> String {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         // An idle engine costs no wake-ups.
-        subject.traffic.busy().await;
+        subject.traffic.wait_busy().await;
         ticks.tick().await;
         let Some(model) = subject.model_if_ready() else {
             stall = Stall::new(subject.progress(), Instant::now());
             continue;
         };
-        flow.gaps().age();
+        flow.gaps().decay();
         let waiting = flow.waiting();
         let lasted = stall.tick(waiting, subject.progress(), Instant::now());
         let limits = Limits::new(subject.stall_timeout, flow.gaps().p99(), subject.on_gpus);

@@ -11,7 +11,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 use super::*;
-use crate::lane::{Incoming, Lane, Serving};
+use crate::lane::{IncomingRequest, Lane, RequestStream};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -21,7 +21,7 @@ struct Fixture {
     listener: UnixListener,
     lane: Arc<Lane>,
     /// The requests begun, which the router has not cancelled.
-    requests: Vec<Serving>,
+    requests: Vec<RequestStream>,
     _directory: tempfile::TempDir,
 }
 
@@ -44,7 +44,7 @@ impl Fixture {
         let head =
             RequestHead { method: method.into(), path: "/v1/x?y=1".into(), body_bytes: announced, headers, ..RequestHead::default() };
         let frames = vec![Frame::new(id, Kind::Request(head)), Frame::new(id, Kind::Body(body.into()))];
-        let Incoming { head, serving } = self.lane.receive(FrameBatch { frames }).pop().unwrap();
+        let IncomingRequest { head, stream: serving } = self.lane.receive(FrameBatch { frames }).pop().unwrap();
         self.requests.push(serving);
         Outgoing::new(head, self.requests[self.requests.len() - 1].body()).unwrap()
     }

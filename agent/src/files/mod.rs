@@ -17,26 +17,26 @@ use sha2::{Digest, Sha256};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use self::model::Model;
-pub(crate) use self::model::{folder_of, hub_cache};
+use self::model::TokenizerSpec;
+pub(crate) use self::model::{resolve_folder, hub_cache};
 use crate::config::AgentConfig;
 use crate::engine::http::Client;
 use crate::host::Resolved;
 
 /// The files of a bundle, in their order there, so that equal files make equal bundles.
-const NAMES: [&str; 4] = [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", TEMPLATE];
+const BUNDLE_FILES: [&str; 4] = [TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE];
 
 /// Without this one there is no bundle.
-const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// The chat template, where it is a file of its own.
-const TEMPLATE: &str = "chat_template.jinja";
+const TEMPLATE_FILE: &str = "chat_template.jinja";
 
 /// The most that a bundle may hold. The largest tokenizers have some 30 MB.
-const MOST_BYTES: u64 = 64 * 1024 * 1024;
+const MAX_BUNDLE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// How long reading may take. A cold parallel filesystem needs seconds.
-const DEADLINE: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The prompt files of one model. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
@@ -62,16 +62,16 @@ impl Bundle {
 
 /// Why there is no bundle. The replica serves all the same.
 #[derive(Debug, thiserror::Error)]
-pub enum FilesError {
+pub enum PromptFilesError {
     /// The model has another kind of tokenizer, or is not there.
-    #[error("no {TOKENIZER} in {place}")]
+    #[error("no {TOKENIZER_FILE} in {place}")]
     NoTokenizer {
         /// Where it was looked for.
         place: String,
     },
     /// The model is no folder, and not among the downloaded ones.
     #[error("{model} is neither a folder nor downloaded to {}", cache.display())]
-    NotHere {
+    NotDownloaded {
         /// The model, or its tokenizer, as it was named.
         model: String,
         /// The folder of downloaded models.
@@ -84,7 +84,7 @@ pub enum FilesError {
         argument: String,
     },
     /// More than anybody should send or keep.
-    #[error("the tokenizer's files in {place} hold more than {} MiB", MOST_BYTES >> 20)]
+    #[error("the tokenizer's files in {place} hold more than {} MiB", MAX_BUNDLE_BYTES >> 20)]
     TooLarge {
         /// Where they are.
         place: String,
@@ -99,43 +99,43 @@ pub enum FilesError {
     },
     /// The simulated engine does not tell.
     #[error("cannot read {path} from the simulated engine: {reason}")]
-    NotTold {
+    EngineUnavailable {
         /// What was asked for.
         path: String,
         /// What happened.
         reason: String,
     },
     /// The disk does not answer.
-    #[error("the files could not be read within {} s", DEADLINE.as_secs())]
-    Slow,
+    #[error("the files could not be read within {} s", READ_TIMEOUT.as_secs())]
+    Timeout,
 }
 
-impl FilesError {
+impl PromptFilesError {
     /// Whether it may be otherwise in a while.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, Self::Unreadable { .. } | Self::NotTold { .. } | Self::Slow)
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Unreadable { .. } | Self::EngineUnavailable { .. } | Self::Timeout)
     }
 }
 
 /// Where the prompt files of an engine are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source(Place);
+pub struct PromptFileSource(SourceKind);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum SourceKind {
     /// Where vLLM itself reads them.
-    Disk(Model),
+    Disk(TokenizerSpec),
     /// The simulated engine has them in itself.
     Engine,
 }
 
-impl Source {
+impl PromptFileSource {
     /// The source for the engines of this configuration.
     #[must_use]
     pub fn new(engine: &Resolved, config: &AgentConfig) -> Self {
         match engine {
-            Resolved::Vllm { .. } => Self(Place::Disk(Model::new(&config.model, &config.engine_args))),
-            Resolved::Simulated { .. } => Self(Place::Engine),
+            Resolved::Vllm { .. } => Self(SourceKind::Disk(TokenizerSpec::new(&config.model, &config.engine_args))),
+            Resolved::Simulated { .. } => Self(SourceKind::Engine),
         }
     }
 
@@ -143,31 +143,31 @@ impl Source {
     ///
     /// # Errors
     /// When the model has no tokenizer that can be shared, or it cannot be read.
-    pub async fn load(&self, socket: &Path) -> Result<Bundle, FilesError> {
+    pub async fn load(&self, socket: &Path) -> Result<Bundle, PromptFilesError> {
         let loaded = async {
             match &self.0 {
-                Place::Engine => ask(socket).await,
-                Place::Disk(model) => {
+                SourceKind::Engine => fetch_from_engine(socket).await,
+                SourceKind::Disk(model) => {
                     let model = model.clone();
                     let read = spawn_blocking(move || model.read(&hub_cache(|name| std::env::var_os(name))).map(Bundle::new));
                     read.await.expect("reading files does not panic")
                 }
             }
         };
-        timeout(DEADLINE, loaded).await.unwrap_or(Err(FilesError::Slow))
+        timeout(READ_TIMEOUT, loaded).await.unwrap_or(Err(PromptFilesError::Timeout))
     }
 }
 
 /// Asks the simulated engine, which has a tokenizer and a configuration and nothing else.
-async fn ask(socket: &Path) -> Result<Bundle, FilesError> {
+async fn fetch_from_engine(socket: &Path) -> Result<Bundle, PromptFilesError> {
     let mut client = Client::new(socket);
     let mut files = Vec::new();
-    for name in &NAMES[..2] {
+    for name in &BUNDLE_FILES[..2] {
         let path = format!("/sim/model/{name}");
-        match client.get(&path, DEADLINE).await {
+        match client.get(&path, READ_TIMEOUT).await {
             Ok(reply) if reply.status == StatusCode::OK => files.push(wire::PromptFile { name: (*name).to_owned(), content: reply.body }),
-            Ok(reply) => return Err(FilesError::NotTold { path, reason: format!("status {}", reply.status.as_u16()) }),
-            Err(error) => return Err(FilesError::NotTold { path, reason: error.to_string() }),
+            Ok(reply) => return Err(PromptFilesError::EngineUnavailable { path, reason: format!("status {}", reply.status.as_u16()) }),
+            Err(error) => return Err(PromptFilesError::EngineUnavailable { path, reason: error.to_string() }),
         }
     }
     Ok(Bundle::new(files))

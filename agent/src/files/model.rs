@@ -8,58 +8,58 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use hostler_proto::agent::v1::PromptFile;
 
-use super::{FilesError, MOST_BYTES, NAMES, TEMPLATE, TOKENIZER};
+use super::{PromptFilesError, MAX_BUNDLE_BYTES, BUNDLE_FILES, TEMPLATE_FILE, TOKENIZER_FILE};
 use crate::vllm::arguments::{is_given, value_of};
 
 /// Modes in which vLLM takes the model's Hugging Face tokenizer.
-const PLAIN_MODES: [&str; 3] = ["auto", "hf", "slow"];
+const HF_TOKENIZER_MODES: [&str; 3] = ["auto", "hf", "slow"];
 
 /// A model as the engine was told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Model {
+pub(super) struct TokenizerSpec {
     /// Path or Hugging Face id of its tokenizer.
     tokenizer: String,
     revision: Option<String>,
     /// Path of a chat template, or the template itself.
     template: Option<String>,
     /// An argument that makes the engine take something else than a Hugging Face tokenizer.
-    other: Option<String>,
+    unsupported_argument: Option<String>,
 }
 
-impl Model {
+impl TokenizerSpec {
     /// The model of these engine arguments.
     pub(super) fn new(model: &str, arguments: &[String]) -> Self {
         let value = |flag| value_of(arguments, flag);
-        let mode = value("--tokenizer-mode").filter(|mode| !PLAIN_MODES.contains(mode));
+        let mode = value("--tokenizer-mode").filter(|mode| !HF_TOKENIZER_MODES.contains(mode));
         let skipped = is_given(arguments, "--skip-tokenizer-init").then(|| "--skip-tokenizer-init".to_owned());
         Self {
             tokenizer: value("--tokenizer").unwrap_or(model).to_owned(),
             revision: value("--tokenizer-revision").or(value("--revision")).map(str::to_owned),
             template: value("--chat-template").map(str::to_owned),
-            other: mode.map(|mode| format!("--tokenizer-mode {mode}")).or(skipped),
+            unsupported_argument: mode.map(|mode| format!("--tokenizer-mode {mode}")).or(skipped),
         }
     }
 
     /// Its files, in the order of a bundle. `cache` is where downloaded models are.
-    pub(super) fn read(&self, cache: &Path) -> Result<Vec<PromptFile>, FilesError> {
-        if let Some(argument) = &self.other {
-            return Err(FilesError::OtherTokenizer { argument: argument.clone() });
+    pub(super) fn read(&self, cache: &Path) -> Result<Vec<PromptFile>, PromptFilesError> {
+        if let Some(argument) = &self.unsupported_argument {
+            return Err(PromptFilesError::OtherTokenizer { argument: argument.clone() });
         }
         let folder = self.folder(cache)?;
         let place = || folder.display().to_string();
-        let mut left = MOST_BYTES;
+        let mut left = MAX_BUNDLE_BYTES;
         let mut files = Vec::new();
-        for name in NAMES {
+        for name in BUNDLE_FILES {
             let content = match &self.template {
-                Some(template) if name == TEMPLATE => Some(given_template(template)?),
+                Some(template) if name == TEMPLATE_FILE => Some(read_template(template)?),
                 _ => read_file(&folder.join(name))?,
             };
             match content {
                 Some(content) => {
-                    left = left.checked_sub(content.len() as u64).ok_or_else(|| FilesError::TooLarge { place: place() })?;
+                    left = left.checked_sub(content.len() as u64).ok_or_else(|| PromptFilesError::TooLarge { place: place() })?;
                     files.push(PromptFile { name: name.to_owned(), content });
                 }
-                None if name == TOKENIZER => return Err(FilesError::NoTokenizer { place: place() }),
+                None if name == TOKENIZER_FILE => return Err(PromptFilesError::NoTokenizer { place: place() }),
                 None => {}
             }
         }
@@ -67,14 +67,14 @@ impl Model {
     }
 
     /// The folder that the tokenizer is in: itself one, or a snapshot of a downloaded repository.
-    fn folder(&self, cache: &Path) -> Result<PathBuf, FilesError> {
-        folder_of(&self.tokenizer, self.revision.as_deref(), cache)
-            .ok_or_else(|| FilesError::NotHere { model: self.tokenizer.clone(), cache: cache.to_owned() })
+    fn folder(&self, cache: &Path) -> Result<PathBuf, PromptFilesError> {
+        resolve_folder(&self.tokenizer, self.revision.as_deref(), cache)
+            .ok_or_else(|| PromptFilesError::NotDownloaded { model: self.tokenizer.clone(), cache: cache.to_owned() })
     }
 }
 
 /// The folder of a model, or of its tokenizer: itself one, or a snapshot of a downloaded repository.
-pub(crate) fn folder_of(named: &str, revision: Option<&str>, cache: &Path) -> Option<PathBuf> {
+pub(crate) fn resolve_folder(named: &str, revision: Option<&str>, cache: &Path) -> Option<PathBuf> {
     let itself = PathBuf::from(named);
     if itself.is_dir() {
         return Some(itself);
@@ -88,18 +88,18 @@ pub(crate) fn folder_of(named: &str, revision: Option<&str>, cache: &Path) -> Op
 }
 
 /// What `--chat-template` names: a file, or else the template itself, as vLLM takes it.
-fn given_template(template: &str) -> Result<Bytes, FilesError> {
+fn read_template(template: &str) -> Result<Bytes, PromptFilesError> {
     match read_file(Path::new(template)) {
         Ok(Some(content)) => Ok(content),
-        Ok(None) | Err(FilesError::Unreadable { .. }) if template.contains(['{', '}', '\n']) => Ok(template.to_owned().into()),
-        Ok(None) => Err(FilesError::Unreadable { path: template.into(), source: ErrorKind::NotFound.into() }),
+        Ok(None) | Err(PromptFilesError::Unreadable { .. }) if template.contains(['{', '}', '\n']) => Ok(template.to_owned().into()),
+        Ok(None) => Err(PromptFilesError::Unreadable { path: template.into(), source: ErrorKind::NotFound.into() }),
         Err(error) => Err(error),
     }
 }
 
 /// A whole file; `None` when there is none.
-fn read_file(path: &Path) -> Result<Option<Bytes>, FilesError> {
-    let unreadable = |source| FilesError::Unreadable { path: path.to_owned(), source };
+fn read_file(path: &Path) -> Result<Option<Bytes>, PromptFilesError> {
+    let unreadable = |source| PromptFilesError::Unreadable { path: path.to_owned(), source };
     // Looked at before it is opened: opening a pipe waits for whoever writes to it.
     match fs::metadata(path) {
         Ok(about) if about.is_file() => {}
@@ -108,7 +108,7 @@ fn read_file(path: &Path) -> Result<Option<Bytes>, FilesError> {
         Err(error) => return Err(unreadable(error)),
     }
     let mut content = Vec::new();
-    File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut content)).map_err(unreadable)?;
+    File::open(path).and_then(|file| file.take(MAX_BUNDLE_BYTES + 1).read_to_end(&mut content)).map_err(unreadable)?;
     Ok(Some(content.into()))
 }
 

@@ -26,7 +26,7 @@ fn arguments(line: &str) -> Vec<String> {
 /// The names and contents of a model's files, or what is wrong with them.
 fn read(model: &str, arguments: &[String], cache: &Path) -> Result<Vec<(String, String)>, String> {
     let text = |file: wire::PromptFile| (file.name, String::from_utf8(file.content.to_vec()).unwrap());
-    let files = Model::new(model, arguments).read(cache).map_err(|error| error.to_string())?;
+    let files = TokenizerSpec::new(model, arguments).read(cache).map_err(|error| error.to_string())?;
     Ok(files.into_iter().map(text).collect())
 }
 
@@ -48,7 +48,7 @@ fn a_folder_gives_its_files_in_a_fixed_order_and_nothing_else() {
 
 #[test]
 fn equal_files_make_equal_bundles_and_other_files_others() {
-    let bundle = |folder: &TempDir| Bundle::new(Model::new(path(folder), &[]).read(Path::new("")).unwrap());
+    let bundle = |folder: &TempDir| Bundle::new(TokenizerSpec::new(path(folder), &[]).read(Path::new("")).unwrap());
     let (left, right) = (folder(&[("tokenizer.json", "t")]), folder(&[("tokenizer.json", "t")]));
     assert_eq!(bundle(&left), bundle(&right));
     assert_eq!(bundle(&left).hash.len(), 32);
@@ -107,7 +107,7 @@ fn a_model_whose_tokenizer_cannot_be_shared_is_an_error_that_says_why() {
     }
     assert!(read(path(&model), &arguments("--tokenizer_mode=hf"), Path::new("")).is_ok());
 
-    fs::File::create(model.path().join("tokenizer_config.json")).unwrap().set_len(MOST_BYTES).unwrap();
+    fs::File::create(model.path().join("tokenizer_config.json")).unwrap().set_len(MAX_BUNDLE_BYTES).unwrap();
     assert!(read(path(&model), &[], Path::new("")).unwrap_err().contains("more than 64 MiB"));
 
     fs::remove_file(model.path().join("tokenizer_config.json")).unwrap();
@@ -136,7 +136,7 @@ async fn a_model_is_loaded_from_its_folder() {
     let model = folder(&[("tokenizer.json", "t")]);
     let engine = Resolved::Vllm { program: "/opt/vllm".into() };
     let config = AgentConfig { model: path(&model).to_owned(), ..AgentConfig::default() };
-    let bundle = Source::new(&engine, &config).load(Path::new("/no/socket")).await.unwrap();
+    let bundle = PromptFileSource::new(&engine, &config).load(Path::new("/no/socket")).await.unwrap();
     let expected = wire::PromptFile { name: "tokenizer.json".to_owned(), content: Bytes::from_static(b"t") };
     assert_eq!(wire::PromptBundle::decode(bundle.bytes).unwrap().files, [expected]);
 }
@@ -144,7 +144,7 @@ async fn a_model_is_loaded_from_its_folder() {
 #[tokio::test]
 async fn a_simulated_engine_is_asked_for_its_files() {
     let engine = Scripted::start(Box::new(|path| Some((if path.ends_with(".json") { 200 } else { 404 }, "{}".to_owned()))));
-    let source = Source::new(&Resolved::Simulated { program: "/opt/hostler".into() }, &AgentConfig::default());
+    let source = PromptFileSource::new(&Resolved::Simulated { program: "/opt/hostler".into() }, &AgentConfig::default());
     let bundle = source.load(&engine.socket).await.unwrap();
     let asked = engine.asked.lock().clone();
     assert_eq!(asked, ["/sim/model/tokenizer.json", "/sim/model/tokenizer_config.json"]);

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hostler_tls::{Certified, ClientConfig, Fingerprint, NodeKey, TlsError, member_config, write_private};
+use hostler_tls::{CertificateInfo, ClientConfig, Fingerprint, NodeKey, TlsError, member_config, write_private};
 
 /// In the node's folder.
 const CERTIFICATE: &str = "node.der";
@@ -15,7 +15,7 @@ const AUTHORITY: &str = "ca.der";
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    pub(super) certified: Certified,
+    pub(super) certified: CertificateInfo,
     pub(super) fleet: Fingerprint,
     pub(super) config: Arc<ClientConfig>,
     authority: Vec<u8>,
@@ -26,7 +26,7 @@ impl Identity {
     pub(super) fn new(authority: &[u8], certificate: &[u8], key: &NodeKey, folder: &Path) -> Result<Self, TlsError> {
         let config = member_config(authority, certificate, key, folder)?;
         let wrong = |what: &str| TlsError::Content { path: folder.to_owned(), what: what.to_owned() };
-        let certified = Certified::read(certificate).ok_or_else(|| wrong("the certificate is no node's"))?;
+        let certified = CertificateInfo::parse(certificate).ok_or_else(|| wrong("the certificate is no node's"))?;
         let fleet = Fingerprint::of_certificate(authority).ok_or_else(|| wrong("the authority's certificate cannot be read"))?;
         Ok(Self { certified, fleet, config, authority: authority.to_vec(), certificate: certificate.to_vec() })
     }
@@ -50,12 +50,12 @@ impl Identity {
     }
 
     /// Whether it has not expired.
-    pub(super) fn holds(&self) -> bool {
-        self.certified.until > hostler_tls::now()
+    pub(super) fn is_valid(&self) -> bool {
+        self.certified.expires_at > hostler_tls::now()
     }
 
     /// With another certificate of the same authority.
-    pub(super) fn with(&self, certificate: &[u8], key: &NodeKey, folder: &Path) -> Result<Self, TlsError> {
+    pub(super) fn with_certificate(&self, certificate: &[u8], key: &NodeKey, folder: &Path) -> Result<Self, TlsError> {
         Self::new(&self.authority, certificate, key, folder)
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hostler_proto::PROTOCOL;
 use hostler_proto::join::v1 as wire;
 use hostler_proto::join::v1::join_client::JoinClient;
-use hostler_tls::{ClientConfig, NodeKey, TlsError, Token, Trust, check_name, read_private};
+use hostler_tls::{ClientConfig, NodeKey, TlsError, JoinToken, EnrollmentVerifier, check_name, read_private};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -24,7 +24,7 @@ use crate::uplink::dial::{DialError, dial};
 pub(crate) use identity::Identity;
 
 /// How long a router may take to sign.
-const DEADLINE: Duration = Duration::from_secs(15);
+const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why the node is in no fleet.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum JoinError {
 
 /// How the agent speaks with routers.
 #[derive(Debug, Clone)]
-pub enum Access {
+pub enum RouterAccess {
     /// In plain text.
     Plain {
         /// With routers on other hosts, too.
@@ -65,44 +65,44 @@ pub struct Membership {
     /// The scheduler's job that the agent runs in; empty outside of any.
     job: String,
     folder: PathBuf,
-    token: Arc<Source>,
+    token: Arc<TokenSource>,
     key: NodeKey,
     identity: Mutex<Option<Arc<Identity>>>,
     /// Who asks for a certificate; the others wait for it.
-    turn: Semaphore,
+    enroll_lock: Semaphore,
 }
 
 /// Where the token comes from.
 #[derive(Debug)]
-enum Source {
+enum TokenSource {
     File(PathBuf),
     /// It came by standard input.
-    Given(Token),
+    Stdin(JoinToken),
 }
 
-impl Source {
+impl TokenSource {
     fn open(path: &Path) -> Result<Self, JoinError> {
         if path != Path::new("-") {
             return Ok(Self::File(path.to_owned()));
         }
         let mut text = String::new();
         std::io::stdin().lock().take(4096).read_to_string(&mut text).map_err(JoinError::Input)?;
-        Ok(Self::Given(Token::parse(&text)?))
+        Ok(Self::Stdin(JoinToken::parse(&text)?))
     }
 
     /// The token; of a file as it is now, so that a new one counts at once.
-    fn token(&self) -> Result<Token, TlsError> {
+    fn token(&self) -> Result<JoinToken, TlsError> {
         match self {
-            Self::Given(token) => Ok(token.clone()),
+            Self::Stdin(token) => Ok(token.clone()),
             Self::File(path) => {
                 let text = String::from_utf8(read_private(path)?).unwrap_or_default();
-                Token::parse(&text).map_err(|error| TlsError::Content { path: path.clone(), what: error.to_string() })
+                JoinToken::parse(&text).map_err(|error| TlsError::Content { path: path.clone(), what: error.to_string() })
             }
         }
     }
 }
 
-impl Access {
+impl RouterAccess {
     /// As the settings have it.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Access {
             return Ok(Self::Plain { beyond_host: config.allow_plain_text });
         }
         check_name(node)?;
-        let folder = folder(&config.identity_dir)?.join(node);
+        let folder = identity_folder(&config.identity_dir)?.join(node);
         let (token, node) = (config.join_token_file.clone(), node.to_owned());
         let opened = tokio::task::spawn_blocking(move || Membership::open(folder, &token, node)).await;
         Ok(Self::Fleet(Arc::new(opened.expect("opening a folder does not panic")?)))
@@ -131,7 +131,7 @@ impl Access {
     }
 
     /// A router does not take this certificate: the next connection gets another one.
-    pub(crate) fn forget(&self, identity: &Identity) {
+    pub(crate) fn discard(&self, identity: &Identity) {
         if let Self::Fleet(membership) = self {
             let mut known = membership.identity.lock();
             if known.as_ref().is_some_and(|known| known.certified == identity.certified) {
@@ -143,24 +143,24 @@ impl Access {
 
 impl Membership {
     fn open(folder: PathBuf, token: &Path, node: String) -> Result<Self, JoinError> {
-        let token = Source::open(token)?;
+        let token = TokenSource::open(token)?;
         let key = NodeKey::load_or_create(&folder.join("node.key"))?;
         let found = token.token();
         let identity = Identity::load(&folder, &node, &key).map(Arc::new);
         // A token of another fleet means that the node is to move there.
-        let identity = identity.filter(|identity| identity.holds() && found.as_ref().map_or(true, |token| token.fleet == identity.fleet));
+        let identity = identity.filter(|identity| identity.is_valid() && found.as_ref().map_or(true, |token| token.fleet == identity.fleet));
         if identity.is_none() {
             found?;
         }
-        let job = job(|name| std::env::var(name).ok());
-        Ok(Self { node, job, folder, token: Arc::new(token), key, identity: Mutex::new(identity), turn: Semaphore::new(1) })
+        let job = scheduler_job(|name| std::env::var(name).ok());
+        Ok(Self { node, job, folder, token: Arc::new(token), key, identity: Mutex::new(identity), enroll_lock: Semaphore::new(1) })
     }
 
     async fn identity(&self, address: SocketAddr) -> Result<Arc<Identity>, JoinError> {
-        let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        let _turn = self.enroll_lock.acquire().await.expect("the semaphore is never closed");
         let known = self.identity.lock().clone();
         match known {
-            Some(known) if known.holds() => Ok(known),
+            Some(known) if known.is_valid() => Ok(known),
             _ => self.enroll(address).await,
         }
     }
@@ -169,7 +169,7 @@ impl Membership {
     async fn enroll(&self, address: SocketAddr) -> Result<Arc<Identity>, JoinError> {
         let source = self.token.clone();
         let token = tokio::task::spawn_blocking(move || source.token()).await.expect("reading a token does not panic")?;
-        let channel = dial(address, Some(Trust::by(token.fleet)?)).await.map_err(|error| match error {
+        let channel = dial(address, Some(EnrollmentVerifier::config_for(token.fleet)?)).await.map_err(|error| match error {
             DialError::Unreachable(reason) => JoinError::Unreachable(reason),
             DialError::Tls { reason, .. } => JoinError::Refused(reason),
         })?;
@@ -181,9 +181,9 @@ impl Membership {
             job: self.job.clone(),
             signing_request: self.key.request()?.into(),
         };
-        let answered = timeout(DEADLINE, JoinClient::new(channel).enroll(request)).await;
+        let answered = timeout(SIGN_TIMEOUT, JoinClient::new(channel).enroll(request)).await;
         let answer = answered.map_err(|_| JoinError::Unreachable("the router did not sign within 15 s".into()))?;
-        let wire::EnrollResponse { certificate, authority } = answer.map_err(|status| refused(&status))?.into_inner();
+        let wire::EnrollResponse { certificate, authority } = answer.map_err(|status| sign_error(&status))?.into_inner();
         let identity = Identity::new(&authority, &certificate, &self.key, &self.folder)?;
         if identity.certified.node != self.node || identity.fleet != token.fleet {
             return Err(JoinError::Refused(
@@ -191,11 +191,11 @@ impl Membership {
             ));
         }
         tracing::info!(router = %address, node = self.node, token = token.id, "joined the fleet");
-        Ok(self.keep(identity).await)
+        Ok(self.store(identity).await)
     }
 
     /// Takes a new certificate into use, and writes it down for the agent's next life. One that cannot be written down serves this life.
-    async fn keep(&self, identity: Identity) -> Arc<Identity> {
+    async fn store(&self, identity: Identity) -> Arc<Identity> {
         let identity = Arc::new(identity);
         let (folder, saved) = (self.folder.clone(), identity.clone());
         match tokio::task::spawn_blocking(move || saved.save(&folder)).await {
@@ -209,7 +209,7 @@ impl Membership {
 }
 
 /// A router that is busy may sign later; one that refuses does not.
-fn refused(status: &tonic::Status) -> JoinError {
+fn sign_error(status: &tonic::Status) -> JoinError {
     use tonic::Code;
     match status.code() {
         Code::PermissionDenied | Code::InvalidArgument | Code::FailedPrecondition | Code::Unauthenticated => {
@@ -220,7 +220,7 @@ fn refused(status: &tonic::Status) -> JoinError {
     }
 }
 
-fn folder(configured: &Path) -> Result<PathBuf, JoinError> {
+fn identity_folder(configured: &Path) -> Result<PathBuf, JoinError> {
     if !configured.as_os_str().is_empty() {
         return Ok(configured.to_owned());
     }
@@ -228,12 +228,12 @@ fn folder(configured: &Path) -> Result<PathBuf, JoinError> {
 }
 
 /// The job as a token names it: of an array the whole where the scheduler has a word for it.
-fn job(variable: impl Fn(&str) -> Option<String>) -> String {
+fn scheduler_job(variable: impl Fn(&str) -> Option<String>) -> String {
     ["PBS_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"].into_iter().find_map(variable).unwrap_or_default()
 }
 
 /// The settings of a connection with this certificate, or with none.
-pub(crate) fn config(identity: Option<&Arc<Identity>>) -> Option<Arc<ClientConfig>> {
+pub(crate) fn tls_config(identity: Option<&Arc<Identity>>) -> Option<Arc<ClientConfig>> {
     identity.map(|identity| identity.config.clone())
 }
 

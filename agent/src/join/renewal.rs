@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use hostler_proto::join::v1 as wire;
 use hostler_proto::join::v1::join_client::JoinClient;
-use hostler_tls::Certified;
+use hostler_tls::CertificateInfo;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::{Access, DEADLINE, Identity, JoinError, Membership, refused};
+use super::{RouterAccess, SIGN_TIMEOUT, Identity, JoinError, Membership, sign_error};
 
 /// The clock is looked at this often: it may be set, and the host may sleep.
-const LONGEST_LOOK: Duration = Duration::from_secs(30);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-impl Access {
+impl RouterAccess {
     /// Keeps the certificate of this connection from expiring, for as long as the caller goes on with it. Other connections renew theirs.
     pub(crate) async fn keep_renewed(self, channel: Channel, identity: Option<Arc<Identity>>) {
         match (self, identity) {
@@ -30,15 +30,15 @@ impl Membership {
         let mut mentioned = String::new();
         loop {
             loop {
-                let left = due(&identity.certified).saturating_sub(hostler_tls::now());
+                let left = renewal_time(&identity.certified).saturating_sub(hostler_tls::now());
                 if left == 0 {
                     break;
                 }
-                sleep(Duration::from_secs(left).min(LONGEST_LOOK)).await;
+                sleep(Duration::from_secs(left).min(MAX_CHECK_INTERVAL)).await;
             }
             match self.renew(channel.clone(), &identity).await {
                 Ok(renewed) => {
-                    tracing::debug!(until = renewed.certified.until, "the node's certificate was renewed");
+                    tracing::debug!(until = renewed.certified.expires_at, "the node's certificate was renewed");
                     mentioned.clear();
                     identity = renewed;
                 }
@@ -48,7 +48,7 @@ impl Membership {
                         tracing::error!(reason, "the node's certificate is not renewed; trying on until it expires");
                         mentioned = reason;
                     }
-                    sleep(pause(&identity.certified)).await;
+                    sleep(retry_delay(&identity.certified)).await;
                 }
             }
         }
@@ -56,19 +56,19 @@ impl Membership {
 
     async fn renew(&self, channel: Channel, identity: &Identity) -> Result<Arc<Identity>, JoinError> {
         let request = wire::RenewRequest { signing_request: self.key.request()?.into() };
-        let answered = timeout(DEADLINE, JoinClient::new(channel).renew(request)).await;
+        let answered = timeout(SIGN_TIMEOUT, JoinClient::new(channel).renew(request)).await;
         let answer = answered.map_err(|_| JoinError::Unreachable("the router did not sign within 15 s".into()))?;
-        let certificate = answer.map_err(|status| refused(&status))?.into_inner().certificate;
-        Ok(self.keep(identity.with(&certificate, &self.key, &self.folder)?).await)
+        let certificate = answer.map_err(|status| sign_error(&status))?.into_inner().certificate;
+        Ok(self.store(identity.with_certificate(&certificate, &self.key, &self.folder)?).await)
     }
 }
 
 /// When a certificate is to be renewed, in seconds since 1970.
-fn due(certified: &Certified) -> u64 {
-    certified.issued + certified.until.saturating_sub(certified.issued) * 2 / 3
+fn renewal_time(certified: &CertificateInfo) -> u64 {
+    certified.issued_at + certified.expires_at.saturating_sub(certified.issued_at) * 2 / 3
 }
 
 /// How long to wait after a renewal that failed: a third of a life has some six of them.
-fn pause(certified: &Certified) -> Duration {
-    Duration::from_secs(certified.until.saturating_sub(certified.issued) / 20).clamp(Duration::from_millis(300), Duration::from_secs(600))
+fn retry_delay(certified: &CertificateInfo) -> Duration {
+    Duration::from_secs(certified.expires_at.saturating_sub(certified.issued_at) / 20).clamp(Duration::from_millis(300), Duration::from_secs(600))
 }

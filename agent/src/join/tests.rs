@@ -31,9 +31,9 @@ impl Place {
 
     async fn open(&self) -> Result<Arc<Membership>, String> {
         let config = AgentConfig { join_token_file: self.path("token"), identity_dir: self.path("nodes"), ..AgentConfig::default() };
-        match Access::open(&config, "n1").await {
-            Ok(Access::Fleet(membership)) => Ok(membership),
-            Ok(Access::Plain { .. }) => Err("plain".into()),
+        match RouterAccess::open(&config, "n1").await {
+            Ok(RouterAccess::Fleet(membership)) => Ok(membership),
+            Ok(RouterAccess::Plain { .. }) => Err("plain".into()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -42,7 +42,7 @@ impl Place {
 #[tokio::test]
 async fn plain_text_leaves_the_host_only_where_it_is_permitted() {
     let (here, there) = ("127.0.0.1:1".parse().unwrap(), "192.0.2.1:1".parse().unwrap());
-    let open = async |allow_plain_text| Access::open(&AgentConfig { allow_plain_text, ..AgentConfig::default() }, "n1").await.unwrap();
+    let open = async |allow_plain_text| RouterAccess::open(&AgentConfig { allow_plain_text, ..AgentConfig::default() }, "n1").await.unwrap();
     assert!(matches!(open(false).await.identity(here).await, Ok(None)));
     let refused = open(false).await.identity(there).await.unwrap_err().to_string();
     assert!(refused.contains("192.0.2.1:1 is on another host") && refused.contains("agent.join_token_file"), "{refused}");
@@ -56,7 +56,7 @@ async fn a_node_with_neither_certificate_nor_token_says_what_is_wrong_with_the_t
     write_private(&place.path("token"), b"not a token").unwrap();
     let wrong = place.open().await.unwrap_err();
     assert!(wrong.contains("/token: this is no join token"), "{wrong}");
-    let token = Token::generate(place.authority("f").fingerprint()).unwrap();
+    let token = JoinToken::generate(place.authority("f").fingerprint()).unwrap();
     write_private(&place.path("token"), token.text().as_bytes()).unwrap();
     assert!(place.open().await.unwrap().identity.lock().is_none());
     std::fs::set_permissions(place.path("token"), std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -71,10 +71,10 @@ async fn a_certificate_of_an_earlier_life_is_used_while_it_holds_and_is_of_the_t
     place.certify(&ours, Duration::from_secs(60));
     let kept = place.open().await.unwrap();
     assert_eq!(kept.identity.lock().as_ref().unwrap().fleet, ours.fingerprint(), "the token may be gone by now");
-    let foreign = Token::generate(theirs.fingerprint()).unwrap();
+    let foreign = JoinToken::generate(theirs.fingerprint()).unwrap();
     write_private(&place.path("token"), foreign.text().as_bytes()).unwrap();
     assert!(place.open().await.unwrap().identity.lock().is_none(), "the node moves to the token's fleet");
-    let own = Token::generate(ours.fingerprint()).unwrap();
+    let own = JoinToken::generate(ours.fingerprint()).unwrap();
     write_private(&place.path("token"), own.text().as_bytes()).unwrap();
     place.certify(&ours, Duration::ZERO);
     assert!(place.open().await.unwrap().identity.lock().is_none(), "it has expired");
@@ -85,15 +85,15 @@ async fn a_certificate_that_a_router_refuses_is_not_shown_again() {
     let place = Place::new();
     place.certify(&place.authority("f"), Duration::from_secs(60));
     let membership = place.open().await.unwrap();
-    let access = Access::Fleet(membership.clone());
+    let access = RouterAccess::Fleet(membership.clone());
     let shown = access.identity("127.0.0.1:1".parse().unwrap()).await.unwrap().unwrap();
-    access.forget(&shown);
+    access.discard(&shown);
     assert!(membership.identity.lock().is_none());
 }
 
 #[test]
 fn the_job_is_the_schedulers_word_for_the_whole_of_it() {
-    let of = |given: &[(&str, &str)]| job(|name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()));
+    let of = |given: &[(&str, &str)]| scheduler_job(|name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()));
     assert_eq!(of(&[]), "");
     assert_eq!(of(&[("PBS_JOBID", "12[3].host")]), "12[3].host");
     assert_eq!(of(&[("SLURM_JOB_ID", "9"), ("SLURM_ARRAY_JOB_ID", "7")]), "7");

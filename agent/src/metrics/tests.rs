@@ -3,12 +3,12 @@ use super::*;
 #[test]
 fn every_family_is_described_once_and_counters_are_named_so() {
     let metrics = AgentMetrics::default();
-    let mut names: Vec<&str> = metrics.described().iter().map(|described| described.name.as_str()).collect();
+    let mut names: Vec<&str> = metrics.descriptions().iter().map(|described| described.name.as_str()).collect();
     let count = names.len();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), count);
-    for described in metrics.described() {
+    for described in metrics.descriptions() {
         assert_eq!(described.kind == "counter", described.name.ends_with("_total"), "{}", described.name);
         assert!(described.help.ends_with('.'), "{}", described.name);
     }
@@ -27,7 +27,7 @@ fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
     let gpu = Gpu { index: 3, memory_bytes: 4_000, ..Gpu::default() };
     let labels = "replica=\"0\",gpu=\"3\",uuid=\"GPU-1\"".to_owned();
     let mut page = String::new();
-    write_gpus(&mut page, &[Watched { labels, gpu, reading }]);
+    write_gpus(&mut page, &[ReplicaGpu { labels, gpu, reading }]);
     let samples: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
     insta::assert_snapshot!(samples.join("\n"), @r#"
     hostler_agent_gpu_memory_bytes{replica="0",gpu="3",uuid="GPU-1"} 4000
@@ -41,5 +41,5 @@ fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
     hostler_agent_gpu_throttled{replica="0",gpu="3",uuid="GPU-1",reason="power limit"} 1
     "#);
     let families = page.lines().filter(|line| line.starts_with("# TYPE ")).count();
-    assert_eq!(families, GPU_FIGURES.len() + 1, "a family is there even while nothing is told");
+    assert_eq!(families, GPU_METRICS.len() + 1, "a family is there even while nothing is told");
 }

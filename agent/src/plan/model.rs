@@ -76,7 +76,7 @@ impl Facts {
     #[must_use]
     pub fn read(model: &str, arguments: &[String], downloads: &Path) -> Model {
         let revision = value_of(arguments, "--revision");
-        let Some(folder) = files::folder_of(model, revision, downloads) else {
+        let Some(folder) = files::resolve_folder(model, revision, downloads) else {
             let because = format!(
                 "it is neither a folder nor downloaded to {}, so nothing can be computed: `hf download {model}` first, or decide with --tp",
                 downloads.display()

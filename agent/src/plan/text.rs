@@ -39,7 +39,7 @@ pub(super) fn page(plan: &Plan) -> String {
     section("layout", layout(plan));
     section("KV cache", cache(plan));
     section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
-    section("profile", vec![format!("{}, {}", plan.setup.profile.word(), release(plan))]);
+    section("profile", vec![format!("{}, {}", plan.setup.profile.as_str(), release(plan))]);
     let mut page = lines.join("\n");
     page.push('\n');
     for flags in flags(plan) {
@@ -72,7 +72,7 @@ pub(super) fn summary(plan: &Plan) -> String {
         .iter()
         .filter_map(hostlers)
         .collect();
-    sentences.push(format!("Profile {}: {}", plan.setup.profile.word(), flags.join(" ")));
+    sentences.push(format!("Profile {}: {}", plan.setup.profile.as_str(), flags.join(" ")));
     sentences.push(format!("Front-end {}", front_end(plan.front_end.in_use)));
     sentences.join(". ")
 }

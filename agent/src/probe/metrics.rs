@@ -2,7 +2,7 @@
 
 /// The figures of one engine at one moment. What the engine does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Figures {
+pub struct EngineMetrics {
     /// Requests in the running batch.
     pub running: u32,
     /// Requests waiting for room in it.
@@ -28,23 +28,23 @@ pub struct Figures {
 }
 
 /// The names of the changing figures. Where two are given, the second is what old releases say, and the first counts where both are.
-const NAMES: [(Figure, &str, Option<&str>); 9] = [
-    (Figure::Running, "vllm:num_requests_running", None),
-    (Figure::Waiting, "vllm:num_requests_waiting", None),
-    (Figure::KvUse, "vllm:kv_cache_usage_perc", Some("vllm:gpu_cache_usage_perc")),
-    (Figure::PromptTokens, "vllm:prompt_tokens_total", None),
-    (Figure::GenerationTokens, "vllm:generation_tokens_total", None),
-    (Figure::Steps, "vllm:iteration_tokens_total_count", None),
-    (Figure::Preemptions, "vllm:num_preemptions_total", None),
-    (Figure::PrefixQueries, "vllm:prefix_cache_queries_total", Some("vllm:gpu_prefix_cache_queries_total")),
-    (Figure::PrefixHits, "vllm:prefix_cache_hits_total", Some("vllm:gpu_prefix_cache_hits_total")),
+const NAMES: [(EngineMetric, &str, Option<&str>); 9] = [
+    (EngineMetric::Running, "vllm:num_requests_running", None),
+    (EngineMetric::Waiting, "vllm:num_requests_waiting", None),
+    (EngineMetric::KvUse, "vllm:kv_cache_usage_perc", Some("vllm:gpu_cache_usage_perc")),
+    (EngineMetric::PromptTokens, "vllm:prompt_tokens_total", None),
+    (EngineMetric::GenerationTokens, "vllm:generation_tokens_total", None),
+    (EngineMetric::Steps, "vllm:iteration_tokens_total_count", None),
+    (EngineMetric::Preemptions, "vllm:num_preemptions_total", None),
+    (EngineMetric::PrefixQueries, "vllm:prefix_cache_queries_total", Some("vllm:gpu_prefix_cache_queries_total")),
+    (EngineMetric::PrefixHits, "vllm:prefix_cache_hits_total", Some("vllm:gpu_prefix_cache_hits_total")),
 ];
 
 /// The name of the sample whose labels hold the cache's size.
 const CACHE_CONFIG: &str = "vllm:cache_config_info";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Figure {
+enum EngineMetric {
     Running,
     Waiting,
     KvUse,
@@ -58,7 +58,7 @@ enum Figure {
 
 /// The sum of one name's samples.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sum {
+struct SampleSum {
     value: f64,
     samples: u32,
 }
@@ -79,10 +79,10 @@ fn path_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Reads a page. Lines that are not samples are skipped.
-pub(crate) fn read(page: &str) -> Figures {
-    let mut figures = Figures::default();
-    let mut sums = [(Sum::default(), Sum::default()); NAMES.len()];
-    for sample in page.lines().filter_map(Sample::parse) {
+pub(crate) fn parse_metrics(page: &str) -> EngineMetrics {
+    let mut figures = EngineMetrics::default();
+    let mut sums = [(SampleSum::default(), SampleSum::default()); NAMES.len()];
+    for sample in page.lines().filter_map(PrometheusSample::parse) {
         if sample.name == CACHE_CONFIG {
             figures.add_cache_config(&sample);
             continue;
@@ -101,7 +101,7 @@ pub(crate) fn read(page: &str) -> Figures {
     figures
 }
 
-impl Sum {
+impl SampleSum {
     fn add(&mut self, value: f64) {
         // NaN is what an empty gauge says.
         if value.is_finite() {
@@ -111,11 +111,11 @@ impl Sum {
     }
 
     fn count(self) -> u64 {
-        whole(self.value)
+        round_count(self.value)
     }
 
-    fn small(self) -> u32 {
-        u32::try_from(whole(self.value)).unwrap_or(u32::MAX)
+    fn to_u32(self) -> u32 {
+        u32::try_from(round_count(self.value)).unwrap_or(u32::MAX)
     }
 
     fn mean(self) -> f64 {
@@ -125,26 +125,26 @@ impl Sum {
 
 /// The nearest count; a negative one is none.
 #[expect(clippy::cast_possible_truncation, reason = "the cast saturates, and no counter comes near the limit")]
-fn whole(value: f64) -> u64 {
+fn round_count(value: f64) -> u64 {
     value.max(0.0).round() as u64
 }
 
-impl Figures {
-    fn set(&mut self, figure: Figure, sum: Sum) {
+impl EngineMetrics {
+    fn set(&mut self, figure: EngineMetric, sum: SampleSum) {
         match figure {
-            Figure::Running => self.running = sum.small(),
-            Figure::Waiting => self.waiting = sum.small(),
-            Figure::KvUse => self.kv_use = sum.mean().clamp(0.0, 1.0),
-            Figure::PromptTokens => self.prompt_tokens = sum.count(),
-            Figure::GenerationTokens => self.generation_tokens = sum.count(),
-            Figure::Steps => self.steps = sum.count(),
-            Figure::Preemptions => self.preemptions = sum.count(),
-            Figure::PrefixQueries => self.prefix_queries = sum.count(),
-            Figure::PrefixHits => self.prefix_hits = sum.count(),
+            EngineMetric::Running => self.running = sum.to_u32(),
+            EngineMetric::Waiting => self.waiting = sum.to_u32(),
+            EngineMetric::KvUse => self.kv_use = sum.mean().clamp(0.0, 1.0),
+            EngineMetric::PromptTokens => self.prompt_tokens = sum.count(),
+            EngineMetric::GenerationTokens => self.generation_tokens = sum.count(),
+            EngineMetric::Steps => self.steps = sum.count(),
+            EngineMetric::Preemptions => self.preemptions = sum.count(),
+            EngineMetric::PrefixQueries => self.prefix_queries = sum.count(),
+            EngineMetric::PrefixHits => self.prefix_hits = sum.count(),
         }
     }
 
-    fn add_cache_config(&mut self, sample: &Sample<'_>) {
+    fn add_cache_config(&mut self, sample: &PrometheusSample<'_>) {
         let number = |label| sample.label(label).and_then(|text| text.parse::<u64>().ok());
         if let Some(blocks) = number("num_gpu_blocks") {
             self.kv_blocks = Some(self.kv_blocks.unwrap_or(0).saturating_add(blocks));
@@ -156,14 +156,14 @@ impl Figures {
 
 /// One line of the text format.
 #[derive(Debug, PartialEq)]
-struct Sample<'a> {
+struct PrometheusSample<'a> {
     name: &'a str,
     /// What stands between the braces.
     labels: &'a str,
     value: f64,
 }
 
-impl<'a> Sample<'a> {
+impl<'a> PrometheusSample<'a> {
     fn parse(line: &'a str) -> Option<Self> {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -188,7 +188,7 @@ impl<'a> Sample<'a> {
         let mut rest = self.labels;
         loop {
             let (name, after) = rest.split_once("=\"")?;
-            let close = end_of_text(after)?;
+            let close = end_of_quoted(after)?;
             if name.trim_start_matches([',', ' ']) == wanted {
                 return Some(&after[..close]);
             }
@@ -205,12 +205,12 @@ fn end_of_labels(labels: &str) -> Option<usize> {
         if labels.as_bytes()[next] == b'}' {
             return Some(next);
         }
-        position = next + 1 + end_of_text(&labels[next + 1..])? + 1;
+        position = next + 1 + end_of_quoted(&labels[next + 1..])? + 1;
     }
 }
 
 /// Where a quoted text ends, given what follows its opening quote.
-fn end_of_text(text: &str) -> Option<usize> {
+fn end_of_quoted(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.bytes().position(|byte| {
         let ends = byte == b'"' && !escaped;
@@ -221,8 +221,8 @@ fn end_of_text(text: &str) -> Option<usize> {
 
 mod details;
 
-pub use details::Details;
-pub(super) use details::{detailed_path, read_details};
+pub use details::EngineDetails;
+pub(super) use details::{detailed_path, parse_details};
 
 #[cfg(test)]
 mod tests;

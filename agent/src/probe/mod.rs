@@ -10,39 +10,39 @@ use http::StatusCode;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use self::metrics::{Details, Figures};
+pub use self::metrics::{EngineDetails, EngineMetrics};
 use crate::engine::http::{Client, GetError};
 use crate::traffic::Traffic;
 
 /// How long one reading may take.
-const READ_DEADLINE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An idle engine is read this many times less often.
 const IDLE_FACTOR: u32 = 10;
 
 /// What was last read from an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
+pub struct LoadSample {
     /// The figures.
-    pub figures: Figures,
+    pub metrics: EngineMetrics,
     /// When they were read.
     pub at: Instant,
     /// A later reading failed; the figures are the last that are known.
-    pub stale: bool,
+    pub is_stale: bool,
 }
 
-impl Sample {
+impl LoadSample {
     fn is_busy(&self) -> bool {
-        self.figures.running > 0 || self.figures.waiting > 0
+        self.metrics.running > 0 || self.metrics.waiting > 0
     }
 }
 
 /// Reads one engine until dropped. `interval` is the time between two readings of a busy engine; a request that arrives at an idle one is seen at once.
-pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Duration, samples: &watch::Sender<Option<Sample>>) {
-    let mut reader = Reader::new(socket, metrics::filtered_path());
+pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Duration, samples: &watch::Sender<Option<LoadSample>>) {
+    let mut reader = MetricsReader::new(socket, metrics::filtered_path());
     let mut failing = false;
     loop {
-        let outcome = reader.read().await.map(|page| metrics::read(&page));
+        let outcome = reader.read().await.map(|page| metrics::parse_metrics(&page));
         match (&outcome, failing) {
             (Err(error), false) => {
                 tracing::warn!(socket = %socket.display(), %error, "cannot read the engine's metrics; its load is judged by the last ones");
@@ -56,31 +56,31 @@ pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Durat
         publish(samples, outcome.ok());
         let busy = samples.borrow().is_some_and(|sample| sample.is_busy());
         tokio::time::sleep(interval).await;
-        if !busy && traffic.total() == 0 {
+        if !busy && traffic.in_flight() == 0 {
             let rest = interval * (IDLE_FACTOR - 1);
             // Either ends the pause: the time, or a request.
-            let _ = tokio::time::timeout(rest, traffic.busy()).await;
+            let _ = tokio::time::timeout(rest, traffic.wait_busy()).await;
         }
     }
 }
 
-fn publish(samples: &watch::Sender<Option<Sample>>, figures: Option<Figures>) {
+fn publish(samples: &watch::Sender<Option<LoadSample>>, figures: Option<EngineMetrics>) {
     samples.send_if_modified(|sample| match (figures, sample) {
         (Some(figures), sample) => {
             // The size of the cache never changes, and not every reading tells it.
-            let known = sample.map(|sample| sample.figures).unwrap_or_default();
-            *sample = Some(Sample {
-                figures: Figures {
+            let known = sample.map(|sample| sample.metrics).unwrap_or_default();
+            *sample = Some(LoadSample {
+                metrics: EngineMetrics {
                     kv_blocks: figures.kv_blocks.or(known.kv_blocks),
                     block_size: figures.block_size.or(known.block_size),
                     ..figures
                 },
                 at: Instant::now(),
-                stale: false,
+                is_stale: false,
             });
             true
         }
-        (None, Some(sample)) => !std::mem::replace(&mut sample.stale, true),
+        (None, Some(sample)) => !std::mem::replace(&mut sample.is_stale, true),
         (None, None) => false,
     });
 }
@@ -98,22 +98,22 @@ enum ReadError {
 
 /// Knows which of the two pages this engine has: the filtered one, or the whole.
 #[derive(Debug)]
-struct Reader {
+struct MetricsReader {
     client: Client,
     path: String,
 }
 
-impl Reader {
+impl MetricsReader {
     fn new(socket: &Path, path: String) -> Self {
         Self { client: Client::new(socket), path }
     }
 
     async fn read(&mut self) -> Result<String, ReadError> {
         const WHOLE: &str = "/metrics";
-        let mut reply = self.client.get(&self.path, READ_DEADLINE).await?;
+        let mut reply = self.client.get(&self.path, READ_TIMEOUT).await?;
         // vLLM's Rust front-end has the whole page only.
         if reply.status == StatusCode::NOT_FOUND && self.path != WHOLE {
-            reply = self.client.get(WHOLE, READ_DEADLINE).await?;
+            reply = self.client.get(WHOLE, READ_TIMEOUT).await?;
             if reply.status == StatusCode::OK {
                 WHOLE.clone_into(&mut self.path);
             }
@@ -128,22 +128,22 @@ impl Reader {
 /// Reads the details of one engine, when asked.
 #[derive(Debug)]
 pub(crate) struct DetailReader {
-    reader: Reader,
+    reader: MetricsReader,
 }
 
 impl DetailReader {
     /// For the engine at this socket.
     pub(crate) fn new(socket: &Path) -> Self {
-        Self { reader: Reader::new(socket, metrics::detailed_path()) }
+        Self { reader: MetricsReader::new(socket, metrics::detailed_path()) }
     }
 
     /// The details now; `None` when the engine does not tell, which `watch` has a word about.
-    pub(crate) async fn read(&mut self) -> Option<Details> {
-        self.reader.read().await.ok().map(|page| metrics::read_details(&page))
+    pub(crate) async fn read(&mut self) -> Option<EngineDetails> {
+        self.reader.read().await.ok().map(|page| metrics::parse_details(&page))
     }
 
     /// To be called when another life of the engine begins: it may have the other front-end, and other pages.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.reader.path = metrics::detailed_path();
     }
 }

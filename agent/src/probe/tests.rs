@@ -17,7 +17,7 @@ fn page(running: u32) -> String {
 struct Probed {
     engine: Scripted,
     traffic: Arc<Traffic>,
-    samples: watch::Receiver<Option<Sample>>,
+    samples: watch::Receiver<Option<LoadSample>>,
     _probe: AbortOnDropHandle<()>,
 }
 
@@ -32,7 +32,7 @@ fn probe(engine: Scripted) -> Probed {
 }
 
 impl Probed {
-    async fn sample(&mut self, condition: impl Fn(&Sample) -> bool) -> Sample {
+    async fn sample(&mut self, condition: impl Fn(&LoadSample) -> bool) -> LoadSample {
         let waiting = self.samples.wait_for(|sample| sample.as_ref().is_some_and(&condition));
         let found = tokio::time::timeout(Duration::from_secs(60), waiting).await;
         found.unwrap().unwrap().unwrap()
@@ -52,7 +52,7 @@ async fn an_engine_without_the_filtered_page_is_asked_for_the_whole_one() {
         "/metrics" => Some((200, page(3))),
         _ => Some((404, String::new())),
     })));
-    probed.sample(|sample| sample.figures.running == 3).await;
+    probed.sample(|sample| sample.metrics.running == 3).await;
     probed.samples.mark_unchanged();
     probed.samples.changed().await.unwrap();
     let asked = probed.engine.asked.lock().clone();
@@ -68,13 +68,13 @@ async fn a_failed_reading_keeps_the_last_sample_and_marks_it_stale() {
         0 => Some((200, page(2))),
         _ => Some((500, String::new())),
     })));
-    let fresh = probed.sample(|sample| !sample.stale).await;
-    assert_eq!(fresh.figures.running, 2);
+    let fresh = probed.sample(|sample| !sample.is_stale).await;
+    assert_eq!(fresh.metrics.running, 2);
     failing.store(1, Ordering::Relaxed);
-    let stale = probed.sample(|sample| sample.stale).await;
-    assert_eq!(stale.figures, fresh.figures);
+    let stale = probed.sample(|sample| sample.is_stale).await;
+    assert_eq!(stale.metrics, fresh.metrics);
     failing.store(0, Ordering::Relaxed);
-    let again = probed.sample(|sample| !sample.stale).await;
+    let again = probed.sample(|sample| !sample.is_stale).await;
     assert!(again.at > stale.at);
 }
 
@@ -94,8 +94,8 @@ async fn an_idle_engine_is_read_rarely_and_a_request_is_seen_at_once() {
 #[test]
 fn the_size_of_the_cache_is_remembered() {
     let (sender, samples) = watch::channel(None);
-    let told = Figures { kv_blocks: Some(64), block_size: Some(16), ..Figures::default() };
+    let told = EngineMetrics { kv_blocks: Some(64), block_size: Some(16), ..EngineMetrics::default() };
     publish(&sender, Some(told));
-    publish(&sender, Some(Figures::default()));
-    assert_eq!(samples.borrow().unwrap().figures, told);
+    publish(&sender, Some(EngineMetrics::default()));
+    assert_eq!(samples.borrow().unwrap().metrics, told);
 }

@@ -59,12 +59,12 @@ fn what_is_not_an_agents_is_never_touched() {
 #[test]
 fn a_path_too_long_for_sockets_is_refused_before_anything_is_made() {
     let parent = temporary();
-    let longest = PATH_CAP - LONGEST_BELOW - 7;
+    let longest = MAX_PATH_BYTES - LONGEST_BELOW - 7;
     let used = parent.path().as_os_str().len() + 1;
     let fits = parent.path().join("x".repeat(longest - used));
     let agent = RunDir::open(&fits, "n0", false).unwrap();
     let socket = agent.engine(999).join("x".repeat(36));
-    assert_eq!(socket.as_os_str().len(), PATH_CAP);
+    assert_eq!(socket.as_os_str().len(), MAX_PATH_BYTES);
 
     let too_long = parent.path().join("y".repeat(longest - used + 3));
     let error = RunDir::open(&too_long, "n0", false).unwrap_err().to_string();

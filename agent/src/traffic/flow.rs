@@ -7,81 +7,81 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use futures_util::poll;
 use tokio::time::Instant;
 
-use super::gaps::Gaps;
+use super::gaps::GapHistogram;
 
 /// The answers of one replica's engine, over all its lives.
 #[derive(Debug)]
-pub struct Flow {
+pub struct ResponseFlow {
     origin: Instant,
     waiting: AtomicU32,
     /// Microseconds since `origin`.
-    moved: AtomicU64,
-    gaps: Gaps,
+    last_progress: AtomicU64,
+    gaps: GapHistogram,
 }
 
-impl Default for Flow {
+impl Default for ResponseFlow {
     fn default() -> Self {
-        Self { origin: Instant::now(), waiting: AtomicU32::new(0), moved: AtomicU64::new(0), gaps: Gaps::default() }
+        Self { origin: Instant::now(), waiting: AtomicU32::new(0), last_progress: AtomicU64::new(0), gaps: GapHistogram::default() }
     }
 }
 
-impl Flow {
+impl ResponseFlow {
     /// Requests that wait for the engine: not those whose body is still on its way to it, nor those whose client does not take what is there.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
     }
 
     /// A number that changes when an answer has moved on.
-    pub fn moved(&self) -> u64 {
-        self.moved.load(Ordering::Relaxed)
+    pub fn last_progress(&self) -> u64 {
+        self.last_progress.load(Ordering::Relaxed)
     }
 
     /// The pauses of streams.
-    pub fn gaps(&self) -> &Gaps {
+    pub fn gaps(&self) -> &GapHistogram {
         &self.gaps
     }
 }
 
 /// One request's wait for its engine; dropping it, for whatever reason, ends the wait.
 #[derive(Debug)]
-pub struct Wait<'a> {
-    flow: &'a Flow,
-    waits: bool,
+pub struct EngineWait<'a> {
+    flow: &'a ResponseFlow,
+    is_waiting: bool,
     /// When its last event came, unless it was held up since.
     last: Option<Instant>,
 }
 
-impl<'a> Wait<'a> {
+impl<'a> EngineWait<'a> {
     /// A request that does not wait yet.
-    pub(super) fn new(flow: &'a Flow) -> Self {
-        Self { flow, waits: false, last: None }
+    pub(super) fn new(flow: &'a ResponseFlow) -> Self {
+        Self { flow, is_waiting: false, last: None }
     }
 
     /// The engine has all that it needs.
     pub fn begin(&mut self) {
-        if !std::mem::replace(&mut self.waits, true) {
+        if !std::mem::replace(&mut self.is_waiting, true) {
             self.flow.waiting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn end(&mut self) {
-        if std::mem::replace(&mut self.waits, false) {
+        if std::mem::replace(&mut self.is_waiting, false) {
             self.flow.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// The engine gave something.
-    pub fn moved(&mut self) {
+    pub fn record_progress(&mut self) {
         let now = Instant::now();
         let micros = now.saturating_duration_since(self.flow.origin).as_micros();
-        self.flow.moved.store(u64::try_from(micros).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.flow.last_progress.store(u64::try_from(micros).unwrap_or(u64::MAX), Ordering::Relaxed);
         if let Some(last) = self.last.replace(now) {
             self.flow.gaps.record(now.saturating_duration_since(last));
         }
     }
 
     /// Passes something on. While the other side does not take it, the request does not wait for the engine, and the pause is not the engine's.
-    pub async fn pass<F: Future>(&mut self, passing: F) -> F::Output {
+    pub async fn pause_during<F: Future>(&mut self, passing: F) -> F::Output {
         let mut passing = pin!(passing);
         if let std::task::Poll::Ready(output) = poll!(passing.as_mut()) {
             return output;
@@ -94,7 +94,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for EngineWait<'_> {
     fn drop(&mut self) {
         self.end();
     }

@@ -4,40 +4,40 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Each doubling of the time has this many buckets, as a power of two: their bounds are 19 to 25 % apart.
-const FINENESS: u32 = 2;
+const SUB_BUCKET_BITS: u32 = 2;
 
 /// Gaps from 2^36 µs on, 19 hours, share the last bucket.
-const BUCKETS: usize = 36 << FINENESS;
+const BUCKETS: usize = 36 << SUB_BUCKET_BITS;
 
 /// Fewer gaps than these say nothing about the slowest hundredth.
-const ENOUGH: u32 = 100;
+const MIN_SAMPLES: u32 = 100;
 
 /// With this many gaps half of each bucket is forgotten: a few seconds of a busy engine, some minutes of a single stream.
-const MANY: u32 = 20_000;
+const DECAY_THRESHOLD: u32 = 20_000;
 
 /// Counts of gaps by their length.
 #[derive(Debug)]
-pub struct Gaps {
+pub struct GapHistogram {
     buckets: [AtomicU32; BUCKETS],
 }
 
-impl Default for Gaps {
+impl Default for GapHistogram {
     fn default() -> Self {
         Self { buckets: [const { AtomicU32::new(0) }; BUCKETS] }
     }
 }
 
-impl Gaps {
+impl GapHistogram {
     /// Counts one gap.
     pub fn record(&self, gap: Duration) {
-        self.buckets[bucket(gap)].fetch_add(1, Ordering::Relaxed);
+        self.buckets[bucket_of(gap)].fetch_add(1, Ordering::Relaxed);
     }
 
     /// What ninety-nine of a hundred gaps do not exceed, rounded up to a bucket's bound; nothing before there were enough.
     pub fn p99(&self) -> Option<Duration> {
         let counts: [u32; BUCKETS] = std::array::from_fn(|index| self.buckets[index].load(Ordering::Relaxed));
         let total: u32 = counts.iter().sum();
-        if total < ENOUGH {
+        if total < MIN_SAMPLES {
             return None;
         }
         let longest_hundredth = total / 100;
@@ -46,13 +46,13 @@ impl Gaps {
             above += count;
             above > longest_hundredth
         });
-        index.map(end)
+        index.map(bucket_end)
     }
 
     /// Forgets half when there is much. To be called now and then.
-    pub fn age(&self) {
+    pub fn decay(&self) {
         let total: u32 = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
-        if total < MANY {
+        if total < DECAY_THRESHOLD {
             return;
         }
         for bucket in &self.buckets {
@@ -63,18 +63,18 @@ impl Gaps {
 }
 
 /// The bucket of a gap: the position of the highest bit of its microseconds, and the bits after it.
-fn bucket(gap: Duration) -> usize {
-    let micros = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX).max(1 << FINENESS);
+fn bucket_of(gap: Duration) -> usize {
+    let micros = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX).max(1 << SUB_BUCKET_BITS);
     let highest = micros.ilog2();
-    let fine = (micros >> (highest - FINENESS)) & ((1 << FINENESS) - 1);
-    let index = (u64::from(highest - FINENESS) << FINENESS) + fine;
+    let fine = (micros >> (highest - SUB_BUCKET_BITS)) & ((1 << SUB_BUCKET_BITS) - 1);
+    let index = (u64::from(highest - SUB_BUCKET_BITS) << SUB_BUCKET_BITS) + fine;
     usize::try_from(index).map_or(BUCKETS - 1, |index| index.min(BUCKETS - 1))
 }
 
 /// Where a bucket ends.
-fn end(index: usize) -> Duration {
-    let (doublings, fine) = (index >> FINENESS, index as u64 & ((1 << FINENESS) - 1));
-    Duration::from_micros(((1 << FINENESS) + fine + 1) << doublings)
+fn bucket_end(index: usize) -> Duration {
+    let (doublings, fine) = (index >> SUB_BUCKET_BITS, index as u64 & ((1 << SUB_BUCKET_BITS) - 1));
+    Duration::from_micros(((1 << SUB_BUCKET_BITS) + fine + 1) << doublings)
 }
 
 #[cfg(test)]

@@ -8,28 +8,28 @@ use std::sync::Arc;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message;
 
-use crate::cache::{CacheLog, Cursor, Delta};
+use crate::cache::{CacheLog, Cursor, CacheDelta};
 use crate::files::Bundle;
 
 /// Blocks in one message: 256 KiB of keys.
-const MOST_BLOCKS: usize = 32 * 1024;
+const MAX_BLOCKS_PER_MESSAGE: usize = 32 * 1024;
 
 /// Bytes of a bundle in one message.
-const MOST_BYTES: usize = 256 * 1024;
+const MAX_FILE_BYTES_PER_MESSAGE: usize = 256 * 1024;
 
 /// What waits to be sent to one router.
 #[derive(Debug)]
-pub(super) struct Bulk {
-    caches: Caches,
-    files: Files,
+pub(super) struct TransferQueue {
+    caches: CacheTransfers,
+    files: FileTransfers,
     /// Whose turn it is when both have something.
     files_next: bool,
 }
 
-impl Bulk {
+impl TransferQueue {
     /// Bulk for a router that knows nothing: all caches are due, whole.
     pub(super) fn new(logs: impl Iterator<Item = Arc<CacheLog>>) -> Self {
-        Self { caches: Caches::new(logs), files: Files::default(), files_next: false }
+        Self { caches: CacheTransfers::new(logs), files: FileTransfers::default(), files_next: false }
     }
 
     /// Whether there may be something to send.
@@ -38,8 +38,8 @@ impl Bulk {
     }
 
     /// A report goes out: what it announces may be followed by blocks, and every change of a cache comes with one.
-    pub(super) fn after_report(&mut self) {
-        self.caches.replicas.iter_mut().for_each(|cache| cache.due = true);
+    pub(super) fn mark_caches_due(&mut self) {
+        self.caches.replicas.iter_mut().for_each(|cache| cache.is_due = true);
     }
 
     /// Sends the caches of these replicas whole; without any index, those of all.
@@ -47,14 +47,14 @@ impl Bulk {
         for (index, cache) in (0..).zip(&mut self.caches.replicas) {
             if indices.is_empty() || indices.contains(&index) {
                 cache.cursor.reset();
-                (cache.held, cache.due) = (None, true);
+                (cache.deferred, cache.is_due) = (None, true);
             }
         }
     }
 
     /// Sends a bundle, from its beginning even if it is being sent.
-    pub(super) fn fetch(&mut self, bundle: Bundle) {
-        self.files.fetch(bundle);
+    pub(super) fn send_files(&mut self, bundle: Bundle) {
+        self.files.push(bundle);
     }
 
     /// The next part, if there is one. `told` is the life of each replica that the router was last told of.
@@ -69,100 +69,100 @@ impl Bulk {
 
 /// The caches of all replicas, in turn.
 #[derive(Debug)]
-struct Caches {
-    replicas: Vec<Cache>,
-    turn: usize,
+struct CacheTransfers {
+    replicas: Vec<CacheTransfer>,
+    next_replica: usize,
 }
 
 /// How far the router has come with one replica's cache.
 #[derive(Debug)]
-struct Cache {
+struct CacheTransfer {
     log: Arc<CacheLog>,
     cursor: Cursor,
     /// There may be something to read.
-    due: bool,
+    is_due: bool,
     /// Belongs to a life that the router has not heard of.
-    held: Option<Delta>,
+    deferred: Option<CacheDelta>,
 }
 
-impl Caches {
+impl CacheTransfers {
     fn new(logs: impl Iterator<Item = Arc<CacheLog>>) -> Self {
-        let replicas = logs.map(|log| Cache { log, cursor: Cursor::default(), due: true, held: None }).collect();
-        Self { replicas, turn: 0 }
+        let replicas = logs.map(|log| CacheTransfer { log, cursor: Cursor::default(), is_due: true, deferred: None }).collect();
+        Self { replicas, next_replica: 0 }
     }
 
     fn are_due(&self) -> bool {
-        self.replicas.iter().any(|cache| cache.due)
+        self.replicas.iter().any(|cache| cache.is_due)
     }
 
     /// What is to be said next. `told` is the life of each replica that the router was last told of.
     fn next(&mut self, told: impl Fn(usize) -> u64) -> Option<wire::CacheReport> {
         for _ in 0..self.replicas.len() {
-            let at = self.turn;
+            let at = self.next_replica;
             let cache = &mut self.replicas[at];
             let delta = cache.next(told(at));
             // The parts of one report leave together.
-            if !cache.due {
-                self.turn = (at + 1) % self.replicas.len();
+            if !cache.is_due {
+                self.next_replica = (at + 1) % self.replicas.len();
             }
             if let Some(delta) = delta {
-                return Some(report(at, delta));
+                return Some(cache_report(at, delta));
             }
         }
         None
     }
 }
 
-impl Cache {
-    fn next(&mut self, told: u64) -> Option<Delta> {
-        while self.due {
-            let Some(delta) = self.held.take().or_else(|| self.log.read(&mut self.cursor, MOST_BLOCKS)) else {
-                self.due = false;
+impl CacheTransfer {
+    fn next(&mut self, told: u64) -> Option<CacheDelta> {
+        while self.is_due {
+            let Some(delta) = self.deferred.take().or_else(|| self.log.read(&mut self.cursor, MAX_BLOCKS_PER_MESSAGE)) else {
+                self.is_due = false;
                 break;
             };
             match delta.epoch.cmp(&told) {
                 // The router has forgotten that life.
                 Ordering::Less => {}
                 Ordering::Equal => {
-                    self.due = delta.partial;
+                    self.is_due = delta.is_partial;
                     return Some(delta);
                 }
                 // The next report announces it.
-                Ordering::Greater => (self.held, self.due) = (Some(delta), false),
+                Ordering::Greater => (self.deferred, self.is_due) = (Some(delta), false),
             }
         }
         None
     }
 }
 
-fn report(index: usize, delta: Delta) -> wire::CacheReport {
-    let Delta { epoch, snapshot, partial, stored, removed, count, xor } = delta;
+fn cache_report(index: usize, delta: CacheDelta) -> wire::CacheReport {
+    let CacheDelta { epoch, is_snapshot: snapshot, is_partial: partial, stored, removed, count, xor } = delta;
     let index = u32::try_from(index).unwrap_or(u32::MAX);
     wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest: xor }
 }
 
 /// The bundles that are being sent, each once: as many as this node has at most.
 #[derive(Debug, Default)]
-struct Files {
-    sending: VecDeque<Sending>,
+struct FileTransfers {
+    sending: VecDeque<FileTransfer>,
 }
 
 #[derive(Debug)]
-struct Sending {
+struct FileTransfer {
     bundle: Bundle,
     offset: usize,
 }
 
-impl Files {
-    fn fetch(&mut self, bundle: Bundle) {
+impl FileTransfers {
+    fn push(&mut self, bundle: Bundle) {
         self.sending.retain(|sending| sending.bundle.hash != bundle.hash);
-        self.sending.push_back(Sending { bundle, offset: 0 });
+        self.sending.push_back(FileTransfer { bundle, offset: 0 });
     }
 
     fn next(&mut self) -> Option<wire::FilePart> {
-        let Sending { bundle, offset } = self.sending.front_mut()?;
+        let FileTransfer { bundle, offset } = self.sending.front_mut()?;
         let begin = *offset;
-        *offset = bundle.bytes.len().min(begin + MOST_BYTES);
+        *offset = bundle.bytes.len().min(begin + MAX_FILE_BYTES_PER_MESSAGE);
         let data = bundle.bytes.slice(begin..*offset);
         let part = wire::FilePart { hash: bundle.hash.clone(), offset: begin as u64, data, error: String::new() };
         if *offset == bundle.bytes.len() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_proto::wire;
-use hostler_tls::{ClientConfig, Stream, agent_side, is_alert_about_certificate};
+use hostler_tls::{ClientConfig, Stream, describe_for_agent, is_alert_about_certificate};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
 /// How long a router may take to accept.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the handshake may take.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -46,14 +46,14 @@ impl DialError {
 /// # Errors
 /// When it cannot be reached within 5 s, or the handshake fails.
 pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>) -> Result<Channel, DialError> {
-    let stream = timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
+    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
     let stream = stream.map_err(|_| DialError::Unreachable("timed out".into()))?.map_err(|error| DialError::unreachable(&error))?;
-    hostler_boot::tune(&stream, wire::TCP_USER_TIMEOUT).map_err(|error| DialError::unreachable(&error))?;
+    hostler_boot::configure_stream(&stream, wire::TCP_USER_TIMEOUT).map_err(|error| DialError::unreachable(&error))?;
     let stream = match config {
         None => Stream::Plain(stream),
         Some(config) => {
-            let secured = timeout(HANDSHAKE_DEADLINE, hostler_tls::connect(stream, config)).await;
-            secured.map_err(|_| DialError::Unreachable(SILENT.into()))?.map_err(|error| failed(&error))?
+            let secured = timeout(HANDSHAKE_TIMEOUT, hostler_tls::connect(stream, config)).await;
+            secured.map_err(|_| DialError::Unreachable(NO_HANDSHAKE.into()))?.map_err(|error| tls_error(&error))?
         }
     };
     // The channel would dial again by itself; the session does, and knows why.
@@ -75,10 +75,10 @@ pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>)
     connected.map_err(|error| DialError::unreachable(&error))
 }
 
-const SILENT: &str = "no TLS handshake within 10 s: does the router have its fleet's folder (router.tls_dir)?";
+const NO_HANDSHAKE: &str = "no TLS handshake within 10 s: does the router have its fleet's folder (router.tls_dir)?";
 
-fn failed(error: &std::io::Error) -> DialError {
-    match agent_side(error) {
+fn tls_error(error: &std::io::Error) -> DialError {
+    match describe_for_agent(error) {
         Some(reason) => DialError::Tls { reason, certificate: is_alert_about_certificate(error) },
         None => DialError::Unreachable(format!(
             "the connection ended in the TLS handshake ({error}): does the router have its fleet's folder (router.tls_dir)?"

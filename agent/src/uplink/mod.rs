@@ -18,9 +18,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use redial::Redial;
+pub use redial::Backoff;
 
-use crate::join::Access;
+use crate::join::RouterAccess;
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 
@@ -28,7 +28,7 @@ use crate::node::NodeState;
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How long a look-up may take.
-const RESOLVE_DEADLINE: Duration = Duration::from_secs(10);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What all sessions share.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct Uplink {
     /// Random number of this life of the agent.
     pub life: u64,
     /// How routers are spoken with.
-    pub access: Access,
+    pub access: RouterAccess,
     /// Lanes per router.
     pub lanes: u32,
     /// Where relayed requests are counted.
@@ -48,7 +48,7 @@ pub struct Uplink {
     /// The requests being relayed.
     pub requests: TaskTracker,
     /// Lives of the routers that are served now: two addresses of one router must not both attach.
-    pub served: Mutex<FxHashSet<u64>>,
+    pub attached_routers: Mutex<FxHashSet<u64>>,
 }
 
 impl Uplink {
@@ -56,7 +56,7 @@ impl Uplink {
     /// but for loopback names, whose addresses are one host's.
     pub async fn run(self: Arc<Self>, targets: Vec<String>, end: CancellationToken) {
         let sessions = TaskTracker::new();
-        let mut known: FxHashMap<SocketAddr, Known> = FxHashMap::default();
+        let mut known: FxHashMap<SocketAddr, RouterSession> = FxHashMap::default();
         let mut unresolved = FxHashSet::default();
         loop {
             let found = futures_util::future::join_all(targets.iter().map(|target| resolve(target)));
@@ -73,8 +73,8 @@ impl Uplink {
                         for address in addresses {
                             known.entry(address).or_insert_with(|| {
                                 let session = end.child_token();
-                                sessions.spawn(session::keep(self.clone(), address, target.clone(), session.clone()));
-                                Known { target: target.clone(), session }
+                                sessions.spawn(session::maintain_session(self.clone(), address, target.clone(), session.clone()));
+                                RouterSession { target: target.clone(), session }
                             });
                         }
                     }
@@ -98,12 +98,12 @@ impl Uplink {
 }
 
 /// An address that is served, and the name that it was found under.
-struct Known {
+struct RouterSession {
     target: String,
     session: CancellationToken,
 }
 
-impl Known {
+impl RouterSession {
     /// Ends the session; `false`, for `retain`.
     fn cancel(&self) -> bool {
         self.session.cancel();
@@ -112,7 +112,7 @@ impl Known {
 }
 
 async fn resolve(target: &str) -> Result<Vec<SocketAddr>, String> {
-    let found = timeout(RESOLVE_DEADLINE, tokio::net::lookup_host(target)).await;
+    let found = timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host(target)).await;
     let mut addresses: Vec<SocketAddr> = match found {
         Ok(Ok(addresses)) => addresses.collect(),
         Ok(Err(error)) => return Err(error.to_string()),

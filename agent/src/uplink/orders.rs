@@ -13,28 +13,28 @@ use crate::node::Replica;
 
 /// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
 /// the session that waits here ends.
-pub(super) async fn carry_out(uplink: Arc<Uplink>, id: u64, order: directive::Order) -> wire::Answer {
-    let Some((order, replicas)) = read(order) else {
+pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Order) -> wire::Answer {
+    let Some((order, replicas)) = parse_order(order) else {
         return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
     };
     tracing::info!(replicas = ?replicas.indices, ?order, "a router orders");
-    let carrying = uplink.state.chosen(&replicas.indices).map(|replica| {
-        let (name, order) = (name(&uplink, replica), order.clone());
+    let carrying = uplink.state.select(&replicas.indices).map(|replica| {
+        let (name, order) = (replica_name(&uplink, replica), order.clone());
         async move { (name, replica.engine.order(order).await.map_err(|error| error.to_string())) }
     });
-    let error = sentence(&join_all(carrying).await);
+    let error = summarize_failures(&join_all(carrying).await);
     wire::Answer { id, error, log_lines: Vec::new() }
 }
 
 /// Lets those start again that do not run; says why none was.
 pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
     let phase = |replica: &Replica| replica.engine.status().borrow().phase;
-    let (down, up): (Vec<_>, Vec<_>) = uplink.state.chosen(&replicas.indices).partition(|replica| waits_for_release(phase(replica)));
+    let (down, up): (Vec<_>, Vec<_>) = uplink.state.select(&replicas.indices).partition(|replica| waits_for_release(phase(replica)));
     down.iter().for_each(|replica| replica.engine.release());
     if !down.is_empty() {
         return String::new();
     }
-    let up: Vec<String> = up.iter().map(|replica| format!("{} is {}", name(uplink, replica), word(phase(replica)))).collect();
+    let up: Vec<String> = up.iter().map(|replica| format!("{} is {}", replica_name(uplink, replica), word(phase(replica)))).collect();
     format!("there is nothing to release: {}", up.join(", "))
 }
 
@@ -42,7 +42,7 @@ fn waits_for_release(phase: Phase) -> bool {
     matches!(phase, Phase::Quarantined | Phase::Failed | Phase::Stopped)
 }
 
-fn read(order: directive::Order) -> Option<(Order, wire::Replicas)> {
+fn parse_order(order: directive::Order) -> Option<(Order, wire::Replicas)> {
     let (order, replicas) = match order {
         directive::Order::Sleep(order) => (Order::Sleep { level: u8::try_from(order.level).unwrap_or(u8::MAX) }, order.replicas),
         directive::Order::Wake(replicas) => (Order::Wake, Some(replicas)),
@@ -53,12 +53,12 @@ fn read(order: directive::Order) -> Option<(Order, wire::Replicas)> {
     Some((order, replicas.unwrap_or_default()))
 }
 
-fn name(uplink: &Uplink, replica: &Replica) -> String {
+fn replica_name(uplink: &Uplink, replica: &Replica) -> String {
     format!("{}/{}", uplink.node, replica.index)
 }
 
 /// What went wrong where, and where it did not; empty when nothing did.
-fn sentence(outcomes: &[(String, Result<(), String>)]) -> String {
+fn summarize_failures(outcomes: &[(String, Result<(), String>)]) -> String {
     let failed: Vec<String> = outcomes.iter().filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?))).collect();
     let done: Vec<&str> = outcomes.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(name, _)| name.as_str()).collect();
     match (&failed[..], &done[..]) {
@@ -76,9 +76,9 @@ mod tests {
     fn an_answer_names_each_replica_that_failed_and_those_that_did_not() {
         let done = |name: &str| (name.to_owned(), Ok(()));
         let failed = |name: &str| (name.to_owned(), Err("it is full".to_owned()));
-        assert_eq!(sentence(&[done("n/0"), done("n/1")]), "");
-        assert_eq!(sentence(&[failed("n/0"), failed("n/1")]), "n/0: it is full; n/1: it is full");
-        assert_eq!(sentence(&[done("n/0"), failed("n/1")]), "n/1: it is full; done on n/0");
+        assert_eq!(summarize_failures(&[done("n/0"), done("n/1")]), "");
+        assert_eq!(summarize_failures(&[failed("n/0"), failed("n/1")]), "n/0: it is full; n/1: it is full");
+        assert_eq!(summarize_failures(&[done("n/0"), failed("n/1")]), "n/1: it is full; done on n/0");
     }
 
     #[test]

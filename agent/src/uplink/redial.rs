@@ -3,32 +3,32 @@
 use std::time::Duration;
 
 /// The first pause; each next one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MIN_DELAY: Duration = Duration::from_millis(100);
 
 /// The longest pause. A router that comes back is served again within about this time.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// The pauses of one outage.
 #[derive(Debug)]
-pub struct Redial {
+pub struct Backoff {
     next: Duration,
 }
 
-impl Default for Redial {
+impl Default for Backoff {
     fn default() -> Self {
-        Self { next: FIRST_PAUSE }
+        Self { next: MIN_DELAY }
     }
 }
 
-impl Redial {
+impl Backoff {
     /// The pause after one more attempt at a router that is away.
-    pub fn pause(&mut self) -> Duration {
-        self.pause_up_to(LONGEST_PAUSE)
+    pub fn next_delay(&mut self) -> Duration {
+        self.next_delay_up_to(MAX_DELAY)
     }
 
     /// The pause after one more attempt; the next one is no longer than `longest`. Between half and all of what is due, so that the agents of
     /// a fleet do not come back in step.
-    pub(super) fn pause_up_to(&mut self, longest: Duration) -> Duration {
+    pub(super) fn next_delay_up_to(&mut self, longest: Duration) -> Duration {
         let pause = self.next.mul_f64(0.5 + 0.5 * fastrand::f64());
         self.next = (self.next * 2).min(longest);
         pause

@@ -11,17 +11,17 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::deaths::Fingerprint;
+use crate::deaths::RequestFingerprint;
 use crate::engine::Phase;
 use crate::engine_client::{Answer, EngineClient, Outgoing, RequestError};
-use crate::lane::{Incoming, Serving};
+use crate::lane::{IncomingRequest, RequestStream};
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
-use crate::traffic::{InFlight, Prompt, RouterKey, Wait};
+use crate::traffic::{InFlight, PromptEstimate, RouterKey, EngineWait};
 
 /// Serves one request to its end, or until the router cancels it: the connection to the engine is then dropped, and the engine aborts.
-pub(super) async fn serve(incoming: Incoming, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
-    let Incoming { head, serving } = incoming;
+pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
+    let IncomingRequest { head, stream: serving } = incoming;
     let is_counted = !head.aside;
     let counted = |counter: &Counter| {
         if is_counted {
@@ -30,7 +30,7 @@ pub(super) async fn serve(incoming: Incoming, node: Arc<NodeState>, router: Rout
     };
     let outcome = tokio::select! {
         biased;
-        () = serving.cancelled() => {
+        () = serving.wait_cancelled() => {
             counted(&metrics.cancelled);
             return;
         }
@@ -46,10 +46,10 @@ pub(super) async fn serve(incoming: Incoming, node: Arc<NodeState>, router: Rout
     serving.end(&outcome);
 }
 
-async fn relay(mut head: RequestHead, serving: &Serving, node: &NodeState, router: RouterKey) -> Result<(), Broken> {
+async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState, router: RouterKey) -> Result<(), Broken> {
     let replica = node.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
     // Counted before the phase is looked at, so that a drain either sees this request or is seen by it.
-    let prompt = Prompt { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
+    let prompt = PromptEstimate { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
     let in_flight = (!head.aside).then(|| replica.engine.traffic().enter_with(router, prompt));
     let (phase, epoch) = {
         let status = replica.engine.status();
@@ -59,23 +59,23 @@ async fn relay(mut head: RequestHead, serving: &Serving, node: &NodeState, route
     if phase != Phase::Ready {
         return Err(not_ready(format!("replica {} is not ready", head.replica)));
     }
-    let name = head.fingerprint.take().map(|name| (epoch, Fingerprint(name.into())));
+    let name = head.fingerprint.take().map(|name| (epoch, RequestFingerprint(name.into())));
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
     let settle = Duration::from_millis(u64::from(head.settle_ms));
-    let wait = in_flight.as_ref().filter(|_| computes(&head)).map(InFlight::wait);
+    let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
     let request = Outgoing::new(head, serving.body());
     let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;
-    let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, name, is_sent: false };
+    let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, fingerprint: name, is_sent: false };
     let outcome = tokio::select! {
         biased;
         outcome = exchange.run(request) => outcome,
-        never = settled(in_flight.as_ref(), settle) => match never {},
+        never = assume_prefilled_after(in_flight.as_ref(), settle) => match never {},
     };
     outcome.map_err(|error| match error {
         RequestError::Request(broken) => broken,
         error => {
-            in_flight.as_ref().inspect(|in_flight| in_flight.broke());
-            broke_off(replica.index, replica.engine.status().borrow().phase, exchange.is_sent, &root_cause(&error))
+            in_flight.as_ref().inspect(|in_flight| in_flight.mark_failed());
+            classify_break(replica.index, replica.engine.status().borrow().phase, exchange.is_sent, &root_cause(&error))
         }
     })
 }
@@ -83,12 +83,12 @@ async fn relay(mut head: RequestHead, serving: &Serving, node: &NodeState, route
 /// One request on its way through the engine.
 struct Exchange<'a> {
     client: &'a EngineClient,
-    serving: &'a Serving,
+    serving: &'a RequestStream,
     in_flight: Option<&'a InFlight>,
     /// For a request whose answer the engine has to compute.
-    wait: Option<Wait<'a>>,
+    wait: Option<EngineWait<'a>>,
     /// The life of the engine, and what the request is called there, until it is sent.
-    name: Option<(u64, Fingerprint)>,
+    fingerprint: Option<(u64, RequestFingerprint)>,
     /// The engine has got all of it.
     is_sent: bool,
 }
@@ -96,81 +96,81 @@ struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     /// The request to the engine, and its answer back, or why there is none.
     async fn run(&mut self, request: Outgoing) -> Result<(), RequestError> {
-        let (status, mut answer) = self.ask(request).await?;
+        let (status, mut answer) = self.send_request(request).await?;
         // A body of known length ends with its last byte: the end then leaves in the same batch, before the router can think of cancelling.
         while !answer.is_complete()
             && let Some(piece) = answer.piece().await
         {
             let piece = piece?;
-            self.note(&piece, status);
-            self.pass(piece, &mut answer).await;
+            self.observe(&piece, status);
+            self.forward(piece, &mut answer).await;
         }
         answer.end();
         Ok(())
     }
 
     /// Sends the request, and begins the answer when the engine does.
-    async fn ask(&mut self, request: Outgoing) -> Result<(StatusCode, Answer<'a>), RequestError> {
-        let Self { client, in_flight, wait, name, is_sent, .. } = self;
+    async fn send_request(&mut self, request: Outgoing) -> Result<(StatusCode, Answer<'a>), RequestError> {
+        let Self { client, in_flight, wait, fingerprint: name, is_sent, .. } = self;
         let sent = || {
             *is_sent = true;
-            wait.iter_mut().for_each(Wait::begin);
+            wait.iter_mut().for_each(EngineWait::begin);
             if let (Some(in_flight), Some((epoch, name))) = (&in_flight, name.take()) {
-                in_flight.sent(epoch, name);
+                in_flight.mark_sent(epoch, name);
             }
         };
         let (head, answer) = client.request(request, sent).await?;
         let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or_default();
-        self.serving.head(head);
+        self.serving.send_head(head);
         if status == StatusCode::INTERNAL_SERVER_ERROR {
-            self.in_flight.inspect(|in_flight| in_flight.broke());
+            self.in_flight.inspect(|in_flight| in_flight.mark_failed());
         }
         Ok((status, answer))
     }
 
     /// Takes note of a piece of the answer.
-    fn note(&mut self, piece: &[u8], status: StatusCode) {
+    fn observe(&mut self, piece: &[u8], status: StatusCode) {
         if only_keeps_alive(piece) {
             return;
         }
-        self.in_flight.inspect(|in_flight| in_flight.computed());
+        self.in_flight.inspect(|in_flight| in_flight.mark_prefilled());
         // vLLM's front-end alone refuses requests, and begins answers, whether or not its core still moves: neither is a sign of life.
         if status.is_success() {
-            self.wait.as_mut().map(Wait::moved);
+            self.wait.as_mut().map(EngineWait::record_progress);
         }
         // So it ends its streams when its core has died, each event in a piece of its own. The process exits seconds later.
         if piece.starts_with(b"data: {\"error\"") {
-            self.in_flight.inspect(|in_flight| in_flight.broke());
+            self.in_flight.inspect(|in_flight| in_flight.mark_failed());
         }
     }
 
     /// Passes a piece on. While the router has no room for it, the rest of the request goes on to the engine.
-    async fn pass(&mut self, piece: Bytes, answer: &mut Answer<'_>) {
+    async fn forward(&mut self, piece: Bytes, answer: &mut Answer<'_>) {
         let sending = async {
             tokio::select! {
                 biased;
-                () = self.serving.send(piece) => {}
+                () = self.serving.send_body(piece) => {}
                 never = answer.keep_sending() => match never {},
             }
         };
         match &mut self.wait {
-            Some(wait) => wait.pass(sending).await,
+            Some(wait) => wait.pause_during(sending).await,
             None => sending.await,
         }
     }
 }
 
 /// Counts the prompt as computed after `settle`, unless that is zero: an answer that does not stream shows its first byte with its last.
-async fn settled(in_flight: Option<&InFlight>, settle: Duration) -> Infallible {
+async fn assume_prefilled_after(in_flight: Option<&InFlight>, settle: Duration) -> Infallible {
     if !settle.is_zero() {
         tokio::time::sleep(settle).await;
-        in_flight.inspect(|in_flight| in_flight.computed());
+        in_flight.inspect(|in_flight| in_flight.mark_prefilled());
     }
     std::future::pending().await
 }
 
 /// Whether the engine's core has to do something for the answer. vLLM's front-end gives the others by itself, even while the core hangs.
-fn computes(head: &RequestHead) -> bool {
+fn needs_engine_core(head: &RequestHead) -> bool {
     let path = head.path.split('?').next().unwrap_or_default();
     head.method == "POST"
         && !matches!(path, "/tokenize" | "/detokenize" | "/v1/messages/count_tokens")
@@ -184,7 +184,7 @@ fn not_ready(message: String) -> Broken {
 
 /// The engine could not be reached or broke off: of itself, or because it was told to stop. In the latter case its life ended as it should, and
 /// nothing is wrong with the request; nor is where the engine never got all of it.
-fn broke_off(index: u32, phase: Phase, is_sent: bool, cause: &str) -> Broken {
+fn classify_break(index: u32, phase: Phase, is_sent: bool, cause: &str) -> Broken {
     match phase {
         Phase::Draining | Phase::Stopped | Phase::Quarantined | Phase::Sleeping => {
             let message = format!("the engine of replica {index} was stopped before the answer was complete");

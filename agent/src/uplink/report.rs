@@ -2,9 +2,9 @@
 
 use hostler_proto::agent::v1 as wire;
 
-use crate::advise::{Finding, Setup};
-use crate::cache::Watch;
-use crate::deaths::Death;
+use crate::advise::{Finding, EngineSetup};
+use crate::cache::CacheStatus;
+use crate::deaths::Crash;
 use crate::engine::{Phase, Status};
 use crate::files::Bundle;
 use crate::gpu::{Gpu, Reading};
@@ -18,11 +18,11 @@ pub(super) struct Reporter {
     router: RouterKey,
     sequence: u64,
     /// What the router knows of each replica.
-    told: Vec<Told>,
+    last_reports: Vec<ReplicaSnapshot>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Told {
+struct ReplicaSnapshot {
     epoch: u64,
     /// Deaths so far.
     deaths: u64,
@@ -33,31 +33,31 @@ struct Told {
 
 impl Reporter {
     pub(super) fn new(router: RouterKey) -> Self {
-        Self { router, sequence: 0, told: Vec::new() }
+        Self { router, sequence: 0, last_reports: Vec::new() }
     }
 
     /// Everything, as if nothing had been told.
     pub(super) fn snapshot(&mut self, node: &NodeState) -> wire::Report {
-        self.told = vec![Told::default(); node.replicas().len()];
+        self.last_reports = vec![ReplicaSnapshot::default(); node.replicas().len()];
         self.sequence = 0;
         wire::Report { snapshot: true, ..self.report(node) }
     }
 
     /// The life of a replica's engine that the router was last told of; 0 before the first.
-    pub(super) fn told_epoch(&self, index: usize) -> u64 {
-        self.told.get(index).map_or(0, |told| told.epoch)
+    pub(super) fn reported_epoch(&self, index: usize) -> u64 {
+        self.last_reports.get(index).map_or(0, |told| told.epoch)
     }
 
     /// What has changed since the last report, which may be nothing.
     pub(super) fn report(&mut self, node: &NodeState) -> wire::Report {
         let mut replicas = Vec::new();
-        for (replica, told) in node.replicas().iter().zip(&mut self.told) {
-            let mut now = Told { gpus: gpu_readings(&node.gpu_readings(replica)), ..now(replica, self.router) };
+        for (replica, told) in node.replicas().iter().zip(&mut self.last_reports) {
+            let mut now = ReplicaSnapshot { gpus: gpu_readings(&node.gpu_readings(replica)), ..current_snapshot(replica, self.router) };
             if now == *told {
                 continue;
             }
             let deaths;
-            (deaths, now.deaths) = replica.engine.deaths().since(told.deaths);
+            (deaths, now.deaths) = replica.engine.deaths().crashes_since(told.deaths);
             replicas.push(wire::ReplicaReport {
                 index: replica.index,
                 epoch: now.epoch,
@@ -74,7 +74,7 @@ impl Reporter {
     }
 }
 
-fn death(death: &Death) -> wire::Death {
+fn death(death: &Crash) -> wire::Death {
     wire::Death {
         epoch: death.epoch,
         age_ms: u64::try_from(death.at.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -82,35 +82,35 @@ fn death(death: &Death) -> wire::Death {
     }
 }
 
-fn now(replica: &Replica, router: RouterKey) -> Told {
+fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     let status = replica.engine.status().borrow().clone();
     // A reading that could not be renewed says nothing any more; the agent's own counts stay true.
-    let sample = replica.engine.samples().borrow().filter(|sample| !sample.stale);
-    let counts = replica.engine.traffic().changes();
+    let sample = replica.engine.samples().borrow().filter(|sample| !sample.is_stale);
+    let counts = replica.engine.traffic().subscribe();
     let counts = counts.borrow();
-    let (all, yours) = (counts.sum(), counts.sum_of(router));
+    let (all, yours) = (counts.totals(), counts.totals_of(router));
     let load = wire::Load {
         in_flight: all.requests,
         in_flight_yours: yours.requests,
         served: counts.served_total(),
         engine: sample.map(|sample| wire::EngineLoad {
-            running: sample.figures.running,
-            waiting: sample.figures.waiting,
-            kv_use: sample.figures.kv_use,
-            kv_blocks: sample.figures.kv_blocks.unwrap_or(0),
-            block_size: sample.figures.block_size.unwrap_or(0),
-            prompt_tokens: sample.figures.prompt_tokens,
-            generation_tokens: sample.figures.generation_tokens,
-            preemptions: sample.figures.preemptions,
-            prefix_queries: sample.figures.prefix_queries,
-            prefix_hits: sample.figures.prefix_hits,
+            running: sample.metrics.running,
+            waiting: sample.metrics.waiting,
+            kv_use: sample.metrics.kv_use,
+            kv_blocks: sample.metrics.kv_blocks.unwrap_or(0),
+            block_size: sample.metrics.block_size.unwrap_or(0),
+            prompt_tokens: sample.metrics.prompt_tokens,
+            generation_tokens: sample.metrics.generation_tokens,
+            preemptions: sample.metrics.preemptions,
+            prefix_queries: sample.metrics.prefix_queries,
+            prefix_hits: sample.metrics.prefix_hits,
         }),
         pending_tokens: all.pending_tokens,
         pending_tokens_yours: yours.pending_tokens,
         context_tokens: all.context_tokens,
         context_tokens_yours: yours.context_tokens,
     };
-    Told {
+    ReplicaSnapshot {
         epoch: status.epoch,
         deaths: replica.engine.deaths().version(),
         state: Some(state(replica, status)),
@@ -131,7 +131,7 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         Phase::Sleeping => wire::Phase::Sleeping,
     };
     let watched = replica.engine.cache().watch().borrow().clone();
-    let cache = cache(&watched, status.epoch);
+    let cache = cache_watch(&watched, status.epoch);
     let launch = launch(&replica.traits.setup, &status);
     wire::ReplicaState {
         phase: phase.into(),
@@ -184,7 +184,7 @@ fn gpu_readings(readings: &[Reading]) -> Option<wire::GpuReadings> {
     (!readings.is_empty()).then(|| wire::GpuReadings { readings: readings.iter().map(reading).collect() })
 }
 
-fn launch(setup: &Setup, status: &Status) -> wire::Launch {
+fn launch(setup: &EngineSetup, status: &Status) -> wire::Launch {
     let front_end = match status.front_end {
         FrontEndInUse::Python => "python",
         FrontEndInUse::Rust => "rust",
@@ -201,16 +201,16 @@ fn launch(setup: &Setup, status: &Status) -> wire::Launch {
 
 fn finding(finding: &Finding) -> wire::Finding {
     let Finding { kind, evidence, advice } = finding.clone();
-    wire::Finding { kind: kind.word().to_owned(), evidence, advice }
+    wire::Finding { kind: kind.as_str().to_owned(), evidence, advice }
 }
 
 /// Without the version of the blocks: the state is not sent again for each of them.
-fn cache(watched: &Watch, epoch: u64) -> wire::CacheWatch {
+fn cache_watch(watched: &CacheStatus, epoch: u64) -> wire::CacheWatch {
     if watched.epoch != epoch {
         // It tells of the life before, for a moment.
         return wire::CacheWatch { reason: "the engine has just started".into(), ..wire::CacheWatch::default() };
     }
-    let Watch { exact, reason, block_size, has_holes, .. } = watched.clone();
+    let CacheStatus { exact, reason, block_size, has_holes, .. } = watched.clone();
     wire::CacheWatch { exact, reason, block_size, has_holes }
 }
 

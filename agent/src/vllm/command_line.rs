@@ -10,7 +10,7 @@ use super::front_end::FrontEndInUse;
 use super::plugin;
 use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
 use super::version::Version;
-use crate::cache::Source;
+use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
 use crate::host::{HostError, ReplicaPlan, Resolved};
 
@@ -116,10 +116,10 @@ impl CommandLine {
 
 /// Where the engine tells what it has cached: on Unix sockets in its own directory, where no other user of the host can read prompts in the
 /// events or forge them.
-pub fn cache_source(launch: &Launch<'_>) -> Source {
+pub fn cache_source(launch: &Launch<'_>) -> KvEventSource {
     match why_no_cache_events(launch) {
-        Some(because) => Source::Nothing { because },
-        None => Source::Sockets { live: launch.directory.join("kv.sock"), replay: launch.directory.join("replay.sock") },
+        Some(because) => KvEventSource::Nothing { because },
+        None => KvEventSource::Sockets { live: launch.directory.join("kv.sock"), replay: launch.directory.join("replay.sock") },
     }
 }
 
@@ -148,7 +148,7 @@ fn why_no_cache_events(launch: &Launch<'_>) -> Option<String> {
 
 /// The flag that makes the engine tell what it caches, if it is to.
 fn cache_event_arguments(launch: &Launch<'_>) -> Vec<OsString> {
-    let Source::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
+    let KvEventSource::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
     let config = serde_json::json!({
         "enable_kv_cache_events": true,
         "publisher": "zmq",
@@ -238,7 +238,7 @@ fn takes_turns(launch: &Launch<'_>, all_given: &[String]) -> bool {
     let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR).map(|choice| choice.value.as_str());
     let apart = launch.replica.gpus.len() != 1 || value_of(all_given, EXECUTOR).or_else(planned) == Some("mp");
     let wanted = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
-    wanted && apart && matches!(cache_source(launch), Source::Sockets { .. })
+    wanted && apart && matches!(cache_source(launch), KvEventSource::Sockets { .. })
 }
 
 /// Refuses what the agent alone may give.

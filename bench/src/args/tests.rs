@@ -23,7 +23,7 @@ fn flags_may_stand_before_and_after_the_scenario() {
     for flags in [["sustained", "--rate", "2.5", "--target", "unix:/a"], ["--rate", "2.5", "--target", "unix:/a", "sustained"]] {
         let args = parsed(&flags);
         assert_eq!((args.common.rate, args.common.target.len()), (Some(2.5), 1));
-        assert_eq!(args.name_of(0), "unix:/a");
+        assert_eq!(args.target_name(0), "unix:/a");
     }
 }
 
@@ -31,7 +31,7 @@ fn flags_may_stand_before_and_after_the_scenario() {
 fn several_targets_have_names_of_their_own() {
     let args = parsed(&["burst", "--target", "http://a:1", "--name", "one", "--target", "http://b:1", "--name", "two"]);
     args.check().unwrap();
-    assert_eq!((args.name_of(0), args.name_of(1)), ("one".to_owned(), "two".to_owned()));
+    assert_eq!((args.target_name(0), args.target_name(1)), ("one".to_owned(), "two".to_owned()));
     let refused = [
         &["sustained", "--target", "http://a:1", "--target", "http://a:1"][..],
         &["sustained", "--target", "http://a:1", "--target", "http://b:1", "--name", "one"],

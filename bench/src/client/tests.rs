@@ -49,7 +49,7 @@ impl Target {
 
     async fn ask(&mut self) -> Answer {
         let call = Call { method: Method::POST, path: "/v1/x".to_owned(), key: None, body: Bytes::from_static(b"{}") };
-        self.client.ask(call, Reading { stream: true, keep_text: true, most: LONG }, |_, _| {}).await
+        self.client.ask(call, ReadOptions { stream: true, keep_text: true, timeout: LONG }, |_, _| {}).await
     }
 
     /// What became of so many requests.
@@ -160,7 +160,7 @@ async fn a_target_may_refuse_a_request_that_it_does_not_read() {
         stream
     });
     let call = Call { method: Method::POST, path: "/".to_owned(), key: None, body: vec![b'x'; 32 << 20].into() };
-    let answer = client.ask(call, Reading { stream: true, keep_text: false, most: LONG }, |_, _| {}).await;
+    let answer = client.ask(call, ReadOptions { stream: true, keep_text: false, timeout: LONG }, |_, _| {}).await;
     assert_eq!(answer.outcome, Outcome::Status(413));
     assert!(client.open.is_some_and(|mut open| !open.is_free()), "the target waits for the rest");
     drop(target);

@@ -9,18 +9,18 @@ use tokio::sync::mpsc;
 use crate::session::Session;
 
 /// Sessions that are ready before a client takes them. What is beyond waits in the thread and is late, as its figures say.
-const READY: usize = 256;
+const READY_CAPACITY: usize = 256;
 
 /// How long the thread sleeps before it looks whether anybody still wants sessions.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Begins sessions from `start` on; those due at `until` or later do not begin. It ends with the receiver.
-pub(super) fn begin(
+pub(super) fn feed_sessions(
     sessions: impl Iterator<Item = Session> + Send + 'static,
     start: Instant,
     until: Option<Instant>,
 ) -> std::io::Result<mpsc::Receiver<Session>> {
-    let (sender, receiver) = mpsc::channel(READY);
+    let (sender, receiver) = mpsc::channel(READY_CAPACITY);
     thread::Builder::new().name("sessions".to_owned()).spawn(move || {
         for session in sessions {
             if let Some(begins) = session.begins {
@@ -48,6 +48,6 @@ fn wait(due: Instant, called_off: impl Fn() -> bool) -> bool {
         if called_off() {
             return false;
         }
-        thread::park_timeout(left.min(LOOK));
+        thread::park_timeout(left.min(CHECK_INTERVAL));
     }
 }

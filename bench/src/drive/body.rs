@@ -7,7 +7,7 @@ use crate::session::Session;
 
 /// What a body says beside the conversation.
 #[derive(Debug, Clone)]
-pub(crate) struct Form {
+pub(crate) struct RequestOptions {
     pub(crate) api: Api,
     pub(crate) model: String,
     pub(crate) stream: bool,
@@ -15,7 +15,7 @@ pub(crate) struct Form {
 }
 
 /// The request of a turn, whose earlier turns were answered so.
-pub(crate) fn body(form: &Form, session: &Session, turn: usize, answers: &[String]) -> Vec<u8> {
+pub(crate) fn body(form: &RequestOptions, session: &Session, turn: usize, answers: &[String]) -> Vec<u8> {
     let turns = &session.turns[..=turn];
     let text: usize = turns.iter().map(|turn| turn.says.len()).sum::<usize>() + answers.iter().map(String::len).sum::<usize>();
     let mut body = Vec::with_capacity(text + session.system.as_ref().map_or(0, |system| system.len()) + 256);

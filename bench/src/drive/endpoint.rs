@@ -7,12 +7,12 @@ use std::time::Duration;
 use http::HeaderValue;
 use serde::Deserialize;
 
-use super::body::Form;
+use super::body::RequestOptions;
 use super::talk::Endpoint;
 use crate::args::BenchArgs;
 use crate::client::{Client, ClientError};
 use crate::error::Error;
-use crate::fleet::Fleet;
+use crate::fleet::FleetProbe;
 use crate::target::Target;
 
 /// How long to wait for a target to say which models it has. It is more than a connection may take.
@@ -37,13 +37,13 @@ pub(super) async fn endpoints(args: &BenchArgs) -> Result<Vec<Arc<Endpoint>>, Er
     let mut endpoints = Vec::new();
     for (index, target) in args.common.target.iter().enumerate() {
         let model = model(target, key.clone(), args.common.model.as_deref()).await?;
-        let form = Form { api: args.common.api, model, stream: !args.common.no_stream, ignore_eos: args.common.ignore_eos };
+        let form = RequestOptions { api: args.common.api, model, stream: !args.common.no_stream, ignore_eos: args.common.ignore_eos };
         endpoints.push(Arc::new(Endpoint {
-            name: args.name_of(index),
+            name: args.target_name(index),
             target: target.clone(),
             key: key.clone(),
             form,
-            most: args.common.request_timeout,
+            request_timeout: args.common.request_timeout,
             metrics: metrics(target, args.common.metrics.get(index)).await?,
         }));
     }
@@ -80,7 +80,7 @@ async fn metrics(target: &Target, named: Option<&Target>) -> Result<Option<Targe
         Some(page) => Err(Error::NoMetrics { page: page.to_string(), reason }),
         None => Ok(None),
     };
-    match Fleet::try_page(&page, METRICS_TIMEOUT).await {
+    match FleetProbe::try_page(&page, METRICS_TIMEOUT).await {
         Ok(true) => Ok(Some(page)),
         Ok(false) => unusable("it has no KV use and no prefix cache of an engine".to_owned()),
         Err(error) => unusable(error.to_string()),

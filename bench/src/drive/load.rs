@@ -9,11 +9,11 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout_at};
 
-use super::begin::begin;
-use super::talk::{Endpoint, Talks};
+use super::begin::feed_sessions;
+use super::talk::{Endpoint, LoadContext};
 use crate::error::Error;
 use crate::figures::Figures;
-use crate::fleet::Fleet;
+use crate::fleet::FleetProbe;
 use crate::progress::{Phase, Progress};
 use crate::record::{Limits, Recorder};
 use crate::session::Session;
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub(super) requests: Option<u64>,
     pub(super) limits: Limits,
     /// Whether it is the same all the time, so that what comes within its duration is what the target gives.
-    pub(super) even: bool,
+    pub(super) is_even: bool,
     /// How it is called while it runs.
     pub(super) phase: Phase,
 }
@@ -48,20 +48,20 @@ where
     let began = Instant::now();
     let counted_from = began + plan.warm_up;
     let until = plan.duration.map(|duration| counted_from + duration);
-    let talks = Arc::new(Talks {
+    let talks = Arc::new(LoadContext {
         endpoint: plan.endpoint.clone(),
-        recorder: Recorder::new(counted_from, until.filter(|_| plan.even), plan.limits),
+        recorder: Recorder::new(counted_from, until.filter(|_| plan.is_even), plan.limits),
         counted_from,
         until,
         left: plan.requests.map(AtomicU64::new),
         idle: Mutex::default(),
     });
-    let sessions = begin(sessions, began, until)?;
-    let all = Beginning { talks: talks.clone(), sessions, waiting: None, began }.all(plan.at_once);
+    let sessions = feed_sessions(sessions, began, until)?;
+    let all = SessionStarter { talks: talks.clone(), sessions, waiting: None, began }.all(plan.at_once);
 
-    let mut fleet = plan.endpoint.metrics.clone().map(Fleet::new);
+    let mut fleet = plan.endpoint.metrics.clone().map(FleetProbe::new);
     let kv_use = Mutex::new(None);
-    let mut told = Told::new(plan, began);
+    let mut told = ProgressTracker::new(plan, began);
     {
         let watching = watch(fleet.as_mut(), counted_from, &kv_use);
         tokio::pin!(all, watching);
@@ -90,7 +90,7 @@ where
 }
 
 /// Asks the fleet once a second, for as long as it is waited for.
-async fn watch(fleet: Option<&mut Fleet>, from: Instant, kv_use: &Mutex<Option<f64>>) {
+async fn watch(fleet: Option<&mut FleetProbe>, from: Instant, kv_use: &Mutex<Option<f64>>) {
     let Some(fleet) = fleet else { return std::future::pending().await };
     let mut next = from;
     loop {
@@ -102,21 +102,21 @@ async fn watch(fleet: Option<&mut Fleet>, from: Instant, kv_use: &Mutex<Option<f
 }
 
 /// Begins the conversations.
-struct Beginning {
-    talks: Arc<Talks>,
+struct SessionStarter {
+    talks: Arc<LoadContext>,
     sessions: mpsc::Receiver<Session>,
     /// The one that waits for a client.
     waiting: Option<Session>,
     began: Instant,
 }
 
-impl Beginning {
+impl SessionStarter {
     /// Begins them and waits until they are over: each of their requests has a time within which it ends.
     async fn all(mut self, at_once: u32) {
         // They end with this, since a load may be given up; a flag that each of them watches would cost a lock for each event.
         let mut begun = JoinSet::new();
         // What is due begins late where the target holds all clients, but not for ever.
-        match self.talks.until.map(|until| until + self.talks.endpoint.most) {
+        match self.talks.until.map(|until| until + self.talks.endpoint.request_timeout) {
             None => self.begin(at_once, &mut begun).await,
             Some(at) => {
                 if timeout_at(at.into(), self.begin(at_once, &mut begun)).await.is_err() {
@@ -144,14 +144,14 @@ impl Beginning {
             };
             let Ok(client) = free else { return };
             let Some(session) = self.waiting.take() else { return };
-            if self.talks.spent() || (due.is_none() && self.talks.over(Instant::now())) {
+            if self.talks.is_exhausted() || (due.is_none() && self.talks.is_over(Instant::now())) {
                 return;
             }
             // Those that are over are forgotten.
             while begun.try_join_next().is_some() {}
             let talks = self.talks.clone();
             begun.spawn(async move {
-                talks.talk(session, due).await;
+                talks.run_conversation(session, due).await;
                 drop(client);
             });
         }
@@ -162,7 +162,7 @@ impl Beginning {
         let mut next = self.waiting.take();
         while let Some(session) = next {
             if let Some(begins) = session.begins {
-                self.talks.never_sent(&session, self.began + begins);
+                self.talks.record_unsent(&session, self.began + begins);
             }
             next = self.sessions.recv().await;
         }
@@ -170,7 +170,7 @@ impl Beginning {
 }
 
 /// What was told of a load while it ran.
-struct Told<'a> {
+struct ProgressTracker<'a> {
     plan: &'a Plan,
     began: Instant,
     counted_from: Instant,
@@ -182,7 +182,7 @@ struct Told<'a> {
     before: (u64, u64),
 }
 
-impl<'a> Told<'a> {
+impl<'a> ProgressTracker<'a> {
     fn new(plan: &'a Plan, began: Instant) -> Self {
         let counted_from = began + plan.warm_up;
         let next = (began + TICK).min(if plan.warm_up.is_zero() { began + TICK } else { counted_from });
@@ -190,7 +190,7 @@ impl<'a> Told<'a> {
     }
 
     /// The progress at the end of a second, of which there is one at the end of the warm-up.
-    fn tick(&mut self, talks: &Talks) -> Progress {
+    fn tick(&mut self, talks: &LoadContext) -> Progress {
         let progress = self.progress(talks, self.next);
         let live = &talks.recorder.live;
         (self.at, self.tokens) = (self.next, live.tokens.load(Ordering::Relaxed));
@@ -202,7 +202,7 @@ impl<'a> Told<'a> {
         progress
     }
 
-    fn progress(&self, talks: &Talks, now: Instant) -> Progress {
+    fn progress(&self, talks: &LoadContext, now: Instant) -> Progress {
         let live = &talks.recorder.live;
         let warming = now <= self.counted_from && !self.plan.warm_up.is_zero();
         let (phase, from, most) = if warming {

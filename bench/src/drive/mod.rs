@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::figures::Figures;
 use crate::progress::{Phase, Progress};
 use crate::report::{Report, SweepStep, TargetReport};
-use crate::sweep::broke;
+use crate::sweep::stop_reason;
 use crate::workload::{Scenario, Seed, Shape, sessions};
 use load::{Plan, load};
 use talk::Endpoint;
@@ -33,11 +33,11 @@ pub async fn run(args: &BenchArgs, mut show: impl FnMut(Progress)) -> Result<Rep
     args.check()?;
     let began = SystemTime::now();
     let endpoints = endpoint::endpoints(args).await?;
-    let mut targets: Vec<TargetReport> = endpoints.iter().map(|endpoint| unmeasured(endpoint)).collect();
-    let mut words = Words::new(began);
+    let mut targets: Vec<TargetReport> = endpoints.iter().map(|endpoint| empty_report(endpoint)).collect();
+    let mut words = WordSeeds::new(began);
     for round in 0..args.common.rounds {
         for index in order(targets.len(), round) {
-            let mut measuring = Measuring { args, endpoint: &endpoints[index], round, words: &mut words };
+            let mut measuring = TargetRun { args, endpoint: &endpoints[index], round, words: &mut words };
             if let Scenario::Sweep { steps } = &args.scenario {
                 let why = measuring.sweep(steps, &mut targets[index].sweep, &mut show).await?;
                 add_reason(&mut targets[index].broke, why, round, args.common.rounds);
@@ -55,7 +55,7 @@ pub async fn run(args: &BenchArgs, mut show: impl FnMut(Progress)) -> Result<Rep
     })
 }
 
-fn unmeasured(endpoint: &Endpoint) -> TargetReport {
+fn empty_report(endpoint: &Endpoint) -> TargetReport {
     TargetReport {
         name: endpoint.name.clone(),
         url: endpoint.target.to_string(),
@@ -79,9 +79,9 @@ fn add_reason(reasons: &mut Option<String>, why: Option<String>, round: u32, rou
 }
 
 /// Seeds of words, none of which comes twice: neither in this measurement nor in another one.
-struct Words(u64);
+struct WordSeeds(u64);
 
-impl Words {
+impl WordSeeds {
     fn new(began: SystemTime) -> Self {
         let since = began.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         // Nanoseconds since 1970 fit until 2554; whatever their lower part is, it will do.
@@ -96,14 +96,14 @@ impl Words {
 }
 
 /// One target in one round.
-struct Measuring<'a> {
+struct TargetRun<'a> {
     args: &'a BenchArgs,
     endpoint: &'a Arc<Endpoint>,
     round: u32,
-    words: &'a mut Words,
+    words: &'a mut WordSeeds,
 }
 
-impl Measuring<'_> {
+impl TargetRun<'_> {
     async fn round(&mut self, show: &mut impl FnMut(Progress)) -> Result<Figures, Error> {
         let plan = Plan { phase: Phase::Round { number: self.round + 1, of: self.args.common.rounds }, ..self.plan(self.args.at_once()) };
         let shape = self.args.shape();
@@ -137,7 +137,7 @@ impl Measuring<'_> {
             let seed = self.seed(number);
             let figures = load(&plan, sessions(&self.args.scenario, &self.args.shape(), seed)?, show).await?;
             let step = SweepStep { round: self.round, concurrency, figures };
-            let why = broke(&step, done[first..].last(), &self.args.limits());
+            let why = stop_reason(&step, done[first..].last(), &self.args.limits());
             done.push(step);
             if why.is_some() {
                 return Ok(why);
@@ -155,7 +155,7 @@ impl Measuring<'_> {
             duration: self.args.duration(),
             requests: common.requests,
             limits: self.args.limits(),
-            even: !self.args.has_own_times(),
+            is_even: !self.args.has_own_times(),
             phase: Phase::WarmUp,
         }
     }

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Method};
 use parking_lot::Mutex;
 
-use super::body::{Form, body};
-use crate::client::{Answer, Call, Client, Reading};
+use super::body::{RequestOptions, body};
+use crate::client::{Answer, Call, Client, ReadOptions};
 use crate::record::Recorder;
 use crate::sample::{Outcome, Sample};
 use crate::session::Session;
@@ -23,15 +23,15 @@ pub(super) struct Endpoint {
     pub(super) name: String,
     pub(super) target: Target,
     pub(super) key: Option<HeaderValue>,
-    pub(super) form: Form,
+    pub(super) form: RequestOptions,
     /// Most time for one request.
-    pub(super) most: Duration,
+    pub(super) request_timeout: Duration,
     /// Its page of metrics.
     pub(super) metrics: Option<Target>,
 }
 
 /// What the conversations of one load share.
-pub(super) struct Talks {
+pub(super) struct LoadContext {
     pub(super) endpoint: std::sync::Arc<Endpoint>,
     pub(super) recorder: Recorder,
     /// When counting begins.
@@ -44,14 +44,14 @@ pub(super) struct Talks {
     pub(super) idle: Mutex<Vec<Client>>,
 }
 
-impl Talks {
+impl LoadContext {
     /// Whether nothing may begin any more.
-    pub(super) fn over(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now >= until) || self.spent()
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now >= until) || self.is_exhausted()
     }
 
     /// Whether all requests that were asked for have begun.
-    pub(super) fn spent(&self) -> bool {
+    pub(super) fn is_exhausted(&self) -> bool {
         self.left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) == 0)
     }
 
@@ -62,7 +62,7 @@ impl Talks {
     }
 
     /// Has a conversation. Its first question is due when the session says, or now.
-    pub(super) async fn talk(&self, session: Session, due: Option<Instant>) {
+    pub(super) async fn run_conversation(&self, session: Session, due: Option<Instant>) {
         let mut client = self.idle.lock().pop().unwrap_or_else(|| Client::new(self.endpoint.target.place.clone()));
         let mut answers = Vec::new();
         let mut due = due;
@@ -70,7 +70,7 @@ impl Talks {
             let pause = session.turns[number].pause;
             if number > 0 && !pause.is_zero() {
                 let next = Instant::now() + pause;
-                if self.over(next) {
+                if self.is_over(next) {
                     break;
                 }
                 tokio::time::sleep_until(next.into()).await;
@@ -92,14 +92,14 @@ impl Talks {
     }
 
     async fn turn(&self, client: &mut Client, session: &Session, answers: &[String], due: Option<Instant>) -> Answer {
-        let Endpoint { target, key, form, most, .. } = &*self.endpoint;
+        let Endpoint { target, key, form, request_timeout: most, .. } = &*self.endpoint;
         let call = Call {
             method: Method::POST,
             path: format!("{}{}", target.path, form.api.path()),
             key: key.clone(),
             body: Bytes::from(body(form, session, answers.len(), answers)),
         };
-        let reading = Reading { stream: form.stream, keep_text: answers.len() + 1 < session.turns.len(), most: *most };
+        let reading = ReadOptions { stream: form.stream, keep_text: answers.len() + 1 < session.turns.len(), timeout: *most };
         let live = &self.recorder.live;
         let in_flight = live.begin();
         let sent = Instant::now();
@@ -113,30 +113,30 @@ impl Talks {
         let answer = client.ask(call, reading, arrived).await;
         let whole = due.elapsed();
         drop(in_flight);
-        let sample = sample(session.kind, &answer, Times { due, sent, whole });
+        let sample = sample(session.kind, &answer, RequestTimes { due, sent, whole });
         self.recorder.record(due, sample, &client.gaps);
         answer
     }
 
     /// Records a request that was due and could not begin within the time for one.
-    pub(super) fn never_sent(&self, session: &Session, due: Instant) {
+    pub(super) fn record_unsent(&self, session: &Session, due: Instant) {
         if self.take(due) {
             let whole = due.elapsed();
             let never = Answer { outcome: Outcome::TooLate, first: None, events: 0, usage: None, text: String::new() };
             let sent = due + whole;
-            self.recorder.record(due, sample(session.kind, &never, Times { due, sent, whole }), &[]);
+            self.recorder.record(due, sample(session.kind, &never, RequestTimes { due, sent, whole }), &[]);
         }
     }
 }
 
-struct Times {
+struct RequestTimes {
     due: Instant,
     sent: Instant,
     whole: Duration,
 }
 
-fn sample(kind: &'static str, answer: &Answer, times: Times) -> Sample {
-    let Times { due, sent, whole } = times;
+fn sample(kind: &'static str, answer: &Answer, times: RequestTimes) -> Sample {
+    let RequestTimes { due, sent, whole } = times;
     let usage = answer.usage.unwrap_or_default();
     Sample {
         kind,

@@ -126,7 +126,7 @@ fn how_a_stream_ended_is_not_guessed() {
 #[test]
 fn a_line_without_end_is_given_up() {
     let mut scanner = EventScanner::default();
-    let piece = vec![b'a'; LONGEST_LINE / 4];
+    let piece = vec![b'a'; MAX_LINE_BYTES / 4];
     assert!((0..4).all(|_| scanner.scan(&piece).is_ok()));
     assert!(scanner.scan(&piece).is_err());
 }

@@ -13,20 +13,20 @@ vllm:prefix_cache_hits_total{engine="0"} 500
 vllm:prefix_cache_hits_total{engine="1"} NaN
 "#;
 
-fn fleet() -> Fleet {
-    Fleet::new(Target::page("unix:/nowhere").unwrap())
+fn fleet() -> FleetProbe {
+    FleetProbe::new(Target::page("unix:/nowhere").unwrap())
 }
 
 #[test]
 fn engines_on_one_page_are_added_up() {
-    let reading = Reading::of(TWO_ENGINES);
-    assert_eq!(reading, Reading { queries: Some(4000.0), hits: Some(500.0), kv_use: Some(0.5) });
+    let reading = FleetSample::of(TWO_ENGINES);
+    assert_eq!(reading, FleetSample { queries: Some(4000.0), hits: Some(500.0), kv_use: Some(0.5) });
 }
 
 #[test]
 fn a_router_of_ours_says_the_same_by_its_own_names() {
     let page = "hostler_replica_kv_use{node=\"a\",replica=\"a/0\"} 0.5\nhostler_replica_prefix_queries_total{replica=\"a/0\"} 8\nhostler_replica_prefix_hits_total{replica=\"a/0\"} 6\n# EOF\n";
-    assert_eq!(Reading::of(page), Reading { queries: Some(8.0), hits: Some(6.0), kv_use: Some(0.5) });
+    assert_eq!(FleetSample::of(page), FleetSample { queries: Some(8.0), hits: Some(6.0), kv_use: Some(0.5) });
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_page_of_something_else_says_nothing() {
     for page in
         ["", "<html>{}</html>", "process_open_fds 12\n", "vllm:kv_cache_usage_perc{engine=\"0\"}", "vllm:kv_cache_usage_perc nothing"]
     {
-        assert!(!Reading::of(page).says_something(), "{page}");
+        assert!(!FleetSample::of(page).says_something(), "{page}");
     }
 }
 
@@ -42,7 +42,7 @@ fn a_page_of_something_else_says_nothing() {
 fn the_hit_rate_is_that_of_the_load_and_not_of_what_was_before() {
     let mut fleet = fleet();
     assert_eq!(fleet.figures(), None);
-    let reading = |queries, hits, kv_use| Reading { queries: Some(queries), hits: Some(hits), kv_use: Some(kv_use) };
+    let reading = |queries, hits, kv_use| FleetSample { queries: Some(queries), hits: Some(hits), kv_use: Some(kv_use) };
     fleet.take(reading(1000.0, 1000.0, 0.2));
     fleet.take(reading(1500.0, 1000.0, 0.6));
     fleet.take(reading(2000.0, 1250.0, 0.4));
@@ -55,7 +55,7 @@ fn the_hit_rate_is_that_of_the_load_and_not_of_what_was_before() {
 #[test]
 fn counters_that_began_anew_give_no_rate() {
     let mut fleet = fleet();
-    fleet.take(Reading { queries: Some(1000.0), hits: Some(900.0), kv_use: None });
-    fleet.take(Reading { queries: Some(1100.0), hits: Some(10.0), kv_use: None });
+    fleet.take(FleetSample { queries: Some(1000.0), hits: Some(900.0), kv_use: None });
+    fleet.take(FleetSample { queries: Some(1100.0), hits: Some(10.0), kv_use: None });
     assert_eq!(fleet.figures(), Some(FleetFigures::default()));
 }

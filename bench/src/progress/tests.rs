@@ -16,9 +16,9 @@ fn at(seconds: u64, phase: Phase) -> Progress {
     }
 }
 
-fn shown(look: Look) -> String {
+fn shown(look: ProgressStyle) -> String {
     let mut written = Vec::new();
-    let mut shown = Shown::new(&mut written, look);
+    let mut shown = ProgressWriter::new(&mut written, look);
     for second in [0, 2] {
         shown.show(&at(second, Phase::WarmUp)).unwrap();
     }
@@ -31,7 +31,7 @@ fn shown(look: Look) -> String {
 
 #[test]
 fn a_terminal_has_one_line_for_a_phase_that_is_written_again() {
-    let text = shown(Look::Terminal { width: 200 });
+    let text = shown(ProgressStyle::Terminal { width: 200 });
     assert_eq!(text.matches('\n').count(), 2);
     assert_eq!(text.matches('\r').count(), 13);
     let last = text.trim_end().rsplit('\r').next().unwrap();
@@ -40,13 +40,13 @@ fn a_terminal_has_one_line_for_a_phase_that_is_written_again() {
 
 #[test]
 fn a_narrow_terminal_is_not_wrapped() {
-    let text = shown(Look::Terminal { width: 40 });
+    let text = shown(ProgressStyle::Terminal { width: 40 });
     assert!(text.split(['\r', '\n']).all(|line| line.trim_start_matches("\u{1b}[K").chars().count() < 40), "{text}");
 }
 
 #[test]
 fn a_log_has_a_line_every_five_seconds_and_one_for_each_phase() {
-    insta::assert_snapshot!(shown(Look::Plain), @r"
+    insta::assert_snapshot!(shown(ProgressStyle::Plain), @r"
     direct       warm-up         0 of 10 s  16 in flight  0 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
     direct       round 1/2       0 of 10 s  16 in flight  0 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
     direct       round 1/2       5 of 10 s  16 in flight  60 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
@@ -56,12 +56,12 @@ fn a_log_has_a_line_every_five_seconds_and_one_for_each_phase() {
 
 #[test]
 fn quiet_writes_nothing() {
-    assert_eq!(shown(Look::Quiet), "");
+    assert_eq!(shown(ProgressStyle::Quiet), "");
 }
 
 #[test]
 fn a_file_gets_lines_and_a_terminal_a_bar_of_its_width() {
-    assert_eq!(Look::choose(false, true, Some("72")), Look::Terminal { width: 72 });
-    assert_eq!(Look::choose(false, true, Some("wide")), Look::Terminal { width: USUAL_WIDTH });
-    assert_eq!([Look::choose(false, false, Some("72")), Look::choose(true, true, None)], [Look::Plain, Look::Quiet]);
+    assert_eq!(ProgressStyle::choose(false, true, Some("72")), ProgressStyle::Terminal { width: 72 });
+    assert_eq!(ProgressStyle::choose(false, true, Some("wide")), ProgressStyle::Terminal { width: USUAL_WIDTH });
+    assert_eq!([ProgressStyle::choose(false, false, Some("72")), ProgressStyle::choose(true, true, None)], [ProgressStyle::Plain, ProgressStyle::Quiet]);
 }

@@ -15,7 +15,7 @@ use crate::figures::{Figures, FleetFigures, Second};
 use crate::sample::{Outcome, Sample};
 use histogram::Histogram;
 use seconds::Seconds;
-use tally::{Came, Tally};
+use tally::{CountedOutput, Tally};
 
 /// More than most machines that make a load have processors for it.
 const SHARDS: usize = 8;
@@ -58,7 +58,7 @@ pub(crate) struct Recorder {
     next: AtomicU32,
     /// At the end of each second.
     ticks: Mutex<Vec<Tick>>,
-    pub(crate) live: Live,
+    pub(crate) live: LiveCounters,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ struct Tick {
 
 /// What can be seen while the load runs.
 #[derive(Debug, Default)]
-pub(crate) struct Live {
+pub(crate) struct LiveCounters {
     pub(crate) in_flight: AtomicU32,
     pub(crate) complete: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -88,7 +88,7 @@ pub(crate) struct Live {
 }
 
 /// Counts a request in flight until it is dropped.
-pub(crate) struct InFlight<'a>(&'a Live);
+pub(crate) struct InFlight<'a>(&'a LiveCounters);
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
@@ -96,7 +96,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-impl Live {
+impl LiveCounters {
     pub(crate) fn begin(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(self)
@@ -117,7 +117,7 @@ impl Live {
 
 impl Recorder {
     pub(crate) fn new(start: Instant, end: Option<Instant>, limits: Limits) -> Self {
-        let (shards, ticks, live) = (Default::default(), Mutex::default(), Live::default());
+        let (shards, ticks, live) = (Default::default(), Mutex::default(), LiveCounters::default());
         Self { limits, start, end, shards, next: AtomicU32::new(0), ticks, live }
     }
 
@@ -137,7 +137,7 @@ impl Recorder {
             tally.add(&sample, gaps, &self.limits);
         }
         if complete {
-            tally.came(self.came(&sample, due, gaps));
+            tally.add_output(self.counted_output(&sample, due, gaps));
         }
         if let Some(first) = sample.first {
             shard.seconds.tokens(after(first), gaps);
@@ -152,7 +152,7 @@ impl Recorder {
 
     /// What came of a complete answer in the time that is counted; it was due at this microsecond.
     #[expect(clippy::cast_precision_loss, reason = "tokens of an answer are far below 2^52")]
-    fn came(&self, sample: &Sample, due: i64, gaps: &[u32]) -> Came {
+    fn counted_output(&self, sample: &Sample, due: i64, gaps: &[u32]) -> CountedOutput {
         let end = self.end.map_or(i64::MAX, |end| micros_between(self.start, end));
         let after = |time: Duration| due.saturating_add(i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let counts = |at: i64| (0..end).contains(&at);
@@ -164,7 +164,7 @@ impl Recorder {
             counts(at)
         });
         let part = (usize::from(counts(first)) + events.count()) as f64 / (gaps.len() + 1) as f64;
-        Came {
+        CountedOutput {
             complete: u64::from(ended),
             met: u64::from(ended && self.limits.are_met(sample)),
             output_tokens: part * sample.output_tokens as f64,

@@ -9,7 +9,7 @@ use crate::sample::{Outcome, Sample};
 
 /// What came in the time that is counted: of complete answers only.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Came {
+pub(super) struct CountedOutput {
     /// Answers that were completed.
     pub(super) complete: u64,
     /// Those of them that met every limit.
@@ -34,7 +34,7 @@ pub(super) struct Tally {
     told_tokens: u64,
     met: u64,
     /// What came in the time that is counted, whenever it was due.
-    came: Came,
+    came: CountedOutput,
     ttft: Histogram,
     itl: Histogram,
     tpot: Histogram,
@@ -44,7 +44,7 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Counts what came of an answer.
-    pub(super) fn came(&mut self, came: Came) {
+    pub(super) fn add_output(&mut self, came: CountedOutput) {
         self.came.complete += came.complete;
         self.came.met += came.met;
         self.came.output_tokens += came.output_tokens;
@@ -90,7 +90,7 @@ impl Tally {
         self.cached_tokens += other.cached_tokens;
         self.told_tokens += other.told_tokens;
         self.met += other.met;
-        self.came(other.came);
+        self.add_output(other.came);
         for (ours, theirs) in [
             (&mut self.ttft, &other.ttft),
             (&mut self.itl, &other.itl),

@@ -11,13 +11,13 @@ use crate::figures::{Figures, Quantiles, Second, Totals};
 const STYLE: &str = include_str!("page.css");
 
 /// What a chart or a column is of.
-type Times = fn(&Totals) -> &Quantiles;
+type QuantilesOf = fn(&Totals) -> &Quantiles;
 type Quantile = fn(&Quantiles) -> f64;
 type Total = fn(&Totals) -> f64;
 type OverTime = fn(&Second) -> Option<f64>;
 
 /// What the abbreviations mean.
-const WORDS: [(&str, &str); 6] = [
+const GLOSSARY: [(&str, &str); 6] = [
     ("TTFT", "from when a request was due to its first token"),
     ("ITL", "between two tokens that follow each other, of all requests together"),
     ("TPOT", "mean time between the tokens of one answer"),
@@ -49,12 +49,12 @@ pub fn html(report: &Report) -> String {
         page.push_str("</ul>\n");
     }
     if report.targets.iter().any(|target| !target.rounds.is_empty()) {
-        measured(&mut page, report);
+        write_conditions(&mut page, report);
     }
     if report.targets.iter().any(|target| !target.sweep.is_empty()) {
-        swept(&mut page, report);
+        write_sweep(&mut page, report);
     }
-    failed(&mut page, report);
+    write_failures(&mut page, report);
     conditions(&mut page, report);
     page.push_str("</main>\n</body>\n</html>\n");
     page
@@ -73,15 +73,15 @@ fn names(report: &Report) -> Vec<String> {
     report.targets.iter().map(|target| target.name.clone()).collect()
 }
 
-fn measured(page: &mut String, report: &Report) {
+fn write_conditions(page: &mut String, report: &Report) {
     let most_rounds = report.targets.iter().map(|target| target.rounds.len()).max().unwrap_or(0);
     page.push_str("<h2>Summary</h2>\n");
     if most_rounds > 1 {
         let _ = writeln!(page, "<p class=\"quiet\">Medians of {most_rounds} rounds, with the least and the most of them.</p>");
     }
-    compared(page, report, &rows(&rounds(report)));
+    write_comparison(page, report, &rows(&rounds(report)));
     page.push_str("<h2>Times</h2>\n<div class=\"charts\">\n");
-    let times: [(&str, Times); 4] = [
+    let times: [(&str, QuantilesOf); 4] = [
         ("Time to the first token (TTFT)", |totals| &totals.ttft_ms),
         ("Time between tokens (ITL)", |totals| &totals.itl_ms),
         ("Mean time between the tokens of an answer (TPOT)", |totals| &totals.tpot_ms),
@@ -103,12 +103,12 @@ fn measured(page: &mut String, report: &Report) {
     for (kind, targets) in kinds(report) {
         let targets: Vec<Vec<&Figures>> = targets.iter().map(|rounds| rounds.iter().collect()).collect();
         let _ = writeln!(page, "<details><summary>Only: {}</summary>", escape(kind));
-        compared(page, report, &rows(&targets));
+        write_comparison(page, report, &rows(&targets));
         page.push_str("</details>\n");
     }
 }
 
-fn compared(page: &mut String, report: &Report, rows: &[Row<'_>]) {
+fn write_comparison(page: &mut String, report: &Report, rows: &[Row<'_>]) {
     let ranges = rows.iter().any(Row::has_ranges);
     page.push_str("<div class=\"wide\"><table>\n<thead><tr><th></th>");
     for (number, target) in report.targets.iter().enumerate() {
@@ -168,7 +168,7 @@ fn over_time(page: &mut String, report: &Report) {
     }
 }
 
-fn swept(page: &mut String, report: &Report) {
+fn write_sweep(page: &mut String, report: &Report) {
     page.push_str("<h2>More and more clients</h2>\n<ul>\n");
     for target in report.targets.iter().filter(|target| !target.sweep.is_empty()) {
         let end = target.broke.as_deref().unwrap_or("held to the last step");
@@ -239,7 +239,7 @@ fn step_table(page: &mut String, target: &TargetReport, steps: &[Step<'_>]) {
     page.push_str("</tbody></table></div>\n");
 }
 
-fn failed(page: &mut String, report: &Report) {
+fn write_failures(page: &mut String, report: &Report) {
     let failures = failures(report);
     if failures.is_empty() {
         return;
@@ -274,7 +274,7 @@ fn conditions(page: &mut String, report: &Report) {
     told("load made on", &format!("{}, {} cores, {}", machine.processor, machine.cores, machine.system));
     told("hostler", &machine.hostler);
     page.push_str("</dl>\n<h2>Words</h2>\n<dl>\n");
-    for (word, meaning) in WORDS {
+    for (word, meaning) in GLOSSARY {
         let _ = writeln!(page, "<dt>{word}</dt><dd>{meaning}</dd>");
     }
     page.push_str("</dl>\n");

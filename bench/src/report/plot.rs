@@ -153,14 +153,14 @@ impl Axis {
 pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) -> String {
     let most = groups.iter().flat_map(|group| group.bars.iter().flatten()).map(|bar| bar.most).fold(0.0, f64::max);
     let axis = Axis::linear(most);
-    let mut text = begun(labels, &axis);
+    let mut text = begin_chart(labels, &axis);
     below(&mut text, labels.x);
     let room = (RIGHT - LEFT) / groups.len().max(1) as f64;
     let width = (room * 0.8 / names.len().max(1) as f64).min(64.0);
     for (number_of_group, group) in groups.iter().enumerate() {
         let middle = LEFT + room * (number_of_group as f64 + 0.5);
         let first = middle - width * names.len() as f64 / 2.0;
-        written(&mut text, (middle, BOTTOM + 17.0), "class=\"tick\" text-anchor=\"middle\"", group.name);
+        write_label(&mut text, (middle, BOTTOM + 17.0), "class=\"tick\" text-anchor=\"middle\"", group.name);
         for (target, bar) in group.bars.iter().enumerate() {
             let Some(bar) = bar else { continue };
             let (x, y, colour) = (first + width * target as f64, axis.up(bar.median), target % COLOURS);
@@ -187,7 +187,7 @@ pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) 
                 );
             }
             if width >= LEAST_LABELLED {
-                written(&mut text, (centre, top - 4.0), "class=\"small\" text-anchor=\"middle\"", &number(bar.median));
+                write_label(&mut text, (centre, top - 4.0), "class=\"small\" text-anchor=\"middle\"", &number(bar.median));
             }
         }
     }
@@ -197,7 +197,7 @@ pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) 
 
 /// Lines over each other.
 pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -> String {
-    let mut text = begun(labels, y);
+    let mut text = begin_chart(labels, y);
     below(&mut text, &x.named(labels.x));
     let mut free = f64::MIN;
     for tick in &x.ticks {
@@ -205,7 +205,7 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
         // Numbers that would run into the one before them are left out.
         if across - free >= 30.0 {
             let _ = writeln!(text, "<path class=\"grid\" d=\"M{across:.1} {BOTTOM}v5\"/>");
-            written(&mut text, (across, BOTTOM + 17.0), "class=\"tick\" text-anchor=\"middle\"", &x.written(*tick));
+            write_label(&mut text, (across, BOTTOM + 17.0), "class=\"tick\" text-anchor=\"middle\"", &x.written(*tick));
             free = across;
         }
     }
@@ -228,7 +228,7 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
             let beside = if curve.target == 0 { up - 7.0 } else { up + 15.0 };
             if curve.marks == Marks::Clients {
                 let look = format!("class=\"small f{colour}\" text-anchor=\"middle\"");
-                written(&mut text, (across, beside), &look, &point.clients.to_string());
+                write_label(&mut text, (across, beside), &look, &point.clients.to_string());
             }
         }
     }
@@ -237,24 +237,24 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
 }
 
 /// Title and vertical axis.
-fn begun(labels: &Labels<'_>, y: &Axis) -> String {
+fn begin_chart(labels: &Labels<'_>, y: &Axis) -> String {
     let title = escape(labels.title);
     let mut text = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n");
-    written(&mut text, (8.0, 20.0), "class=\"title\"", labels.title);
-    written(&mut text, (8.0, TOP - 16.0), "class=\"tick\"", &y.named(labels.y));
+    write_label(&mut text, (8.0, 20.0), "class=\"title\"", labels.title);
+    write_label(&mut text, (8.0, TOP - 16.0), "class=\"tick\"", &y.named(labels.y));
     for tick in &y.ticks {
         let up = y.up(*tick);
         let _ = writeln!(text, "<path class=\"grid\" d=\"M{LEFT} {up:.1}H{RIGHT}\"/>");
-        written(&mut text, (LEFT - 8.0, up + 4.0), "class=\"tick\" text-anchor=\"end\"", &y.written(*tick));
+        write_label(&mut text, (LEFT - 8.0, up + 4.0), "class=\"tick\" text-anchor=\"end\"", &y.written(*tick));
     }
     text
 }
 
 fn below(text: &mut String, label: &str) {
-    written(text, (f64::midpoint(LEFT, RIGHT), BOTTOM + 40.0), "class=\"tick\" text-anchor=\"middle\"", label);
+    write_label(text, (f64::midpoint(LEFT, RIGHT), BOTTOM + 40.0), "class=\"tick\" text-anchor=\"middle\"", label);
 }
 
-fn written(text: &mut String, (x, y): (f64, f64), look: &str, words: &str) {
+fn write_label(text: &mut String, (x, y): (f64, f64), look: &str, words: &str) {
     let _ = writeln!(text, "<text x=\"{x:.1}\" y=\"{y:.1}\" {look}>{}</text>", escape(words));
 }
 

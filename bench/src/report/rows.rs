@@ -9,13 +9,13 @@ use crate::figures::{Figures, Quantiles, Totals};
 /// One line of a table.
 pub(super) struct Measure {
     pub(super) name: &'static str,
-    pub(super) form: Form,
+    pub(super) form: NumberFormat,
     of: fn(&Figures) -> Option<f64>,
 }
 
 /// How a number is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum NumberFormat {
     Count,
     Number,
     /// A number whose ratio to the first target's says something.
@@ -46,13 +46,13 @@ impl Row<'_> {
     }
 
     pub(super) fn median(&self, target: usize) -> String {
-        self.cells[target].map_or_else(|| "–".into(), |cell| self.measure.form.written(cell.median))
+        self.cells[target].map_or_else(|| "–".into(), |cell| self.measure.form.format_value(cell.median))
     }
 
     /// Least and most; empty if they are the same as they are written.
     pub(super) fn range(&self, target: usize) -> String {
         let Some(Spread { least, most, .. }) = self.cells[target] else { return String::new() };
-        let (least, most) = (self.measure.form.written(least), self.measure.form.written(most));
+        let (least, most) = (self.measure.form.format_value(least), self.measure.form.format_value(most));
         if least == most { String::new() } else { format!("{least} – {most}") }
     }
 
@@ -63,13 +63,13 @@ impl Row<'_> {
     /// To the first target, for rates and times; empty for others, and where there is none.
     pub(super) fn ratio(&self, target: usize) -> String {
         match (self.measure.form, self.cells[target], self.cells[0]) {
-            (Form::Compared, Some(cell), Some(first)) if first.median > 0.0 => format!("×{:.2}", cell.median / first.median),
+            (NumberFormat::Compared, Some(cell), Some(first)) if first.median > 0.0 => format!("×{:.2}", cell.median / first.median),
             _ => String::new(),
         }
     }
 }
 
-const fn row(name: &'static str, form: Form, of: fn(&Figures) -> Option<f64>) -> Measure {
+const fn row(name: &'static str, form: NumberFormat, of: fn(&Figures) -> Option<f64>) -> Measure {
     Measure { name, form, of }
 }
 
@@ -84,36 +84,36 @@ fn time(quantiles: &Quantiles, of: fn(&Quantiles) -> f64) -> Option<f64> {
 
 /// In the order of the tables. Prompts are made without the model's tokenizer, so their mean shows what they really are.
 static MEASURES: [Measure; 30] = [
-    row("requests", Form::Count, |figures| Some(count(figures.all.requests))),
-    row("failed", Form::Count, |figures| Some(count(figures.all.failed.values().sum()))),
-    row("requests/s", Form::Compared, |figures| Some(figures.all.requests_per_second)),
-    row("output tokens/s", Form::Compared, |figures| Some(figures.all.output_tokens_per_second)),
-    row("prompt tokens/s", Form::Compared, |figures| Some(figures.all.prompt_tokens_per_second).filter(|rate| *rate > 0.0)),
-    row("goodput, requests/s", Form::Compared, |figures| figures.all.goodput),
-    row("limits met", Form::Share, |figures| figures.all.met),
-    row("TTFT p50, ms", Form::Compared, |figures| time(&figures.all.ttft_ms, |times| times.p50)),
-    row("TTFT p90, ms", Form::Compared, |figures| time(&figures.all.ttft_ms, |times| times.p90)),
-    row("TTFT p99, ms", Form::Compared, |figures| time(&figures.all.ttft_ms, |times| times.p99)),
-    row("TTFT max, ms", Form::Compared, |figures| time(&figures.all.ttft_ms, |times| times.max)),
-    row("ITL p50, ms", Form::Compared, |figures| time(&figures.all.itl_ms, |times| times.p50)),
-    row("ITL p90, ms", Form::Compared, |figures| time(&figures.all.itl_ms, |times| times.p90)),
-    row("ITL p99, ms", Form::Compared, |figures| time(&figures.all.itl_ms, |times| times.p99)),
-    row("ITL max, ms", Form::Compared, |figures| time(&figures.all.itl_ms, |times| times.max)),
-    row("TPOT p50, ms", Form::Compared, |figures| time(&figures.all.tpot_ms, |times| times.p50)),
-    row("TPOT p90, ms", Form::Compared, |figures| time(&figures.all.tpot_ms, |times| times.p90)),
-    row("TPOT p99, ms", Form::Compared, |figures| time(&figures.all.tpot_ms, |times| times.p99)),
-    row("E2E p50, ms", Form::Compared, |figures| time(&figures.all.e2e_ms, |times| times.p50)),
-    row("E2E p90, ms", Form::Compared, |figures| time(&figures.all.e2e_ms, |times| times.p90)),
-    row("E2E p99, ms", Form::Compared, |figures| time(&figures.all.e2e_ms, |times| times.p99)),
-    row("E2E max, ms", Form::Compared, |figures| time(&figures.all.e2e_ms, |times| times.max)),
-    row("sent late p99, ms", Form::Number, |figures| time(&figures.all.late_ms, |times| times.p99)),
-    row("tokens of a prompt, mean", Form::Number, |figures| figures.all.prompt_tokens_mean),
-    row("tokens of an answer, mean", Form::Number, |figures| figures.all.output_tokens_mean),
-    row("prompt tokens cached, by usage", Form::Share, |figures| figures.all.cached_share),
-    row("prefix hit rate, by metrics", Form::Share, |figures| figures.fleet.and_then(|fleet| fleet.prefix_hit_rate)),
-    row("KV cache in use, mean", Form::Share, |figures| figures.fleet.and_then(|fleet| fleet.kv_use_mean)),
-    row("KV cache in use, most", Form::Share, |figures| figures.fleet.and_then(|fleet| fleet.kv_use_max)),
-    row("seconds", Form::Number, |figures| Some(figures.all.seconds)),
+    row("requests", NumberFormat::Count, |figures| Some(count(figures.all.requests))),
+    row("failed", NumberFormat::Count, |figures| Some(count(figures.all.failed.values().sum()))),
+    row("requests/s", NumberFormat::Compared, |figures| Some(figures.all.requests_per_second)),
+    row("output tokens/s", NumberFormat::Compared, |figures| Some(figures.all.output_tokens_per_second)),
+    row("prompt tokens/s", NumberFormat::Compared, |figures| Some(figures.all.prompt_tokens_per_second).filter(|rate| *rate > 0.0)),
+    row("goodput, requests/s", NumberFormat::Compared, |figures| figures.all.goodput),
+    row("limits met", NumberFormat::Share, |figures| figures.all.met),
+    row("TTFT p50, ms", NumberFormat::Compared, |figures| time(&figures.all.ttft_ms, |times| times.p50)),
+    row("TTFT p90, ms", NumberFormat::Compared, |figures| time(&figures.all.ttft_ms, |times| times.p90)),
+    row("TTFT p99, ms", NumberFormat::Compared, |figures| time(&figures.all.ttft_ms, |times| times.p99)),
+    row("TTFT max, ms", NumberFormat::Compared, |figures| time(&figures.all.ttft_ms, |times| times.max)),
+    row("ITL p50, ms", NumberFormat::Compared, |figures| time(&figures.all.itl_ms, |times| times.p50)),
+    row("ITL p90, ms", NumberFormat::Compared, |figures| time(&figures.all.itl_ms, |times| times.p90)),
+    row("ITL p99, ms", NumberFormat::Compared, |figures| time(&figures.all.itl_ms, |times| times.p99)),
+    row("ITL max, ms", NumberFormat::Compared, |figures| time(&figures.all.itl_ms, |times| times.max)),
+    row("TPOT p50, ms", NumberFormat::Compared, |figures| time(&figures.all.tpot_ms, |times| times.p50)),
+    row("TPOT p90, ms", NumberFormat::Compared, |figures| time(&figures.all.tpot_ms, |times| times.p90)),
+    row("TPOT p99, ms", NumberFormat::Compared, |figures| time(&figures.all.tpot_ms, |times| times.p99)),
+    row("E2E p50, ms", NumberFormat::Compared, |figures| time(&figures.all.e2e_ms, |times| times.p50)),
+    row("E2E p90, ms", NumberFormat::Compared, |figures| time(&figures.all.e2e_ms, |times| times.p90)),
+    row("E2E p99, ms", NumberFormat::Compared, |figures| time(&figures.all.e2e_ms, |times| times.p99)),
+    row("E2E max, ms", NumberFormat::Compared, |figures| time(&figures.all.e2e_ms, |times| times.max)),
+    row("sent late p99, ms", NumberFormat::Number, |figures| time(&figures.all.late_ms, |times| times.p99)),
+    row("tokens of a prompt, mean", NumberFormat::Number, |figures| figures.all.prompt_tokens_mean),
+    row("tokens of an answer, mean", NumberFormat::Number, |figures| figures.all.output_tokens_mean),
+    row("prompt tokens cached, by usage", NumberFormat::Share, |figures| figures.all.cached_share),
+    row("prefix hit rate, by metrics", NumberFormat::Share, |figures| figures.fleet.and_then(|fleet| fleet.prefix_hit_rate)),
+    row("KV cache in use, mean", NumberFormat::Share, |figures| figures.fleet.and_then(|fleet| fleet.kv_use_mean)),
+    row("KV cache in use, most", NumberFormat::Share, |figures| figures.fleet.and_then(|fleet| fleet.kv_use_max)),
+    row("seconds", NumberFormat::Number, |figures| Some(figures.all.seconds)),
 ];
 
 /// Those of the measures that anything was measured of, for the rounds of each target.
@@ -238,8 +238,8 @@ impl Spread {
     }
 }
 
-impl Form {
-    pub(super) fn written(self, value: f64) -> String {
+impl NumberFormat {
+    pub(super) fn format_value(self, value: f64) -> String {
         match self {
             Self::Count => grouped(&format!("{value:.0}")),
             Self::Number | Self::Compared => number(value),

@@ -6,7 +6,7 @@ use super::rows::{Row, cautions, failures, kinds, number, rounds, rows, steps};
 use super::{Report, TargetReport};
 
 /// Lines of the tables for single kinds of sessions: the whole of them would hide the differences.
-const OF_A_KIND: [&str; 8] =
+const KIND_MEASURES: [&str; 8] =
     ["requests", "failed", "output tokens/s", "TTFT p50, ms", "TTFT p99, ms", "ITL p50, ms", "E2E p50, ms", "E2E p99, ms"];
 
 /// The whole report.
@@ -21,16 +21,16 @@ pub fn table(report: &Report) -> String {
     if most_rounds > 0 {
         let medians = if most_rounds > 1 { format!(" (medians of {most_rounds} rounds, least – most)") } else { String::new() };
         let _ = writeln!(text, "\nAll requests{medians}");
-        compared(&mut text, report, rows(&rounds(report)));
+        write_comparison(&mut text, report, rows(&rounds(report)));
         for (name, targets) in kinds(report) {
             let targets: Vec<Vec<_>> = targets.iter().map(|rounds| rounds.iter().collect()).collect();
-            let of_a_kind = rows(&targets).into_iter().filter(|row| OF_A_KIND.contains(&row.measure.name)).collect();
+            let of_a_kind = rows(&targets).into_iter().filter(|row| KIND_MEASURES.contains(&row.measure.name)).collect();
             let _ = writeln!(text, "\nOf these: {name}");
-            compared(&mut text, report, of_a_kind);
+            write_comparison(&mut text, report, of_a_kind);
         }
     }
     for target in report.targets.iter().filter(|target| !target.sweep.is_empty()) {
-        swept(&mut text, target);
+        write_sweep(&mut text, target);
     }
     let failures = failures(report);
     if !failures.is_empty() {
@@ -56,7 +56,7 @@ fn heads(report: &Report) -> Vec<String> {
     std::iter::once(String::new()).chain(report.targets.iter().map(|target| target.name.clone())).collect()
 }
 
-fn compared(text: &mut String, report: &Report, rows: Vec<Row<'_>>) {
+fn write_comparison(text: &mut String, report: &Report, rows: Vec<Row<'_>>) {
     // Each target has up to three columns: median, range, ratio to the first. Those that nobody needs are left out.
     let ranges = rows.iter().any(Row::has_ranges);
     let mut head = vec![String::new()];
@@ -82,7 +82,7 @@ fn compared(text: &mut String, report: &Report, rows: Vec<Row<'_>>) {
     aligned(text, &lines);
 }
 
-fn swept(text: &mut String, target: &TargetReport) {
+fn write_sweep(text: &mut String, target: &TargetReport) {
     let _ = writeln!(text, "\n{}: more and more clients", target.name);
     let heads = ["clients", "requests/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99, ms", "failed"];
     let mut lines = vec![heads.map(String::from).to_vec()];

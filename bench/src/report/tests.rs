@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::plot::{Axis, Curve, Labels, Marks, Point, lines};
-use super::rows::{Form, Spread, number};
+use super::rows::{NumberFormat, Spread, number};
 use super::*;
 use crate::figures::{FleetFigures, Quantiles, Second, Totals};
 
@@ -204,7 +204,7 @@ fn a_report_of_nothing_is_still_a_report() {
 fn numbers_are_written_with_as_many_digits_as_count() {
     let written = [0.0, 0.004, 0.25, 9.99, 10.0, 99.94, 99.96, 1234.6, 1_234_567.0].map(number);
     assert_eq!(written, ["0", "0.004", "0.25", "9.99", "10.0", "99.9", "100", "1,235", "1,234,567"]);
-    assert_eq!([Form::Share.written(0.5), Form::Count.written(1200.0)], ["50.0 %", "1,200"]);
+    assert_eq!([NumberFormat::Share.format_value(0.5), NumberFormat::Count.format_value(1200.0)], ["50.0 %", "1,200"]);
 }
 
 #[test]

@@ -14,14 +14,14 @@ fn step(concurrency: u32, tokens_per_second: f64, ttft_ms: f64) -> SweepStep {
 #[test]
 fn a_target_with_room_left_is_swept_on() {
     let none = Limits::default();
-    assert_eq!(broke(&step(1, 100.0, 10.0), None, &none), None);
-    assert_eq!(broke(&step(5, 450.0, 25.0), Some(&step(1, 100.0, 10.0)), &none), None, "slower, but it gives more");
-    assert_eq!(broke(&step(10, 450.0, 15.0), Some(&step(5, 450.0, 10.0)), &none), None, "no more, but no queue either");
+    assert_eq!(stop_reason(&step(1, 100.0, 10.0), None, &none), None);
+    assert_eq!(stop_reason(&step(5, 450.0, 25.0), Some(&step(1, 100.0, 10.0)), &none), None, "slower, but it gives more");
+    assert_eq!(stop_reason(&step(10, 450.0, 15.0), Some(&step(5, 450.0, 10.0)), &none), None, "no more, but no queue either");
 }
 
 #[test]
 fn a_queue_without_more_tokens_is_the_end_and_names_the_step_before() {
-    let why = broke(&step(250, 3100.0, 210.0), Some(&step(100, 3000.0, 80.0)), &Limits::default()).unwrap();
+    let why = stop_reason(&step(250, 3100.0, 210.0), Some(&step(100, 3000.0, 80.0)), &Limits::default()).unwrap();
     assert_eq!(
         why,
         "at 250 clients: tokens/s no longer grow (3100 after 3000) while the median time to the first token does (210 ms after 80 ms); 100 clients still gave 3000 tokens/s with 160 ms to the first token at p99"
@@ -32,18 +32,18 @@ fn a_queue_without_more_tokens_is_the_end_and_names_the_step_before() {
 fn one_failure_in_a_hundred_is_borne_and_more_are_told_by_kind() {
     let mut at_fifty = step(50, 100.0, 10.0);
     at_fifty.figures.all.failed = [("status 429".to_owned(), 1)].into();
-    assert_eq!(broke(&at_fifty, None, &Limits::default()), None);
+    assert_eq!(stop_reason(&at_fifty, None, &Limits::default()), None);
     at_fifty.figures.all.failed = [("broken".to_owned(), 1), ("status 429".to_owned(), 2)].into();
-    let why = broke(&at_fifty, None, &Limits::default()).unwrap();
+    let why = stop_reason(&at_fifty, None, &Limits::default()).unwrap();
     assert_eq!(why, "at 50 clients: 3.0 % of the requests failed (broken: 1, status 429: 2)");
     at_fifty.figures.all = Totals::default();
-    assert_eq!(broke(&at_fifty, None, &Limits::default()).unwrap(), "at 50 clients: no request ended");
+    assert_eq!(stop_reason(&at_fifty, None, &Limits::default()).unwrap(), "at 50 clients: no request ended");
 }
 
 #[test]
 fn a_limit_counts_at_its_p99() {
     let limits = |ttft| Limits { ttft: Some(Duration::from_millis(ttft)), ..Limits::default() };
-    assert_eq!(broke(&step(10, 100.0, 90.0), None, &limits(180)), None);
-    let why = broke(&step(10, 100.0, 100.0), None, &limits(180)).unwrap();
+    assert_eq!(stop_reason(&step(10, 100.0, 90.0), None, &limits(180)), None);
+    let why = stop_reason(&step(10, 100.0, 100.0), None, &limits(180)).unwrap();
     assert_eq!(why, "at 10 clients: the time to the first token is 200 ms at p99, above the limit of 180ms");
 }

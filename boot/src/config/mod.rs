@@ -14,8 +14,8 @@ use clap::{Arg, ArgAction, ArgMatches};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-pub use document::{document, example};
-pub use schema::{Kind, Section, Setting};
+pub use document::{markdown, example_file};
+pub use schema::{ValueKind, Section, Setting};
 
 /// What is wrong with the configuration, and where.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ pub enum ConfigError {
 }
 
 /// Settings of earlier releases, and what to do without them.
-const REMOVED: [(&str, &str); 1] = [(
+const REMOVED_SETTINGS: [(&str, &str); 1] = [(
     "router.operators_need_key",
     "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, and \
      router.metrics_need_key says whether the metrics page needs one",
@@ -77,7 +77,7 @@ const REMOVED: [(&str, &str); 1] = [(
 
 /// Where settings come from besides their defaults.
 #[derive(Debug, Default)]
-pub struct Sources<'a> {
+pub struct SettingSources<'a> {
     /// A configuration file.
     pub file: Option<&'a Path>,
     /// Environment variables, usually `std::env::vars()`.
@@ -98,7 +98,7 @@ impl Settings {
     ///
     /// # Errors
     /// Unknown keys of the file, and values that are not of the setting's kind.
-    pub fn load(sections: &[Section], sources: &Sources<'_>) -> Result<Self, ConfigError> {
+    pub fn load(sections: &[Section], sources: &SettingSources<'_>) -> Result<Self, ConfigError> {
         let mut settings = Self { values: Table::new(), origins: BTreeMap::new() };
         if let Some(path) = sources.file {
             settings.read_file(path, sections)?;
@@ -108,14 +108,14 @@ impl Settings {
             // Other variables that begin alike are left alone: Kubernetes sets HOSTLER_ROUTER_PORT for a service of that name.
             let name = setting.environment();
             if let Some(text) = environment.get(name.as_str()) {
-                settings.put(setting, setting.kind.parse_list(text), format!("environment variable {name}"))?;
+                settings.insert(setting, setting.kind.parse_list(text), format!("environment variable {name}"))?;
             }
             let Some(matches) = sources.flags else { continue };
             let given = matches.try_contains_id(setting.key).unwrap_or(false)
                 && matches.value_source(setting.key) == Some(ValueSource::CommandLine);
             if given {
                 let texts: Vec<&String> = matches.get_many::<String>(setting.key).into_iter().flatten().collect();
-                settings.put(setting, setting.kind.parse(&texts), format!("flag --{}", setting.flag()))?;
+                settings.insert(setting, setting.kind.parse(&texts), format!("flag --{}", setting.flag()))?;
             }
         }
         Ok(settings)
@@ -149,7 +149,7 @@ impl Settings {
 
     /// Whether any source gave this setting.
     #[must_use]
-    pub fn is_given(&self, section: &str, key: &str) -> bool {
+    pub fn is_set(&self, section: &str, key: &str) -> bool {
         self.origins.contains_key(&format!("{section}.{key}"))
     }
 
@@ -167,12 +167,12 @@ impl Settings {
                 .help(format!("{} [default: {}] [env: {}]", setting.doc, setting.default_text(), setting.environment()))
                 .value_name(setting.kind.placeholder())
                 .action(action);
-            flags.push(if setting.kind == Kind::Bool { flag.num_args(0..=1).default_missing_value("true") } else { flag });
+            flags.push(if setting.kind == ValueKind::Bool { flag.num_args(0..=1).default_missing_value("true") } else { flag });
         }
         flags
     }
 
-    fn put(&mut self, setting: &Setting, value: Result<Value, String>, origin: String) -> Result<(), ConfigError> {
+    fn insert(&mut self, setting: &Setting, value: Result<Value, String>, origin: String) -> Result<(), ConfigError> {
         let key = setting.full_key();
         let value = value.map_err(|message| ConfigError::Value { origin: origin.clone(), key: key.clone(), message })?;
         self.set(setting.section, setting.key, value);
@@ -202,7 +202,7 @@ impl Settings {
             for (key, value) in entries {
                 if !section.settings.iter().any(|setting| setting.key == key) {
                     let full = format!("{section_name}.{key}");
-                    if let Some((_, instead)) = REMOVED.into_iter().find(|(removed, _)| *removed == full) {
+                    if let Some((_, instead)) = REMOVED_SETTINGS.into_iter().find(|(removed, _)| *removed == full) {
                         return Err(ConfigError::Removed { origin: place(Some(&key)), key: full, instead });
                     }
                     let nearest = schema::nearest(&key, section.settings.iter().map(|setting| setting.key));

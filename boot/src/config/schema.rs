@@ -8,7 +8,7 @@ use toml::Value;
 
 /// What values a setting takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     /// Text: a path, an address, a duration.
     Text,
     /// A whole number.
@@ -23,7 +23,7 @@ pub enum Kind {
     Choice(Vec<String>),
 }
 
-impl Kind {
+impl ValueKind {
     pub(super) fn is_list(&self) -> bool {
         *self == Self::List
     }
@@ -78,7 +78,7 @@ pub struct Setting {
     /// The field's doc comment on one line.
     pub doc: String,
     /// What it takes.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// The value without any source.
     pub default: Json,
 }
@@ -146,7 +146,7 @@ impl Section {
     }
 }
 
-fn kind_of(field: &Json) -> Kind {
+fn kind_of(field: &Json) -> ValueKind {
     let words =
         |list: &Json| list.as_array().map(|words| words.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect::<Vec<_>>());
     if let Some(choices) = field["oneOf"].as_array() {
@@ -154,17 +154,17 @@ fn kind_of(field: &Json) -> Kind {
             Some(word) => vec![word.to_owned()],
             None => words(&choice["enum"]).unwrap_or_default(),
         });
-        return Kind::Choice(choices.collect());
+        return ValueKind::Choice(choices.collect());
     }
     if let Some(choices) = words(&field["enum"]) {
-        return Kind::Choice(choices);
+        return ValueKind::Choice(choices);
     }
     match field["type"].as_str() {
-        Some("integer") => Kind::Integer,
-        Some("number") => Kind::Number,
-        Some("boolean") => Kind::Bool,
-        Some("array") => Kind::List,
-        _ => Kind::Text,
+        Some("integer") => ValueKind::Integer,
+        Some("number") => ValueKind::Number,
+        Some("boolean") => ValueKind::Bool,
+        Some("array") => ValueKind::List,
+        _ => ValueKind::Text,
     }
 }
 

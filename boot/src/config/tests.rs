@@ -50,7 +50,7 @@ fn load(file: Option<&str>, environment: &[(&str, &str)], flags: &[&str]) -> Res
     on_disk.write_all(file.unwrap_or_default().as_bytes()).unwrap();
     let command = clap::Command::new("test").args(Settings::flags(&sections));
     let matches = command.try_get_matches_from(std::iter::once("test").chain(flags.iter().copied())).unwrap();
-    let sources = Sources {
+    let sources = SettingSources {
         file: file.is_some().then_some(on_disk.path()),
         environment: environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
         flags: Some(&matches),
@@ -85,7 +85,7 @@ fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
 fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(b"[router]\noperators_need_key = \"always\"\n").unwrap();
-    let sources = Sources { file: Some(file.path()), ..Sources::default() };
+    let sources = SettingSources { file: Some(file.path()), ..SettingSources::default() };
     let error = Settings::load(&[Section::of::<Example>("router")], &sources).unwrap_err().to_string();
     assert!(error.contains(":2: `router.operators_need_key` is no setting any more: leave it out"), "{error}");
 }
@@ -125,13 +125,13 @@ fn a_bad_value_says_which_place_which_key_and_what_was_expected() {
 
 #[test]
 fn the_example_file_is_read_back_as_the_defaults() {
-    let read = load(Some(&example(&sections())), &[], &[]).unwrap();
+    let read = load(Some(&example_file(&sections())), &[], &[]).unwrap();
     assert_eq!(serde_json::to_value(read).unwrap(), serde_json::to_value(Example::default()).unwrap());
 }
 
 #[test]
 fn the_manual_names_key_default_flag_environment_and_meaning() {
-    let manual = document(&sections());
+    let manual = markdown(&sections());
     assert!(
         manual.contains("| `drain_timeout` | `\"30s\"` | `--drain-timeout` `HOSTLER_EXAMPLE_DRAIN_TIMEOUT` | How long it waits. |"),
         "{manual}"

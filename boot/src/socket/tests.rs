@@ -19,11 +19,11 @@ async fn a_socket_is_its_users_alone_whatever_the_umask_and_goes_with_its_owner(
     let folder = folder();
     let path = folder.path().join("below/s.sock");
     let before = rustix::process::umask(Mode::empty());
-    let socket = OwnSocket::bind(&path).await;
+    let socket = PrivateSocket::bind(&path).await;
     rustix::process::umask(before);
     let socket = socket.unwrap();
     assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
-    assert!(is_live(&path).await && socket.file().is_there());
+    assert!(is_live(&path).await && socket.file().exists());
     drop(socket);
     assert!(!path.exists());
 }
@@ -35,22 +35,22 @@ async fn the_socket_of_a_dead_process_is_replaced_and_that_of_a_living_one_never
     // Closing a socket leaves its file, as a process does that is killed.
     drop(StdListener::bind(&path).unwrap());
     assert!(path.exists() && !is_live(&path).await);
-    let living = OwnSocket::bind(&path).await.unwrap();
-    let refused = OwnSocket::bind(&path).await.unwrap_err();
+    let living = PrivateSocket::bind(&path).await.unwrap();
+    let refused = PrivateSocket::bind(&path).await.unwrap_err();
     assert!(matches!(&refused, SocketError::InUse { path: taken } if *taken == path), "{refused}");
-    assert!(living.file().is_there() && is_live(&path).await);
+    assert!(living.file().exists() && is_live(&path).await);
 }
 
 #[tokio::test]
 async fn what_took_the_place_of_a_socket_is_not_removed_with_it() {
     let folder = folder();
     let path = folder.path().join("s.sock");
-    let first = OwnSocket::bind(&path).await.unwrap();
+    let first = PrivateSocket::bind(&path).await.unwrap();
     fs::remove_file(&path).unwrap();
-    assert!(!first.file().is_there());
-    let second = OwnSocket::bind(&path).await.unwrap();
+    assert!(!first.file().exists());
+    let second = PrivateSocket::bind(&path).await.unwrap();
     drop(first);
-    assert!(second.file().is_there() && is_live(&path).await);
+    assert!(second.file().exists() && is_live(&path).await);
 }
 
 #[tokio::test]
@@ -59,12 +59,12 @@ async fn a_folder_that_others_can_change_is_refused() {
     let open = folder.path().join("open");
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
-    let refused = OwnSocket::bind(&open.join("s.sock")).await.unwrap_err().to_string();
+    let refused = PrivateSocket::bind(&open.join("s.sock")).await.unwrap_err().to_string();
     assert!(refused.contains("mode 1777") && refused.contains("folder of your own"), "{refused}");
     let own = folder.path().join("own");
     fs::create_dir(&own).unwrap();
     symlink(&own, folder.path().join("link")).unwrap();
-    let refused = OwnSocket::bind(&folder.path().join("link/s.sock")).await.unwrap_err();
+    let refused = PrivateSocket::bind(&folder.path().join("link/s.sock")).await.unwrap_err();
     assert!(matches!(refused, SocketError::Other { .. }), "{refused}");
 }
 
@@ -73,9 +73,9 @@ async fn a_file_is_not_taken_for_a_socket_and_a_long_path_is_named() {
     let folder = folder();
     let path = folder.path().join("notes");
     fs::write(&path, "mine").unwrap();
-    let refused = OwnSocket::bind(&path).await.unwrap_err().to_string();
+    let refused = PrivateSocket::bind(&path).await.unwrap_err().to_string();
     assert!(refused.contains("is no socket") && fs::read(&path).unwrap() == b"mine", "{refused}");
-    let refused = OwnSocket::bind(&folder.path().join("x".repeat(PATH_CAP))).await.unwrap_err().to_string();
+    let refused = PrivateSocket::bind(&folder.path().join("x".repeat(MAX_PATH_BYTES))).await.unwrap_err().to_string();
     assert!(refused.contains("too long") && refused.contains("107"), "{refused}");
 }
 

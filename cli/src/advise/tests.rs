@@ -15,7 +15,7 @@ fn fleet() -> Vec<Node> {
 #[test]
 fn every_finding_says_what_was_seen_and_what_to_change() {
     let nodes = fleet();
-    insta::assert_snapshot!(lines(&chosen(&nodes, None).unwrap()).join("\n"), @"
+    insta::assert_snapshot!(lines(&select_replicas(&nodes, None).unwrap()).join("\n"), @"
     n0/0  front_end
       seen    the Python front-end used up to 0.97 of a core
       change  --front-end rust
@@ -32,7 +32,7 @@ fn every_finding_says_what_was_seen_and_what_to_change() {
 #[test]
 fn a_target_is_a_node_or_a_replica_and_has_to_exist() {
     let nodes = fleet();
-    let ids = |target| chosen(&nodes, Some(target)).map(|replicas| replicas.iter().map(|replica| replica.id.clone()).collect::<Vec<_>>());
+    let ids = |target| select_replicas(&nodes, Some(target)).map(|replicas| replicas.iter().map(|replica| replica.id.clone()).collect::<Vec<_>>());
     assert_eq!(ids("n2").unwrap(), ["n2/0"]);
     assert_eq!(ids("n0/0").unwrap(), ["n0/0"]);
     let error = ids("n9").unwrap_err().to_string();
@@ -42,7 +42,7 @@ fn a_target_is_a_node_or_a_replica_and_has_to_exist() {
 #[test]
 fn a_fleet_that_does_well_gets_no_advice() {
     let nodes = fleet();
-    let lines = lines(&chosen(&nodes, Some("n1")).unwrap());
+    let lines = lines(&select_replicas(&nodes, Some("n1")).unwrap());
     assert_eq!(
         lines,
         [
@@ -54,7 +54,7 @@ fn a_fleet_that_does_well_gets_no_advice() {
 #[test]
 fn a_script_reads_whose_finding_it_is() {
     let nodes = fleet();
-    let replicas = chosen(&nodes, Some("n2")).unwrap();
+    let replicas = select_replicas(&nodes, Some("n2")).unwrap();
     let json = serde_json::to_value(advice(&replicas).collect::<Vec<_>>()).unwrap();
     assert_eq!(
         (&json[0]["replica"], &json[0]["kind"], &json[0]["advice"]),

@@ -11,7 +11,7 @@ const DECODE_SHARE: f64 = 0.15;
 
 /// One term: how it is made, with names and with numbers (none where it is 0 for a reason), and what comes out, in milliseconds.
 #[derive(Debug)]
-pub(super) struct Worked {
+pub(super) struct TermBreakdown {
     pub(super) term: &'static str,
     formula: String,
     numbers: String,
@@ -36,7 +36,7 @@ pub(super) fn figure(value: f64) -> String {
 }
 
 /// The terms of `scored`, one after the other, and their sum.
-pub(super) fn worked_out(decision: &Decision, scored: &Scored) -> Vec<String> {
+pub(super) fn break_down(decision: &Decision, scored: &Scored) -> Vec<String> {
     let rates = scored.rates.unwrap_or_default();
     let mut lines = vec![format!(
         "{} worked out in milliseconds, with h = {} matched tokens, u = {} uncached tokens, s = {} slowness",
@@ -46,7 +46,7 @@ pub(super) fn worked_out(decision: &Decision, scored: &Scored) -> Vec<String> {
         figure(slowness(&rates)),
     )];
     let worked = terms(decision, scored);
-    for Worked { term, formula, numbers, value } in &worked {
+    for TermBreakdown { term, formula, numbers, value } in &worked {
         lines.push(format!("  {term:<10}  = {formula}"));
         if !numbers.is_empty() {
             lines.push(format!("  {:<10}  = {numbers} = {}", "", figure(*value)));
@@ -60,10 +60,10 @@ pub(super) fn worked_out(decision: &Decision, scored: &Scored) -> Vec<String> {
 }
 
 /// `t` and the six terms, from the figures that the router told.
-pub(super) fn terms(decision: &Decision, scored: &Scored) -> Vec<Worked> {
+pub(super) fn terms(decision: &Decision, scored: &Scored) -> Vec<TermBreakdown> {
     let step = step(scored);
     vec![
-        worked(
+        breakdown(
             "t",
             "step + decode·in_flight + context·held tokens",
             [
@@ -83,8 +83,8 @@ pub(super) fn terms(decision: &Decision, scored: &Scored) -> Vec<Worked> {
     ]
 }
 
-fn worked(term: &'static str, formula: &str, numbers: String, value: f64) -> Worked {
-    Worked { term, formula: formula.to_owned(), numbers, value }
+fn breakdown(term: &'static str, formula: &str, numbers: String, value: f64) -> TermBreakdown {
+    TermBreakdown { term, formula: formula.to_owned(), numbers, value }
 }
 
 fn rates(scored: &Scored) -> Rates {
@@ -106,50 +106,50 @@ fn step(scored: &Scored) -> f64 {
     milliseconds(step + decode * f64::from(scored.in_flight) + context * count(scored.context))
 }
 
-fn queue(scored: &Scored) -> Worked {
+fn queue(scored: &Scored) -> TermBreakdown {
     let (rate, slowness) = (milliseconds(rates(scored).prefill), slowness(&rates(scored)));
     let overdue = milliseconds(scored.overdue);
     let numbers = format!("max({}·{}·{}, {})", figure(rate), scored.pending, figure(slowness), figure(overdue));
-    worked("queue", "max(prefill·pending·s, overdue)", numbers, (rate * count(scored.pending) * slowness).max(overdue))
+    breakdown("queue", "max(prefill·pending·s, overdue)", numbers, (rate * count(scored.pending) * slowness).max(overdue))
 }
 
-fn prefill(scored: &Scored) -> Worked {
+fn prefill(scored: &Scored) -> TermBreakdown {
     let (rate, attention) = (milliseconds(rates(scored).prefill), milliseconds(rates(scored).attention));
     let (slowness, matched, uncached) = (slowness(&rates(scored)), f64::from(scored.matched), f64::from(scored.uncached));
     let numbers =
         format!("({}·{uncached} + {}·{uncached}·({matched} + {}))·{}", figure(rate), figure(attention), uncached / 2.0, figure(slowness));
     let value = (rate * uncached + attention * uncached * (matched + uncached / 2.0)) * slowness;
-    worked("prefill", "(prefill·u + attention·u·(h + u/2))·s", numbers, value)
+    breakdown("prefill", "(prefill·u + attention·u·(h + u/2))·s", numbers, value)
 }
 
-fn steps(scored: &Scored, step: f64) -> Worked {
+fn steps(scored: &Scored, step: f64) -> TermBreakdown {
     let Scored { pending, uncached, budget, .. } = scored;
     let steps = pending.saturating_add(u64::from(*uncached)).div_ceil(u64::from((*budget).max(1))).max(1);
     let numbers = format!("max(1, ceil(({pending} + {uncached})/{budget}))·{}", figure(step));
-    worked("steps", "max(1, ceil((pending + u)/budget))·t", numbers, count(steps) * step)
+    breakdown("steps", "max(1, ceil((pending + u)/budget))·t", numbers, count(steps) * step)
 }
 
 /// Three cases; only the one that holds is shown.
-fn memory(decision: &Decision, scored: &Scored, step: f64) -> Worked {
+fn memory(decision: &Decision, scored: &Scored, step: f64) -> TermBreakdown {
     let (capacity, context, output) = (count(scored.capacity), count(scored.context), decision.output);
     if scored.capacity == 0 {
-        return worked("memory", "0, as the capacity is not known", String::new(), 0.0);
+        return breakdown("memory", "0, as the capacity is not known", String::new(), 0.0);
     }
     let held = if scored.kv_use > 0.0 { context.min(scored.kv_use * capacity) } else { context };
     let excess = held + f64::from(scored.uncached) + output - capacity;
     if excess <= 0.0 {
         let reason =
             format!("0, as held + u + output = {} + {} + {} ≤ {capacity} = capacity", figure(held), scored.uncached, figure(output));
-        return worked("memory", &reason, String::new(), 0.0);
+        return breakdown("memory", &reason, String::new(), 0.0);
     }
     let sequences = f64::from(scored.in_flight.max(1));
     let share = ((excess * sequences / held).ceil() / sequences).min(1.0);
     let numbers = format!("min(1, ceil({}·{sequences}/{})/{sequences})·{}·{}", figure(excess), figure(held), figure(output), figure(step));
-    worked("memory", "min(1, ceil(excess·n/held)/n)·output·t, excess = held + u + output − capacity", numbers, share * output * step)
+    breakdown("memory", "min(1, ceil(excess·n/held)/n)·output·t, excess = held + u + output − capacity", numbers, share * output * step)
 }
 
 /// What the arrivals say is known only by its outcome: the sum follows from the term itself.
-fn congestion(decision: &Decision, scored: &Scored) -> Worked {
+fn congestion(decision: &Decision, scored: &Scored) -> TermBreakdown {
     let utilisation = decision.utilisation;
     let price = 2.0 * utilisation / (1.0 - utilisation);
     let nominal = decision.nominal.unwrap_or_default();
@@ -157,14 +157,14 @@ fn congestion(decision: &Decision, scored: &Scored) -> Worked {
     let value = milliseconds(scored.terms.unwrap_or_default().congestion);
     let sum = if price * each > 0.0 { value / (price * each) } else { f64::from(scored.uncached) };
     let numbers = format!("2·{0}/(1 − {0})·{1}·{2}", figure(utilisation), figure(each), figure(sum));
-    worked("congestion", "2ρ/(1 − ρ)·mean prefill of an uncached token·Σ over u of 1/(1 + arrivals)", numbers, price * each * sum)
+    breakdown("congestion", "2ρ/(1 − ρ)·mean prefill of an uncached token·Σ over u of 1/(1 + arrivals)", numbers, price * each * sum)
 }
 
-fn decode(decision: &Decision, scored: &Scored, step: f64) -> Worked {
+fn decode(decision: &Decision, scored: &Scored, step: f64) -> TermBreakdown {
     let Rates { decode, context, .. } = rates(scored);
     let (output, in_flight) = (decision.output, f64::from(scored.in_flight));
     let slowdown = milliseconds(decode + context * (f64::from(decision.tokens) + output / 2.0));
     let numbers = format!("{DECODE_SHARE}·{}·({} + {in_flight}·{})", figure(output), figure(step), figure(slowdown));
     let value = DECODE_SHARE * output * (step + in_flight * slowdown);
-    worked("decode", "0.15·output·(t + in_flight·Δ), Δ = decode + context·(tokens + output/2)", numbers, value)
+    breakdown("decode", "0.15·output·(t + in_flight·Δ), Δ = decode + context·(tokens + output/2)", numbers, value)
 }

@@ -144,7 +144,7 @@ proptest! {
         for (worked, expected) in arithmetic::terms(&decision, scored).iter().skip(1).zip(expected.map(milliseconds)) {
             prop_assert!((worked.value - expected).abs() <= 1e-6 * expected.max(1.0), "{worked:?} but {expected}");
         }
-        let said = arithmetic::worked_out(&decision, scored);
+        let said = arithmetic::break_down(&decision, scored);
         prop_assert!(said.last().unwrap().contains("total"));
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
-    let record = |id: &str, expires: u64, uses: u32, by: &[&str], revoked: bool| Record {
+    let record = |id: &str, expires: u64, uses: u32, by: &[&str], revoked: bool| TokenInfo {
         id: id.into(),
         expires,
         job: String::new(),
@@ -30,7 +30,7 @@ fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
 
 #[test]
 fn uses_are_a_number_or_unlimited() {
-    assert!(matches!("3".parse(), Ok(UsesArg(Uses::Count(3)))));
-    assert!(matches!("unlimited".parse(), Ok(UsesArg(Uses::EveryNodeOfItsJob))));
+    assert!(matches!("3".parse(), Ok(UsesArg(UseLimit::Count(3)))));
+    assert!(matches!("unlimited".parse(), Ok(UsesArg(UseLimit::EveryNodeOfItsJob))));
     assert!("many".parse::<UsesArg>().is_err());
 }

@@ -8,7 +8,7 @@ struct Line {
     command: Keys,
 }
 
-fn created(arguments: &[&str]) -> CreateArgs {
+fn created(arguments: &[&str]) -> CreateKeyArgs {
     match Line::try_parse_from([&["keys", "create"], arguments].concat()).unwrap().command {
         Keys::Create(args) => args,
         other => panic!("{other:?}"),

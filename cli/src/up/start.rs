@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 use crate::ps::Replica;
 
 /// How often the same stage is told again.
-const AGAIN: Duration = Duration::from_secs(10);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Remembers what was said of each replica.
 #[derive(Debug, Default)]
-pub(super) struct Start {
-    told: HashMap<String, Told>,
+pub(super) struct StartupProgress {
+    last_lines: HashMap<String, LastLine>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct LastLine {
     phase: &'static str,
     /// The stage of its start; for one that is down, what it is down for.
     what: String,
     at: Instant,
 }
 
-impl Start {
+impl StartupProgress {
     /// The lines to say now.
     pub(super) fn lines(&mut self, replicas: &[Replica], now: Instant) -> Vec<String> {
         replicas.iter().filter_map(|replica| self.of(replica, now)).flatten().collect()
@@ -37,14 +37,14 @@ impl Start {
         } else {
             return None;
         };
-        let told = self.told.get(&replica.id);
+        let told = self.last_lines.get(&replica.id);
         let is_known = told.is_some_and(|told| told.phase == replica.phase && told.what == what);
         // A cause is told once, progress again and again.
-        let is_due = told.is_some_and(|told| replica.is_coming() && now.duration_since(told.at) >= AGAIN);
+        let is_due = told.is_some_and(|told| replica.is_coming() && now.duration_since(told.at) >= REPEAT_INTERVAL);
         if is_known && !is_due {
             return None;
         }
-        self.told.insert(replica.id.clone(), Told { phase: replica.phase, what, at: now });
+        self.last_lines.insert(replica.id.clone(), LastLine { phase: replica.phase, what, at: now });
         Some(lines)
     }
 }

@@ -36,20 +36,20 @@ impl Broken {
 }
 
 /// Takes pieces of a body as they come, in the place of its reader, while that waits for the next one: who has them goes on without a wake.
-pub trait Taker: Debug + Send + Sync {
+pub trait InlineConsumer: Debug + Send + Sync {
     /// Takes a piece, or gives it back for the reader. It must not touch the inbox.
-    fn take(&self, piece: Bytes) -> Taken;
+    fn consume(&self, piece: Bytes) -> ConsumeOutcome;
 }
 
 /// What became of a piece.
 #[derive(Debug)]
-pub enum Taken {
+pub enum ConsumeOutcome {
     /// It is where it should be.
-    Whole,
+    Consumed,
     /// It is taken, but the reader has something to do before the next one.
-    Wake,
+    ConsumedAndWake,
     /// The reader must take it.
-    Not(Bytes),
+    Declined(Bytes),
 }
 
 /// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the head's type.
@@ -67,7 +67,7 @@ struct State<H> {
     unannounced: usize,
     end: Option<Result<(), Broken>>,
     waker: Option<Waker>,
-    taker: Option<Arc<dyn Taker>>,
+    consumer: Option<Arc<dyn InlineConsumer>>,
     /// The reader has all that came, and the taker may go on.
     lent: bool,
 }
@@ -81,7 +81,7 @@ impl<H> Default for Inbox<H> {
             unannounced: 0,
             end: None,
             waker: None,
-            taker: None,
+            consumer: None,
             lent: false,
         }))
     }
@@ -116,17 +116,17 @@ impl<H> Inbox<H> {
             return wake(state);
         }
         let length = bytes.len();
-        let taken = match &state.taker {
-            Some(taker) if state.lent && !more => taker.take(bytes),
-            _ => Taken::Not(bytes),
+        let taken = match &state.consumer {
+            Some(taker) if state.lent && !more => taker.consume(bytes),
+            _ => ConsumeOutcome::Declined(bytes),
         };
         // Nothing may overtake what the reader has to deal with.
-        state.lent &= matches!(taken, Taken::Whole);
-        let Taken::Not(bytes) = taken else {
+        state.lent &= matches!(taken, ConsumeOutcome::Consumed);
+        let ConsumeOutcome::Declined(bytes) = taken else {
             state.unannounced += length;
             let credit = state.announce();
             match taken {
-                Taken::Wake => wake(state),
+                ConsumeOutcome::ConsumedAndWake => wake(state),
                 _ => drop(state),
             }
             return grant(credit, id, outbox);
@@ -151,15 +151,15 @@ impl<H> Inbox<H> {
     }
 
     /// Has `taker` take what comes while the reader waits, until `take_back`.
-    pub fn lend(&self, taker: Arc<dyn Taker>) {
-        self.0.lock().taker = Some(taker);
+    pub fn attach(&self, taker: Arc<dyn InlineConsumer>) {
+        self.0.lock().consumer = Some(taker);
     }
 
     /// All that comes is the reader's again.
-    pub fn take_back(&self) {
+    pub fn detach(&self) {
         let mut state = self.0.lock();
         state.lent = false;
-        state.taker = None;
+        state.consumer = None;
     }
 
     /// Whether `end` was called.
@@ -203,7 +203,7 @@ impl<H> Inbox<H> {
             Some(Ok(())) => Poll::Ready(Ok(None)),
             Some(Err(broken)) => Poll::Ready(Err(broken.clone())),
             None => {
-                state.lent = state.taker.is_some();
+                state.lent = state.consumer.is_some();
                 state.wait(context)
             }
         }

@@ -8,7 +8,7 @@ mod inbox;
 mod outbox;
 
 pub use credit::Credit;
-pub use inbox::{Broken, Inbox, Taken, Taker};
+pub use inbox::{Broken, Inbox, ConsumeOutcome, InlineConsumer};
 pub use outbox::Outbox;
 
 use crate::agent::v1::frame::Kind;

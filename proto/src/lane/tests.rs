@@ -124,14 +124,14 @@ struct Pieces {
     refuses: std::sync::atomic::AtomicBool,
 }
 
-impl Taker for Pieces {
-    fn take(&self, piece: Bytes) -> Taken {
+impl InlineConsumer for Pieces {
+    fn consume(&self, piece: Bytes) -> ConsumeOutcome {
         if self.refuses.load(std::sync::atomic::Ordering::Relaxed) {
-            return Taken::Not(piece);
+            return ConsumeOutcome::Declined(piece);
         }
         let wakes = piece.starts_with(b"!");
         self.taken.lock().push(piece);
-        if wakes { Taken::Wake } else { Taken::Whole }
+        if wakes { ConsumeOutcome::ConsumedAndWake } else { ConsumeOutcome::Consumed }
     }
 }
 
@@ -155,7 +155,7 @@ fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
         Poll::Ready(Err(broken)) => broken.message,
         Poll::Pending => "waits".into(),
     };
-    inbox.lend(pieces.clone());
+    inbox.attach(pieces.clone());
     give("a");
     assert_eq!(read(), "a", "the reader does not wait yet");
     give("b");
@@ -172,7 +172,7 @@ fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
     give("g");
     assert_eq!((read(), read()), ("f".into(), "g".into()), "nothing overtakes what the reader must take");
     assert_eq!(read(), "waits");
-    inbox.take_back();
+    inbox.detach();
     give("h");
     inbox.end(Ok(()));
     assert_eq!((read(), read()), ("h".into(), "end".into()));
@@ -186,7 +186,7 @@ fn a_piece_before_more_waits_for_it_and_the_reader_is_woken_once() {
     let waker = Waker::from(wakes.clone());
     let poll = || inbox.poll_body(&Context::from_waker(&waker), 1, &outbox);
     let woken = || wakes.0.swap(0, std::sync::atomic::Ordering::Relaxed);
-    inbox.lend(pieces.clone());
+    inbox.attach(pieces.clone());
     for last in ["event", "", "end"] {
         assert!(poll().is_pending());
         inbox.body_before_more(Bytes::from_static(b"one"), 1, &outbox);
@@ -216,7 +216,7 @@ fn a_sender_past_its_credit_is_told_even_when_more_follows() {
 #[test]
 fn credit_returns_for_pieces_that_were_taken() {
     let (inbox, outbox) = (Inbox::<()>::default(), Outbox::default());
-    inbox.lend(Arc::new(Pieces::default()));
+    inbox.attach(Arc::new(Pieces::default()));
     assert!(inbox.poll_body(&context(), 1, &outbox).is_pending());
     let mut granted = 0;
     for _ in 0..4 * WINDOW_BYTES / MAX_BODY_BYTES {

@@ -1,17 +1,17 @@
 //! What those who share limits have used of them, and whether one more request fits. Pure arithmetic: the time is an argument.
 
-use super::Estimate;
-use super::bucket::Bucket;
-use super::rates::{Rate, Rates};
-use super::window::Window;
+use super::UsageEstimate;
+use super::bucket::LeakyBucket;
+use super::rates::{RateLimit, RateLimits};
+use super::window::DailyWindow;
 use crate::keys::Limits;
 
 /// A caller whose requests all run may try again after this: nobody knows when the first of them ends.
-const BUSY_WAIT: u64 = 1000;
+const IN_FLIGHT_RETRY_MS: u64 = 1000;
 
 /// A limit of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub enum LimitKind {
     /// The router's own, of requests in flight.
     Router,
     /// Of requests in flight.
@@ -32,31 +32,31 @@ pub enum Limit {
 #[derive(Debug, Default)]
 pub(super) struct Account {
     in_flight: u32,
-    requests: Bucket,
-    input: Bucket,
-    output: Bucket,
-    daily_input: Option<Box<Window>>,
-    daily_output: Option<Box<Window>>,
+    requests: LeakyBucket,
+    input: LeakyBucket,
+    output: LeakyBucket,
+    daily_input: Option<Box<DailyWindow>>,
+    daily_output: Option<Box<DailyWindow>>,
 }
 
 /// Use of prompt tokens and of generated ones within a day.
 #[derive(Debug)]
-pub(super) struct Day(Option<Box<Window>>, Option<Box<Window>>);
+pub(super) struct DailyUsage(Option<Box<DailyWindow>>, Option<Box<DailyWindow>>);
 
 impl Account {
     /// Counts a request that is expected to use so much.
     ///
     /// # Errors
     /// When it does not fit: the limit that is in its way for longest, and for how many milliseconds.
-    pub(super) fn enter(&mut self, limits: &Limits, asked: &Estimate, now: u64) -> Result<(), (Limit, u64)> {
-        let (input, output) = (asked.input, asked.output);
+    pub(super) fn reserve(&mut self, limits: &Limits, asked: &UsageEstimate, now: u64) -> Result<(), (LimitKind, u64)> {
+        let (input, output) = (asked.prompt_tokens, asked.output_tokens);
         let waits = [
-            (Limit::InFlight, limits.in_flight.map_or(0, |most| if self.in_flight < most { 0 } else { BUSY_WAIT })),
-            (Limit::Requests, limits.requests_per_minute.map_or(0, |limit| self.requests.wait(limit, 1, now))),
-            (Limit::Input, limits.input_per_minute.map_or(0, |limit| self.input.wait(limit, input, now))),
-            (Limit::Output, limits.output_per_minute.map_or(0, |limit| self.output.wait(limit, output, now))),
-            (Limit::DailyInput, limits.input_per_day.map_or(0, |limit| window(&mut self.daily_input).wait(limit, input, now))),
-            (Limit::DailyOutput, limits.output_per_day.map_or(0, |limit| window(&mut self.daily_output).wait(limit, output, now))),
+            (LimitKind::InFlight, limits.in_flight.map_or(0, |most| if self.in_flight < most { 0 } else { IN_FLIGHT_RETRY_MS })),
+            (LimitKind::Requests, limits.requests_per_minute.map_or(0, |limit| self.requests.wait_ms(limit, 1, now))),
+            (LimitKind::Input, limits.input_per_minute.map_or(0, |limit| self.input.wait_ms(limit, input, now))),
+            (LimitKind::Output, limits.output_per_minute.map_or(0, |limit| self.output.wait_ms(limit, output, now))),
+            (LimitKind::DailyInput, limits.input_per_day.map_or(0, |limit| window_or_default(&mut self.daily_input).wait_ms(limit, input, now))),
+            (LimitKind::DailyOutput, limits.output_per_day.map_or(0, |limit| window_or_default(&mut self.daily_output).wait_ms(limit, output, now))),
         ];
         if let Some(longest) = waits.into_iter().filter(|(_, wait)| *wait > 0).max_by_key(|(_, wait)| *wait) {
             return Err(longest);
@@ -65,50 +65,50 @@ impl Account {
         limits.requests_per_minute.inspect(|limit| self.requests.add(*limit, 1, now));
         limits.input_per_minute.inspect(|limit| self.input.add(*limit, input, now));
         limits.output_per_minute.inspect(|limit| self.output.add(*limit, output, now));
-        limits.input_per_day.inspect(|_| window(&mut self.daily_input).add(input, now));
-        limits.output_per_day.inspect(|_| window(&mut self.daily_output).add(output, now));
+        limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).add(input, now));
+        limits.output_per_day.inspect(|_| window_or_default(&mut self.daily_output).add(output, now));
         Ok(())
     }
 
     /// A request that entered `then` as `asked` has used so many tokens.
-    pub(super) fn correct(&mut self, limits: &Limits, (asked, then): (&Estimate, u64), (input, output): (u64, u64), now: u64) {
-        limits.input_per_minute.inspect(|limit| self.input.correct(*limit, asked.input, input, now));
-        limits.output_per_minute.inspect(|limit| self.output.correct(*limit, asked.output, output, now));
-        limits.input_per_day.inspect(|_| window(&mut self.daily_input).correct(then, asked.input, input, now));
-        limits.output_per_day.inspect(|_| window(&mut self.daily_output).correct(then, asked.output, output, now));
+    pub(super) fn reconcile(&mut self, limits: &Limits, (asked, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
+        limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, asked.prompt_tokens, input, now));
+        limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, asked.output_tokens, output, now));
+        limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reconcile(then, asked.prompt_tokens, input, now));
+        limits.output_per_day.inspect(|_| window_or_default(&mut self.daily_output).reconcile(then, asked.output_tokens, output, now));
     }
 
     /// Its use within the last day.
-    pub(super) fn day(&self) -> Day {
-        Day(self.daily_input.clone(), self.daily_output.clone())
+    pub(super) fn daily_usage(&self) -> DailyUsage {
+        DailyUsage(self.daily_input.clone(), self.daily_output.clone())
     }
 
     /// The limits of somebody who had used so much were changed to these. Limits may be changed back, so what is known here already counts once.
-    pub(super) fn carry_on(&mut self, day: Day, now: u64) {
+    pub(super) fn carry_over(&mut self, day: DailyUsage, now: u64) {
         for (own, before) in [(&mut self.daily_input, day.0), (&mut self.daily_output, day.1)] {
             if let Some(before) = before {
-                window(own).carry_on(&before, now);
+                window_or_default(own).merge(&before, now);
             }
         }
     }
 
     /// A request has ended.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn release(&mut self) {
         self.in_flight -= 1;
     }
 
     /// How its caller stands: of its limits of tokens, the one of which the smallest share is left.
-    pub(super) fn rates(&mut self, limits: &Limits, now: u64) -> Rates {
-        let rate = |limit: u64, (left, reset): (u64, u64)| Rate { limit, left, reset };
+    pub(super) fn rate_limits(&mut self, limits: &Limits, now: u64) -> RateLimits {
+        let rate = |limit: u64, (left, reset): (u64, u64)| RateLimit { limit, remaining: left, reset_ms: reset };
         let tokens = [
-            limits.input_per_minute.map(|limit| rate(limit, self.input.left(limit, now))),
-            limits.output_per_minute.map(|limit| rate(limit, self.output.left(limit, now))),
-            limits.input_per_day.map(|limit| rate(limit, window(&mut self.daily_input).left(limit, now))),
-            limits.output_per_day.map(|limit| rate(limit, window(&mut self.daily_output).left(limit, now))),
+            limits.input_per_minute.map(|limit| rate(limit, self.input.remaining(limit, now))),
+            limits.output_per_minute.map(|limit| rate(limit, self.output.remaining(limit, now))),
+            limits.input_per_day.map(|limit| rate(limit, window_or_default(&mut self.daily_input).remaining(limit, now))),
+            limits.output_per_day.map(|limit| rate(limit, window_or_default(&mut self.daily_output).remaining(limit, now))),
         ];
-        Rates {
-            requests: limits.requests_per_minute.map(|limit| rate(limit, self.requests.left(limit, now))),
-            tokens: tokens.into_iter().flatten().reduce(Rate::scarcer),
+        RateLimits {
+            requests: limits.requests_per_minute.map(|limit| rate(limit, self.requests.remaining(limit, now))),
+            tokens: tokens.into_iter().flatten().reduce(RateLimit::min_by_share),
         }
     }
 
@@ -123,6 +123,6 @@ impl Account {
     }
 }
 
-fn window(window: &mut Option<Box<Window>>) -> &mut Window {
+fn window_or_default(window: &mut Option<Box<DailyWindow>>) -> &mut DailyWindow {
     window.get_or_insert_default()
 }

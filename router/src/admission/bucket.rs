@@ -2,58 +2,58 @@
 //! used at once, and on average no more than the limit in a minute, also where an answer used more than was expected of it.
 
 /// Milliseconds of a minute: what is used is counted in parts of this size, of which a limit of `n` drains `n` in a millisecond.
-const MINUTE: u64 = 60_000;
+const MINUTE_MS: u64 = 60_000;
 
 /// Use of one limit per minute.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Bucket {
+pub(super) struct LeakyBucket {
     /// In parts of which a unit has 60,000.
-    used: u64,
+    used_parts: u64,
     /// Until when it has drained, in milliseconds.
-    at: u64,
+    drained_until: u64,
 }
 
-impl Bucket {
+impl LeakyBucket {
     /// Milliseconds until `amount` fits; 0 when it fits now. What is more than the whole limit fits when nothing else is used.
-    pub(super) fn wait(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
+    pub(super) fn wait_ms(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
         self.drain(limit, now);
         if limit == 0 {
-            return MINUTE;
+            return MINUTE_MS;
         }
-        let room = parts(limit).saturating_sub(parts(amount));
-        self.used.saturating_sub(room).div_ceil(limit)
+        let room = to_parts(limit).saturating_sub(to_parts(amount));
+        self.used_parts.saturating_sub(room).div_ceil(limit)
     }
 
     /// Counts `amount` as used.
     pub(super) fn add(&mut self, limit: u64, amount: u64, now: u64) {
         self.drain(limit, now);
-        self.used = self.used.saturating_add(parts(amount));
+        self.used_parts = self.used_parts.saturating_add(to_parts(amount));
     }
 
     /// What was counted as `reserved` turns out to have been `used`.
-    pub(super) fn correct(&mut self, limit: u64, reserved: u64, used: u64, now: u64) {
+    pub(super) fn reconcile(&mut self, limit: u64, reserved: u64, used: u64, now: u64) {
         self.drain(limit, now);
-        self.used = self.used.saturating_add(parts(used.saturating_sub(reserved))).saturating_sub(parts(reserved.saturating_sub(used)));
+        self.used_parts = self.used_parts.saturating_add(to_parts(used.saturating_sub(reserved))).saturating_sub(to_parts(reserved.saturating_sub(used)));
     }
 
     /// What may still be used at once, and the milliseconds until that is the whole limit again.
-    pub(super) fn left(&mut self, limit: u64, now: u64) -> (u64, u64) {
+    pub(super) fn remaining(&mut self, limit: u64, now: u64) -> (u64, u64) {
         self.drain(limit, now);
-        let left = parts(limit).saturating_sub(self.used) / MINUTE;
-        (left, self.used.checked_div(limit).map_or(MINUTE, |_| self.used.div_ceil(limit)))
+        let left = to_parts(limit).saturating_sub(self.used_parts) / MINUTE_MS;
+        (left, self.used_parts.checked_div(limit).map_or(MINUTE_MS, |_| self.used_parts.div_ceil(limit)))
     }
 
     pub(super) fn is_empty(&mut self, limit: u64, now: u64) -> bool {
         self.drain(limit, now);
-        self.used == 0
+        self.used_parts == 0
     }
 
     fn drain(&mut self, limit: u64, now: u64) {
-        self.used = self.used.saturating_sub(limit.saturating_mul(now.saturating_sub(self.at)));
-        self.at = self.at.max(now);
+        self.used_parts = self.used_parts.saturating_sub(limit.saturating_mul(now.saturating_sub(self.drained_until)));
+        self.drained_until = self.drained_until.max(now);
     }
 }
 
-fn parts(amount: u64) -> u64 {
-    amount.saturating_mul(MINUTE)
+fn to_parts(amount: u64) -> u64 {
+    amount.saturating_mul(MINUTE_MS)
 }

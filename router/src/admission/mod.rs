@@ -20,40 +20,40 @@ use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use account::Account;
-pub use account::Limit;
-pub use rates::{Rate, Rates};
+pub use account::LimitKind;
+pub use rates::{RateLimit, RateLimits};
 
 use crate::keys::{Caller, Limits};
 
 /// Accounts of callers that have nothing left to be counted are looked for this often, in milliseconds.
-const SWEEP_INTERVAL: u64 = 60_000;
+const SWEEP_INTERVAL_MS: u64 = 60_000;
 
 /// Counts the requests in flight and what callers use, and keeps both below their bounds. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Admission(Arc<Shared>);
+pub struct Admission(Arc<AdmissionState>);
 
 #[derive(Debug)]
-struct Shared {
+struct AdmissionState {
     in_flight: AtomicUsize,
-    most: usize,
+    max_in_flight: usize,
     /// The accounts' times are milliseconds since then.
-    began: Instant,
-    accounts: Mutex<Accounts>,
+    started_at: Instant,
+    accounts: Mutex<TenantAccounts>,
 }
 
 /// One for each caller that has limits and has lately used something of them.
 #[derive(Debug, Default)]
-struct Accounts {
-    of: FxHashMap<Whose, Arc<Open>>,
+struct TenantAccounts {
+    by_owner: FxHashMap<AccountOwner, Arc<TenantAccount>>,
     /// By key, the account that it has used last.
-    last: FxHashMap<Arc<str>, Whose>,
+    last_owner: FxHashMap<Arc<str>, AccountOwner>,
     /// When the next look for idle ones is due.
-    sweep: u64,
+    next_sweep: u64,
 }
 
 /// Who shares an account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Whose {
+struct AccountOwner {
     /// Tenant, or key where there is no tenant.
     name: Arc<str>,
     limits: [Option<u64>; 6],
@@ -61,7 +61,7 @@ struct Whose {
 
 /// An account and the limits that it is for.
 #[derive(Debug)]
-struct Open {
+struct TenantAccount {
     limits: Arc<Limits>,
     account: Mutex<Account>,
 }
@@ -70,43 +70,43 @@ struct Open {
 /// settled.
 #[derive(Debug)]
 pub struct Permit {
-    shared: Arc<Shared>,
-    charge: Option<Charge>,
+    shared: Arc<AdmissionState>,
+    reservation: Option<Reservation>,
 }
 
 /// What a request was expected to use of its caller's limits.
 #[derive(Debug)]
-struct Charge {
-    open: Arc<Open>,
-    asked: Estimate,
-    then: u64,
+struct Reservation {
+    account: Arc<TenantAccount>,
+    estimate: UsageEstimate,
+    reserved_at: u64,
 }
 
 /// What a request is expected to use.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Estimate {
+pub struct UsageEstimate {
     /// Prompt tokens, by the length of its text.
-    pub input: u64,
+    pub prompt_tokens: u64,
     /// Tokens of its answer, as those before it let expect.
-    pub output: u64,
+    pub output_tokens: u64,
     /// Bytes of its body.
-    pub bytes: u64,
+    pub body_bytes: u64,
 }
 
 /// What a request has used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Used {
+pub struct ActualUsage {
     /// Prompt tokens, if its engine said how many; else what was expected.
-    pub input: Option<u64>,
+    pub prompt_tokens: Option<u64>,
     /// Tokens of its answer.
-    pub output: Generated,
+    pub output_tokens: OutputTokens,
 }
 
 /// What is known of the length of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Generated {
+pub enum OutputTokens {
     /// Its engine said how many tokens it has.
-    Told(u64),
+    Exact(u64),
     /// Nobody said, but so many were seen: what was expected counts, or these if they are more.
     AtLeast(u64),
 }
@@ -114,52 +114,52 @@ pub enum Generated {
 /// Why a request may not enter now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Limited {
+pub struct LimitExceeded {
     /// For the client: which limit, and what to do.
     pub message: String,
     /// Seconds after which it may try again.
     pub retry_after: u64,
     /// Which limit.
-    pub limit: Limit,
+    pub limit: LimitKind,
 }
 
 impl Admission {
     /// At most `most` requests at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self(Arc::new(Shared { in_flight: AtomicUsize::new(0), most, began: Instant::now(), accounts: Mutex::default() }))
+        Self(Arc::new(AdmissionState { in_flight: AtomicUsize::new(0), max_in_flight: most, started_at: Instant::now(), accounts: Mutex::default() }))
     }
 
     /// A permit, unless the router is full or the caller has reached a limit.
     ///
     /// # Errors
     /// When one of them is the case.
-    pub fn admit(&self, caller: &Caller, asked: Estimate) -> Result<Permit, Limited> {
+    pub fn admit(&self, caller: &Caller, asked: UsageEstimate) -> Result<Permit, LimitExceeded> {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on dropping it gives the place back.
-        let mut permit = Permit { shared: shared.clone(), charge: None };
-        if place >= shared.most {
-            let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", shared.most);
-            return Err(Limited { message, retry_after: 1, limit: Limit::Router });
+        let mut permit = Permit { shared: shared.clone(), reservation: None };
+        if place >= shared.max_in_flight {
+            let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", shared.max_in_flight);
+            return Err(LimitExceeded { message, retry_after: 1, limit: LimitKind::Router });
         }
-        if let Some(whose) = Whose::of(caller) {
+        if let Some(whose) = AccountOwner::for_caller(caller) {
             let then = shared.now();
             let open = shared.accounts.lock().open(whose, caller, then);
-            let entered = open.account.lock().enter(&open.limits, &asked, then);
-            entered.map_err(|(limit, wait)| Limited::of(caller, limit, wait, &asked))?;
-            permit.charge = Some(Charge { open, asked, then });
+            let entered = open.account.lock().reserve(&open.limits, &asked, then);
+            entered.map_err(|(limit, wait)| LimitExceeded::for_limit(caller, limit, wait, &asked))?;
+            permit.reservation = Some(Reservation { account: open, estimate: asked, reserved_at: then });
         }
         Ok(permit)
     }
 
     /// How a caller stands; `None` when it has no limits.
     #[must_use]
-    pub fn rates(&self, caller: &Caller) -> Option<Rates> {
-        let whose = Whose::of(caller)?;
+    pub fn rate_limits(&self, caller: &Caller) -> Option<RateLimits> {
+        let whose = AccountOwner::for_caller(caller)?;
         let now = self.0.now();
         let open = self.0.accounts.lock().open(whose, caller, now);
-        let rates = open.account.lock().rates(&open.limits, now);
+        let rates = open.account.lock().rate_limits(&open.limits, now);
         Some(rates)
     }
 
@@ -170,15 +170,15 @@ impl Admission {
     }
 }
 
-impl Shared {
+impl AdmissionState {
     fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
-impl Whose {
+impl AccountOwner {
     /// `None` for a caller without limits.
-    fn of(caller: &Caller) -> Option<Self> {
+    fn for_caller(caller: &Caller) -> Option<Self> {
         let Limits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, .. } =
             *caller.limits;
         let limits = [in_flight.map(u64::from), requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day];
@@ -187,25 +187,25 @@ impl Whose {
     }
 }
 
-impl Accounts {
-    fn open(&mut self, whose: Whose, caller: &Caller, now: u64) -> Arc<Open> {
-        if now >= self.sweep {
-            self.sweep = now + SWEEP_INTERVAL;
+impl TenantAccounts {
+    fn open(&mut self, whose: AccountOwner, caller: &Caller, now: u64) -> Arc<TenantAccount> {
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP_INTERVAL_MS;
             // One that somebody holds besides is about to be used, or has a request in flight.
-            self.of.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().is_idle(&open.limits, now));
-            self.last.retain(|_, whose| self.of.contains_key(whose));
+            self.by_owner.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().is_idle(&open.limits, now));
+            self.last_owner.retain(|_, whose| self.by_owner.contains_key(whose));
         }
-        let before = match self.last.get(&caller.key) {
+        let before = match self.last_owner.get(&caller.key) {
             Some(last) if *last == whose => None,
-            _ => self.last.insert(caller.key.clone(), whose.clone()),
+            _ => self.last_owner.insert(caller.key.clone(), whose.clone()),
         };
         let name = whose.name.clone();
-        let open = || Arc::new(Open { limits: caller.limits.clone(), account: Mutex::default() });
-        let open = self.of.entry(whose).or_insert_with(open).clone();
+        let open = || Arc::new(TenantAccount { limits: caller.limits.clone(), account: Mutex::default() });
+        let open = self.by_owner.entry(whose).or_insert_with(open).clone();
         // A key that has moved to another tenant brings nothing of what its former one has used.
-        if let Some(before) = before.filter(|before| before.name == name).and_then(|whose| self.of.get(&whose)) {
-            let day = before.account.lock().day();
-            open.account.lock().carry_on(day, now);
+        if let Some(before) = before.filter(|before| before.name == name).and_then(|whose| self.by_owner.get(&whose)) {
+            let day = before.account.lock().daily_usage();
+            open.account.lock().carry_over(day, now);
         }
         open
     }
@@ -213,17 +213,17 @@ impl Accounts {
 
 impl Permit {
     /// The request has ended, having used this: what was expected of it is corrected as far as that is known. Where nothing is, it is left out.
-    pub fn settle(&mut self, used: Used) {
-        if let Some(Charge { open, asked, then }) = &mut self.charge {
+    pub fn reconcile_usage(&mut self, used: ActualUsage) {
+        if let Some(Reservation { account: open, estimate: asked, reserved_at: then }) = &mut self.reservation {
             let now = self.shared.now();
-            let output = match used.output {
-                Generated::Told(tokens) => tokens,
-                Generated::AtLeast(tokens) => tokens.max(asked.output),
+            let output = match used.output_tokens {
+                OutputTokens::Exact(tokens) => tokens,
+                OutputTokens::AtLeast(tokens) => tokens.max(asked.output_tokens),
             };
-            let used = (used.input.unwrap_or(asked.input), output);
-            open.account.lock().correct(&open.limits, (asked, *then), used, now);
+            let used = (used.prompt_tokens.unwrap_or(asked.prompt_tokens), output);
+            open.account.lock().reconcile(&open.limits, (asked, *then), used, now);
             // Settled again, it would be corrected from here.
-            (asked.input, asked.output) = used;
+            (asked.prompt_tokens, asked.output_tokens) = used;
         }
     }
 }
@@ -231,27 +231,27 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(Charge { open, .. }) = &self.charge {
-            open.account.lock().leave();
+        if let Some(Reservation { account: open, .. }) = &self.reservation {
+            open.account.lock().release();
         }
     }
 }
 
-impl Limited {
-    fn of(caller: &Caller, limit: Limit, wait: u64, asked: &Estimate) -> Self {
+impl LimitExceeded {
+    fn for_limit(caller: &Caller, limit: LimitKind, wait: u64, asked: &UsageEstimate) -> Self {
         let limits = &caller.limits;
         let retry_after = wait.div_ceil(1000).max(1);
         let whose = if caller.tenant.is_empty() { format!("the key `{}`", caller.key) } else { format!("`{}`", caller.tenant) };
         let number = |limit: Option<u64>| limit.unwrap_or_default();
         let what = match limit {
-            Limit::Router | Limit::InFlight => format!("{} requests at once", number(limits.in_flight.map(u64::from))),
-            Limit::Requests => format!("{} requests per minute", number(limits.requests_per_minute)),
-            Limit::Input => format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.input),
-            Limit::Output => {
-                format!("{} generated tokens per minute, and this is expected to have {}", number(limits.output_per_minute), asked.output)
+            LimitKind::Router | LimitKind::InFlight => format!("{} requests at once", number(limits.in_flight.map(u64::from))),
+            LimitKind::Requests => format!("{} requests per minute", number(limits.requests_per_minute)),
+            LimitKind::Input => format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.prompt_tokens),
+            LimitKind::Output => {
+                format!("{} generated tokens per minute, and this is expected to have {}", number(limits.output_per_minute), asked.output_tokens)
             }
-            Limit::DailyInput => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),
-            Limit::DailyOutput => format!("{} generated tokens per day, which are used up", number(limits.output_per_day)),
+            LimitKind::DailyInput => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),
+            LimitKind::DailyOutput => format!("{} generated tokens per day, which are used up", number(limits.output_per_day)),
         };
         Self { message: format!("{whose} may use {what}; try again in {retry_after} s"), retry_after, limit }
     }
@@ -259,6 +259,6 @@ impl Limited {
     /// Whether a budget for a day is used up, so that trying again soon is of no use.
     #[must_use]
     pub fn is_quota(&self) -> bool {
-        matches!(self.limit, Limit::DailyInput | Limit::DailyOutput)
+        matches!(self.limit, LimitKind::DailyInput | LimitKind::DailyOutput)
     }
 }

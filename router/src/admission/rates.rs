@@ -4,34 +4,34 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// One limit: how much it allows, how much is left of that, and the milliseconds until all of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate {
+pub struct RateLimit {
     /// What may be used.
     pub limit: u64,
     /// What may be used now.
-    pub left: u64,
+    pub remaining: u64,
     /// Milliseconds until the whole limit may be used.
-    pub reset: u64,
+    pub reset_ms: u64,
 }
 
-impl Rate {
+impl RateLimit {
     /// The one of two of which the smaller share is left.
-    pub(super) fn scarcer(self, other: Self) -> Self {
-        let share = |one: &Self, of: &Self| u128::from(one.left) * u128::from(of.limit);
+    pub(super) fn min_by_share(self, other: Self) -> Self {
+        let share = |one: &Self, of: &Self| u128::from(one.remaining) * u128::from(of.limit);
         if share(&other, &self) < share(&self, &other) { other } else { self }
     }
 }
 
 /// How a caller stands with its limits of requests and of tokens, where it has any.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rates {
+pub struct RateLimits {
     /// Of requests per minute.
-    pub requests: Option<Rate>,
+    pub requests: Option<RateLimit>,
     /// Of tokens: the one of its limits of which the smallest share is left.
-    pub tokens: Option<Rate>,
+    pub tokens: Option<RateLimit>,
 }
 
 /// Their names, for requests and for tokens.
-const NAMES: [[HeaderName; 3]; 2] = [
+const HEADER_NAMES: [[HeaderName; 3]; 2] = [
     [
         HeaderName::from_static("x-ratelimit-limit-requests"),
         HeaderName::from_static("x-ratelimit-remaining-requests"),
@@ -44,21 +44,21 @@ const NAMES: [[HeaderName; 3]; 2] = [
     ],
 ];
 
-impl Rates {
+impl RateLimits {
     /// Adds the headers of the limits that there are.
-    pub fn tell(&self, headers: &mut HeaderMap) {
-        for ([limit, left, reset], rate) in NAMES.into_iter().zip([self.requests, self.tokens]) {
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
+        for ([limit, left, reset], rate) in HEADER_NAMES.into_iter().zip([self.requests, self.tokens]) {
             if let Some(rate) = rate {
                 headers.insert(limit, rate.limit.into());
-                headers.insert(left, rate.left.into());
-                headers.insert(reset, HeaderValue::from_str(&duration(rate.reset)).expect("digits and letters are a header's value"));
+                headers.insert(left, rate.remaining.into());
+                headers.insert(reset, HeaderValue::from_str(&format_duration(rate.reset_ms)).expect("digits and letters are a header's value"));
             }
         }
     }
 }
 
 /// A duration as OpenAI writes it: `120ms`, `1.5s`, `6m0s`, `23h45m0s`.
-fn duration(milliseconds: u64) -> String {
+fn format_duration(milliseconds: u64) -> String {
     let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
     let fraction = if rest == 0 { String::new() } else { format!(".{rest:03}").trim_end_matches('0').to_owned() };
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);

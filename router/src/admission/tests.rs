@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use tokio::time::advance;
 
 use super::account::Account;
-use super::bucket::Bucket;
-use super::window::Window;
+use super::bucket::LeakyBucket;
+use super::window::DailyWindow;
 use super::*;
 
 const MINUTE: u64 = 60_000;
@@ -16,8 +16,8 @@ fn caller(key: &str, tenant: &str, limits: Limits) -> Caller {
     Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anyone(tenant.into()) }
 }
 
-fn asked(input: u64, output: u64) -> Estimate {
-    Estimate { input, output, bytes: 0 }
+fn asked(input: u64, output: u64) -> UsageEstimate {
+    UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: 0 }
 }
 
 async fn pass(seconds: f64) {
@@ -27,9 +27,9 @@ async fn pass(seconds: f64) {
 #[tokio::test(start_paused = true)]
 async fn a_full_router_admits_again_when_a_permit_is_dropped() {
     let admission = Admission::new(2);
-    let admit = || admission.admit(&Caller::anyone("".into()), Estimate::default());
+    let admit = || admission.admit(&Caller::anyone("".into()), UsageEstimate::default());
     let (first, _second) = (admit().unwrap(), admit().unwrap());
-    assert_eq!(admit().unwrap_err().limit, Limit::Router);
+    assert_eq!(admit().unwrap_err().limit, LimitKind::Router);
     drop(first);
     assert!(admit().is_ok());
     assert_eq!(admission.in_flight(), 1);
@@ -39,8 +39,8 @@ async fn a_full_router_admits_again_when_a_permit_is_dropped() {
 async fn a_caller_without_limits_leaves_nothing_behind() {
     let admission = Admission::new(10);
     let _permit = admission.admit(&caller("k", "t", Limits { weight: Some(2.0), ..Limits::default() }), asked(5, 5)).unwrap();
-    assert!(admission.0.accounts.lock().of.is_empty());
-    assert_eq!(admission.rates(&Caller::anyone("".into())), None);
+    assert!(admission.0.accounts.lock().by_owner.is_empty());
+    assert_eq!(admission.rate_limits(&Caller::anyone("".into())), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -49,7 +49,7 @@ async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
     let caller = caller("k", "", Limits { in_flight: Some(2), ..Limits::default() });
     let (first, second) = (admission.admit(&caller, asked(1, 1)).unwrap(), admission.admit(&caller, asked(1, 1)).unwrap());
     let refused = admission.admit(&caller, asked(1, 1)).unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (Limit::InFlight, 1));
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::InFlight, 1));
     assert!(refused.message.contains("the key `k` may use 2 requests at once"), "{refused}");
     assert_eq!(admission.in_flight(), 2, "what was refused takes no place of the router's");
     drop(first);
@@ -67,14 +67,14 @@ async fn requests_per_minute_come_back_one_by_one() {
         admit().unwrap();
     }
     let refused = admit().unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (Limit::Requests, 20), "a third of a minute");
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Requests, 20), "a third of a minute");
     pass(19.999).await;
     assert_eq!(admit().unwrap_err().retry_after, 1);
     pass(0.001).await;
     admit().unwrap();
     assert!(admit().is_err(), "one had come back");
     pass(60.0).await;
-    assert_eq!(admission.rates(&caller).unwrap().requests, Some(Rate { limit: 3, left: 3, reset: 0 }));
+    assert_eq!(admission.rate_limits(&caller).unwrap().requests, Some(RateLimit { limit: 3, remaining: 3, reset_ms: 0 }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,16 +84,16 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     let caller = caller("k", "t", limits);
     let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
     let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 10), "100 of 600 are missing");
-    first.settle(Used { input: Some(1500), output: Generated::Told(20) });
-    assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 6000, left: 4500, reset: 15_000 }));
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, 10), "100 of 600 are missing");
+    first.reconcile_usage(ActualUsage { prompt_tokens: Some(1500), output_tokens: OutputTokens::Exact(20) });
+    assert_eq!(admission.rate_limits(&caller).unwrap().tokens, Some(RateLimit { limit: 6000, remaining: 4500, reset_ms: 15_000 }));
     drop(first);
     let mut second = admission.admit(&caller, asked(4500, 580)).unwrap();
-    second.settle(Used { input: None, output: Generated::Told(1780) });
+    second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (Limit::Output, 121), "what was used beyond the limit is paid for too");
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, 121), "what was used beyond the limit is paid for too");
     // Told twice, it counts once.
-    second.settle(Used { input: None, output: Generated::Told(1780) });
+    second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, 121);
 }
 
@@ -102,18 +102,18 @@ async fn what_is_not_settled_stays_counted_as_it_was_expected() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", Limits { output_per_minute: Some(600), ..Limits::default() });
     drop(admission.admit(&caller, asked(0, 300)).unwrap());
-    assert_eq!(admission.rates(&caller).unwrap().tokens, Some(Rate { limit: 600, left: 300, reset: 30_000 }));
+    assert_eq!(admission.rate_limits(&caller).unwrap().tokens, Some(RateLimit { limit: 600, remaining: 300, reset_ms: 30_000 }));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that_part_if_it_is_more() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
-    let left = || admission.rates(&caller).unwrap().tokens.unwrap().left;
+    let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
     let mut permit = admission.admit(&caller, asked(0, 300)).unwrap();
-    permit.settle(Used { input: None, output: Generated::AtLeast(7) });
+    permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(7) });
     assert_eq!(left(), 700);
-    permit.settle(Used { input: None, output: Generated::AtLeast(400) });
+    permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(400) });
     assert_eq!(left(), 600);
 }
 
@@ -133,7 +133,7 @@ async fn a_days_budget_is_not_refilled_before_its_time() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
     let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
-    permit.settle(Used { input: None, output: Generated::Told(1000) });
+    permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1000) });
     drop(permit);
     pass(23.0 * 3600.0).await;
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
@@ -161,7 +161,7 @@ async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed()
     let admission = Admission::new(10);
     let daily =
         |most: u64, a_minute| caller("k", "t", Limits { output_per_day: Some(most), requests_per_minute: a_minute, ..Limits::default() });
-    let left = |caller: &Caller| admission.rates(caller).unwrap().tokens.unwrap().left;
+    let left = |caller: &Caller| admission.rate_limits(caller).unwrap().tokens.unwrap().remaining;
     drop(admission.admit(&daily(1000, None), asked(0, 400)).unwrap());
     pass(3600.0).await;
     assert_eq!(left(&daily(1500, None)), 1100);
@@ -194,10 +194,10 @@ async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_fligh
     for number in 0..100 {
         drop(admission.admit(&caller(&format!("k{number}"), "", limits()), asked(0, 0)).unwrap());
     }
-    assert_eq!(admission.0.accounts.lock().of.len(), 101);
+    assert_eq!(admission.0.accounts.lock().by_owner.len(), 101);
     pass(61.0).await;
     drop(admission.admit(&caller("new", "", limits()), asked(0, 0)).unwrap());
-    assert_eq!(admission.0.accounts.lock().of.len(), 2);
+    assert_eq!(admission.0.accounts.lock().by_owner.len(), 2);
     assert!(admission.admit(&caller("stays", "", limits()), asked(0, 0)).is_err(), "its request still runs");
     drop(stays);
     assert!(admission.admit(&caller("stays", "", limits()), asked(0, 0)).is_ok());
@@ -207,10 +207,10 @@ async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_fligh
 fn of_the_limits_in_the_way_the_longest_is_told() {
     let limits = Limits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..Limits::default() };
     let mut account = Account::default();
-    account.enter(&limits, &asked(60, 0), 0).unwrap();
-    assert_eq!(account.enter(&limits, &asked(30, 0), 0), Err((Limit::Input, MINUTE / 2)));
-    assert_eq!(account.enter(&limits, &asked(31, 0), 0), Err((Limit::DailyInput, DAY)));
-    account.enter(&limits, &asked(30, 0), MINUTE / 2).unwrap();
+    account.reserve(&limits, &asked(60, 0), 0).unwrap();
+    assert_eq!(account.reserve(&limits, &asked(30, 0), 0), Err((LimitKind::Input, MINUTE / 2)));
+    assert_eq!(account.reserve(&limits, &asked(31, 0), 0), Err((LimitKind::DailyInput, DAY)));
+    account.reserve(&limits, &asked(30, 0), MINUTE / 2).unwrap();
 }
 
 #[test]
@@ -222,17 +222,17 @@ fn a_limit_of_nothing_admits_nothing() {
         Limits { input_per_minute: Some(0), ..Limits::default() },
         Limits { output_per_day: Some(0), ..Limits::default() },
     ] {
-        assert!(account.enter(&limits, &asked(1, 1), 5).is_err(), "{limits:?}");
-        account.rates(&limits, 5);
+        assert!(account.reserve(&limits, &asked(1, 1), 5).is_err(), "{limits:?}");
+        account.rate_limits(&limits, 5);
     }
 }
 
 #[test]
 fn headers_are_those_of_openai() {
-    let requests = Rate { limit: 60, left: 59, reset: 1000 };
-    let tokens = Rate { limit: 150_000, left: 149_984, reset: 6 };
+    let requests = RateLimit { limit: 60, remaining: 59, reset_ms: 1000 };
+    let tokens = RateLimit { limit: 150_000, remaining: 149_984, reset_ms: 6 };
     let mut headers = HeaderMap::new();
-    Rates { requests: Some(requests), tokens: Some(tokens) }.tell(&mut headers);
+    RateLimits { requests: Some(requests), tokens: Some(tokens) }.write_headers(&mut headers);
     let mut lines: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
     lines.sort();
     assert_eq!(
@@ -248,7 +248,7 @@ fn headers_are_those_of_openai() {
     );
     let reset = |milliseconds| {
         let mut headers = HeaderMap::new();
-        Rates { requests: Some(Rate { reset: milliseconds, ..requests }), tokens: None }.tell(&mut headers);
+        RateLimits { requests: Some(RateLimit { reset_ms: milliseconds, ..requests }), tokens: None }.write_headers(&mut headers);
         assert_eq!(headers.len(), 3);
         headers["x-ratelimit-reset-requests"].to_str().unwrap().to_owned()
     };
@@ -259,28 +259,28 @@ fn headers_are_those_of_openai() {
 fn the_scarcest_tokens_are_those_that_are_told() {
     let limits = Limits { input_per_minute: Some(1000), output_per_day: Some(1_000_000), ..Limits::default() };
     let mut account = Account::default();
-    account.enter(&limits, &asked(100, 50_000), 0).unwrap();
-    assert_eq!(account.rates(&limits, 0).tokens.unwrap().limit, 1000);
-    account.enter(&limits, &asked(0, 100_000), 0).unwrap();
-    assert_eq!(account.rates(&limits, 0).tokens, Some(Rate { limit: 1_000_000, left: 850_000, reset: DAY }));
+    account.reserve(&limits, &asked(100, 50_000), 0).unwrap();
+    assert_eq!(account.rate_limits(&limits, 0).tokens.unwrap().limit, 1000);
+    account.reserve(&limits, &asked(0, 100_000), 0).unwrap();
+    assert_eq!(account.rate_limits(&limits, 0).tokens, Some(RateLimit { limit: 1_000_000, remaining: 850_000, reset_ms: DAY }));
 }
 
 proptest! {
     /// However requests come, what a limit per minute lets in within any time is at most the limit and what it drains meanwhile.
     #[test]
     fn a_bucket_lets_in_no_more_than_its_rate(limit in 1..500_u64, comes in prop::collection::vec((0..5000_u64, 1..60_u64), 1..200)) {
-        let mut bucket = Bucket::default();
+        let mut bucket = LeakyBucket::default();
         let mut let_in: Vec<(u64, u64)> = Vec::new();
         let mut now = 0;
         for (pause, amount) in comes {
             now += pause;
             let amount = amount.min(limit);
-            let wait = bucket.wait(limit, amount, now);
+            let wait = bucket.wait_ms(limit, amount, now);
             if wait == 0 {
                 bucket.add(limit, amount, now);
                 let_in.push((now, amount));
             } else {
-                prop_assert!(bucket.wait(limit, amount, now + wait - 1) > 0 && bucket.wait(limit, amount, now + wait) == 0);
+                prop_assert!(bucket.wait_ms(limit, amount, now + wait - 1) > 0 && bucket.wait_ms(limit, amount, now + wait) == 0);
                 // The two looks were into the future.
                 now += wait;
             }
@@ -299,26 +299,26 @@ proptest! {
     fn a_window_lets_in_no_more_than_its_limit_in_a_day(
         limit in 1..500_u64, comes in prop::collection::vec((0..DAY / 6, 1..200_u64, 0..200_u64), 1..100),
     ) {
-        let mut window = Window::default();
+        let mut window = DailyWindow::default();
         let mut let_in: Vec<(u64, u64)> = Vec::new();
         let mut now = 0;
         for (pause, amount, used) in comes {
             now += pause;
-            let wait = window.wait(limit, amount, now);
+            let wait = window.wait_ms(limit, amount, now);
             if wait == 0 {
                 window.add(amount, now);
                 let used = used.min(amount);
-                window.correct(now, amount, used, now);
+                window.reconcile(now, amount, used, now);
                 let_in.push((now, used));
             } else {
                 prop_assert!(amount > limit || wait < DAY);
             }
             let lately = |age: u64| let_in.iter().filter(|(at, _)| at + age > now).map(|(_, used)| used).sum::<u64>();
             prop_assert!(lately(DAY - DAY / 96) <= limit);
-            let (left, _) = window.left(limit, now);
+            let (left, _) = window.remaining(limit, now);
             prop_assert!(limit - left >= lately(DAY - DAY / 96) && limit - left <= lately(DAY + 1));
         }
         prop_assert!(window.is_empty(now + DAY));
-        prop_assert_eq!(window.left(limit, now + DAY), (limit, 0));
+        prop_assert_eq!(window.remaining(limit, now + DAY), (limit, 0));
     }
 }

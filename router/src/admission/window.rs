@@ -1,30 +1,30 @@
 //! What was used in the last 24 hours, to the quarter of an hour: a budget for a day that nothing refills before its time.
 
 /// Milliseconds of a slot.
-const SLOT: u64 = 15 * 60 * 1000;
+const SLOT_MS: u64 = 15 * 60 * 1000;
 
 /// Slots of a day.
 const SLOTS: usize = 96;
 
 /// Use within the last day.
 #[derive(Debug, Clone)]
-pub(super) struct Window {
+pub(super) struct DailyWindow {
     /// By the number of their quarter, modulo their count.
     slots: [u64; SLOTS],
     /// The number of the newest one.
-    newest: u64,
+    newest_slot: u64,
     sum: u64,
 }
 
-impl Default for Window {
+impl Default for DailyWindow {
     fn default() -> Self {
-        Self { slots: [0; SLOTS], newest: 0, sum: 0 }
+        Self { slots: [0; SLOTS], newest_slot: 0, sum: 0 }
     }
 }
 
-impl Window {
+impl DailyWindow {
     /// Milliseconds until `amount` fits into `limit`; 0 when it fits now, and a day when it never does.
-    pub(super) fn wait(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
+    pub(super) fn wait_ms(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
         self.advance(now);
         let mut sum = self.sum;
         if sum.saturating_add(amount) <= limit {
@@ -32,19 +32,19 @@ impl Window {
         }
         // A slot is over when a whole day has passed since it began.
         for age in (0..SLOTS as u64).rev() {
-            let Some(number) = self.newest.checked_sub(age) else { continue };
-            sum -= self.slots[slot(number)];
+            let Some(number) = self.newest_slot.checked_sub(age) else { continue };
+            sum -= self.slots[slot_index(number)];
             if sum.saturating_add(amount) <= limit {
-                return ((number + SLOTS as u64) * SLOT).saturating_sub(now);
+                return ((number + SLOTS as u64) * SLOT_MS).saturating_sub(now);
             }
         }
-        SLOT * SLOTS as u64
+        SLOT_MS * SLOTS as u64
     }
 
     /// Counts `amount` as used.
     pub(super) fn add(&mut self, amount: u64, now: u64) {
         self.advance(now);
-        let newest = &mut self.slots[slot(self.newest)];
+        let newest = &mut self.slots[slot_index(self.newest_slot)];
         // So that the sum, which counts the same, cannot overflow before its parts do.
         let amount = amount.min(u64::MAX - self.sum);
         *newest += amount;
@@ -52,10 +52,10 @@ impl Window {
     }
 
     /// What was counted as `reserved` at `then` turns out to have been `used`.
-    pub(super) fn correct(&mut self, then: u64, reserved: u64, used: u64, now: u64) {
+    pub(super) fn reconcile(&mut self, then: u64, reserved: u64, used: u64, now: u64) {
         self.add(used.saturating_sub(reserved), now);
-        if self.newest < then / SLOT + SLOTS as u64 {
-            let counted = &mut self.slots[slot(then / SLOT)];
+        if self.newest_slot < then / SLOT_MS + SLOTS as u64 {
+            let counted = &mut self.slots[slot_index(then / SLOT_MS)];
             let less = reserved.saturating_sub(used).min(*counted);
             *counted -= less;
             self.sum -= less;
@@ -63,12 +63,12 @@ impl Window {
     }
 
     /// Counts what another has counted, as far as it is more.
-    pub(super) fn carry_on(&mut self, before: &Self, now: u64) {
+    pub(super) fn merge(&mut self, before: &Self, now: u64) {
         self.advance(now);
-        for number in before.newest.saturating_sub(SLOTS as u64 - 1)..=before.newest {
-            if number + SLOTS as u64 > self.newest {
-                let counted = &mut self.slots[slot(number)];
-                let more = before.slots[slot(number)].saturating_sub(*counted).min(u64::MAX - self.sum);
+        for number in before.newest_slot.saturating_sub(SLOTS as u64 - 1)..=before.newest_slot {
+            if number + SLOTS as u64 > self.newest_slot {
+                let counted = &mut self.slots[slot_index(number)];
+                let more = before.slots[slot_index(number)].saturating_sub(*counted).min(u64::MAX - self.sum);
                 *counted += more;
                 self.sum += more;
             }
@@ -76,8 +76,8 @@ impl Window {
     }
 
     /// What may still be used, and the milliseconds until that is the whole limit again.
-    pub(super) fn left(&mut self, limit: u64, now: u64) -> (u64, u64) {
-        let reset = if self.is_empty(now) { 0 } else { self.wait(self.sum, self.sum, now) };
+    pub(super) fn remaining(&mut self, limit: u64, now: u64) -> (u64, u64) {
+        let reset = if self.is_empty(now) { 0 } else { self.wait_ms(self.sum, self.sum, now) };
         (limit.saturating_sub(self.sum), reset)
     }
 
@@ -88,15 +88,15 @@ impl Window {
 
     /// Forgets what is older than a day.
     fn advance(&mut self, now: u64) {
-        let number = now / SLOT;
-        for gone in self.newest + 1..=number.min(self.newest + SLOTS as u64) {
-            self.sum -= std::mem::take(&mut self.slots[slot(gone)]);
+        let number = now / SLOT_MS;
+        for gone in self.newest_slot + 1..=number.min(self.newest_slot + SLOTS as u64) {
+            self.sum -= std::mem::take(&mut self.slots[slot_index(gone)]);
         }
-        self.newest = self.newest.max(number);
+        self.newest_slot = self.newest_slot.max(number);
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a remainder by 96")]
-fn slot(number: u64) -> usize {
+fn slot_index(number: u64) -> usize {
     (number % SLOTS as u64) as usize
 }

@@ -17,9 +17,9 @@ use super::{Exchange, Lane};
 pub struct Lanes {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
     /// Whether there are any, which every placement asks of every replica.
-    any: AtomicBool,
+    is_available: AtomicBool,
     /// Held while they change, so that `any` is true of the last change.
-    changes: Mutex<()>,
+    change_lock: Mutex<()>,
     /// Ids are never used twice, so a late frame of a cancelled request can never reach another one.
     next_id: AtomicU64,
 }
@@ -27,33 +27,33 @@ pub struct Lanes {
 impl Lanes {
     /// Adds a lane, and forgets those that are lost.
     pub fn add(&self, lane: &Arc<Lane>) {
-        self.change(|lanes| living(lanes).chain([lane.clone()]).collect());
+        self.update(|lanes| live_lanes(lanes).chain([lane.clone()]).collect());
     }
 
     /// Takes a lost lane out.
     pub fn remove_lost(&self) {
-        self.change(|lanes| living(lanes).collect());
+        self.update(|lanes| live_lanes(lanes).collect());
     }
 
     /// The attachment has ended: every lane is lost.
-    pub fn lose(&self) {
-        self.change(|_| Vec::new()).iter().for_each(|lane| lane.lose());
+    pub fn mark_lost(&self) {
+        self.update(|_| Vec::new()).iter().for_each(|lane| lane.mark_lost());
     }
 
     /// Exchanges the lanes for others; those that were.
-    fn change(&self, change: impl FnOnce(&[Arc<Lane>]) -> Vec<Arc<Lane>>) -> Arc<Vec<Arc<Lane>>> {
-        let _alone = self.changes.lock();
+    fn update(&self, change: impl FnOnce(&[Arc<Lane>]) -> Vec<Arc<Lane>>) -> Arc<Vec<Arc<Lane>>> {
+        let _alone = self.change_lock.lock();
         let lanes = change(&self.lanes.load());
         let any = !lanes.is_empty();
         let before = self.lanes.swap(Arc::new(lanes));
-        self.any.store(any, Ordering::Release);
+        self.is_available.store(any, Ordering::Release);
         before
     }
 
     /// Whether a request can be sent.
     #[must_use]
-    pub fn any(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+    pub fn is_available(&self) -> bool {
+        self.is_available.load(Ordering::Acquire)
     }
 
     /// Sends a request on the next lane.
@@ -68,7 +68,7 @@ impl Lanes {
     }
 }
 
-fn living(lanes: &[Arc<Lane>]) -> impl Iterator<Item = Arc<Lane>> {
+fn live_lanes(lanes: &[Arc<Lane>]) -> impl Iterator<Item = Arc<Lane>> {
     lanes.iter().filter(|lane| !lane.is_lost()).cloned()
 }
 
@@ -114,6 +114,6 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let lanes = self.tickets.0.lock().remove(&self.secret);
-        lanes.into_iter().for_each(|lanes| lanes.lose());
+        lanes.into_iter().for_each(|lanes| lanes.mark_lost());
     }
 }

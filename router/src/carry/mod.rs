@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, Taker, WINDOW_BYTES};
+use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, InlineConsumer, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -21,29 +21,29 @@ pub use lanes::{Lanes, Tickets};
 #[derive(Debug)]
 pub struct Lane {
     outbox: Arc<Outbox>,
-    open: Mutex<Open>,
+    state: Mutex<LaneState>,
     unknown_frames: Counter,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    calls: FxHashMap<u64, Call>,
-    lost: bool,
+struct LaneState {
+    requests: FxHashMap<u64, LaneRequest>,
+    is_lost: bool,
 }
 
 /// The lane's side of one open request.
 #[derive(Debug)]
-struct Call {
+struct LaneRequest {
     inbox: Arc<Inbox<ResponseHead>>,
     /// The part of the request's body that has no credit yet.
-    unsent: Bytes,
+    unsent_body: Bytes,
 }
 
 impl Lane {
     /// A lane without requests; frames for ids that nobody knows are counted in `unknown_frames`.
     #[must_use]
     pub fn new(unknown_frames: Counter) -> Arc<Self> {
-        Arc::new(Self { outbox: Arc::default(), open: Mutex::default(), unknown_frames })
+        Arc::new(Self { outbox: Arc::default(), state: Mutex::default(), unknown_frames })
     }
 
     /// The frames that wait to leave.
@@ -58,13 +58,13 @@ impl Lane {
     /// When the lane is lost.
     pub fn open(self: &Arc<Self>, id: u64, head: RequestHead, body: Bytes) -> Result<Exchange, Broken> {
         let inbox = Arc::new(Inbox::default());
-        let mut open = self.open.lock();
-        if open.lost {
+        let mut open = self.state.lock();
+        if open.is_lost {
             return Err(Broken::lane_lost());
         }
         self.outbox.push(Frame::new(id, Kind::Request(head)));
-        let unsent = self.upload(id, body, WINDOW_BYTES);
-        open.calls.insert(id, Call { inbox: inbox.clone(), unsent });
+        let unsent = self.send_body(id, body, WINDOW_BYTES);
+        open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body: unsent });
         Ok(Exchange { id, lane: self.clone(), inbox })
     }
 
@@ -73,8 +73,8 @@ impl Lane {
         let mut frames = batch.frames.into_iter().peekable();
         while let Some(Frame { id, kind }) = frames.next() {
             // Not held while a piece of a body is taken, which may be a write to its client.
-            let mut open = self.open.lock();
-            let (Some(call), Some(kind)) = (open.calls.get_mut(&id), kind) else {
+            let mut open = self.state.lock();
+            let (Some(call), Some(kind)) = (open.requests.get_mut(&id), kind) else {
                 self.unknown_frames.inc();
                 continue;
             };
@@ -91,14 +91,14 @@ impl Lane {
                 }
                 Kind::Response(head) => call.inbox.head(head),
                 Kind::Credit(bytes) => {
-                    let unsent = std::mem::take(&mut call.unsent);
+                    let unsent = std::mem::take(&mut call.unsent_body);
                     if !unsent.is_empty() {
-                        call.unsent = self.upload(id, unsent, bytes as usize);
+                        call.unsent_body = self.send_body(id, unsent, bytes as usize);
                     }
                 }
                 Kind::End(end) => {
                     call.inbox.end(end.outcome());
-                    open.calls.remove(&id);
+                    open.requests.remove(&id);
                 }
                 Kind::Request(_) | Kind::Cancel(_) => {
                     call.inbox.end(Err(Broken::protocol("the agent sent a frame that only a router sends")));
@@ -108,11 +108,11 @@ impl Lane {
     }
 
     /// The lane's stream has ended: every open request breaks, later ones are refused.
-    pub fn lose(&self) {
+    pub fn mark_lost(&self) {
         let calls = {
-            let mut open = self.open.lock();
-            open.lost = true;
-            std::mem::take(&mut open.calls)
+            let mut open = self.state.lock();
+            open.is_lost = true;
+            std::mem::take(&mut open.requests)
         };
         self.outbox.close();
         calls.into_values().for_each(|call| call.inbox.end(Err(Broken::lane_lost())));
@@ -121,17 +121,17 @@ impl Lane {
     /// Whether its stream has ended.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.open.lock().lost
+        self.state.lock().is_lost
     }
 
     /// Requests that are open.
     #[must_use]
-    pub fn open_requests(&self) -> usize {
-        self.open.lock().calls.len()
+    pub fn open_request_count(&self) -> usize {
+        self.state.lock().requests.len()
     }
 
     /// Sends as much of `body` as `credit` allows, and its end with the last byte; gives back what remains.
-    fn upload(&self, id: u64, mut body: Bytes, mut credit: usize) -> Bytes {
+    fn send_body(&self, id: u64, mut body: Bytes, mut credit: usize) -> Bytes {
         while !body.is_empty() && credit > 0 {
             let piece = body.split_to(body.len().min(credit).min(MAX_BODY_BYTES));
             credit -= piece.len();
@@ -165,13 +165,13 @@ impl Exchange {
     }
 
     /// Has `taker` take what comes of the body while nothing of it waits to be read, until `take_back`.
-    pub fn lend(&self, taker: Arc<dyn Taker>) {
-        self.inbox.lend(taker);
+    pub fn attach(&self, taker: Arc<dyn InlineConsumer>) {
+        self.inbox.attach(taker);
     }
 
     /// See [`Exchange::lend`].
-    pub fn take_back(&self) {
-        self.inbox.take_back();
+    pub fn detach(&self) {
+        self.inbox.detach();
     }
 
     /// The next bytes of the answer's body, `None` at its end.
@@ -182,7 +182,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let left_open = self.lane.open.lock().calls.remove(&self.id);
+        let left_open = self.lane.state.lock().requests.remove(&self.id);
         if left_open.is_some() && !self.lane.outbox.withdraw(self.id) {
             self.lane.outbox.push(Frame::new(self.id, Kind::Cancel(Cancel {})));
         }

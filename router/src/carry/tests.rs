@@ -1,6 +1,6 @@
 use std::task::Waker;
 
-use hostler_proto::lane::Taken;
+use hostler_proto::lane::ConsumeOutcome;
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn dropping_an_unfinished_exchange_cancels_it_and_a_finished_one_does_not() {
     assert!(kinds(&lane).is_empty());
     drop(unfinished);
     assert_eq!(kinds(&lane), [Kind::Cancel(Cancel {})]);
-    assert_eq!(lane.open_requests(), 0);
+    assert_eq!(lane.open_request_count(), 0);
 }
 
 #[test]
@@ -72,10 +72,10 @@ fn a_dropped_exchange_leaves_nothing_of_its_body_in_the_outbox() {
 #[derive(Debug, Default)]
 struct Pieces(Mutex<Vec<Bytes>>);
 
-impl Taker for Pieces {
-    fn take(&self, piece: Bytes) -> Taken {
+impl InlineConsumer for Pieces {
+    fn consume(&self, piece: Bytes) -> ConsumeOutcome {
         self.0.lock().push(piece);
-        Taken::Whole
+        ConsumeOutcome::Consumed
     }
 }
 
@@ -86,7 +86,7 @@ fn a_piece_is_passed_on_at_once_unless_more_of_its_answer_is_in_the_same_batch()
     let exchanges = [1, 2].map(|id| lane.open(id, RequestHead::default(), Bytes::new()).unwrap());
     let taken = exchanges.each_ref().map(|exchange| {
         let pieces = Arc::new(Pieces::default());
-        exchange.lend(pieces.clone());
+        exchange.attach(pieces.clone());
         assert!(exchange.poll_body(&context()).is_pending());
         pieces
     });
@@ -114,7 +114,7 @@ fn a_frame_for_an_unknown_id_is_dropped_and_counted() {
 fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
     let lane = Lane::new(Counter::default());
     let exchange = lane.open(1, RequestHead::default(), Bytes::new()).unwrap();
-    lane.lose();
+    lane.mark_lost();
     assert_eq!(exchange.poll_head(&context()), Poll::Ready(Err(Broken::lane_lost())));
     assert!(lane.open(2, RequestHead::default(), Bytes::new()).is_err());
 }
@@ -123,15 +123,15 @@ fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
 fn an_attachment_can_be_sent_to_while_one_of_its_lanes_lives() {
     let lanes = Lanes::default();
     let [first, second] = [(); 2].map(|()| Lane::new(Counter::default()));
-    assert!(!lanes.any());
+    assert!(!lanes.is_available());
     lanes.add(&first);
     lanes.add(&second);
-    first.lose();
+    first.mark_lost();
     lanes.remove_lost();
-    assert!(lanes.any() && lanes.open(RequestHead::default(), Bytes::new()).is_ok());
-    second.lose();
+    assert!(lanes.is_available() && lanes.open(RequestHead::default(), Bytes::new()).is_ok());
+    second.mark_lost();
     lanes.remove_lost();
-    assert!(!lanes.any());
+    assert!(!lanes.is_available());
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_ticket_is_good_while_its_attachment_lives() {
     let lane = Lane::new(Counter::default());
     tickets.redeem(ticket.secret()).unwrap().add(&lane);
     let secret = ticket.secret().clone();
-    assert!(lanes.any() && tickets.redeem(b"guess").is_none());
+    assert!(lanes.is_available() && tickets.redeem(b"guess").is_none());
     drop(ticket);
-    assert!(lane.is_lost() && !lanes.any() && tickets.redeem(&secret).is_none());
+    assert!(lane.is_lost() && !lanes.is_available() && tickets.redeem(&secret).is_none());
 }

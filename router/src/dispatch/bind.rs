@@ -6,27 +6,27 @@ use std::time::Duration;
 use hostler_placement::hold::Waiting;
 use tokio::time::Instant;
 
-use super::poison::{Bars, Clearance, Expected, Watched};
-use super::{Dispatch, MOST_SETTLE_SECONDS, Outgoing, Refusal};
+use super::poison::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
+use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
 use crate::fleet::Replica;
-use crate::placement::{Chosen, Prompt, Turn};
+use crate::placement::{ChosenReplica, Prompt, DispatchTurn};
 
 /// Attempts for one request, the first included.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// The same for one that engines were too full for: they have done nothing for it, and another may have room.
-const ATTEMPTS_AT_FULL: usize = 8;
+const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
 
 /// A replica that a request may be sent to now.
-pub(super) struct Bound {
-    pub(super) chosen: Chosen,
+pub(super) struct Binding {
+    pub(super) chosen: ChosenReplica,
     /// How long the request was held before.
-    pub(super) held: Duration,
+    pub(super) queued_for: Duration,
     /// Dropped when the request has been counted.
-    pub(super) turn: Option<Turn>,
+    pub(super) turn: Option<DispatchTurn>,
 }
 
-impl Bound {
+impl Binding {
     /// Whether the replica has room, as far as is known: then sending a request there that another was too full for is no retry that
     /// would multiply a failing fleet's load.
     pub(super) fn has_room(&self) -> bool {
@@ -35,8 +35,8 @@ impl Bound {
 }
 
 /// Whether a request may be tried once more; `full` where the last engine had no room for it.
-pub(super) fn may_try(tried: usize, full: bool) -> bool {
-    tried < if full { ATTEMPTS_AT_FULL } else { ATTEMPTS }
+pub(super) fn has_attempts_left(tried: usize, full: bool) -> bool {
+    tried < if full { MAX_ATTEMPTS_WHEN_FULL } else { MAX_ATTEMPTS }
 }
 
 impl Dispatch {
@@ -47,70 +47,70 @@ impl Dispatch {
     pub(super) async fn bind(
         &self,
         prompt: &Arc<Prompt>,
-        outgoing: &mut Outgoing,
+        outgoing: &mut OutboundRequest,
         tried: &[Arc<str>],
-        watched: &mut Watched,
-    ) -> Result<Option<Bound>, Refusal> {
+        watched: &mut CrashWatch,
+    ) -> Result<Option<Binding>, Refusal> {
         let since = Instant::now();
         let mut place = None;
         loop {
             let clearance = watched.clearance()?;
             if clearance == Clearance::Free {
-                let bound = if tried.is_empty() { self.bind_first(prompt, outgoing).await? } else { self.bind_again(prompt, tried) };
+                let bound = if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
                 // It may have become a suspect while it waited for room.
                 if bound.is_none() || watched.clearance()? == Clearance::Free {
                     return Ok(bound);
                 }
                 continue;
             }
-            let is_home = |replica: &Replica| prompt.only().is_none_or(|home| home.is(replica));
+            let is_home = |replica: &Replica| prompt.required_engine().is_none_or(|home| home.is(replica));
             let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_home(replica)).count();
             if eligible == 0 {
                 return Ok(None);
             }
-            let bars = (clearance == Clearance::Suspect).then(|| watched.bars(eligible, place.as_ref()));
+            let bars = (clearance == Clearance::NeedsTrial).then(|| watched.trial_constraints(eligible, place.as_ref()));
             if let Some(bars) = bars
-                && let Some(chosen) = self.choose_within(prompt, tried, &bars)
-                && watched.begin_trial(&chosen.replica, expected(prompt, &chosen, &bars))
+                && let Some(chosen) = self.choose_for_trial(prompt, tried, &bars)
+                && watched.begin_trial(&chosen.replica, trial_estimate(prompt, &chosen, &bars))
             {
-                return Ok(Some(Bound { chosen, held: since.elapsed(), turn: None }));
+                return Ok(Some(Binding { chosen, queued_for: since.elapsed(), turn: None }));
             }
             match &place {
-                None => place = Some(watched.queue()?),
-                Some(waiting) => waiting.moment().await,
+                None => place = Some(watched.queue_for_trial()?),
+                Some(waiting) => waiting.wait_for_change().await,
             }
         }
     }
 
     /// A replica for a request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
-    async fn bind_first(&self, prompt: &Arc<Prompt>, outgoing: &mut Outgoing) -> Result<Option<Bound>, Refusal> {
-        let spot = outgoing.spot.take();
+    async fn bind_first_attempt(&self, prompt: &Arc<Prompt>, outgoing: &mut OutboundRequest) -> Result<Option<Binding>, Refusal> {
+        let spot = outgoing.queue_slot.take();
         let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
         let since = Instant::now();
         let waiting = Waiting {
             priority: outgoing.priority,
-            tenant: outgoing.guest.tenant,
-            weight: outgoing.guest.weight,
-            uncached: chosen.uncached(),
-            output: tokens(chosen.output),
+            tenant: outgoing.queue_share.tenant,
+            weight: outgoing.queue_share.weight,
+            uncached: chosen.uncached_tokens(),
+            output: tokens(chosen.expected_output_tokens),
             since: self.fleet.view().seconds(since),
         };
         // One that only one engine can answer overtakes: it ends a generation, or costs nothing, or waits in that engine.
-        if prompt.only().is_some() || chosen.has_room() && !self.hold.is_held(prompt.model()) {
-            self.hold.passed(prompt.model(), &waiting);
-            return Ok(Some(Bound { chosen, held: Duration::ZERO, turn: None }));
+        if prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model()) {
+            self.queue.record_bypass(prompt.model(), &waiting);
+            return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
         }
-        let spot = spot.map_or_else(|| self.hold.take(outgoing.guest), Ok)?;
-        let outlook = chosen.outlook();
+        let spot = spot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)?;
+        let outlook = chosen.wait_estimate();
         drop(chosen);
-        let (chosen, turn) = self.hold.turn(prompt, waiting, spot, outlook).await?;
+        let (chosen, turn) = self.queue.wait_for_turn(prompt, waiting, spot, outlook).await?;
         let held = since.elapsed();
-        self.metrics.held(held);
-        Ok(chosen.map(|chosen| Bound { chosen, held, turn: Some(turn) }))
+        self.metrics.observe_queue_time(held);
+        Ok(chosen.map(|chosen| Binding { chosen, queued_for: held, turn: Some(turn) }))
     }
 
     /// A replica that was not `tried` and where a trial may begin.
-    fn choose_within(&self, prompt: &Prompt, tried: &[Arc<str>], bars: &Bars) -> Option<Chosen> {
+    fn choose_for_trial(&self, prompt: &Prompt, tried: &[Arc<str>], bars: &TrialConstraints) -> Option<ChosenReplica> {
         let view = self.fleet.view();
         let beside = |is_open: &dyn Fn(&Replica) -> bool| {
             view.eligible(prompt.model(), tried).any(|(_, replica)| is_open(replica)).then(|| {
@@ -119,19 +119,19 @@ impl Dispatch {
                 self.placer.choose(prompt, &elsewhere, Instant::now())
             })
         };
-        let alone = beside(&|replica| bars.admit(replica) && !bars.is_occupied(replica)).flatten();
-        alone.or_else(|| beside(&|replica| bars.admit(replica)).flatten())
+        let alone = beside(&|replica| bars.is_allowed(replica) && !bars.is_occupied(replica)).flatten();
+        alone.or_else(|| beside(&|replica| bars.is_allowed(replica)).flatten())
     }
 
-    fn bind_again(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Bound> {
+    fn bind_retry(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Binding> {
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;
-        Some(Bound { chosen, held: Duration::ZERO, turn: None })
+        Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
     }
 }
 
-fn expected(prompt: &Prompt, chosen: &Chosen, bars: &Bars) -> Expected {
-    let first_token = Duration::from_secs_f64(chosen.first_token().clamp(0.001, MOST_SETTLE_SECONDS));
-    Expected { first_token, streams: prompt.streams(), together: bars.together() }
+fn trial_estimate(prompt: &Prompt, chosen: &ChosenReplica, bars: &TrialConstraints) -> TrialEstimate {
+    let first_token = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
+    TrialEstimate { first_token, is_stream: prompt.is_stream(), max_concurrent: bars.max_concurrent() }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^32 tokens, and `as` saturates")]

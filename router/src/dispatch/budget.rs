@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A retry costs this much; requests deposit a fifth of it.
-const RETRY: i64 = 5;
+const RETRY_COST: i64 = 5;
 
 /// Retries that a quiet router may make at once after engines have refused.
 const REFUSED_RESERVE: i64 = 256;
@@ -14,20 +14,20 @@ const LOST_RESERVE: i64 = 8 * 1024;
 
 /// What is retried, each out of a balance of its own: engines that die must not use up what is there for full ones, nor the other way round.
 #[derive(Debug)]
-pub struct Retries {
+pub struct RetryBudgets {
     /// Attempts that an engine answered with 500 or 503.
     pub refused: RetryBudget,
     /// Attempts whose engine or node was lost, or not ready.
     pub lost: RetryBudget,
 }
 
-impl Default for Retries {
+impl Default for RetryBudgets {
     fn default() -> Self {
         Self { refused: RetryBudget::new(REFUSED_RESERVE), lost: RetryBudget::new(LOST_RESERVE) }
     }
 }
 
-impl Retries {
+impl RetryBudgets {
     /// A request has been taken.
     pub fn deposit(&self) {
         self.refused.deposit();
@@ -46,20 +46,20 @@ impl RetryBudget {
     /// A full one.
     #[must_use]
     pub fn new(reserve: i64) -> Self {
-        Self { balance: AtomicI64::new(reserve * RETRY), reserve }
+        Self { balance: AtomicI64::new(reserve * RETRY_COST), reserve }
     }
 
     /// A request has been taken.
     pub fn deposit(&self) {
         // Racing deposits may lose one; that errs on the side of fewer retries.
-        if self.balance.load(Ordering::Relaxed) < self.reserve * RETRY {
+        if self.balance.load(Ordering::Relaxed) < self.reserve * RETRY_COST {
             self.balance.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Whether one more retry may be made; if so it is counted.
     pub fn withdraw(&self) -> bool {
-        let less = |balance| (balance >= RETRY).then_some(balance - RETRY);
+        let less = |balance| (balance >= RETRY_COST).then_some(balance - RETRY_COST);
         self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 }

@@ -4,96 +4,96 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hostler_proto::lane::{Taken, Taker};
+use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::poison::Passage;
-use super::scanner::{Passed, Scanner};
-use super::told::{Finish, Told};
+use super::poison::TrialProgress;
+use super::scanner::{ChunkOutcome, SseScanner};
+use super::told::{FinishState, AnswerParser};
 use crate::edge::Outlet;
 use crate::sticky::Watch;
 
 /// An answer on its way, shared by the two that may pass it on.
 #[derive(Debug)]
-pub(super) struct Flow(Mutex<Passing>);
+pub(super) struct AnswerPipeline(Mutex<PipelineState>);
 
 /// How far an answer has come.
 #[derive(Debug)]
-pub(super) struct Passing {
+pub(super) struct PipelineState {
     /// Follows an event stream.
-    pub(super) scanner: Option<Scanner>,
+    pub(super) scanner: Option<SseScanner>,
     /// Reads a plain answer that is too long to be read whole before it is passed on.
-    pub(super) told: Option<Box<Told>>,
+    pub(super) answer_parser: Option<Box<AnswerParser>>,
     /// Reads which response it is, where that is remembered.
-    pub(super) watch: Option<Watch>,
+    pub(super) response_id_reader: Option<Watch>,
     /// Ends its trial, where it is on trial.
-    pub(super) passage: Option<Passage>,
+    pub(super) trial_progress: Option<TrialProgress>,
     /// Bytes of the body that were passed on.
-    pub(super) sent: u64,
+    pub(super) sent_bytes: u64,
     /// When something last came.
-    pub(super) progress: Instant,
+    pub(super) last_progress_at: Instant,
     /// Where pieces may be written on the spot.
-    pub(super) outlet: Option<Arc<Outlet>>,
+    pub(super) direct_writer: Option<Arc<Outlet>>,
     /// What the lane's task has found wrong with a piece, for the relay.
-    pub(super) failed: Option<Passed>,
+    pub(super) failure: Option<ChunkOutcome>,
 }
 
-impl Flow {
+impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<Scanner>, watch: Option<Watch>, passage: Option<Passage>) -> Arc<Self> {
+    pub(super) fn new(scanner: Option<SseScanner>, watch: Option<Watch>, passage: Option<TrialProgress>) -> Arc<Self> {
         let progress = Instant::now();
-        Arc::new(Self(Mutex::new(Passing { scanner, told: None, watch, passage, sent: 0, progress, outlet: None, failed: None })))
+        Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader: watch, trial_progress: passage, sent_bytes: 0, last_progress_at: progress, direct_writer: None, failure: None })))
     }
 
     /// For a moment.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Passing> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, PipelineState> {
         self.0.lock()
     }
 }
 
-impl Passing {
+impl PipelineState {
     /// Takes a piece in; what is to be sent of it, if anything.
-    pub(super) fn pass(&mut self, bytes: Bytes) -> Passed {
-        if self.watch.as_mut().is_some_and(|watch| watch.look(&bytes)) {
-            self.watch = None;
+    pub(super) fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
+        if self.response_id_reader.as_mut().is_some_and(|watch| watch.look(&bytes)) {
+            self.response_id_reader = None;
         }
-        if self.passage.as_mut().is_some_and(|passage| passage.look(&bytes)) {
-            self.passage = None;
+        if self.trial_progress.as_mut().is_some_and(|passage| passage.observe_chunk(&bytes)) {
+            self.trial_progress = None;
         }
         if let Some(scanner) = &mut self.scanner {
-            return scanner.pass(bytes);
+            return scanner.process(bytes);
         }
-        if let Some(told) = &mut self.told {
-            told.read(&bytes);
-            if told.finish() == Finish::Abort {
-                return Passed::Aborted(Bytes::new());
+        if let Some(told) = &mut self.answer_parser {
+            told.feed(&bytes);
+            if told.finish_state() == FinishState::Abort {
+                return ChunkOutcome::Aborted(Bytes::new());
             }
         }
-        Passed::On(bytes)
+        ChunkOutcome::Forward(bytes)
     }
 }
 
 /// The lane's task takes pieces of an event stream.
-impl Taker for Flow {
-    fn take(&self, piece: Bytes) -> Taken {
+impl InlineConsumer for AnswerPipeline {
+    fn consume(&self, piece: Bytes) -> ConsumeOutcome {
         let mut flow = self.lock();
         // Nothing follows what has failed.
-        if flow.failed.is_some() {
-            return Taken::Not(piece);
+        if flow.failure.is_some() {
+            return ConsumeOutcome::Declined(piece);
         }
-        let Some(outlet) = flow.outlet.clone() else { return Taken::Not(piece) };
-        let Some(free) = outlet.free() else { return Taken::Not(piece) };
-        flow.progress = Instant::now();
-        match flow.pass(piece) {
-            Passed::On(bytes) if bytes.is_empty() => Taken::Whole,
-            Passed::On(bytes) => {
-                flow.sent += bytes.len() as u64;
-                if free.chunk(&bytes) { Taken::Whole } else { Taken::Wake }
+        let Some(outlet) = flow.direct_writer.clone() else { return ConsumeOutcome::Declined(piece) };
+        let Some(free) = outlet.free() else { return ConsumeOutcome::Declined(piece) };
+        flow.last_progress_at = Instant::now();
+        match flow.process(piece) {
+            ChunkOutcome::Forward(bytes) if bytes.is_empty() => ConsumeOutcome::Consumed,
+            ChunkOutcome::Forward(bytes) => {
+                flow.sent_bytes += bytes.len() as u64;
+                if free.chunk(&bytes) { ConsumeOutcome::Consumed } else { ConsumeOutcome::ConsumedAndWake }
             }
             failed => {
-                flow.failed = Some(failed);
-                Taken::Wake
+                flow.failure = Some(failed);
+                ConsumeOutcome::ConsumedAndWake
             }
         }
     }

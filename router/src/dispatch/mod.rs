@@ -23,38 +23,38 @@ use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
-pub use budget::{Retries, RetryBudget};
-pub(crate) use place::Reserved;
-pub use poison::{Ban, Fingerprint, Poison, Watched};
+pub use budget::{RetryBudgets, RetryBudget};
+pub(crate) use place::ExternalPlacement;
+pub use poison::{Ban, Fingerprint, CrashSuspects, CrashWatch};
 pub use refusal::Refusal;
-pub use relay::{Held, Relay};
-use scanner::tells_of_death;
-pub use scanner::{Dialect, Scanner};
-use silence::Tries;
-pub use told::Usage;
-use told::{Finish, Told};
+pub use relay::{RelayContext, Relay};
+use scanner::is_engine_death;
+pub use scanner::{Dialect, SseScanner};
+use silence::RetryContext;
+pub use told::TokenUsage;
+use told::{FinishState, AnswerParser};
 pub use work::Work;
 
-use crate::admission::{Generated, Permit, Used};
+use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::carry::Exchange;
 use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
-use crate::placement::{Asked, Guest, Hold, Placed, Placer, Prompt, Record, Spot};
+use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
 use crate::sticky::{Keep, Named};
-use bind::Bound;
+use bind::Binding;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
-const MOST_SETTLE_SECONDS: f64 = 600.0;
+const MAX_PREFILL_SECONDS: f64 = 600.0;
 
 /// How often a young router looks for a candidate.
-const SETTLE_PAUSE: Duration = Duration::from_millis(10);
+const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Without this word no plain answer says that its engine was stopped under it.
-static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
+static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
 /// In words, why an answer was given up that says so.
-const ABORTED: &str = "the engine was stopped before the answer was complete";
+const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
 /// What every dispatch needs.
 #[derive(Debug)]
@@ -64,11 +64,11 @@ pub struct Dispatch {
     /// Which of them a request goes to.
     pub placer: Arc<Placer>,
     /// Where requests wait while their replica has no room.
-    pub hold: Hold,
+    pub queue: RequestQueue,
     /// Keep retries from multiplying the load of a failing fleet.
-    pub retries: Retries,
+    pub retries: RetryBudgets,
     /// Knows the requests that kill engines.
-    pub poison: Arc<Poison>,
+    pub crash_suspects: Arc<CrashSuspects>,
     /// Where outcomes are counted.
     pub metrics: Arc<RouterMetrics>,
     /// How long the first byte of an answer may take.
@@ -79,9 +79,9 @@ pub struct Dispatch {
 
 /// A request as it will be sent, to one replica or several in turn.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct OutboundRequest {
     /// What placement needs to know of it.
-    pub asked: Asked,
+    pub placement_request: PlacementRequest,
     /// The router's own number of it.
     pub id: u64,
     /// Its turn among those that wait: a lower one goes first.
@@ -89,9 +89,9 @@ pub struct Outgoing {
     /// Whose it is: the hash of its tenant's name, or of its key's where that has none; zero where there are no keys.
     pub tenant: u64,
     /// Who it shares the fleet's attention with, and what it takes of the place to wait.
-    pub guest: Guest,
+    pub queue_share: QueueShare,
     /// Its place to wait, from the moment at which it was seen that it may have to.
-    pub spot: Option<Spot>,
+    pub queue_slot: Option<QueueSlot>,
     /// What the client calls it.
     pub client_id: Option<Arc<str>>,
     /// Its head; the replica's index and the estimates are filled in.
@@ -103,13 +103,13 @@ pub struct Outgoing {
     /// What it has an engine compute.
     pub work: Work,
     /// Its line in the access log.
-    pub entry: Entry,
+    pub log_entry: Entry,
     /// Which response it names.
-    pub names: Named,
+    pub referenced_response: Named,
     /// Whose response its answer is, where the engine keeps it.
-    pub keep: Option<Keep>,
+    pub stored_response: Option<Keep>,
     /// When it was taken.
-    pub begun: Instant,
+    pub received_at: Instant,
 }
 
 /// An answer that has begun.
@@ -120,42 +120,42 @@ pub struct Answer {
     /// The body.
     pub body: Box<Relay>,
     /// Why it comes from where it comes.
-    pub reason: Arc<Record>,
+    pub decision: Arc<PlacementDecision>,
 }
 
 /// An attempt that has got as far as its first bytes.
-struct Begun {
+struct StartedAnswer {
     head: wire::ResponseHead,
-    first: Option<Bytes>,
+    first_chunk: Option<Bytes>,
     exchange: Exchange,
     /// Gone when another replica is tried.
     in_flight: Option<InFlight>,
     replica: Arc<Replica>,
-    placed: Placed,
-    reason: Arc<Record>,
+    placed: PlacementFeedback,
+    decision: Arc<PlacementDecision>,
     /// Of an answer that was read whole.
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     /// Of a plain answer more comes than was read, which may say what was used.
-    goes_on: bool,
+    has_unread_body: bool,
     /// Only comments have come so far.
-    waits: bool,
+    awaits_first_event: bool,
 }
 
-impl Begun {
+impl StartedAnswer {
     /// Whether another replica may do better: the engine is full, dying or dead. An event stream says so with status 200.
-    fn is_refusal(&self) -> bool {
-        let fails_at_once = || self.streams() && self.first.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":"));
+    fn is_retryable(&self) -> bool {
+        let fails_at_once = || self.is_stream() && self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":"));
         matches!(self.head.status, 500 | 503) || fails_at_once()
     }
 
     /// Engines write JSON at once, when it is complete, so the rest of it is waited for as far as one window: should it break off, or
     /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet. Where nothing was to be computed,
     /// what looks like that, or like usage, is the client's own.
-    async fn complete(&mut self, work: Work) -> Result<(), Broken> {
-        if !self.has_type(b"application/json") {
+    async fn buffer_json_body(&mut self, work: Work) -> Result<(), Broken> {
+        if !self.has_content_type(b"application/json") {
             return Ok(());
         }
-        let mut body = self.first.take().unwrap_or_default();
+        let mut body = self.first_chunk.take().unwrap_or_default();
         let mut is_whole = false;
         while !is_whole && body.len() < WINDOW_BYTES {
             match poll_fn(|context| self.exchange.poll_body(context)).await? {
@@ -163,30 +163,30 @@ impl Begun {
                 None => is_whole = true,
             }
         }
-        if work.generates() && ABORT.find(&body).is_some() && Told::of(&body, "").finish() == Finish::Abort {
-            return Err(Broken { fault: wire::Fault::EngineStopped, message: ABORTED.into() });
+        if work.generates() && ABORT_MARKER.find(&body).is_some() && AnswerParser::parse(&body, "").finish_state() == FinishState::Abort {
+            return Err(Broken { fault: wire::Fault::EngineStopped, message: ABORT_MESSAGE.into() });
         }
         if work.is_some() && is_whole {
-            self.usage = Told::usage_of(&body);
+            self.usage = AnswerParser::parse_usage(&body);
         }
-        self.goes_on = work.is_some() && !is_whole;
-        self.first = (!body.is_empty()).then_some(body);
+        self.has_unread_body = work.is_some() && !is_whole;
+        self.first_chunk = (!body.is_empty()).then_some(body);
         Ok(())
     }
 
-    fn streams(&self) -> bool {
-        self.has_type(b"text/event-stream")
+    fn is_stream(&self) -> bool {
+        self.has_content_type(b"text/event-stream")
     }
 
-    fn has_type(&self, wanted: &[u8]) -> bool {
+    fn has_content_type(&self, wanted: &[u8]) -> bool {
         let has = |header: &wire::Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
         self.head.headers.iter().any(has)
     }
 }
 
 /// One try's result.
-enum Attempt {
-    Begun(Box<Begun>),
+enum AttemptOutcome {
+    Started(Box<StartedAnswer>),
     /// Nothing came; the replica is avoided for a moment.
     Lost(Broken),
 }
@@ -198,27 +198,27 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
-    pub async fn send(&self, mut outgoing: Box<Outgoing>, permit: Permit) -> Result<Answer, Refusal> {
+    pub async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
-        let mut watched = self.poison.watch(fingerprint);
+        let mut watched = self.crash_suspects.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
         watched.clearance()?;
-        outgoing.spot = self.hold.reserve(outgoing.asked.model.as_deref(), outgoing.guest)?;
-        let deadline = outgoing.begun + self.answer_timeout;
-        self.settled(outgoing.asked.model.as_deref()).await;
-        let others_wait = self.hold.is_held(outgoing.asked.model.as_deref());
-        let prompt = Arc::new(self.placer.read(std::mem::take(&mut outgoing.asked), others_wait).await);
+        outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
+        let deadline = outgoing.received_at + self.answer_timeout;
+        self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;
+        let others_wait = self.queue.has_waiting(outgoing.placement_request.model.as_deref());
+        let prompt = Arc::new(self.placer.read_prompt(std::mem::take(&mut outgoing.placement_request), others_wait).await);
         let mut tried: Vec<Arc<str>> = Vec::new();
-        let mut refused: Option<Box<Begun>> = None;
+        let mut refused: Option<Box<StartedAnswer>> = None;
         let mut lost = None;
         let mut retries = &self.retries.lost;
         let mut was_full = false;
         // Attempts that were lost to others' doing, and those at engines that were full.
         let (mut excused, mut full) = (0, 0);
         loop {
-            let bound = if bind::may_try(tried.len() - excused, was_full) {
+            let bound = if bind::has_attempts_left(tried.len() - excused, was_full) {
                 let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
@@ -229,23 +229,23 @@ impl Dispatch {
                 // The one that it will not stand.
                 watched.end_trial();
                 return match (refused, lost) {
-                    (Some(begun), _) => Ok(self.answer(*begun, &outgoing, watched, permit)),
+                    (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, watched, permit)),
                     (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
-                    (None, None) => Err(Refusal::of(&self.fleet.view(), prompt.model())),
+                    (None, None) => Err(Refusal::for_model(&self.fleet.view(), prompt.model())),
                 };
             };
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let tries = Tries { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, spared: excused + full, watched: &mut watched };
-            let (replica, attempt) = self.attempt_where_heard(bound, tries).await?;
+            let tries = RetryContext { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, uncounted: excused + full, crash_watch: &mut watched };
+            let (replica, attempt) = self.attempt_with_failover(bound, tries).await?;
             let mut begun = match attempt {
-                Attempt::Begun(begun) => begun,
-                Attempt::Lost(broken) => {
+                AttemptOutcome::Started(begun) => begun,
+                AttemptOutcome::Lost(broken) => {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && watched.lost(&replica) {
+                    if broken.fault == wire::Fault::EngineLost && watched.record_engine_loss(&replica) {
                         excused += 1;
                     }
                     watched.end_trial();
@@ -254,10 +254,10 @@ impl Dispatch {
                 }
             };
             // An engine that is full or dying says 503; to a request that it cannot digest it says 500, as others will.
-            let refuses = begun.is_refusal();
+            let refuses = begun.is_retryable();
             was_full = begun.head.status == 503;
             if !refuses || refused.is_some() && !was_full {
-                return Ok(self.answer(*begun, &outgoing, watched, permit));
+                return Ok(self.relay_answer(*begun, &outgoing, watched, permit));
             }
             begun.in_flight = None;
             watched.end_trial();
@@ -270,83 +270,83 @@ impl Dispatch {
     }
 
     /// Waits until there is a candidate, as long as the router is young: its restart then costs clients a moment and no error.
-    async fn settled(&self, model: Option<&str>) {
+    async fn await_startup_grace(&self, model: Option<&str>) {
         let settling = || {
             let view = self.fleet.view();
             view.is_settling(Instant::now()) && view.eligible(model, &[]).next().is_none()
         };
         while settling() {
-            sleep(SETTLE_PAUSE).await;
+            sleep(STARTUP_POLL_INTERVAL).await;
         }
     }
 
     /// Counts the request where it goes, remembers why, and sends it.
-    fn sent(&self, prompt: &Prompt, outgoing: &Outgoing, bound: Bound, attempt: usize) -> Sent {
-        let Bound { chosen, held, turn } = bound;
-        let in_flight = self.placer.enter(prompt, &chosen, Instant::now());
+    fn send_to(&self, prompt: &Prompt, outgoing: &OutboundRequest, bound: Binding, attempt: usize) -> SentAttempt {
+        let Binding { chosen, queued_for: held, turn } = bound;
+        let in_flight = self.placer.count_in_flight(prompt, &chosen, Instant::now());
         // Whoever is next sees this one counted.
         drop(turn);
-        let settle = Duration::from_secs_f64(chosen.first_token().clamp(0.001, MOST_SETTLE_SECONDS));
+        let settle = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
         let head = wire::RequestHead {
             replica: replica.index,
-            prompt_tokens: prompt.tokens(),
-            uncached_tokens: chosen.uncached(),
-            settle_ms: if prompt.streams() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
+            prompt_tokens: prompt.token_count(),
+            uncached_tokens: chosen.uncached_tokens(),
+            settle_ms: if prompt.is_stream() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
             ..outgoing.head.clone()
         };
-        self.metrics.placed(chosen.level);
-        let guessed = chosen.guessed();
-        let reason = Record {
+        self.metrics.count_placement(chosen.level);
+        let guessed = chosen.approx_prefix_slot();
+        let reason = PlacementDecision {
             client_id: outgoing.client_id.clone(),
             attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
-            held: held.as_secs_f32(),
-            ..Record::new(outgoing.id, prompt, chosen)
+            queued_seconds: held.as_secs_f32(),
+            ..PlacementDecision::new(outgoing.id, prompt, chosen)
         };
         let reason = Arc::new(reason);
-        self.placer.ring.record(reason.clone());
-        outgoing.entry.sent(&replica.id, attempt, held);
-        let placed = Placed::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
+        self.placer.decisions.push(reason.clone());
+        outgoing.log_entry.sent(&replica.id, attempt, held);
+        let placed = PlacementFeedback::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
         let exchange = replica.lanes.open(head, outgoing.body.clone());
-        Sent { replica, exchange, in_flight, placed, settle, reason }
+        SentAttempt { replica, exchange, in_flight, placed, prefill_estimate: settle, decision: reason }
     }
 
-    async fn attempt(&self, sent: Sent, prompt: &Prompt, work: Work) -> Attempt {
-        let Sent { replica, exchange, mut in_flight, placed, settle, reason } = sent;
+    async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, work: Work) -> AttemptOutcome {
+        let SentAttempt { replica, exchange, mut in_flight, placed, prefill_estimate: settle, decision: reason } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
-            Err(broken) => return Attempt::Lost(broken),
+            Err(broken) => return AttemptOutcome::Lost(broken),
         };
         // A plain answer does not tell when its prompt has been computed.
-        let settle = (!prompt.streams()).then_some(settle);
-        let (head, first) = match self.first_bytes(&exchange, &mut in_flight, settle).await {
+        let settle = (!prompt.is_stream()).then_some(settle);
+        let (head, first) = match self.read_first_bytes(&exchange, &mut in_flight, settle).await {
             Ok(began) => began,
-            Err(broken) => return Attempt::Lost(broken),
+            Err(broken) => return AttemptOutcome::Lost(broken),
         };
         let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
         let mut begun =
-            Box::new(Begun { head, first, exchange, in_flight: None, replica, placed, reason, usage: None, goes_on: false, waits });
+            Box::new(StartedAnswer { head, first_chunk: first, exchange, in_flight: None, replica, placed, decision: reason, usage: None, has_unread_body: false, awaits_first_event: waits });
         if !waits {
             in_flight.answered();
-            self.hold.news();
+            self.queue.notify_change();
             // An error comes fast, and says nothing of how fast the engine computes.
-            if begun.head.status == 200 && !begun.is_refusal() {
-                begun.placed.began();
+            if begun.head.status == 200 && !begun.is_retryable() {
+                begun.placed.record_start();
             }
         }
         begun.in_flight = Some(in_flight);
-        match begun.complete(work).await {
-            Ok(()) if begun.is_refusal() && begun.first.as_deref().is_some_and(tells_of_death) => {
-                Attempt::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
+        match begun.buffer_json_body(work).await {
+            Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
+                AttemptOutcome::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
             }
-            Ok(()) => Attempt::Begun(begun),
-            Err(broken) => Attempt::Lost(broken),
+            Ok(()) => AttemptOutcome::Started(begun),
+            Err(broken) => AttemptOutcome::Lost(broken),
         }
     }
 
     /// Waits for the head and the first bytes of an answer. Engines send their head before they have done anything; until the first byte of
     /// the body there is nothing to lose. After `settle` the prompt counts as computed.
-    async fn first_bytes(
+    async fn read_first_bytes(
         &self,
         exchange: &Exchange,
         in_flight: &mut InFlight,
@@ -364,60 +364,60 @@ impl Dispatch {
                 () = sleep(settle.unwrap_or_default()), if settle.is_some() => {
                     settle = None;
                     in_flight.computed();
-                    self.hold.news();
+                    self.queue.notify_change();
                 }
             }
         }
     }
 
-    fn answer(&self, begun: Begun, outgoing: &Outgoing, mut watched: Watched, mut permit: Permit) -> Answer {
-        let streams = begun.streams();
+    fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut watched: CrashWatch, mut permit: Permit) -> Answer {
+        let streams = begun.is_stream();
         // Front-ends begin a response's stream before they have asked their core.
         let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
-        if !begun.waits && !is_front_ends {
-            watched.answered();
+        if !begun.awaits_first_event && !is_front_ends {
+            watched.mark_answered();
         }
-        let Begun { head, first, exchange, in_flight, replica, placed, reason, usage, goes_on, waits } = begun;
-        self.metrics.first_byte(outgoing.begun);
+        let StartedAnswer { head, first_chunk: first, exchange, in_flight, replica, placed, decision: reason, usage, has_unread_body: goes_on, awaits_first_event: waits } = begun;
+        self.metrics.observe_first_byte(outgoing.received_at);
         if head.status >= 400 {
-            permit.settle(Used { input: Some(0), output: Generated::Told(0) });
+            permit.reconcile_usage(ActualUsage { prompt_tokens: Some(0), output_tokens: OutputTokens::Exact(0) });
         }
         if !waits {
-            outgoing.entry.began();
+            outgoing.log_entry.began();
         }
-        let watch = outgoing.keep.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
-        let most = outgoing.work.most(replica.longest_context());
-        let held = Held {
+        let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
+        let most = outgoing.work.usage_bounds(replica.longest_context());
+        let held = RelayContext {
             in_flight,
             permit,
             replica,
-            watched,
+            crash_watch: watched,
             // What an engine refuses it has not computed.
-            survives: head.status < 400,
-            placed,
+            clears_suspicion: head.status < 400,
+            feedback: placed,
             usage,
-            goes_on,
-            most,
-            waits,
-            entry: outgoing.entry.clone(),
-            begun: outgoing.begun,
-            idle: self.idle_timeout,
+            has_unread_body: goes_on,
+            usage_bounds: most,
+            awaits_first_event: waits,
+            log_entry: outgoing.log_entry.clone(),
+            received_at: outgoing.received_at,
+            idle_timeout: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
         let relay = Relay::new(exchange, first, streams.then_some(outgoing.dialect), watch, held);
-        Answer { head, body: Box::new(relay), reason }
+        Answer { head, body: Box::new(relay), decision: reason }
     }
 }
 
 /// A request that is counted where it went.
-struct Sent {
+struct SentAttempt {
     replica: Arc<Replica>,
     exchange: Result<Exchange, Broken>,
     in_flight: InFlight,
-    placed: Placed,
+    placed: PlacementFeedback,
     /// When the prompt of a plain answer is taken to have been computed.
-    settle: Duration,
-    reason: Arc<Record>,
+    prefill_estimate: Duration,
+    decision: Arc<PlacementDecision>,
 }
 
 #[cfg(test)]

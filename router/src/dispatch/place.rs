@@ -6,26 +6,26 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::poison::{self, Clearance};
-use super::{Dispatch, Outgoing, Refusal};
+use super::{Dispatch, OutboundRequest, Refusal};
 use crate::fleet::{InFlight, Replica};
-use crate::placement::Record;
+use crate::placement::PlacementDecision;
 
 /// When to ask again for a place for a request that engines may die of.
 const SUSPECT_RETRY_SECONDS: u64 = 5;
 
 /// Most that a prompt is taken to be computed for, whatever was predicted.
-const MOST_COMPUTING_SECONDS: f64 = 600.0;
+const MAX_PREFILL_SECONDS: f64 = 600.0;
 
 /// A replica that was chosen for a request of somebody else's.
 #[derive(Debug)]
-pub(crate) struct Reserved {
+pub(crate) struct ExternalPlacement {
     pub(crate) replica: Arc<Replica>,
     /// Counts it there.
     pub(crate) in_flight: InFlight,
     /// Why there.
-    pub(crate) record: Arc<Record>,
+    pub(crate) decision: Arc<PlacementDecision>,
     /// How long its prompt takes, as predicted.
-    pub(crate) computing: Duration,
+    pub(crate) prefill_estimate: Duration,
 }
 
 impl Dispatch {
@@ -33,27 +33,27 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no replica can take it, or it is one that engines die of.
-    pub(crate) async fn place(&self, mut outgoing: Box<Outgoing>) -> Result<Reserved, Refusal> {
-        let watched = self.poison.watch(poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
+    pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
+        let watched = self.crash_suspects.watch(poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
         if watched.clearance()? != Clearance::Free {
             let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });
         }
-        let deadline = outgoing.begun + self.answer_timeout;
+        let deadline = outgoing.received_at + self.answer_timeout;
         let found = async {
-            self.settled(outgoing.asked.model.as_deref()).await;
-            self.placer.read(std::mem::take(&mut outgoing.asked), false).await
+            self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;
+            self.placer.read_prompt(std::mem::take(&mut outgoing.placement_request), false).await
         };
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();
-        let Some(chosen) = self.placer.choose(&prompt, &[], now) else { return Err(Refusal::of(&self.fleet.view(), prompt.model())) };
-        let in_flight = self.placer.enter(&prompt, &chosen, now);
-        let computing = Duration::from_secs_f64(chosen.first_token().clamp(0.001, MOST_COMPUTING_SECONDS));
+        let Some(chosen) = self.placer.choose(&prompt, &[], now) else { return Err(Refusal::for_model(&self.fleet.view(), prompt.model())) };
+        let in_flight = self.placer.count_in_flight(&prompt, &chosen, now);
+        let computing = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
-        self.metrics.placed(chosen.level);
-        let record = Record { client_id: outgoing.client_id, ..Record::new(outgoing.id, &prompt, chosen) };
+        self.metrics.count_placement(chosen.level);
+        let record = PlacementDecision { client_id: outgoing.client_id, ..PlacementDecision::new(outgoing.id, &prompt, chosen) };
         let record = Arc::new(record);
-        self.placer.ring.record(record.clone());
-        Ok(Reserved { replica, in_flight, record, computing })
+        self.placer.decisions.push(record.clone());
+        Ok(ExternalPlacement { replica, in_flight, decision: record, prefill_estimate: computing })
     }
 }

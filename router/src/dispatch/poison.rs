@@ -34,24 +34,24 @@ use tokio::time::{Instant, timeout};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::fleet::Replica;
-pub(super) use table::Bars;
+pub(super) use table::TrialConstraints;
 pub use table::{Ban, Fingerprint};
-use table::{Life, Standing, Table};
-use trials::Crowd;
-pub(super) use trials::Expected;
+use table::{EngineLife, SuspectStanding, SuspectTable};
+use trials::TrialDemand;
+pub(super) use trials::TrialEstimate;
 
 /// Suspects that may wait for a replica; further ones are refused with 429.
-const MOST_WAITING: usize = 4096;
+const MAX_QUEUED_SUSPECTS: usize = 4096;
 
 /// While a suspect waits, places are looked for this often even if nothing was heard: replicas come back and trials run out of time silently.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Those that wait and are woken when a trial has ended: a few more than may begin then. The others look by themselves.
-const MOST_WOKEN: usize = 2 * trials::MOST_TOGETHER;
+const MAX_WOKEN: usize = 2 * trials::MAX_CONCURRENT_TRIALS;
 
 /// Tokens, about, after which a stream's trial has ended. What kills an engine does so when its front-end or its grammar reads the request, while its images
 /// are encoded, in its prefill, or in the first steps that sample from it. That is concluded from where vLLM does what depends on a request, not measured.
-const TRIAL_EVENTS: usize = 3;
+const TRIAL_TOKENS: usize = 3;
 
 /// Names a request by its content and its tenant, so that no tenant can have another's request refused; `None` for one without a body, which asks
 /// nothing that kills. All routers with the same key file agree, since tenants are known by name.
@@ -62,79 +62,79 @@ pub(super) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Finger
 
 /// The one record of suspects of a router.
 #[derive(Debug)]
-pub struct Poison {
-    table: Mutex<Table>,
+pub struct CrashSuspects {
+    table: Mutex<SuspectTable>,
     /// Those in the table: nobody looks further while there are none.
-    suspects: AtomicUsize,
-    waiting: AtomicUsize,
+    suspect_count: AtomicUsize,
+    queued_count: AtomicUsize,
     /// A trial has ended, or somebody's standing has changed.
-    news: Notify,
-    window: Duration,
+    change_notify: Notify,
+    ttl: Duration,
 }
 
-impl Poison {
+impl CrashSuspects {
     /// A record in which a death counts for `window`; zero keeps none.
     #[must_use]
     pub fn new(window: Duration) -> Arc<Self> {
         Arc::new(Self {
-            table: Mutex::new(Table::new(window, Instant::now())),
-            suspects: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
-            news: Notify::new(),
-            window,
+            table: Mutex::new(SuspectTable::new(window, Instant::now())),
+            suspect_count: AtomicUsize::new(0),
+            queued_count: AtomicUsize::new(0),
+            change_notify: Notify::new(),
+            ttl: window,
         })
     }
 
     /// An agent has reported the death of one of `replica`'s engines.
-    pub fn reported(&self, replica: &str, death: &wire::Death) {
-        if self.window.is_zero() || death.requests.is_empty() {
+    pub fn record_reported_death(&self, replica: &str, death: &wire::Death) {
+        if self.ttl.is_zero() || death.requests.is_empty() {
             return;
         }
         let now = Instant::now();
         // A clock that began after that knows no such moment: then it was long ago, and too long.
         let Some(at) = now.checked_sub(Duration::from_millis(death.age_ms)) else { return };
-        let life = Life { replica: replica.into(), epoch: death.epoch };
-        let named = death.requests.iter().take(table::MOST_OF_A_DEATH);
+        let life = EngineLife { replica: replica.into(), epoch: death.epoch };
+        let named = death.requests.iter().take(table::MAX_REQUESTS_PER_DEATH);
         let requests: Vec<Fingerprint> = named.copied().map(Fingerprint::from).collect();
-        let refused = self.change(|table| table.reported(&life, &requests, at, now));
-        refused.iter().for_each(|(fingerprint, ban)| warn_of(*fingerprint, ban));
+        let refused = self.update_table(|table| table.record_reported_death(&life, &requests, at, now));
+        refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
     }
 
     /// Requests with a death to their name, for the metrics.
     #[must_use]
-    pub fn suspects(&self) -> usize {
-        self.look(|table| table.suspects())
+    pub fn suspect_count(&self) -> usize {
+        self.with_table(|table| table.suspect_count())
     }
 
     /// Watches a request that is about to be sent.
-    pub(super) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> Watched {
-        let fingerprint = fingerprint.filter(|_| !self.window.is_zero());
-        Watched { poison: self.clone(), fingerprint, trial: None, is_answered: false, sent: Instant::now() }
+    pub(super) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> CrashWatch {
+        let fingerprint = fingerprint.filter(|_| !self.ttl.is_zero());
+        CrashWatch { crash_suspects: self.clone(), fingerprint, trial_id: None, is_answered: false, sent_at: Instant::now() }
     }
 
-    fn any(&self) -> bool {
-        self.suspects.load(Ordering::Relaxed) > 0
+    fn has_suspects(&self) -> bool {
+        self.suspect_count.load(Ordering::Relaxed) > 0
     }
 
     /// Looks at the table.
-    fn look<T>(&self, look: impl FnOnce(&mut Table) -> T) -> T {
+    fn with_table<T>(&self, look: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let mut table = self.table.lock();
         table.sweep(Instant::now());
         let seen = look(&mut table);
-        self.suspects.store(table.suspects(), Ordering::Relaxed);
+        self.suspect_count.store(table.suspect_count(), Ordering::Relaxed);
         seen
     }
 
     /// Changes the table, and tells those who wait.
-    fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
-        let changed = self.look(change);
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        (0..waiting.min(MOST_WOKEN)).for_each(|_| self.news.notify_one());
+    fn update_table<T>(&self, change: impl FnOnce(&mut SuspectTable) -> T) -> T {
+        let changed = self.with_table(change);
+        let waiting = self.queued_count.load(Ordering::Relaxed);
+        (0..waiting.min(MAX_WOKEN)).for_each(|_| self.change_notify.notify_one());
         changed
     }
 }
 
-fn warn_of(fingerprint: Fingerprint, ban: &Ban) {
+fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
     let replicas: Vec<&str> = ban.deaths.iter().map(|(replica, _)| &**replica).collect();
     tracing::warn!(
         request = format!("{fingerprint:032x}"),
@@ -150,202 +150,202 @@ pub(super) enum Clearance {
     /// It may go where it likes.
     Free,
     /// It may go where a trial may begin.
-    Suspect,
+    NeedsTrial,
     /// The same request is being tried.
-    Later,
+    Wait,
 }
 
 /// A request as the record sees it, from before its first attempt to its last byte. Dropped before its engine has answered
 /// anything, it keeps its place on trial for a while.
 #[derive(Debug)]
-pub struct Watched {
-    poison: Arc<Poison>,
+pub struct CrashWatch {
+    crash_suspects: Arc<CrashSuspects>,
     fingerprint: Option<Fingerprint>,
-    trial: Option<u64>,
+    trial_id: Option<u64>,
     /// Its engine has begun to answer.
     is_answered: bool,
     /// When its attempt under way was sent.
-    sent: Instant,
+    sent_at: Instant,
 }
 
-impl Watched {
+impl CrashWatch {
     /// Whether it may go now.
     ///
     /// # Errors
     /// When it is refused.
     pub(super) fn clearance(&self) -> Result<Clearance, Ban> {
-        let Some(fingerprint) = self.fingerprint.filter(|_| self.poison.any()) else { return Ok(Clearance::Free) };
+        let Some(fingerprint) = self.fingerprint.filter(|_| self.crash_suspects.has_suspects()) else { return Ok(Clearance::Free) };
         let now = Instant::now();
-        self.poison.look(|table| match table.standing(fingerprint, now) {
-            Standing::Clear => Ok(Clearance::Free),
-            Standing::Refused(ban) => Err(ban),
-            Standing::Suspect if !table.is_tried(fingerprint, now) => Ok(Clearance::Suspect),
-            Standing::Suspect => Ok(Clearance::Later),
+        self.crash_suspects.with_table(|table| match table.standing(fingerprint, now) {
+            SuspectStanding::Clear => Ok(Clearance::Free),
+            SuspectStanding::Banned(ban) => Err(ban),
+            SuspectStanding::Suspect if !table.is_on_trial(fingerprint, now) => Ok(Clearance::NeedsTrial),
+            SuspectStanding::Suspect => Ok(Clearance::Wait),
         })
     }
 
     /// Where a suspect may be tried now, if there are so many replicas that it could go to at all; it may have `waited` for it.
-    pub(super) fn bars(&self, eligible: usize, waited: Option<&Waiting>) -> Bars {
+    pub(super) fn trial_constraints(&self, eligible: usize, waited: Option<&TrialWaiter>) -> TrialConstraints {
         let now = Instant::now();
-        let waiting = self.poison.waiting.load(Ordering::Relaxed).max(1);
-        let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.since));
-        let crowd = Crowd { waiting, eligible, waited };
-        self.poison.table.lock().bars(self.fingerprint.unwrap_or_default(), crowd, now)
+        let waiting = self.crash_suspects.queued_count.load(Ordering::Relaxed).max(1);
+        let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.waiting_since));
+        let crowd = TrialDemand { waiting, eligible, waited };
+        self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), crowd, now)
     }
 
     /// Begins its trial at a replica, if that is still possible.
-    pub(super) fn begin_trial(&mut self, replica: &Replica, expected: Expected) -> bool {
+    pub(super) fn begin_trial(&mut self, replica: &Replica, expected: TrialEstimate) -> bool {
         let Some(fingerprint) = self.fingerprint else { return true };
-        self.trial = self.poison.table.lock().begin_trial(fingerprint, &life(replica), expected, Instant::now());
-        self.trial.is_some()
+        self.trial_id = self.crash_suspects.table.lock().begin_trial(fingerprint, &engine_life(replica), expected, Instant::now());
+        self.trial_id.is_some()
     }
 
     /// Leave to wait for a trial.
     ///
     /// # Errors
     /// When as many wait as may.
-    pub(super) fn queue(&self) -> Result<Waiting, Crowded> {
-        if self.poison.waiting.fetch_add(1, Ordering::Relaxed) >= MOST_WAITING {
-            self.poison.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Crowded);
+    pub(super) fn queue_for_trial(&self) -> Result<TrialWaiter, TrialQueueFull> {
+        if self.crash_suspects.queued_count.fetch_add(1, Ordering::Relaxed) >= MAX_QUEUED_SUSPECTS {
+            self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
+            return Err(TrialQueueFull);
         }
-        Ok(Waiting { poison: self.poison.clone(), since: Instant::now() })
+        Ok(TrialWaiter { crash_suspects: self.crash_suspects.clone(), waiting_since: Instant::now() })
     }
 
     /// It is sent now.
-    pub(super) fn sent(&mut self, now: Instant) {
-        self.sent = now;
+    pub(super) fn mark_sent(&mut self, now: Instant) {
+        self.sent_at = now;
     }
 
     /// Its engine is lost: the connection broke, or the engine says that its core is dead. Whether others are to blame: it may be tried again then, however
     /// often it was.
-    pub(super) fn lost(&mut self, replica: &Replica) -> bool {
+    pub(super) fn record_engine_loss(&mut self, replica: &Replica) -> bool {
         let Some(fingerprint) = self.fingerprint else { return false };
         let now = Instant::now();
-        let blamed = self.poison.change(|table| {
-            let blamed = table.blame(fingerprint, &life(replica), self.sent, now);
-            if let Some(trial) = self.trial.take() {
+        let blamed = self.crash_suspects.update_table(|table| {
+            let blamed = table.blame(fingerprint, &engine_life(replica), self.sent_at, now);
+            if let Some(trial) = self.trial_id.take() {
                 table.trials().end(trial, fingerprint, false, now);
             }
             blamed
         });
-        blamed.ban.iter().for_each(|ban| warn_of(fingerprint, ban));
+        blamed.ban.iter().for_each(|ban| log_ban(fingerprint, ban));
         blamed.is_excused
     }
 
     /// Its engine has begun to answer: it does not hang.
-    pub(super) fn answered(&mut self) {
+    pub(super) fn mark_answered(&mut self) {
         self.is_answered = true;
-        if let Some(trial) = self.trial {
-            self.poison.table.lock().trials().answered(trial, Instant::now());
+        if let Some(trial) = self.trial_id {
+            self.crash_suspects.table.lock().trials().mark_answered(trial, Instant::now());
         }
     }
 
     /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
-    pub(super) fn passage(&self, token: &'static [u8]) -> Option<Passage> {
-        self.trial.map(|trial| Passage { poison: self.poison.clone(), trial, token, left: TRIAL_EVENTS })
+    pub(super) fn trial_progress(&self, token: &'static [u8]) -> Option<TrialProgress> {
+        self.trial_id.map(|trial| TrialProgress { crash_suspects: self.crash_suspects.clone(), trial_id: trial, token_marker: token, remaining_tokens: TRIAL_TOKENS })
     }
 
     /// It was answered, whole.
-    pub(super) fn survived(&mut self) {
-        if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial.is_some() || self.poison.any()) {
+    pub(super) fn clear_suspicion(&mut self) {
+        if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial_id.is_some() || self.crash_suspects.has_suspects()) {
             let now = Instant::now();
-            let trial = self.trial.take();
-            let cleared = self.poison.look(|table| {
+            let trial = self.trial_id.take();
+            let cleared = self.crash_suspects.with_table(|table| {
                 trial.iter().for_each(|trial| table.trials().end(*trial, fingerprint, true, now));
-                table.clear(fingerprint, now)
+                table.acquit(fingerprint, now)
             });
             if cleared || trial.is_some() {
-                self.poison.change(|_| ());
+                self.crash_suspects.update_table(|_| ());
             }
         }
     }
 
     /// The trial has ended, and nothing is known by it.
     pub(super) fn end_trial(&mut self) {
-        if let (Some(trial), Some(fingerprint)) = (self.trial.take(), self.fingerprint) {
-            self.poison.change(|table| table.trials().end(trial, fingerprint, false, Instant::now()));
+        if let (Some(trial), Some(fingerprint)) = (self.trial_id.take(), self.fingerprint) {
+            self.crash_suspects.update_table(|table| table.trials().end(trial, fingerprint, false, Instant::now()));
         }
     }
 }
 
-impl Drop for Watched {
+impl Drop for CrashWatch {
     fn drop(&mut self) {
         if self.is_answered {
             self.end_trial();
-        } else if let (Some(trial), Some(fingerprint)) = (self.trial.take(), self.fingerprint) {
-            self.poison.change(|table| table.trials().give_up(trial, fingerprint, Instant::now()));
+        } else if let (Some(trial), Some(fingerprint)) = (self.trial_id.take(), self.fingerprint) {
+            self.crash_suspects.update_table(|table| table.trials().abandon(trial, fingerprint, Instant::now()));
         }
     }
 }
 
 /// Counts the first tokens of a stream that is on trial.
 #[derive(Debug)]
-pub(super) struct Passage {
-    poison: Arc<Poison>,
-    trial: u64,
+pub(super) struct TrialProgress {
+    crash_suspects: Arc<CrashSuspects>,
+    trial_id: u64,
     /// What each event with a token has.
-    token: &'static [u8],
-    left: usize,
+    token_marker: &'static [u8],
+    remaining_tokens: usize,
 }
 
-impl Passage {
+impl TrialProgress {
     /// Takes in a piece of the stream; whether the trial is over.
-    pub(super) fn look(&mut self, piece: &[u8]) -> bool {
+    pub(super) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
         if only_keeps_alive(piece) {
             return false;
         }
-        self.left = self.left.saturating_sub(memchr::memmem::find_iter(piece, self.token).count());
-        if self.left == 0 {
-            self.poison.change(|table| table.trials().pass(self.trial, Instant::now()));
+        self.remaining_tokens = self.remaining_tokens.saturating_sub(memchr::memmem::find_iter(piece, self.token_marker).count());
+        if self.remaining_tokens == 0 {
+            self.crash_suspects.update_table(|table| table.trials().pass(self.trial_id, Instant::now()));
         }
-        self.left == 0
+        self.remaining_tokens == 0
     }
 }
 
-impl Bars {
+impl TrialConstraints {
     /// How many may be on trial together.
-    pub(in crate::dispatch) fn together(&self) -> usize {
-        self.together
+    pub(in crate::dispatch) fn max_concurrent(&self) -> usize {
+        self.max_concurrent
     }
 
     /// Whether the suspect may be tried there.
-    pub(in crate::dispatch) fn admit(&self, replica: &Replica) -> bool {
-        let is = |life: &Life| life.replica == replica.id && life.epoch == replica.epoch;
-        self.only.as_ref().map_or_else(|| !self.closed.contains(&replica.id), is) && !self.fallen.iter().any(is)
+    pub(in crate::dispatch) fn is_allowed(&self, replica: &Replica) -> bool {
+        let is = |life: &EngineLife| life.replica == replica.id && life.epoch == replica.epoch;
+        self.required_engine.as_ref().map_or_else(|| !self.closed_replicas.contains(&replica.id), is) && !self.crashed_engines.iter().any(is)
     }
 
     /// Whether others of which one may yet kill run there.
     pub(in crate::dispatch) fn is_occupied(&self, replica: &Replica) -> bool {
-        self.only.is_none() && self.occupied.contains(&replica.id)
+        self.required_engine.is_none() && self.occupied_replicas.contains(&replica.id)
     }
 }
 
-fn life(replica: &Replica) -> Life {
-    Life { replica: replica.id.clone(), epoch: replica.epoch }
+fn engine_life(replica: &Replica) -> EngineLife {
+    EngineLife { replica: replica.id.clone(), epoch: replica.epoch }
 }
 
 /// As many suspects wait as may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Crowded;
+pub(super) struct TrialQueueFull;
 
 /// Counts one that waits for its trial.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    poison: Arc<Poison>,
-    since: Instant,
+pub(super) struct TrialWaiter {
+    crash_suspects: Arc<CrashSuspects>,
+    waiting_since: Instant,
 }
 
-impl Waiting {
+impl TrialWaiter {
     /// Waits for a moment at which it may be worth while to ask again.
-    pub(super) async fn moment(&self) {
-        let _ = timeout(LOOK_INTERVAL, self.poison.news.notified()).await;
+    pub(super) async fn wait_for_change(&self) {
+        let _ = timeout(POLL_INTERVAL, self.crash_suspects.change_notify.notified()).await;
     }
 }
 
-impl Drop for Waiting {
+impl Drop for TrialWaiter {
     fn drop(&mut self) {
-        self.poison.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

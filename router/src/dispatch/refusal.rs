@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use hostler_placement::hold::Full;
 
-use super::poison::{Ban, Crowded};
+use super::poison::{Ban, TrialQueueFull};
 use crate::fleet::{FleetView, Phase, Replica};
 use crate::placement::Overload;
 
 /// When a client may try again for which there was no place in the queue.
-const FULL_RETRY_SECONDS: u64 = 5;
+const QUEUE_FULL_RETRY_SECONDS: u64 = 5;
 
 /// Why a request got no answer from any engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,11 +36,11 @@ pub enum Refusal {
         last: String,
     },
     /// The first byte did not come in time.
-    #[error("no engine began to answer within {}", humanize(*.0))]
+    #[error("no engine began to answer within {}", format_seconds(*.0))]
     TooSlow(Duration),
     /// Engines have died with it.
     #[error("{0}")]
-    Poisonous(Ban),
+    CrashSuspect(Ban),
     /// The fleet has more to do than it can in time.
     #[error("{message}")]
     Overloaded {
@@ -53,13 +53,13 @@ pub enum Refusal {
 
 impl Refusal {
     /// The word for it in the access log.
-    pub(crate) fn word(&self) -> &'static str {
+    pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::UnknownModel { .. } => "unknown_model",
             Self::NotReady(_) => "not_ready",
             Self::Lost { .. } => "lost",
             Self::TooSlow(_) => "too_slow",
-            Self::Poisonous(_) => "poisonous",
+            Self::CrashSuspect(_) => "poisonous",
             Self::Overloaded { .. } => "overloaded",
         }
     }
@@ -67,20 +67,20 @@ impl Refusal {
 
 impl From<Ban> for Refusal {
     fn from(ban: Ban) -> Self {
-        Refusal::Poisonous(ban)
+        Refusal::CrashSuspect(ban)
     }
 }
 
-impl From<Crowded> for Refusal {
-    fn from(_: Crowded) -> Self {
+impl From<TrialQueueFull> for Refusal {
+    fn from(_: TrialQueueFull) -> Self {
         Refusal::Overloaded {
             message: "this request was in flight when an engine died, and too many of those wait to be tried again one by one".into(),
-            retry_after: FULL_RETRY_SECONDS,
+            retry_after: QUEUE_FULL_RETRY_SECONDS,
         }
     }
 }
 
-fn humanize(duration: Duration) -> String {
+fn format_seconds(duration: Duration) -> String {
     format!("{} s", duration.as_secs_f64())
 }
 
@@ -94,7 +94,7 @@ impl From<Overload> for Refusal {
                         "requests that wait for a replica, all or yours, have as many bytes as router.max_held_bytes allows".into()
                     }
                 },
-                retry_after: FULL_RETRY_SECONDS,
+                retry_after: QUEUE_FULL_RETRY_SECONDS,
             },
             Overload::Stopping => Refusal::NotReady("the router is stopping".into()),
             Overload::TooLate { predicted, allowed } => Refusal::Overloaded {
@@ -114,7 +114,7 @@ fn whole_seconds(seconds: f64) -> u64 {
 
 impl Refusal {
     /// Why no replica can take a request for `model`, in a sentence for the client.
-    pub(super) fn of(view: &FleetView, model: Option<&str>) -> Self {
+    pub(super) fn for_model(view: &FleetView, model: Option<&str>) -> Self {
         let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
         // An engine that loads for the first time may yet serve it.
         let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
@@ -128,12 +128,12 @@ impl Refusal {
         }
         let of_interest =
             view.replicas.iter().filter(|replica| !replica.is_ready() && (replica.state.models.is_empty() || replica.serves(model)));
-        let states: Vec<String> = of_interest.take(5).map(|replica| describe(replica)).collect();
+        let states: Vec<String> = of_interest.take(5).map(|replica| describe_replica(replica)).collect();
         Refusal::NotReady(format!("no replica is ready: {}", states.join("; ")))
     }
 }
 
-fn describe(replica: &Replica) -> String {
+fn describe_replica(replica: &Replica) -> String {
     let (id, word) = (&replica.id, replica.state.word());
     // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
     let reason = replica.state.wire.reason.lines().next().unwrap_or_default();

@@ -15,23 +15,23 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::flow::Flow;
-use super::poison::Watched;
-use super::scanner::{Passed, Scanner};
-use super::told::{Told, Usage};
-use super::work::Most;
-use crate::admission::{Generated, Permit, Used};
+use super::flow::AnswerPipeline;
+use super::poison::CrashWatch;
+use super::scanner::{ChunkOutcome, SseScanner};
+use super::told::{AnswerParser, TokenUsage};
+use super::work::UsageBounds;
+use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::carry::Exchange;
 use crate::edge::Outlet;
 use crate::edge::access::Entry;
 use crate::fleet::{InFlight, Replica};
-use crate::metrics::{Outcome, RouterMetrics};
-use crate::placement::Placed;
+use crate::metrics::{AnswerOutcome, RouterMetrics};
+use crate::placement::PlacementFeedback;
 use crate::sticky::Watch;
 
 /// What lives as long as the answer does.
 #[derive(Debug)]
-pub struct Held {
+pub struct RelayContext {
     /// Counts the request on its replica, unless that has ended already.
     pub in_flight: Option<InFlight>,
     /// Counts the request in the router.
@@ -39,25 +39,25 @@ pub struct Held {
     /// Where it runs; for the log.
     pub replica: Arc<Replica>,
     /// Learns whether its engine dies with it.
-    pub watched: Watched,
+    pub crash_watch: CrashWatch,
     /// Whether its end shows that it harms no engine: not where the engine had failed.
-    pub survives: bool,
+    pub clears_suspicion: bool,
     /// Learns from how it ends.
-    pub placed: Placed,
+    pub feedback: PlacementFeedback,
     /// Only comments have come so far, which keep the connection alive while the request waits in its engine.
-    pub waits: bool,
+    pub awaits_first_event: bool,
     /// Of an answer that was read whole before it was passed on.
-    pub usage: Option<Usage>,
+    pub usage: Option<TokenUsage>,
     /// It was not, but may say what was used.
-    pub goes_on: bool,
+    pub has_unread_body: bool,
     /// The most that it can have used.
-    pub(crate) most: Most,
+    pub(crate) usage_bounds: UsageBounds,
     /// Its line in the access log.
-    pub entry: Entry,
+    pub log_entry: Entry,
     /// When the request was taken.
-    pub begun: Instant,
+    pub received_at: Instant,
     /// How long the answer may pause.
-    pub idle: Duration,
+    pub idle_timeout: Duration,
     /// Where the outcome is counted.
     pub metrics: Arc<RouterMetrics>,
 }
@@ -65,29 +65,29 @@ pub struct Held {
 /// One answer's body.
 #[derive(Debug)]
 pub struct Relay {
-    state: State,
+    state: RelayState,
     /// Read before it was known whether the answer would be sent.
-    first: Option<Bytes>,
-    flow: Arc<Flow>,
+    first_chunk: Option<Bytes>,
+    pipeline: Arc<AnswerPipeline>,
     exchange: Exchange,
-    held: Held,
+    context: RelayContext,
     /// The lane's task is still to be told that it may take events.
-    lends: bool,
-    pause: Option<Pin<Box<Sleep>>>,
+    is_direct_writing_pending: bool,
+    idle_timer: Option<Pin<Box<Sleep>>>,
 }
 
 #[derive(Debug)]
-enum State {
+enum RelayState {
     Streaming,
     /// The error event that is sent next.
-    Explaining(Bytes, String),
+    SendingError(Bytes, String),
     /// The connection gets a moment to send what it has, then breaks.
     Flushing(Pin<Box<Sleep>>, String),
     Ended,
 }
 
 /// The word in the access log for what broke an answer.
-fn word(fault: Fault) -> &'static str {
+fn fault_label(fault: Fault) -> &'static str {
     match fault {
         Fault::EngineStopped => "engine_stopped",
         Fault::LaneLost => "agent_lost",
@@ -97,50 +97,50 @@ fn word(fault: Fault) -> &'static str {
 }
 
 /// The moment that a connection gets to send what it has before it breaks. HTTP/2 throws away what is queued when a stream is reset.
-const FLUSH: Duration = Duration::from_millis(200);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-fn flushing(message: String) -> State {
-    State::Flushing(Box::pin(tokio::time::sleep(FLUSH)), message)
+fn flushing_state(message: String) -> RelayState {
+    RelayState::Flushing(Box::pin(tokio::time::sleep(FLUSH_TIMEOUT)), message)
 }
 
 impl Relay {
     /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: Held) -> Self {
-        let passage = dialect.and_then(|dialect| held.watched.passage(dialect.token()));
-        let flow = Flow::new(dialect.map(Scanner::new), watch, passage);
+    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: RelayContext) -> Self {
+        let passage = dialect.and_then(|dialect| held.crash_watch.trial_progress(dialect.token_marker()));
+        let flow = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
         // The first piece comes by again.
-        flow.lock().told = held.goes_on.then(|| Box::new(Told::new("")));
-        Self { state: State::Streaming, first, flow, exchange, held, lends: false, pause: None }
+        flow.lock().answer_parser = held.has_unread_body.then(|| Box::new(AnswerParser::new("")));
+        Self { state: RelayState::Streaming, first_chunk: first, pipeline: flow, exchange, context: held, is_direct_writing_pending: false, idle_timer: None }
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
-    pub(crate) fn through(&mut self, outlet: Arc<Outlet>) {
-        let mut flow = self.flow.lock();
+    pub(crate) fn enable_direct_writing(&mut self, outlet: Arc<Outlet>) {
+        let mut flow = self.pipeline.lock();
         if flow.scanner.is_some() {
             outlet.occupy();
-            flow.outlet = Some(outlet);
-            self.lends = true;
+            flow.direct_writer = Some(outlet);
+            self.is_direct_writing_pending = true;
         }
     }
 
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
-        if let Some(first) = self.first.take() {
+    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        if let Some(first) = self.first_chunk.take() {
             return Poll::Ready(Ok(Some(first)));
         }
-        self.lend();
+        self.attach_consumer();
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
-            self.flow.lock().progress = Instant::now();
+            self.pipeline.lock().last_progress_at = Instant::now();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
-                let _ = self.held.watched.lost(&self.held.replica);
+                let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
             }
             return Poll::Ready(piece);
         }
         // One timer an answer, looked at again only when it fires: an event costs a reading of the clock.
-        let idle = self.held.idle;
-        let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
+        let idle = self.context.idle_timeout;
+        let pause = self.idle_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
         while pause.as_mut().poll(context).is_ready() {
-            let progress = self.flow.lock().progress;
+            let progress = self.pipeline.lock().last_progress_at;
             if progress.elapsed() >= idle {
                 return Poll::Ready(Err(Broken { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
             }
@@ -150,71 +150,71 @@ impl Relay {
     }
 
     /// From the first event on the lane's task may take the next ones.
-    fn lend(&mut self) {
-        if self.lends && !self.held.waits {
-            self.lends = false;
-            self.exchange.lend(self.flow.clone());
+    fn attach_consumer(&mut self) {
+        if self.is_direct_writing_pending && !self.context.awaits_first_event {
+            self.is_direct_writing_pending = false;
+            self.exchange.attach(self.pipeline.clone());
         }
     }
 
     /// Gives the library something to send.
-    fn send(&self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let mut flow = self.flow.lock();
-        flow.sent += bytes.len() as u64;
-        flow.outlet.as_ref().inspect(|outlet| outlet.occupy());
+    fn emit(&self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let mut flow = self.pipeline.lock();
+        flow.sent_bytes += bytes.len() as u64;
+        flow.direct_writer.as_ref().inspect(|outlet| outlet.occupy());
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     /// The answer broke: an event stream is told so first.
-    fn break_off(&mut self, cause: &'static str, message: String) {
-        self.exchange.take_back();
-        let replica = &self.held.replica.id;
+    fn fail(&mut self, cause: &'static str, message: String) {
+        self.exchange.detach();
+        let replica = &self.context.replica.id;
         tracing::warn!(%replica, message, "an answer broke after it had begun");
-        self.held.metrics.ended(Outcome::Broken, self.held.begun);
-        self.held.entry.ended(Outcome::Broken, Some(cause), self.usage());
-        self.settle(false);
-        self.state = match &self.flow.lock().scanner {
-            Some(scanner) => State::Explaining(scanner.error_event(&message), message),
-            None => flushing(message),
+        self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
+        self.context.log_entry.ended(AnswerOutcome::Broken, Some(cause), self.usage());
+        self.reconcile_usage(false);
+        self.state = match &self.pipeline.lock().scanner {
+            Some(scanner) => RelayState::SendingError(scanner.error_event(&message), message),
+            None => flushing_state(message),
         };
     }
 
     /// Takes a piece in; what is to be sent of it, if anything.
-    fn piece(&mut self, bytes: Bytes) -> Bytes {
+    fn process_chunk(&mut self, bytes: Bytes) -> Bytes {
         // The first event, where comments came before it.
-        if self.held.waits && !only_keeps_alive(&bytes) {
-            self.held.waits = false;
-            self.held.in_flight.as_mut().map(InFlight::answered);
-            self.held.placed.began();
-            self.held.entry.began();
-            self.held.watched.answered();
+        if self.context.awaits_first_event && !only_keeps_alive(&bytes) {
+            self.context.awaits_first_event = false;
+            self.context.in_flight.as_mut().map(InFlight::answered);
+            self.context.feedback.record_start();
+            self.context.log_entry.began();
+            self.context.crash_watch.mark_answered();
         }
-        let passed = self.flow.lock().pass(bytes);
-        self.passed(passed)
+        let passed = self.pipeline.lock().process(bytes);
+        self.apply_outcome(passed)
     }
 
     /// What is to be sent of a piece that was looked at.
-    fn passed(&mut self, passed: Passed) -> Bytes {
+    fn apply_outcome(&mut self, passed: ChunkOutcome) -> Bytes {
         match passed {
-            Passed::On(bytes) => bytes,
-            Passed::Failed { bytes, died } => {
+            ChunkOutcome::Forward(bytes) => bytes,
+            ChunkOutcome::Failed { bytes, is_engine_dead: died } => {
                 if died {
-                    let _ = self.held.watched.lost(&self.held.replica);
+                    let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
                 }
-                self.break_off("engine_error", "the engine reported an error".into());
-                self.state = flushing("the engine reported an error".into());
+                self.fail("engine_error", "the engine reported an error".into());
+                self.state = flushing_state("the engine reported an error".into());
                 bytes
             }
-            Passed::Aborted(bytes) => {
-                self.break_off("engine_stopped", super::ABORTED.into());
+            ChunkOutcome::Aborted(bytes) => {
+                self.fail("engine_stopped", super::ABORT_MESSAGE.into());
                 bytes
             }
         }
     }
 
-    fn end(&mut self) -> Bytes {
-        let (rest, is_complete) = match &mut self.flow.lock().scanner {
-            Some(scanner) => (scanner.rest(), scanner.is_complete()),
+    fn finish_body(&mut self) -> Bytes {
+        let (rest, is_complete) = match &mut self.pipeline.lock().scanner {
+            Some(scanner) => (scanner.take_rest(), scanner.is_complete()),
             None => (Bytes::new(), true),
         };
         if is_complete {
@@ -222,61 +222,61 @@ impl Relay {
             return rest;
         }
         // Half an event would spoil the error event.
-        self.break_off("incomplete", "the engine ended the answer before it was complete".into());
+        self.fail("incomplete", "the engine ended the answer before it was complete".into());
         Bytes::new()
     }
 
     /// Tells the caller's limits what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
     /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
-    fn settle(&mut self, is_whole: bool) {
-        let work = self.held.most.work;
+    fn reconcile_usage(&mut self, is_whole: bool) {
+        let work = self.context.usage_bounds.work;
         if !work.is_some() {
             return;
         }
         let usage = self.usage();
-        let events = self.flow.lock().scanner.as_ref().map_or(0, Scanner::events).saturating_sub(2);
+        let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
         let output = match usage {
-            _ if !work.generates() => Generated::Told(0),
-            Some(usage) if is_whole => Generated::Told(usage.completion),
-            usage => Generated::AtLeast(usage.map_or(0, |usage| usage.completion).max(events)),
+            _ if !work.generates() => OutputTokens::Exact(0),
+            Some(usage) if is_whole => OutputTokens::Exact(usage.completion_tokens),
+            usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(events)),
         };
-        let input = usage.map(|usage| usage.prompt).filter(|prompt| *prompt > 0);
-        self.held.permit.settle(Used { input, output });
+        let input = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
+        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens: input, output_tokens: output });
     }
 
     /// What the engine says that was used, as far as that can be.
-    fn usage(&self) -> Option<Usage> {
-        let flow = self.flow.lock();
-        let told = match (&flow.scanner, &flow.told) {
+    fn usage(&self) -> Option<TokenUsage> {
+        let flow = self.pipeline.lock();
+        let told = match (&flow.scanner, &flow.answer_parser) {
             (Some(scanner), _) => scanner.usage(),
             (None, Some(told)) => told.usage(),
-            (None, None) => self.held.usage,
+            (None, None) => self.context.usage,
         };
-        self.held.most.bound(told?)
+        self.context.usage_bounds.clamp(told?)
     }
 
     /// Whether nothing is left of an answer that needs no looking at.
-    fn is_read(&self) -> bool {
-        self.flow.lock().scanner.is_none() && self.first.is_none() && self.exchange.is_finished()
+    fn is_fully_read(&self) -> bool {
+        self.pipeline.lock().scanner.is_none() && self.first_chunk.is_none() && self.exchange.is_finished()
     }
 
     fn complete(&mut self) {
-        self.state = State::Ended;
-        if self.held.survives {
-            self.held.watched.survived();
+        self.state = RelayState::Ended;
+        if self.context.clears_suspicion {
+            self.context.crash_watch.clear_suspicion();
         }
         let usage = self.usage();
-        let events = self.flow.lock().scanner.as_ref().map(Scanner::events);
+        let events = self.pipeline.lock().scanner.as_ref().map(SseScanner::event_count);
         if let Some(events) = events {
-            self.held.metrics.streamed(events, usage);
+            self.context.metrics.record_stream(events, usage);
         }
-        if self.held.most.work.is_some() {
-            let most = self.held.most;
-            self.held.placed.ended(usage, events.unwrap_or(0), most.context, most.work.answers == 1);
+        if self.context.usage_bounds.work.is_some() {
+            let most = self.context.usage_bounds;
+            self.context.feedback.record_end(usage, events.unwrap_or(0), most.context_tokens, most.work.answers == 1);
         }
-        self.held.metrics.ended(Outcome::Complete, self.held.begun);
-        self.held.entry.ended(Outcome::Complete, None, usage);
-        self.settle(true);
+        self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
+        self.context.log_entry.ended(AnswerOutcome::Complete, None, usage);
+        self.reconcile_usage(true);
     }
 }
 
@@ -287,38 +287,38 @@ impl Body for Relay {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let relay = self.get_mut();
         loop {
-            match std::mem::replace(&mut relay.state, State::Ended) {
-                State::Streaming => {
-                    relay.state = State::Streaming;
-                    let polled = relay.poll_piece(context);
+            match std::mem::replace(&mut relay.state, RelayState::Ended) {
+                RelayState::Streaming => {
+                    relay.state = RelayState::Streaming;
+                    let polled = relay.poll_chunk(context);
                     // Looked for after the inbox: until it was polled, the lane's task may have found it. What came behind it is of no use.
-                    let failed = relay.flow.lock().failed.take();
+                    let failed = relay.pipeline.lock().failure.take();
                     let sent = match (failed, polled) {
-                        (Some(failed), _) => relay.passed(failed),
+                        (Some(failed), _) => relay.apply_outcome(failed),
                         (None, Poll::Pending) => return Poll::Pending,
-                        (None, Poll::Ready(Ok(Some(bytes)))) => relay.piece(bytes),
-                        (None, Poll::Ready(Ok(None))) => relay.end(),
+                        (None, Poll::Ready(Ok(Some(bytes)))) => relay.process_chunk(bytes),
+                        (None, Poll::Ready(Ok(None))) => relay.finish_body(),
                         (None, Poll::Ready(Err(broken))) => {
-                            relay.break_off(word(broken.fault), broken.message);
+                            relay.fail(fault_label(broken.fault), broken.message);
                             Bytes::new()
                         }
                     };
                     if !sent.is_empty() {
-                        return relay.send(sent);
+                        return relay.emit(sent);
                     }
                 }
-                State::Explaining(event, message) => {
-                    relay.state = flushing(message);
-                    return relay.send(event);
+                RelayState::SendingError(event, message) => {
+                    relay.state = flushing_state(message);
+                    return relay.emit(event);
                 }
-                State::Flushing(mut moment, message) => {
+                RelayState::Flushing(mut moment, message) => {
                     if moment.as_mut().poll(context).is_pending() {
-                        relay.state = State::Flushing(moment, message);
+                        relay.state = RelayState::Flushing(moment, message);
                         return Poll::Pending;
                     }
                     return Poll::Ready(Some(Err(Broken { fault: Fault::EngineLost, message })));
                 }
-                State::Ended => return Poll::Ready(None),
+                RelayState::Ended => return Poll::Ready(None),
             }
         }
     }
@@ -326,8 +326,8 @@ impl Body for Relay {
     /// A plain answer may be known to be whole with its last piece: nothing more is asked for then.
     fn is_end_stream(&self) -> bool {
         match self.state {
-            State::Streaming => self.is_read(),
-            State::Ended => true,
+            RelayState::Streaming => self.is_fully_read(),
+            RelayState::Ended => true,
             _ => false,
         }
     }
@@ -336,24 +336,24 @@ impl Body for Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         // What is taken after this would not be counted.
-        self.exchange.take_back();
-        if matches!(self.state, State::Streaming) {
-            self.left();
+        self.exchange.detach();
+        if matches!(self.state, RelayState::Streaming) {
+            self.record_disconnect();
         }
-        self.held.entry.bytes(self.flow.lock().sent);
+        self.context.log_entry.bytes(self.pipeline.lock().sent_bytes);
     }
 }
 
 impl Relay {
     /// Nobody asks for more.
-    fn left(&mut self) {
+    fn record_disconnect(&mut self) {
         // Whoever knows the length, or that there is no body, does not ask for the end.
-        if self.is_read() {
+        if self.is_fully_read() {
             self.complete();
         } else {
-            self.held.metrics.ended(Outcome::ClientLeft, self.held.begun);
-            self.held.entry.ended(Outcome::ClientLeft, None, self.usage());
-            self.settle(false);
+            self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
+            self.context.log_entry.ended(AnswerOutcome::ClientLeft, None, self.usage());
+            self.reconcile_usage(false);
         }
     }
 }

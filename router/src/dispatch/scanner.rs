@@ -11,10 +11,10 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 use serde::Deserialize;
 
-use super::told::{Finish, Told, Usage};
+use super::told::{FinishState, AnswerParser, TokenUsage};
 
 /// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
-const HELD_BYTES: usize = 256 * 1024;
+const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
 
 /// What stays held of such an event: no more of its end than this can be cut off it without being seen.
 const OVERLAP_BYTES: usize = 4;
@@ -35,7 +35,7 @@ pub enum Dialect {
 impl Dialect {
     /// The dialect of a route.
     #[must_use]
-    pub fn of(path: &str) -> Self {
+    pub fn for_path(path: &str) -> Self {
         match path {
             "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
             "/v1/responses" => Self::Responses,
@@ -45,7 +45,7 @@ impl Dialect {
     }
 
     /// What each event has that tells of new tokens: front-ends send others before they have any.
-    pub(super) fn token(self) -> &'static [u8] {
+    pub(super) fn token_marker(self) -> &'static [u8] {
         match self {
             Self::OpenAi | Self::Other => b"\n\n",
             Self::Responses => b".delta\n",
@@ -54,7 +54,7 @@ impl Dialect {
     }
 
     /// Whether an event of this name is the end of a whole answer.
-    fn ends(self, name: &[u8]) -> bool {
+    fn is_final_event(self, name: &[u8]) -> bool {
         match self {
             Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
             Self::Anthropic => name == b"message_stop",
@@ -63,16 +63,16 @@ impl Dialect {
     }
 
     /// Whether an event of this name may say what was used.
-    fn tells(self, name: &[u8]) -> bool {
+    fn has_usage_field(self, name: &[u8]) -> bool {
         match self {
-            Self::Responses => self.ends(name),
+            Self::Responses => self.is_final_event(name),
             Self::Anthropic => matches!(name, b"message_start" | b"message_delta"),
             Self::OpenAi | Self::Other => true,
         }
     }
 
     /// The field of an event in which that may stand, if not in the event itself.
-    fn inner(self) -> &'static str {
+    fn nested_field(self) -> &'static str {
         match self {
             Self::OpenAi => "",
             Self::Responses => "response",
@@ -101,7 +101,7 @@ impl Dialect {
 /// Whether an error says that the engine's core is dead, as vLLM's Python front-end does until it exits 2 to 5 s later (the Rust one breaks off).
 /// Any other internal error is the request's own, whatever it repeats of the request.
 #[must_use]
-pub(super) fn tells_of_death(error: &[u8]) -> bool {
+pub(super) fn is_engine_death(error: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Error<'a> {
         #[serde(borrow)]
@@ -115,7 +115,7 @@ pub(super) fn tells_of_death(error: &[u8]) -> bool {
         message: Cow<'a, str>,
     }
     // An answer may also be the one event of a stream.
-    let data = Fields::of(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
+    let data = EventFields::parse(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
     let Ok(Error { error, message }) = serde_json::from_slice::<Error<'_>>(data) else { return false };
     let message = error.map(|error| error.message).or(message);
     message.is_some_and(|message| message.starts_with("EngineCore encountered an issue"))
@@ -123,15 +123,15 @@ pub(super) fn tells_of_death(error: &[u8]) -> bool {
 
 /// What to do with the bytes just read.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Passed {
+pub enum ChunkOutcome {
     /// Send these, which may be none.
-    On(Bytes),
+    Forward(Bytes),
     /// Send these, then end the answer as broken: they end with the engine's own error event.
     Failed {
         /// What is to be sent.
         bytes: Bytes,
         /// The error is that the engine's core is dead.
-        died: bool,
+        is_engine_dead: bool,
     },
     /// Send these, then our own error event: the engine gave up on the answer while pretending to finish it.
     Aborted(Bytes),
@@ -139,83 +139,83 @@ pub enum Passed {
 
 /// Follows one event stream.
 #[derive(Debug)]
-pub struct Scanner {
+pub struct SseScanner {
     dialect: Dialect,
-    held: BytesMut,
+    buffer: BytesMut,
     /// What is held belongs to an event whose beginning has been let through.
-    long: Option<Box<Long>>,
-    finished: bool,
-    done: bool,
-    usage: Option<Usage>,
-    events: u64,
+    partial_event: Option<Box<PartialEvent>>,
+    has_finish: bool,
+    has_done_marker: bool,
+    usage: Option<TokenUsage>,
+    event_count: u64,
 }
 
 /// An event that is let through in parts.
 #[derive(Debug)]
-struct Long {
-    told: Told,
+struct PartialEvent {
+    parser: AnswerParser,
     /// It ends the answer well.
-    ends: bool,
+    is_final: bool,
     /// It is an error.
-    fails: bool,
+    is_error: bool,
 }
 
-enum Verdict {
+enum EventVerdict {
     Fine,
-    Error { died: bool },
+    Error { is_engine_dead: bool },
     Abort,
 }
 
-impl Scanner {
+impl SseScanner {
     /// A scanner at the beginning of a stream.
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
-        Self { dialect, held: BytesMut::new(), long: None, finished: false, done: false, usage: None, events: 0 }
+        Self { dialect, buffer: BytesMut::new(), partial_event: None, has_finish: false, has_done_marker: false, usage: None, event_count: 0 }
     }
 
     /// Takes in what was read and says what may be sent.
-    pub fn pass(&mut self, bytes: Bytes) -> Passed {
-        let bytes = if self.held.is_empty() {
+    pub fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
+        let bytes = if self.buffer.is_empty() {
             bytes
         } else {
-            self.held.extend_from_slice(&bytes);
-            self.held.split().freeze()
+            self.buffer.extend_from_slice(&bytes);
+            self.buffer.split().freeze()
         };
         let mut begin = 0;
         while let Some(end) = event_end(&bytes[begin..]) {
-            match self.event(&bytes[begin..begin + end]) {
-                Verdict::Fine => begin += end,
-                Verdict::Error { died } => return Passed::Failed { bytes: bytes.slice(..begin + end), died },
-                Verdict::Abort => return Passed::Aborted(bytes.slice(..begin)),
+            match self.scan_event(&bytes[begin..begin + end]) {
+                EventVerdict::Fine => begin += end,
+                EventVerdict::Error { is_engine_dead: died } => return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead: died },
+                EventVerdict::Abort => return ChunkOutcome::Aborted(bytes.slice(..begin)),
             }
-            self.events += 1;
-            self.long = None;
+            self.event_count += 1;
+            self.partial_event = None;
         }
-        if bytes.len() - begin > HELD_BYTES {
+        if bytes.len() - begin > MAX_BUFFERED_EVENT_BYTES {
             let end = bytes.len() - OVERLAP_BYTES;
-            if matches!(self.part(&bytes[begin..end]), Verdict::Abort) {
-                return Passed::Aborted(bytes.slice(..begin));
+            if matches!(self.scan_part(&bytes[begin..end]), EventVerdict::Abort) {
+                return ChunkOutcome::Aborted(bytes.slice(..begin));
             }
             begin = end;
         }
-        self.held.extend_from_slice(&bytes[begin..]);
-        Passed::On(bytes.slice(..begin))
+        self.buffer.extend_from_slice(&bytes[begin..]);
+        ChunkOutcome::Forward(bytes.slice(..begin))
     }
 
     /// The event that tells the client that its answer has failed; it closes an event of which a part has been sent.
     #[must_use]
     pub fn error_event(&self, message: &str) -> Bytes {
         let event = self.dialect.error_event(message);
-        if self.long.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
+        if self.partial_event.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
     }
 
     /// What was held back; called when the stream has ended.
-    pub fn rest(&mut self) -> Bytes {
-        let rest = self.held.split().freeze();
+    pub fn take_rest(&mut self) -> Bytes {
+        let rest = self.buffer.split().freeze();
         // An engine may leave out the last blank line.
         if !rest.is_empty() {
-            self.event(&rest);
-            self.events += 1;
+            self.scan_event(&rest);
+            self.event_count += 1;
         }
         rest
     }
@@ -224,99 +224,99 @@ impl Scanner {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match self.dialect {
-            Dialect::OpenAi => self.finished && self.done,
-            Dialect::Responses | Dialect::Anthropic => self.finished,
+            Dialect::OpenAi => self.has_finish && self.has_done_marker,
+            Dialect::Responses | Dialect::Anthropic => self.has_finish,
             Dialect::Other => true,
         }
     }
 
     /// The last usage seen.
     #[must_use]
-    pub fn usage(&self) -> Option<Usage> {
+    pub fn usage(&self) -> Option<TokenUsage> {
         self.usage
     }
 
     /// Events seen.
     #[must_use]
-    pub fn events(&self) -> u64 {
-        self.events
+    pub fn event_count(&self) -> u64 {
+        self.event_count
     }
 
-    fn event(&mut self, event: &[u8]) -> Verdict {
+    fn scan_event(&mut self, event: &[u8]) -> EventVerdict {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
-        if self.long.is_some() {
-            return self.part_and_end(event);
+        if self.partial_event.is_some() {
+            return self.scan_last_part(event);
         }
-        let Fields { name, data } = Fields::of(event);
+        let EventFields { name, data } = EventFields::parse(event);
         if is_error(name, data) {
-            return Verdict::Error { died: data.is_some_and(tells_of_death) };
+            return EventVerdict::Error { is_engine_dead: data.is_some_and(is_engine_death) };
         }
-        let ends = self.dialect.ends(name);
-        self.finished |= ends && !self.dialect.tells(name);
-        let Some(data) = data else { return Verdict::Fine };
+        let ends = self.dialect.is_final_event(name);
+        self.has_finish |= ends && !self.dialect.has_usage_field(name);
+        let Some(data) = data else { return EventVerdict::Fine };
         match self.dialect {
-            Dialect::OpenAi if data.starts_with(b"[DONE]") => self.done = true,
-            Dialect::OpenAi if may_finish(data) => return self.heard(&Told::of(data, ""), false),
+            Dialect::OpenAi if data.starts_with(b"[DONE]") => self.has_done_marker = true,
+            Dialect::OpenAi if has_finish_reason(data) => return self.apply_answer(&AnswerParser::parse(data, ""), false),
             // Clients may have it with every event.
-            Dialect::OpenAi if USAGE.find(data).is_some() => self.used(Told::usage_of(data)),
+            Dialect::OpenAi if USAGE.find(data).is_some() => self.merge_usage(AnswerParser::parse_usage(data)),
             Dialect::OpenAi => {}
             Dialect::Other if USAGE.find(data).is_none() => {}
-            Dialect::Responses | Dialect::Anthropic if !self.dialect.tells(name) => {}
-            _ => return self.heard(&Told::of(data, self.dialect.inner()), ends),
+            Dialect::Responses | Dialect::Anthropic if !self.dialect.has_usage_field(name) => {}
+            _ => return self.apply_answer(&AnswerParser::parse(data, self.dialect.nested_field()), ends),
         }
-        Verdict::Fine
+        EventVerdict::Fine
     }
 
     /// A part of an event that is too long to be held.
-    fn part(&mut self, part: &[u8]) -> Verdict {
+    fn scan_part(&mut self, part: &[u8]) -> EventVerdict {
         let dialect = self.dialect;
-        let long = match &mut self.long {
+        let long = match &mut self.partial_event {
             Some(long) => {
-                long.told.read(part);
+                long.parser.feed(part);
                 long
             }
             none => {
-                let Fields { name, data } = Fields::of(part);
-                let told = if dialect.tells(name) { Told::of(data.unwrap_or_default(), dialect.inner()) } else { Told::unheard() };
-                none.insert(Box::new(Long { told, ends: dialect.ends(name), fails: is_error(name, data) }))
+                let EventFields { name, data } = EventFields::parse(part);
+                let told = if dialect.has_usage_field(name) { AnswerParser::parse(data.unwrap_or_default(), dialect.nested_field()) } else { AnswerParser::inert() };
+                none.insert(Box::new(PartialEvent { parser: told, is_final: dialect.is_final_event(name), is_error: is_error(name, data) }))
             }
         };
-        if dialect == Dialect::OpenAi && long.told.finish() == Finish::Abort { Verdict::Abort } else { Verdict::Fine }
+        if dialect == Dialect::OpenAi && long.parser.finish_state() == FinishState::Abort { EventVerdict::Abort } else { EventVerdict::Fine }
     }
 
     /// The last part of such an event.
-    fn part_and_end(&mut self, part: &[u8]) -> Verdict {
-        let verdict = self.part(part);
-        let Some(long) = self.long.take() else { return verdict };
+    fn scan_last_part(&mut self, part: &[u8]) -> EventVerdict {
+        let verdict = self.scan_part(part);
+        let Some(long) = self.partial_event.take() else { return verdict };
         let verdict = match verdict {
-            Verdict::Fine if long.fails => Verdict::Error { died: false },
-            Verdict::Fine => self.heard(&long.told, long.ends),
+            EventVerdict::Fine if long.is_error => EventVerdict::Error { is_engine_dead: false },
+            EventVerdict::Fine => self.apply_answer(&long.parser, long.is_final),
             verdict => verdict,
         };
         // What follows has to know that it has begun.
-        self.long = Some(long);
+        self.partial_event = Some(long);
         verdict
     }
 
     /// What an event says of the answer, which it `ends` if it is whole.
-    fn heard(&mut self, told: &Told, ends: bool) -> Verdict {
-        self.finished |= ends && told.is_whole();
+    fn apply_answer(&mut self, told: &AnswerParser, ends: bool) -> EventVerdict {
+        self.has_finish |= ends && told.is_complete();
         if self.dialect == Dialect::OpenAi {
-            match told.finish() {
-                Finish::Abort => return Verdict::Abort,
-                Finish::Some => self.finished = true,
-                Finish::None => {}
+            match told.finish_state() {
+                FinishState::Abort => return EventVerdict::Abort,
+                FinishState::Finished => self.has_finish = true,
+                FinishState::None => {}
             }
         }
-        self.used(told.usage());
-        Verdict::Fine
+        self.merge_usage(told.usage());
+        EventVerdict::Fine
     }
 
     /// The last event of a message need not repeat how long the prompt was.
-    fn used(&mut self, usage: Option<Usage>) {
+    fn merge_usage(&mut self, usage: Option<TokenUsage>) {
         if let Some(usage) = usage {
             let before = self.usage.unwrap_or_default();
-            self.usage = Some(Usage { prompt: usage.prompt.max(before.prompt), cached: usage.cached.or(before.cached), ..usage });
+            self.usage = Some(TokenUsage { prompt_tokens: usage.prompt_tokens.max(before.prompt_tokens), cached_tokens: usage.cached_tokens.or(before.cached_tokens), ..usage });
         }
     }
 }
@@ -327,20 +327,20 @@ fn is_error(name: &[u8], data: Option<&[u8]>) -> bool {
 }
 
 /// Whether there is a finish reason in an event. Nearly all have one that is null.
-fn may_finish(data: &[u8]) -> bool {
+fn has_finish_reason(data: &[u8]) -> bool {
     static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
     FINISH.find_iter(data).any(|at| data[at + FINISH.needle().len()..].trim_ascii_start().starts_with(b"\""))
 }
 
 /// What is read of an event: the first field of each name.
-struct Fields<'a> {
+struct EventFields<'a> {
     /// Empty when it has none.
     name: &'a [u8],
     data: Option<&'a [u8]>,
 }
 
-impl<'a> Fields<'a> {
-    fn of(event: &'a [u8]) -> Self {
+impl<'a> EventFields<'a> {
+    fn parse(event: &'a [u8]) -> Self {
         let (mut name, mut data) = (None, None);
         let mut begin = 0;
         while begin < event.len() {

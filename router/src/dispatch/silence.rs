@@ -11,24 +11,24 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::bind::{Bound, may_try};
-use super::poison::{Clearance, Watched};
-use super::{Attempt, Dispatch, Outgoing, Refusal};
+use super::bind::{Binding, has_attempts_left};
+use super::poison::{Clearance, CrashWatch};
+use super::{AttemptOutcome, Dispatch, OutboundRequest, Refusal};
 use crate::fleet::Replica;
 use crate::placement::Prompt;
 
 /// How often an attempt without an answer looks at its replica's lease, which is seconds long.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A request that is tried on one replica after the other.
-pub(super) struct Tries<'a> {
+pub(super) struct RetryContext<'a> {
     pub(super) prompt: &'a Prompt,
-    pub(super) outgoing: &'a Outgoing,
+    pub(super) outgoing: &'a OutboundRequest,
     /// The replicas so far.
     pub(super) tried: &'a mut Vec<Arc<str>>,
     /// How many of them do not count: those that were full, and those lost to others' doing.
-    pub(super) spared: usize,
-    pub(super) watched: &'a mut Watched,
+    pub(super) uncounted: usize,
+    pub(super) crash_watch: &'a mut CrashWatch,
 }
 
 impl Dispatch {
@@ -38,25 +38,25 @@ impl Dispatch {
     ///
     /// # Errors
     /// When the first byte does not come in time.
-    pub(super) async fn attempt_where_heard(&self, mut bound: Bound, tries: Tries<'_>) -> Result<(Arc<Replica>, Attempt), Refusal> {
-        let Tries { prompt, outgoing, tried, spared, watched } = tries;
-        let deadline = outgoing.begun + self.answer_timeout;
+    pub(super) async fn attempt_with_failover(&self, mut bound: Binding, tries: RetryContext<'_>) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
+        let RetryContext { prompt, outgoing, tried, uncounted: spared, crash_watch: watched } = tries;
+        let deadline = outgoing.received_at + self.answer_timeout;
         loop {
             let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
             let now = Instant::now();
-            watched.sent(now);
-            let sent = self.sent(prompt, outgoing, bound, tried.len());
-            let mut attempt = pin!(self.attempt(sent, prompt, outgoing.work));
+            watched.mark_sent(now);
+            let sent = self.send_to(prompt, outgoing, bound, tried.len());
+            let mut attempt = pin!(self.await_answer_start(sent, prompt, outgoing.work));
             let mut look = now;
             bound = loop {
-                look = (look + LOOK_INTERVAL).min(deadline);
+                look = (look + LEASE_CHECK_INTERVAL).min(deadline);
                 match timeout_at(look, attempt.as_mut()).await {
                     Ok(attempt) => return Ok((replica, attempt)),
                     Err(_) if look >= deadline => return Err(Refusal::TooSlow(self.answer_timeout)),
                     Err(_) => {
-                        let may_try = may_try(tried.len() - spared, false);
-                        if may_try && let Some(elsewhere) = self.beside_silent(&replica, prompt, tried, watched) {
+                        let may_try = has_attempts_left(tried.len() - spared, false);
+                        if may_try && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, watched) {
                             break elsewhere;
                         }
                     }
@@ -69,7 +69,7 @@ impl Dispatch {
 
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
     /// lost attempt. A suspect stays: whether its engine has died of it is for the silent agent to say, and until then it takes no other.
-    fn beside_silent(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], watched: &mut Watched) -> Option<Bound> {
+    fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], watched: &mut CrashWatch) -> Option<Binding> {
         if !self.fleet.view().is_silent(replica) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
             return None;
         }
@@ -79,6 +79,6 @@ impl Dispatch {
         }
         // It was a suspect and is cleared.
         watched.end_trial();
-        Some(Bound { chosen, held: Duration::ZERO, turn: None })
+        Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
     }
 }

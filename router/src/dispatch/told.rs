@@ -11,23 +11,23 @@ use memchr::memmem::Finder;
 
 /// What the engine says it used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the prompt.
-    pub prompt: u64,
+    pub prompt_tokens: u64,
     /// Tokens of the answer.
-    pub completion: u64,
+    pub completion_tokens: u64,
     /// Tokens of the prompt that were cached, where the engine says so.
-    pub cached: Option<u64>,
+    pub cached_tokens: Option<u64>,
 }
 
 /// How far the choices of an answer are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Finish {
+pub(super) enum FinishState {
     /// None has a finish reason.
     #[default]
     None,
     /// One has.
-    Some,
+    Finished,
     /// One was given up by its engine, which was stopped.
     Abort,
 }
@@ -40,7 +40,7 @@ const WORD_BYTES: usize = 28;
 
 /// A container that is looked into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum JsonContainer {
     /// The answer or event itself.
     Root,
     /// What an event is about.
@@ -53,7 +53,7 @@ enum Place {
 
 /// What the next value is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
+enum JsonField {
     Other,
     Inner,
     Choices,
@@ -75,135 +75,135 @@ const CACHE_WRITTEN: usize = 4;
 
 /// A reader of one answer or event. What is not JSON tells nothing.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct AnswerParser {
     /// The field of an event that may have the usage, besides the event itself; empty for none.
-    inner: &'static [u8],
-    open: [Place; DEPTH],
+    nested_field: &'static [u8],
+    containers: [JsonContainer; DEPTH],
     depth: usize,
     /// Containers open below them that are passed over.
-    passed_over: usize,
+    skipped_depth: usize,
     /// The root has been closed.
-    ended: bool,
+    is_root_closed: bool,
     /// More came after that, so it was none.
-    beyond: bool,
+    has_trailing_data: bool,
     /// The next string is a name.
-    names: bool,
-    field: Field,
+    is_name_expected: bool,
+    field: JsonField,
     in_string: bool,
     /// The next byte of the string stands behind a backslash.
     escaped: bool,
     /// Whether the string is one that matters.
-    kept: bool,
-    word: [u8; WORD_BYTES],
+    is_captured: bool,
+    captured: [u8; WORD_BYTES],
     /// More than the word can have where the string is too long for it.
-    length: usize,
+    captured_bytes: usize,
     numbers: [Option<u64>; 5],
-    finish: Finish,
+    finish_state: FinishState,
 }
 
-impl Told {
+impl AnswerParser {
     /// A reader of an answer, or of an event whose usage may also stand in its field `inner`.
     #[must_use]
     pub(super) fn new(inner: &'static str) -> Self {
         Self {
-            inner: inner.as_bytes(),
-            open: [Place::Root; DEPTH],
+            nested_field: inner.as_bytes(),
+            containers: [JsonContainer::Root; DEPTH],
             depth: 0,
-            passed_over: 0,
-            ended: false,
-            beyond: false,
-            names: false,
-            field: Field::Other,
+            skipped_depth: 0,
+            is_root_closed: false,
+            has_trailing_data: false,
+            is_name_expected: false,
+            field: JsonField::Other,
             in_string: false,
             escaped: false,
-            kept: false,
-            word: [0; WORD_BYTES],
-            length: 0,
+            is_captured: false,
+            captured: [0; WORD_BYTES],
+            captured_bytes: 0,
             numbers: [None; 5],
-            finish: Finish::None,
+            finish_state: FinishState::None,
         }
     }
 
     /// A reader that no answer tells anything.
     #[must_use]
-    pub(super) fn unheard() -> Self {
-        Self { ended: true, ..Self::new("") }
+    pub(super) fn inert() -> Self {
+        Self { is_root_closed: true, ..Self::new("") }
     }
 
     /// What a whole answer or event says.
     #[must_use]
-    pub(super) fn of(json: &[u8], inner: &'static str) -> Self {
+    pub(super) fn parse(json: &[u8], inner: &'static str) -> Self {
         let mut told = Self::new(inner);
-        told.read(json);
+        told.feed(json);
         told
     }
 
     /// The usage in the root of a whole answer or event. Mostly it is the only one in there and stands near the end: then what follows it
     /// shows where it stands, and nothing before it needs to be read.
     #[must_use]
-    pub(super) fn usage_of(json: &[u8]) -> Option<Usage> {
+    pub(super) fn parse_usage(json: &[u8]) -> Option<TokenUsage> {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
         // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
         let at = USAGE.find(json)?;
-        let mut told = Self { depth: 1, names: true, ..Self::new("") };
-        told.read(&json[at..]);
+        let mut told = Self { depth: 1, is_name_expected: true, ..Self::new("") };
+        told.feed(&json[at..]);
         // A field of anything deeper would be followed by the end of that, and then by the end of the root.
-        let is_in_root = told.ended && !told.beyond;
-        if is_in_root { told.usage() } else { Self::of(json, "").usage() }
+        let is_in_root = told.is_root_closed && !told.has_trailing_data;
+        if is_in_root { told.usage() } else { Self::parse(json, "").usage() }
     }
 
     /// Takes in what comes next.
-    pub(super) fn read(&mut self, mut piece: &[u8]) {
+    pub(super) fn feed(&mut self, mut piece: &[u8]) {
         loop {
             if self.in_string {
-                piece = self.string(piece);
+                piece = self.read_string(piece);
             }
-            if self.passed_over > 0 {
+            if self.skipped_depth > 0 {
                 let Some(at) = piece.iter().position(|byte| matches!(byte, b'"' | b'{' | b'}' | b'[' | b']')) else { return };
                 piece = &piece[at..];
             }
             let Some((byte, rest)) = piece.split_first() else { return };
-            self.mark(*byte);
+            self.read_byte(*byte);
             piece = rest;
         }
     }
 
     /// What was used, where the engine has said any of it.
     #[must_use]
-    pub(super) fn usage(&self) -> Option<Usage> {
+    pub(super) fn usage(&self) -> Option<TokenUsage> {
         let [prompt, completion, cached, read, written] = self.numbers;
         prompt.or(completion)?;
         let apart = read.unwrap_or(0).saturating_add(written.unwrap_or(0));
-        Some(Usage { prompt: prompt.unwrap_or(0).saturating_add(apart), completion: completion.unwrap_or(0), cached: cached.or(read) })
+        Some(TokenUsage { prompt_tokens: prompt.unwrap_or(0).saturating_add(apart), completion_tokens: completion.unwrap_or(0), cached_tokens: cached.or(read) })
     }
 
     /// Whether the end of it has been read.
     #[must_use]
-    pub(super) fn is_whole(&self) -> bool {
-        self.ended
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_root_closed
     }
 
     /// How far the choices are.
     #[must_use]
-    pub(super) fn finish(&self) -> Finish {
-        self.finish
+    pub(super) fn finish_state(&self) -> FinishState {
+        self.finish_state
     }
 
     /// The rest of a string, as far as it is here; what follows it.
-    fn string<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
+    fn read_string<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
         let mut from = usize::from(std::mem::take(&mut self.escaped)).min(piece.len());
         loop {
             match memchr2(b'"', b'\\', &piece[from..]).map(|at| from + at) {
                 Some(at) if piece[at] == b'"' => {
-                    self.keep(&piece[..at]);
+                    self.capture(&piece[..at]);
                     self.in_string = false;
-                    self.said();
+                    self.end_string();
                     return &piece[at + 1..];
                 }
                 Some(at) if at + 1 < piece.len() => from = at + 2,
                 escape => {
                     self.escaped = escape.is_some();
-                    self.keep(piece);
+                    self.capture(piece);
                     return &[];
                 }
             }
@@ -211,120 +211,120 @@ impl Told {
     }
 
     /// Remembers a part of a string that matters. No word that is looked for has escapes.
-    fn keep(&mut self, part: &[u8]) {
-        if !self.kept {
+    fn capture(&mut self, part: &[u8]) {
+        if !self.is_captured {
             return;
         }
-        match self.word.get_mut(self.length..self.length + part.len()) {
+        match self.captured.get_mut(self.captured_bytes..self.captured_bytes + part.len()) {
             Some(word) => {
                 word.copy_from_slice(part);
-                self.length += part.len();
+                self.captured_bytes += part.len();
             }
             None => {
-                self.kept = false;
-                self.length = 0;
+                self.is_captured = false;
+                self.captured_bytes = 0;
             }
         }
     }
 
     /// A string is whole.
-    fn said(&mut self) {
-        if self.passed_over > 0 {
+    fn end_string(&mut self) {
+        if self.skipped_depth > 0 {
             return;
         }
-        if self.names {
-            self.field = self.named();
-            if let Field::Number(number) = self.field {
+        if self.is_name_expected {
+            self.field = self.match_field();
+            if let JsonField::Number(number) = self.field {
                 self.numbers[number] = None;
             }
-        } else if self.field == Field::FinishReason && self.finish != Finish::Abort {
-            self.finish = if &self.word[..self.length] == b"abort" { Finish::Abort } else { Finish::Some };
+        } else if self.field == JsonField::FinishReason && self.finish_state != FinishState::Abort {
+            self.finish_state = if &self.captured[..self.captured_bytes] == b"abort" { FinishState::Abort } else { FinishState::Finished };
         }
     }
 
     /// The field of the name that was just read.
-    fn named(&self) -> Field {
-        let word = &self.word[..self.length];
+    fn match_field(&self) -> JsonField {
+        let word = &self.captured[..self.captured_bytes];
         match (self.innermost(), word) {
-            (Some(Place::Root), word) if !self.inner.is_empty() && word == self.inner => Field::Inner,
-            (Some(Place::Root | Place::Inner), b"usage") => Field::Usage,
-            (Some(Place::Root), b"choices") => Field::Choices,
-            (Some(Place::Choice), b"finish_reason") => Field::FinishReason,
-            (Some(Place::Usage), b"prompt_tokens" | b"input_tokens") => Field::Number(PROMPT),
-            (Some(Place::Usage), b"completion_tokens" | b"output_tokens") => Field::Number(COMPLETION),
-            (Some(Place::Usage | Place::Details), b"cached_tokens") => Field::Number(CACHED),
-            (Some(Place::Usage), b"cache_read_input_tokens") => Field::Number(CACHE_READ),
-            (Some(Place::Usage), b"cache_creation_input_tokens") => Field::Number(CACHE_WRITTEN),
-            (Some(Place::Usage), b"prompt_tokens_details" | b"input_tokens_details") => Field::Details,
-            (Some(Place::Usage), b"tokens") => Field::Tokens,
-            _ => Field::Other,
+            (Some(JsonContainer::Root), word) if !self.nested_field.is_empty() && word == self.nested_field => JsonField::Inner,
+            (Some(JsonContainer::Root | JsonContainer::Inner), b"usage") => JsonField::Usage,
+            (Some(JsonContainer::Root), b"choices") => JsonField::Choices,
+            (Some(JsonContainer::Choice), b"finish_reason") => JsonField::FinishReason,
+            (Some(JsonContainer::Usage), b"prompt_tokens" | b"input_tokens") => JsonField::Number(PROMPT),
+            (Some(JsonContainer::Usage), b"completion_tokens" | b"output_tokens") => JsonField::Number(COMPLETION),
+            (Some(JsonContainer::Usage | JsonContainer::Details), b"cached_tokens") => JsonField::Number(CACHED),
+            (Some(JsonContainer::Usage), b"cache_read_input_tokens") => JsonField::Number(CACHE_READ),
+            (Some(JsonContainer::Usage), b"cache_creation_input_tokens") => JsonField::Number(CACHE_WRITTEN),
+            (Some(JsonContainer::Usage), b"prompt_tokens_details" | b"input_tokens_details") => JsonField::Details,
+            (Some(JsonContainer::Usage), b"tokens") => JsonField::Tokens,
+            _ => JsonField::Other,
         }
     }
 
     /// A byte outside of strings.
-    fn mark(&mut self, byte: u8) {
+    fn read_byte(&mut self, byte: u8) {
         match byte {
             b'"' => {
                 self.in_string = true;
-                self.kept = self.passed_over == 0 && (self.names || self.field == Field::FinishReason);
-                self.length = 0;
+                self.is_captured = self.skipped_depth == 0 && (self.is_name_expected || self.field == JsonField::FinishReason);
+                self.captured_bytes = 0;
             }
-            b'{' | b'[' => self.enter(byte == b'{'),
-            b'}' | b']' => self.leave(),
-            _ if self.passed_over > 0 => {}
-            b':' => self.names = false,
+            b'{' | b'[' => self.open_container(byte == b'{'),
+            b'}' | b']' => self.close_container(),
+            _ if self.skipped_depth > 0 => {}
+            b':' => self.is_name_expected = false,
             b',' => {
-                self.beyond |= self.ended;
-                self.field = Field::Other;
-                self.names = self.innermost().is_some_and(|place| place != Place::Choices);
+                self.has_trailing_data |= self.is_root_closed;
+                self.field = JsonField::Other;
+                self.is_name_expected = self.innermost().is_some_and(|place| place != JsonContainer::Choices);
             }
             b'0'..=b'9' => {
-                if let Field::Number(number) = self.field {
+                if let JsonField::Number(number) = self.field {
                     let digits = self.numbers[number].unwrap_or(0);
                     self.numbers[number] = Some(digits.saturating_mul(10).saturating_add(u64::from(byte - b'0')));
                 }
             }
             // Of a fraction the whole part counts; less than nothing is nothing.
-            b'.' | b'e' | b'E' | b'-' => self.field = Field::Other,
+            b'.' | b'e' | b'E' | b'-' => self.field = JsonField::Other,
             _ => {}
         }
     }
 
-    fn enter(&mut self, is_object: bool) {
+    fn open_container(&mut self, is_object: bool) {
         let wanted = match (self.innermost(), self.field, is_object) {
-            _ if self.passed_over > 0 || self.ended || self.depth == DEPTH => None,
-            (None, _, true) => Some(Place::Root),
-            (_, Field::Inner, true) => Some(Place::Inner),
-            (_, Field::Choices, false) => Some(Place::Choices),
-            (Some(Place::Choices), _, true) => Some(Place::Choice),
-            (_, Field::Usage | Field::Tokens, true) => Some(Place::Usage),
-            (_, Field::Details, true) => Some(Place::Details),
+            _ if self.skipped_depth > 0 || self.is_root_closed || self.depth == DEPTH => None,
+            (None, _, true) => Some(JsonContainer::Root),
+            (_, JsonField::Inner, true) => Some(JsonContainer::Inner),
+            (_, JsonField::Choices, false) => Some(JsonContainer::Choices),
+            (Some(JsonContainer::Choices), _, true) => Some(JsonContainer::Choice),
+            (_, JsonField::Usage | JsonField::Tokens, true) => Some(JsonContainer::Usage),
+            (_, JsonField::Details, true) => Some(JsonContainer::Details),
             _ => None,
         };
-        self.field = Field::Other;
+        self.field = JsonField::Other;
         match wanted {
             Some(place) => {
-                self.open[self.depth] = place;
+                self.containers[self.depth] = place;
                 self.depth += 1;
-                self.names = place != Place::Choices;
+                self.is_name_expected = place != JsonContainer::Choices;
             }
-            None => self.passed_over += 1,
+            None => self.skipped_depth += 1,
         }
     }
 
-    fn leave(&mut self) {
-        if self.passed_over > 0 {
-            self.passed_over -= 1;
+    fn close_container(&mut self) {
+        if self.skipped_depth > 0 {
+            self.skipped_depth -= 1;
         } else {
-            self.beyond |= self.ended;
+            self.has_trailing_data |= self.is_root_closed;
             self.depth = self.depth.saturating_sub(1);
-            self.ended |= self.depth == 0;
-            self.field = Field::Other;
+            self.is_root_closed |= self.depth == 0;
+            self.field = JsonField::Other;
         }
     }
 
-    fn innermost(&self) -> Option<Place> {
-        self.open[..self.depth].last().copied()
+    fn innermost(&self) -> Option<JsonContainer> {
+        self.containers[..self.depth].last().copied()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a request has an engine compute, and from that the most that its answer can have used. What an answer says beyond that is a broken
 //! engine's word, or a foreign node's: it is neither charged nor learned from.
 
-use super::Usage;
+use super::TokenUsage;
 
 /// What a request has an engine compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,28 +30,28 @@ impl Work {
     /// The most tokens that it takes of an engine whose context has so many. What the client allows, as `max_tokens`, is no bound: engines
     /// know other names and forms of it than the router.
     #[must_use]
-    pub(super) fn most(self, context: u64) -> Most {
+    pub(super) fn usage_bounds(self, context: u64) -> UsageBounds {
         let tokens = self.turns.saturating_mul(context);
-        Most { work: self, context, prompt: self.prompts.saturating_mul(tokens), completion: self.answers.saturating_mul(tokens) }
+        UsageBounds { work: self, context_tokens: context, max_prompt_tokens: self.prompts.saturating_mul(tokens), max_completion_tokens: self.answers.saturating_mul(tokens) }
     }
 }
 
 /// The most that an answer can have used.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Most {
+pub(crate) struct UsageBounds {
     pub(super) work: Work,
     /// Tokens of one prompt and its answer.
-    pub(super) context: u64,
-    prompt: u64,
-    completion: u64,
+    pub(super) context_tokens: u64,
+    max_prompt_tokens: u64,
+    max_completion_tokens: u64,
 }
 
-impl Most {
+impl UsageBounds {
     /// What of a usage can be true.
-    pub(super) fn bound(&self, usage: Usage) -> Option<Usage> {
-        let Usage { prompt, completion, cached } = usage;
-        let prompt = prompt.min(self.prompt);
-        let bound = Usage { prompt, completion: completion.min(self.completion), cached: cached.map(|cached| cached.min(prompt)) };
+    pub(super) fn clamp(&self, usage: TokenUsage) -> Option<TokenUsage> {
+        let TokenUsage { prompt_tokens: prompt, completion_tokens: completion, cached_tokens: cached } = usage;
+        let prompt = prompt.min(self.max_prompt_tokens);
+        let bound = TokenUsage { prompt_tokens: prompt, completion_tokens: completion.min(self.max_completion_tokens), cached_tokens: cached.map(|cached| cached.min(prompt)) };
         self.work.is_some().then_some(bound)
     }
 }

@@ -21,7 +21,7 @@ use super::routes::Edge;
 use super::submit::guest;
 use crate::config::RouterConfig;
 use crate::keys::Caller;
-use crate::placement::Guest;
+use crate::placement::QueueShare;
 
 /// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -57,7 +57,7 @@ impl Reading {
     }
 
     /// Room for a guest's body that is there already.
-    pub(crate) fn room(&self, guest: Guest) -> Result<Room, NoRoom> {
+    pub(crate) fn room(&self, guest: QueueShare) -> Result<Room, NoRoom> {
         let mut room = Room { all: self.clone(), tenant: guest.tenant, weight: guest.weight, taken: 0 };
         room.grow(usize::try_from(guest.bytes).unwrap_or(usize::MAX))?;
         Ok(room)

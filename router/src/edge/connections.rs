@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use hostler_boot::{Shutdown, accept, tune};
+use hostler_boot::{Shutdown, accept, configure_stream};
 use hostler_tls::{EdgeTls, Handshake, Stream};
 use http::{Request, Response, Version, header};
 use hyper::body::Incoming;
@@ -41,7 +41,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let http1 = Arc::new(plain());
-    let mut draining = pin!(shutdown.draining());
+    let mut draining = pin!(shutdown.wait_drain());
     loop {
         let accepted = async {
             let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
@@ -52,7 +52,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
             () = &mut draining => return,
         };
         // A client that takes nothing for so long is dropped by the kernel, which also watches a closed window.
-        if tune(&stream, edge.config.client_stall_timeout).is_err() {
+        if configure_stream(&stream, edge.config.client_stall_timeout).is_err() {
             continue;
         }
         let (edge, http1, shutdown) = (edge.clone(), http1.clone(), shutdown.clone());
@@ -63,7 +63,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
                 Some(handshake) => tokio::select! {
                     // In a box, as all that not every connection needs.
                     stream = Box::pin(secured(stream, handshake, edge.config.header_timeout)) => stream,
-                    () = shutdown.stopped() => None,
+                    () = shutdown.wait_stop() => None,
                 },
             };
             if let Some(stream) = stream {
@@ -119,7 +119,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     let told = tokio::select! {
         told = may_be_http2(&stream) => told,
         _ = overdue(&clock) => return,
-        () = shutdown.draining() => return,
+        () = shutdown.wait_drain() => return,
     };
     let Ok(may_be_http2) = told else { return };
     let wire = Wire::new(stream);
@@ -159,12 +159,12 @@ where
             tracing::debug!(?why, "a client's connection is closed");
             return;
         }
-        () = shutdown.draining() => {
+        () = shutdown.wait_drain() => {
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection => ended,
                 _ = overdue(clock) => return,
-                () = shutdown.stopped() => return,
+                () = shutdown.wait_stop() => return,
             }
         }
     };

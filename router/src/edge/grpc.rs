@@ -17,7 +17,7 @@ use super::routes::Edge;
 use crate::grpc::{self, Service, status};
 use crate::keys::Caller;
 use crate::keys::Unauthenticated;
-use crate::metrics::Refused;
+use crate::metrics::RefusalReason;
 
 /// What every content type of gRPC begins with.
 const TYPE: &str = "application/grpc";
@@ -42,7 +42,7 @@ impl Edge {
     pub(super) async fn grpc(self: &Arc<Self>, request: Request<Incoming>, entry: &Entry) -> Response<EdgeBody> {
         let begun = Instant::now();
         if request.version() != Version::HTTP_2 || !is_protobuf(request.headers()) {
-            self.dispatch.metrics.refused(Refused::Request);
+            self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.refused("malformed");
             let message = "gRPC is spoken here over HTTP/2 with `content-type: application/grpc`";
             return reply::last(reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError", message));
@@ -56,7 +56,7 @@ impl Edge {
             return Ok(grpc::check(self.clone(), request).await);
         }
         let caller = self.keys.authenticate(request.headers()).map_err(|why| {
-            self.dispatch.metrics.refused(if why == Unauthenticated::Missing { Refused::NoKey } else { Refused::WrongKey });
+            self.dispatch.metrics.count_refusal(if why == Unauthenticated::Missing { RefusalReason::NoKey } else { RefusalReason::WrongKey });
             entry.refused("unauthenticated");
             status::unauthenticated(&why)
         })?;
@@ -64,13 +64,13 @@ impl Edge {
         if service == Service::Inference {
             let request = self.one_message(&caller, request, entry).await?;
             let mut response = grpc::serve(self.clone(), request, caller.clone(), entry.clone(), begun).await;
-            if let Some(rates) = self.admission.rates(&caller) {
-                rates.tell(response.headers_mut());
+            if let Some(rates) = self.admission.rate_limits(&caller) {
+                rates.write_headers(response.headers_mut());
             }
             return Ok(response);
         }
         // Tools may keep such a call open, which is no reason not to stop.
-        let draining = self.shutdown.draining();
+        let draining = self.shutdown.wait_drain();
         let request = request.map(|body| Body::new(StreamBody::new(BodyStream::new(body).take_until(Box::pin(draining)))));
         Ok(grpc::reflect(request).await)
     }
@@ -79,7 +79,7 @@ impl Edge {
     async fn one_message(&self, caller: &Caller, request: Request<Incoming>, entry: &Entry) -> Result<Request<Body>, Status> {
         let (head, body) = request.into_parts();
         let body = self.read_whole(caller, &head.headers, body).await.map_err(|unread| {
-            self.dispatch.metrics.refused(Refused::Request);
+            self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.refused("unread");
             status::unread(&unread)
         })?;

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::invocation::ADAPTER;
 use super::peek::is_patient;
 use crate::keys::is_credential;
-use crate::placement::Record;
+use crate::placement::PlacementDecision;
 
 /// With the value 1 on a request: the answer says why it comes from where it comes.
 pub(super) const EXPLAIN: &str = "x-hostler-explain";
@@ -110,7 +110,7 @@ pub(super) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
 }
 
 /// Tells the client how to ask about its request, and the reason of its placement where it wants that at once.
-pub(super) fn explain(headers: &mut HeaderMap, reason: &Record, wanted: bool) {
+pub(super) fn explain(headers: &mut HeaderMap, reason: &PlacementDecision, wanted: bool) {
     if let Ok(id) = HeaderValue::from_str(&format!("{:016x}", reason.id)) {
         headers.insert(ID, id);
     }

@@ -112,7 +112,7 @@ pub(super) struct Plain<'a> {
 
 /// Where the secret is kept unless a setting says so: empty where no folder can be thought of.
 pub(crate) fn usual_path() -> PathBuf {
-    hostler_boot::home::state().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
+    hostler_boot::home::state_dir().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
 }
 
 /// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use super::ollama::Retold;
 use super::outlet::Outlet;
 use super::submit::Declined;
-use crate::admission::{Limit, Limited};
+use crate::admission::{LimitKind, LimitExceeded};
 use crate::dispatch::{Refusal, Relay};
 use crate::keys::Unauthenticated;
 
@@ -36,7 +36,7 @@ impl EdgeBody {
     /// An engine's events may be written to the client's connection as they come.
     pub(super) fn through(&mut self, outlet: &Arc<Outlet>) {
         if let Self::Relay(relay) = self {
-            relay.through(outlet.clone());
+            relay.enable_direct_writing(outlet.clone());
         }
     }
 }
@@ -145,9 +145,9 @@ pub(super) fn declined(declined: &Declined) -> Response<EdgeBody> {
 }
 
 /// A caller, or the router, has reached a limit. OpenAI's SDKs send a request again unless they are told not to.
-fn limited(limited: &Limited) -> Response<EdgeBody> {
+fn limited(limited: &LimitExceeded) -> Response<EdgeBody> {
     let mut response = too_many(&limited.message, limited.retry_after);
-    if limited.limit != Limit::Router {
+    if limited.limit != LimitKind::Router {
         let kind = if limited.is_quota() { "insufficient_quota" } else { "rate_limit_exceeded" };
         let headers = std::mem::take(response.headers_mut());
         response = error(StatusCode::TOO_MANY_REQUESTS, kind, &limited.message);
@@ -179,7 +179,7 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
         }
         Refusal::Overloaded { retry_after, .. } => too_many(&refusal.to_string(), *retry_after),
         // OpenAI's SDKs send neither this nor another 4xx again, but for 408, 409 and 429.
-        Refusal::Poisonous(_) => error(StatusCode::UNPROCESSABLE_ENTITY, "request_kills_engines", &refusal.to_string()),
+        Refusal::CrashSuspect(_) => error(StatusCode::UNPROCESSABLE_ENTITY, "request_kills_engines", &refusal.to_string()),
         Refusal::TooSlow(_) => error(StatusCode::GATEWAY_TIMEOUT, "TimeoutError", &refusal.to_string()),
     }
 }

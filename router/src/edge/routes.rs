@@ -26,7 +26,7 @@ use crate::config::RouterConfig;
 use crate::dispatch::{Dispatch, Refusal};
 use crate::grpc::{Bookings, Watches};
 use crate::keys::{self, Caller, Keys, Unauthenticated};
-use crate::metrics::Refused;
+use crate::metrics::RefusalReason;
 use crate::sticky::Sticky;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
@@ -96,7 +96,7 @@ impl Edge {
 
     async fn answered(self: Arc<Self>, request: Box<Request<Incoming>>, flaw: Option<Flaw>, entry: &Entry) -> Response<EdgeBody> {
         if let Err(message) = flaw.map_or_else(|| check_head(&request), |flaw| Err(flaw.message())) {
-            self.dispatch.metrics.refused(Refused::Request);
+            self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.refused("malformed");
             return reply::bad_request(message);
         }
@@ -109,7 +109,7 @@ impl Edge {
             // Load balancers have no key.
             Err(_) if matches!(request.uri().path(), "/health" | "/ping") => return self.health(),
             Err(error) => {
-                self.dispatch.metrics.refused(if error == Unauthenticated::Missing { Refused::NoKey } else { Refused::WrongKey });
+                self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing { RefusalReason::NoKey } else { RefusalReason::WrongKey });
                 entry.refused("unauthenticated");
                 return reply::unread(request.body(), reply::unauthenticated(&error));
             }
@@ -117,8 +117,8 @@ impl Edge {
         entry.caller(&caller);
         let asking = caller.clone();
         let mut response = Arc::clone(&self).routed(request, caller).await;
-        if let Some(rates) = self.admission.rates(&asking) {
-            rates.tell(response.headers_mut());
+        if let Some(rates) = self.admission.rate_limits(&asking) {
+            rates.write_headers(response.headers_mut());
         }
         response
     }
@@ -183,7 +183,7 @@ impl Edge {
         let body = match self.read_body(&caller, &head.headers, body).await {
             Ok(body) => body,
             Err(response) => {
-                self.dispatch.metrics.refused(Refused::Request);
+                self.dispatch.metrics.count_refusal(RefusalReason::Request);
                 return *response;
             }
         };
@@ -200,7 +200,7 @@ impl Edge {
         if response.status().is_redirection() {
             own::relative(response.headers_mut());
         }
-        headers::explain(response.headers_mut(), &answer.reason, explain);
+        headers::explain(response.headers_mut(), &answer.decision, explain);
         if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
     }
 }

@@ -20,11 +20,11 @@ use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
 use super::state::owner;
 use super::work::{computes_nothing, tokens, work};
-use crate::admission::{Estimate, Limit, Limited, Permit};
-use crate::dispatch::{Answer, Dialect, Outgoing, Refusal, Reserved};
+use crate::admission::{UsageEstimate, LimitKind, LimitExceeded, Permit};
+use crate::dispatch::{Answer, Dialect, OutboundRequest, Refusal, ExternalPlacement};
 use crate::keys::{Caller, Role};
-use crate::metrics::Refused;
-use crate::placement::{Asked, Guest};
+use crate::metrics::RefusalReason;
+use crate::placement::{PlacementRequest, QueueShare};
 use crate::sticky::{Keep, Named};
 
 /// Said to callers whose use is limited.
@@ -58,7 +58,7 @@ pub(crate) enum Declined {
     Forbidden(String),
     /// Its caller, or the router, has too much in flight.
     #[error(transparent)]
-    Limited(#[from] Limited),
+    Limited(#[from] LimitExceeded),
     /// The fleet cannot answer it.
     #[error(transparent)]
     Fleet(#[from] Refusal),
@@ -69,13 +69,13 @@ pub(crate) enum Declined {
 
 impl Declined {
     /// How it is counted.
-    fn reason(&self) -> Refused {
+    fn reason(&self) -> RefusalReason {
         match self {
-            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => Refused::Request,
-            Self::Limited(limited) if limited.limit != Limit::Router => Refused::Limit,
-            Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => Refused::Full,
-            Self::Fleet(Refusal::Poisonous(_)) => Refused::Poison,
-            Self::Fleet(_) => Refused::Fleet,
+            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => RefusalReason::Request,
+            Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,
+            Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => RefusalReason::Full,
+            Self::Fleet(Refusal::CrashSuspect(_)) => RefusalReason::CrashSuspect,
+            Self::Fleet(_) => RefusalReason::Fleet,
         }
     }
 
@@ -85,7 +85,7 @@ impl Declined {
             Self::Malformed(_) => "malformed",
             Self::Forbidden(_) => "forbidden",
             Self::Limited(_) => "limited",
-            Self::Fleet(refusal) => refusal.word(),
+            Self::Fleet(refusal) => refusal.as_str(),
             Self::NoResponse(_) => "no_response",
         }
     }
@@ -103,7 +103,7 @@ impl Edge {
         async move {
             let submitted = async {
                 let (mut outgoing, permit) = prepared?;
-                outgoing.asked.only = self.only(&outgoing.names, &caller).await?;
+                outgoing.placement_request.required_engine = self.only(&outgoing.referenced_response, &caller).await?;
                 Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.discreet(refusal, &caller))?)
             };
             submitted.await.inspect_err(|declined| self.count(declined, &entry))
@@ -114,19 +114,19 @@ impl Edge {
     ///
     /// # Errors
     /// When it may not be sent, or no replica can take it.
-    pub(crate) async fn reserve(&self, inquiry: Inquiry) -> Result<(Reserved, Permit), Declined> {
+    pub(crate) async fn reserve(&self, inquiry: Inquiry) -> Result<(ExternalPlacement, Permit), Declined> {
         let entry = inquiry.entry.clone();
         let caller = inquiry.caller.clone();
         let reserved = async {
             let (outgoing, permit) = self.prepared(inquiry)?;
-            Ok((self.dispatch.place(outgoing).await.map_err(|refusal| self.discreet(refusal, &caller))?, permit))
+            Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.discreet(refusal, &caller))?, permit))
         };
         reserved.await.inspect_err(|declined| self.count(declined, &entry))
     }
 
     fn count(&self, declined: &Declined, entry: &Entry) {
         entry.refused(declined.cause());
-        self.dispatch.metrics.refused(declined.reason());
+        self.dispatch.metrics.count_refusal(declined.reason());
     }
 
     /// A refusal that does not name models which its caller may not use.
@@ -155,7 +155,7 @@ impl Edge {
     }
 
     /// A request that may enter, as it will be sent.
-    pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
+    pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<OutboundRequest>, Permit), Declined> {
         let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
         let content = Content::of(&headers);
         let mut peek = peeked(content, &body, self.depends(content, &caller)).map_err(Declined::Malformed)?;
@@ -183,9 +183,9 @@ impl Edge {
         }
         let work = work(route, body.len(), &peek);
         let most_output = peek.most_output.number();
-        let output = if work.generates() { self.dispatch.placer.expected_output(most_output) } else { 0 };
+        let output = if work.generates() { self.dispatch.placer.expected_output_tokens(most_output) } else { 0 };
         let input = if work.is_some() { peek.text.iter().map(|text| tokens(text)).sum() } else { 0 };
-        let permit = self.admission.admit(&caller, Estimate { input, output, bytes: body.len() as u64 })?;
+        let permit = self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
         if let Some(chosen) = peek.chosen.as_deref().filter(|id| names.makes_one() && self.sticky.is_of_another(id, owner(&caller), begun))
         {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
@@ -197,27 +197,27 @@ impl Edge {
         let (body, salt) = salted.map_or_else(unsalted, |Salted { body, salt, .. }| (body, salt));
         // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
         let body = room.around(body);
-        let outgoing = Box::new(Outgoing {
+        let outgoing = Box::new(OutboundRequest {
             id,
             priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             tenant: tenant(&caller).unwrap_or_default(),
-            guest,
-            spot: None,
+            queue_share: guest,
+            queue_slot: None,
             client_id: headers::client_id(&headers),
-            asked: Asked {
+            placement_request: PlacementRequest {
                 model: peek.model.filter(|model| !model.is_empty()),
                 path: route.to_owned(),
-                text,
-                salt,
-                most_output: if work.generates() { most_output } else { Some(0) },
-                streams: peek.stream,
-                only: None,
+                prompt_parts: text,
+                cache_salt: salt,
+                max_output_tokens: if work.generates() { most_output } else { Some(0) },
+                is_stream: peek.stream,
+                required_engine: None,
                 body: body.clone(),
             },
-            dialect: Dialect::of(route),
+            dialect: Dialect::for_path(route),
             work,
-            keep: names.makes_one().then(|| Keep { sticky: self.sticky.clone(), tenant: owner(&caller).clone() }),
-            names,
+            stored_response: names.makes_one().then(|| Keep { sticky: self.sticky.clone(), tenant: owner(&caller).clone() }),
+            referenced_response: names,
             head: RequestHead {
                 method: method.as_str().to_owned(),
                 path: path.as_str().to_owned(),
@@ -227,8 +227,8 @@ impl Edge {
                 ..RequestHead::default()
             },
             body,
-            entry,
-            begun,
+            log_entry: entry,
+            received_at: begun,
         });
         Ok((outgoing, permit))
     }
@@ -241,14 +241,14 @@ fn tenant(caller: &Caller) -> Option<u64> {
 }
 
 /// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
-pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> Guest {
+pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
     let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
-    Guest { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
+    QueueShare { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
 }
 
 /// What the caller is told whose body finds no room.
-fn without_room(full: &NoRoom) -> Limited {
-    Limited { message: full.to_string(), retry_after: 1, limit: Limit::Router }
+fn without_room(full: &NoRoom) -> LimitExceeded {
+    LimitExceeded { message: full.to_string(), retry_after: 1, limit: LimitKind::Router }
 }
 
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.

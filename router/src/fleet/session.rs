@@ -21,7 +21,7 @@ use super::directives::Directives;
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::carry::{Lanes, Tickets};
-use crate::dispatch::Poison;
+use crate::dispatch::CrashSuspects;
 use crate::join::{Attached, Member};
 use crate::prompt::{FilesHash, Prompts};
 
@@ -43,7 +43,7 @@ pub struct Sessions {
     /// Where updates go.
     pub fleet: Fleet,
     /// Where the deaths of engines go.
-    pub poison: Arc<Poison>,
+    pub poison: Arc<CrashSuspects>,
     /// Where reports of cached blocks go.
     pub caches: Caches,
     /// Where the files of models go.
@@ -215,7 +215,7 @@ impl Session {
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.deaths.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.deaths.iter().for_each(|death| self.sessions.poison.reported(&id, death));
+            replica.deaths.iter().for_each(|death| self.sessions.poison.record_reported_death(&id, death));
         }
         let replicas = report.replicas.into_iter().map(change).collect();
         self.sessions.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;

@@ -148,7 +148,7 @@ impl Replica {
     /// Whether a request may be sent there.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.state.phase == Phase::Ready && self.lanes.any()
+        self.state.phase == Phase::Ready && self.lanes.is_available()
     }
 
     /// Whether a request for `model` may be sent there.

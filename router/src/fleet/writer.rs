@@ -191,7 +191,7 @@ impl Writer {
             Update::Attached { attachment, node, agent_version, life, lanes, directives } => {
                 let previous = self.nodes.remove(&node);
                 if let Some(previous) = &previous {
-                    previous.lanes.lose();
+                    previous.lanes.mark_lost();
                     tracing::info!(%node, "agent attached again");
                 } else {
                     tracing::info!(%node, agent_version, "agent attached");
@@ -218,7 +218,7 @@ impl Writer {
             Update::Detached { attachment } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
                 attached.node.attached = false;
-                attached.lanes.lose();
+                attached.lanes.mark_lost();
                 attached.heard = Instant::now();
                 for replica in attached.replicas.values_mut().map(Arc::make_mut) {
                     (replica.suspect, replica.cache) = (true, Cache::default());

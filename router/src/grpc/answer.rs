@@ -11,7 +11,7 @@ use wire::finish::StoppedBy;
 use super::engine::{Answered, Choice, Embedded, Logprob, Logprobs, Message, Usage};
 use super::status;
 use crate::dispatch::{Answer, Relay};
-use crate::placement::Record;
+use crate::placement::PlacementDecision;
 
 /// The largest whole answer that is read; log probabilities of long answers make the largest.
 const MOST_BYTES: usize = 256 * 1024 * 1024;
@@ -48,7 +48,7 @@ pub(super) async fn whole(relay: &mut Relay) -> Result<Bytes, Status> {
 }
 
 /// A generation's whole answer.
-pub(super) fn generated(mut answered: Answered, record: &Record) -> wire::GenerateResponse {
+pub(super) fn generated(mut answered: Answered, record: &PlacementDecision) -> wire::GenerateResponse {
     let prompt = prompt_token_ids(&mut answered);
     let choices = answered.choices.unwrap_or_default();
     wire::GenerateResponse {
@@ -62,7 +62,7 @@ pub(super) fn generated(mut answered: Answered, record: &Record) -> wire::Genera
 }
 
 /// The vectors of an answer.
-pub(super) fn embedded(embedded: Embedded, record: &Record) -> wire::EmbedResponse {
+pub(super) fn embedded(embedded: Embedded, record: &PlacementDecision) -> wire::EmbedResponse {
     let vectors = embedded.data.into_iter().zip(0..);
     wire::EmbedResponse {
         id: embedded.id.unwrap_or_default(),
@@ -81,18 +81,18 @@ pub(super) fn prompt_token_ids(answered: &mut Answered) -> Vec<u32> {
 }
 
 /// Where a request went and why.
-pub(super) fn placement(record: &Record) -> wire::Placement {
+pub(super) fn placement(record: &PlacementDecision) -> wire::Placement {
     let (replica, choice) = record.choice();
     wire::Placement {
         request_id: format!("{:016x}", record.id),
         replica: replica.to_owned(),
         matched_tokens: choice.candidate.matched,
-        prompt_tokens: record.tokens,
-        level: record.level.word().to_owned(),
-        why: record.why().to_owned(),
+        prompt_tokens: record.prompt_tokens,
+        level: record.level.as_str().to_owned(),
+        why: record.reason().to_owned(),
         predicted_first_token_seconds: choice.terms.first_token(),
         attempt: record.attempt,
-        held_seconds: record.held.into(),
+        held_seconds: record.queued_seconds.into(),
         candidates: u32::try_from(record.decision.candidates).unwrap_or(u32::MAX),
     }
 }

@@ -137,7 +137,7 @@ impl Inference for Call {
         let request = request::generate(request.into_inner(), self.headers.clone(), false)?;
         let generated = async {
             let answer = self.submit(request).await?;
-            let reason = answer.reason.clone();
+            let reason = answer.decision.clone();
             Ok(answer::generated(answer::read(answer).await?, &reason))
         };
         self.in_time(generated).await
@@ -148,7 +148,7 @@ impl Inference for Call {
         let begun = async {
             let mut answer = self.submit(request).await?;
             if answer.head.status == 200 {
-                return Ok(Events::new(answer.body, &answer.reason, self.deadline, self.entry.clone()));
+                return Ok(Events::new(answer.body, &answer.decision, self.deadline, self.entry.clone()));
             }
             let body = answer::whole(&mut answer.body).await?;
             Err(status::engine(answer.head.status, &answer.head.headers, &body))
@@ -160,7 +160,7 @@ impl Inference for Call {
         let request = request::embed(request.into_inner(), self.headers.clone())?;
         let embedded = async {
             let answer = self.submit(request).await?;
-            let reason = answer.reason.clone();
+            let reason = answer.decision.clone();
             Ok(answer::embedded(answer::read(answer).await?, &reason))
         };
         self.in_time(embedded).await

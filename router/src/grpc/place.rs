@@ -16,10 +16,10 @@ use tonic::{Code, Status};
 
 use super::status;
 use crate::admission::Permit;
-use crate::dispatch::Reserved;
+use crate::dispatch::ExternalPlacement;
 use crate::fleet::InFlight;
 use crate::keys::Caller;
-use crate::placement::{Hold, Record};
+use crate::placement::{RequestQueue, PlacementDecision};
 
 /// How long a booking lasts if its caller does not say.
 const HOLD: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ pub struct Bookings(Arc<Shared>);
 struct Shared {
     booked: Mutex<Booked>,
     /// Told when a booking ends, as there may be room for somebody who waits.
-    hold: Hold,
+    hold: RequestQueue,
     news: Notify,
 }
 
@@ -63,7 +63,7 @@ struct Booking {
 impl Bookings {
     /// Starts the task that ends bookings; it ends with `end`.
     #[must_use]
-    pub fn start(hold: Hold, end: CancellationToken) -> Self {
+    pub fn start(hold: RequestQueue, end: CancellationToken) -> Self {
         let bookings = Self(Arc::new(Shared { booked: Mutex::default(), hold, news: Notify::new() }));
         let expiring = bookings.clone();
         tokio::spawn(async move {
@@ -110,7 +110,7 @@ impl Bookings {
         let released = booked.remove(id);
         drop(booked);
         drop(released);
-        self.0.hold.news();
+        self.0.hold.notify_change();
         true
     }
 
@@ -120,7 +120,7 @@ impl Bookings {
             if !ended.is_empty() {
                 tracing::debug!(count = ended.len(), "bookings have expired");
                 drop(ended);
-                self.0.hold.news();
+                self.0.hold.notify_change();
             }
             let due = async {
                 match next {
@@ -169,13 +169,13 @@ impl Booked {
 
 /// Where a request that was placed belongs, and its booking.
 pub(super) fn booked(
-    reserved: Reserved,
+    reserved: ExternalPlacement,
     permit: Permit,
     bookings: &Bookings,
     caller: &Caller,
     (lasts, tells): (Duration, bool),
 ) -> wire::PlaceResponse {
-    let Reserved { replica, in_flight, record, computing } = reserved;
+    let ExternalPlacement { replica, in_flight, decision: record, prefill_estimate: computing } = reserved;
     let id = record.id;
     bookings.book(id, (in_flight, permit), caller, (computing, lasts));
     wire::PlaceResponse {
@@ -206,8 +206,8 @@ pub(super) fn lasts(hold: Option<&prost_types::Duration>) -> Result<Duration, St
 }
 
 /// The candidates of a decision, the cheapest first.
-fn candidates(record: &Record) -> Vec<wire::Candidate> {
-    let scored = record.decision.scored.iter().zip(&record.names).enumerate();
+fn candidates(record: &PlacementDecision) -> Vec<wire::Candidate> {
+    let scored = record.decision.scored.iter().zip(&record.replica_names).enumerate();
     let mut candidates: Vec<wire::Candidate> = scored
         .map(|(at, (scored, name))| wire::Candidate {
             replica: name.to_string(),

@@ -96,7 +96,7 @@ fn refused(refusal: &Refusal) -> Status {
         }
         Refusal::TooSlow(_) => told(Code::DeadlineExceeded, "ENGINE_TOO_SLOW", &message, &[]),
         // Clients do not send it again by themselves, which is what matters.
-        Refusal::Poisonous(_) => told(Code::FailedPrecondition, "REQUEST_KILLS_ENGINES", &message, &[]),
+        Refusal::CrashSuspect(_) => told(Code::FailedPrecondition, "REQUEST_KILLS_ENGINES", &message, &[]),
         Refusal::Overloaded { retry_after, .. } => {
             again(Code::ResourceExhausted, "OVERLOADED", &message, Duration::from_secs(*retry_after))
         }

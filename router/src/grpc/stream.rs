@@ -20,7 +20,7 @@ use super::engine::{Answered, Usage};
 use super::status;
 use crate::dispatch::Relay;
 use crate::edge::access::Entry;
-use crate::placement::Record;
+use crate::placement::PlacementDecision;
 
 /// The longest event that is read. Log probabilities of a long prompt make the longest.
 const MOST_EVENT: usize = 64 * 1024 * 1024;
@@ -39,7 +39,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub(super) fn new(relay: Box<Relay>, record: &Record, deadline: Deadline, entry: Entry) -> Self {
+    pub(super) fn new(relay: Box<Relay>, record: &PlacementDecision, deadline: Deadline, entry: Entry) -> Self {
         Self {
             relay: Some(relay),
             deadline: deadline.moment().map(|moment| Box::pin(sleep_until(moment))),

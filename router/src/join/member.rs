@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use hostler_tls::{BACKDATED, Certified};
+use hostler_tls::{BACKDATE_SECONDS, CertificateInfo};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tonic::Status;
@@ -20,7 +20,7 @@ const MANY_NAMES: usize = 4096;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Member {
-    certified: Certified,
+    certified: CertificateInfo,
     /// Of its newest certificate, which it may have got over this connection.
     until: AtomicU64,
     attached: AtomicU32,
@@ -28,12 +28,12 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(certified: Certified, fence: Arc<Fence>) -> Self {
-        Self { until: AtomicU64::new(certified.until), certified, attached: AtomicU32::new(0), fence }
+    pub(crate) fn new(certified: CertificateInfo, fence: Arc<Fence>) -> Self {
+        Self { until: AtomicU64::new(certified.expires_at), certified, attached: AtomicU32::new(0), fence }
     }
 
     /// What its certificate says.
-    pub(crate) fn certified(&self) -> &Certified {
+    pub(crate) fn certified(&self) -> &CertificateInfo {
         &self.certified
     }
 
@@ -103,20 +103,20 @@ pub(crate) struct Fence(Mutex<FxHashMap<String, (u64, u64)>>);
 
 impl Fence {
     /// A certificate was issued.
-    pub(crate) fn issued(&self, certified: &Certified) {
+    pub(crate) fn issued(&self, certified: &CertificateInfo) {
         let mut newest = self.0.lock();
         if newest.len() > MANY_NAMES {
             let now = hostler_tls::now();
             newest.retain(|_, (_, until)| *until > now);
         }
         let known = newest.entry(certified.node.clone()).or_default();
-        *known = (known.0.max(certified.issued), known.1.max(certified.until));
+        *known = (known.0.max(certified.issued_at), known.1.max(certified.expires_at));
     }
 
     /// Refuses one whose node has a newer one. Routers' clocks may differ by as much as certificates are backdated.
-    fn admit(&self, certified: &Certified) -> Result<(), Status> {
+    fn admit(&self, certified: &CertificateInfo) -> Result<(), Status> {
         let newest = self.0.lock().get(&certified.node).map_or(0, |(issued, _)| *issued);
-        if certified.issued + BACKDATED < newest {
+        if certified.issued_at + BACKDATE_SECONDS < newest {
             return Err(Status::unauthenticated(format!(
                 "node `{}` has a newer certificate than this one, so this one was copied or brought back: the node joins again by its token",
                 certified.node

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hostler_proto::PROTOCOL;
 use hostler_proto::join::v1 as wire;
 use hostler_proto::join::v1::join_server::{Join, JoinServer};
-use hostler_tls::{Applicant, Authority, Issued, TokenRefused};
+use hostler_tls::{JoinRequest, Authority, IssuedCertificate, TokenError};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
@@ -61,7 +61,7 @@ impl Joining {
         timeout(DEADLINE, done).await.map_err(|_| Status::unavailable("the router's folder of tokens does not answer (router.tls_dir)"))?
     }
 
-    async fn enroll(&self, request: wire::EnrollRequest) -> Result<Issued, Status> {
+    async fn enroll(&self, request: wire::EnrollRequest) -> Result<IssuedCertificate, Status> {
         if request.protocol != PROTOCOL {
             let version = env!("CARGO_PKG_VERSION");
             return Err(Status::failed_precondition(format!(
@@ -81,32 +81,32 @@ impl Joining {
         self.blocking(move |admitting| {
             let wire::EnrollRequest { token_id, token_secret, node, job, signing_request, .. } = request;
             let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
-            let applicant = Applicant { node, job, key };
+            let applicant = JoinRequest { node, job, key };
             admitting.tokens.redeem(&token_id, &token_secret, &applicant, hostler_tls::now()).map_err(|refused| refusal(&refused))?;
-            let issued = admitting.authority.issue(&applicant.node, &token_id, &signing_request, admitting.lifetime);
+            let issued = admitting.authority.issue(&applicant.node, &token_id, &signing_request, admitting.certificate_lifetime);
             issued.map_err(|error| Status::invalid_argument(error.to_string()))
         })
         .await
     }
 
-    async fn renew(&self, member: &Member, signing_request: bytes::Bytes) -> Result<Issued, Status> {
+    async fn renew(&self, member: &Member, signing_request: bytes::Bytes) -> Result<IssuedCertificate, Status> {
         if !member.is_attached() {
             return Err(Status::permission_denied("only a node that is attached over this connection gets its next certificate"));
         }
         let (node, token) = (member.certified().node.clone(), member.certified().token.clone());
-        let issued = member.certified().issued;
+        let issued = member.certified().issued_at;
         self.blocking(move |admitting| {
             if admitting.tokens.is_revoked(&token) {
-                return Err(refusal(&TokenRefused::Revoked(token)));
+                return Err(refusal(&TokenError::Revoked(token)));
             }
             let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
             match admitting.tokens.claim(&node, key, issued) {
                 Ok(()) => {}
                 // A folder that cannot be written is no reason for a node to leave.
-                Err(TokenRefused::Folder(error)) => tracing::warn!(node, %error, "whose the node's name is cannot be written down"),
+                Err(TokenError::Folder(error)) => tracing::warn!(node, %error, "whose the node's name is cannot be written down"),
                 Err(taken) => return Err(refusal(&taken)),
             }
-            let issued = admitting.authority.issue(&node, &token, &signing_request, admitting.lifetime);
+            let issued = admitting.authority.issue(&node, &token, &signing_request, admitting.certificate_lifetime);
             issued.map_err(|error| Status::invalid_argument(error.to_string()))
         })
         .await
@@ -118,9 +118,9 @@ fn beginning(text: &str) -> String {
 }
 
 /// For a token that does not count. A folder that does not work may work again soon.
-fn refusal(refused: &TokenRefused) -> Status {
+fn refusal(refused: &TokenError) -> Status {
     match refused {
-        TokenRefused::Folder(_) => Status::unavailable(refused.to_string()),
+        TokenError::Folder(_) => Status::unavailable(refused.to_string()),
         _ => Status::permission_denied(refused.to_string()),
     }
 }
@@ -133,8 +133,8 @@ impl Join for Joining {
         // For the log; until they are checked they may be anything.
         let (node, token) = (beginning(&request.node), beginning(&request.token_id));
         match Joining::enroll(self, request).await {
-            Ok(Issued { certificate, certified }) => {
-                self.fence.issued(&certified);
+            Ok(IssuedCertificate { certificate, info }) => {
+                self.fence.issued(&info);
                 tracing::info!(node, token, peer = ?peer.address, "a node has joined");
                 let authority = self.admitting.authority.certificate().to_vec().into();
                 Ok(Response::new(wire::EnrollResponse { certificate: certificate.into(), authority }))
@@ -150,10 +150,10 @@ impl Join for Joining {
         let peer = Peer::of(&request);
         let member = peer.member.ok_or_else(|| Status::permission_denied("only a node with a certificate gets its next one"))?;
         match Joining::renew(self, &member, request.into_inner().signing_request).await {
-            Ok(Issued { certificate, certified }) => {
-                self.fence.issued(&certified);
-                member.renewed(certified.until);
-                tracing::debug!(node = certified.node, "a node has its next certificate");
+            Ok(IssuedCertificate { certificate, info }) => {
+                self.fence.issued(&info);
+                member.renewed(info.expires_at);
+                tracing::debug!(node = info.node, "a node has its next certificate");
                 Ok(Response::new(wire::RenewResponse { certificate: certificate.into() }))
             }
             Err(status) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hostler_tls::{Certified, Stream};
+use hostler_tls::{CertificateInfo, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
@@ -55,7 +55,7 @@ impl Connection {
     /// places for `strangers`.
     pub(crate) fn new(stream: Stream, fence: &Arc<Fence>, strangers: &Arc<Semaphore>) -> Option<Self> {
         let address = stream.tcp().peer_addr().ok();
-        let certified = stream.certificate().and_then(Certified::read);
+        let certified = stream.certificate().and_then(CertificateInfo::parse);
         let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
         let mut stranger = None;
         if matches!(stream, Stream::Tls(_)) && member.is_none() {

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use hostler_boot::admin::{Via, WRONG_HOST, names_this_host};
+use hostler_boot::admin::{CallOrigin, WRONG_HOST, names_this_host};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::{StatusCode, Version};
 use tonic::Status;
@@ -93,16 +93,16 @@ impl Guard {
     }
 
     fn check(&self, request: &Request) -> Result<(), Refused> {
-        let (via, headers) = (Via::of(request), request.headers());
+        let (via, headers) = (CallOrigin::of(request), request.headers());
         let page = Page::of(request.uri().path());
         if page == Page::Operators {
             refuse_browsers(request)?;
         }
         match (page, via) {
-            (Page::Health, _) | (_, Via::Socket) => Ok(()),
+            (Page::Health, _) | (_, CallOrigin::Socket) => Ok(()),
             (Page::Operators, _) => self.check_admin(headers),
             (Page::Metrics, _) if self.metrics => self.check_admin(headers),
-            (Page::Metrics, Via::Loopback) if !names_this_host(request.uri(), headers, &self.listens) => Err(Refused::WrongHost),
+            (Page::Metrics, CallOrigin::Loopback) if !names_this_host(request.uri(), headers, &self.listens) => Err(Refused::WrongHost),
             (Page::Metrics, _) => Ok(()),
         }
     }

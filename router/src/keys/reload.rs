@@ -43,12 +43,12 @@ fn look(kept: &Kept, seen: Option<Stamp>, metrics: &RouterMetrics) -> Option<Sta
             let ring = Ring::new(entries);
             tracing::info!(path = %kept.path.display(), valid = ring.valid(SystemTime::now()), "the keys were read again");
             kept.ring.store(Arc::new(ring));
-            metrics.keys_read(true);
+            metrics.count_key_file_read(true);
             Some(stamp)
         }
         Err(error) => {
             tracing::warn!(%error, "the keys stay as they were");
-            metrics.keys_read(false);
+            metrics.count_key_file_read(false);
             now
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-use hostler_boot::metrics::Described;
+use hostler_boot::metrics::MetricDescription;
 use hostler_proto::agent::v1::EngineLoad;
 
 use crate::fleet::{FleetView, Phase, Replica};
@@ -11,24 +11,24 @@ use crate::prompt::Figures;
 
 /// What the page shows besides the router's own counts.
 #[derive(Debug)]
-pub(crate) struct Now<'a> {
+pub(crate) struct MetricsSnapshot<'a> {
     /// The fleet.
     pub(crate) view: &'a FleetView,
     /// Requests in flight in this router.
     pub(crate) in_flight: usize,
     /// Requests that wait for a replica.
-    pub(crate) held: usize,
+    pub(crate) queued: usize,
     /// Requests that were in flight when an engine died, and have not been answered since.
-    pub(crate) suspects: usize,
+    pub(crate) crash_suspects: usize,
     /// Different blocks that the affinity index holds, and its memory.
-    pub(crate) index: (usize, usize),
+    pub(crate) index_size: (usize, usize),
     /// The encoders of prompts.
     pub(crate) prompts: Figures,
 }
 
 /// Writes them in the OpenMetrics text format.
-pub(super) fn write(page: &mut String, now: &Now<'_>) {
-    for figure in FIGURES {
+pub(super) fn write_page(page: &mut String, now: &MetricsSnapshot<'_>) {
+    for figure in REPLICA_FIGURES {
         let name = figure.name;
         let _ = writeln!(page, "# HELP {name} {}\n# TYPE {name} {}", figure.help, figure.kind);
         let suffix = if figure.kind == "counter" { "_total" } else { "" };
@@ -37,62 +37,62 @@ pub(super) fn write(page: &mut String, now: &Now<'_>) {
             let _ = writeln!(page, "{name}{suffix}{{node=\"{node}\",replica=\"{id}\"}} {}", (figure.value)(replica));
         }
     }
-    for figure in OWN_FIGURES {
-        let OwnFigure { name, kind, help, value } = figure;
+    for figure in ROUTER_FIGURES {
+        let RouterFigure { name, kind, help, value } = figure;
         let suffix = if *kind == "counter" { "_total" } else { "" };
         let _ = writeln!(page, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{suffix} {}", value(now));
     }
 }
 
 /// A figure of the whole router that is read when the page is.
-struct OwnFigure {
+struct RouterFigure {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    value: fn(&Now<'_>) -> f64,
+    value: fn(&MetricsSnapshot<'_>) -> f64,
 }
 
-const fn own_figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Now<'_>) -> f64) -> OwnFigure {
-    OwnFigure { name, kind, help, value }
+const fn router_figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&MetricsSnapshot<'_>) -> f64) -> RouterFigure {
+    RouterFigure { name, kind, help, value }
 }
 
 /// How many models' encoders stand so.
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-fn models(now: &Now<'_>, standing: &str) -> f64 {
+fn model_count(now: &MetricsSnapshot<'_>, standing: &str) -> f64 {
     now.prompts.models.iter().find(|(word, _)| *word == standing).map_or(0.0, |(_, count)| *count as f64)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-const OWN_FIGURES: &[OwnFigure] = &[
-    own_figure("hostler_in_flight", "gauge", "Requests in flight in this router.", |now| now.in_flight as f64),
-    own_figure("hostler_held_requests", "gauge", "Requests that wait for a replica with room.", |now| now.held as f64),
-    own_figure(
+const ROUTER_FIGURES: &[RouterFigure] = &[
+    router_figure("hostler_in_flight", "gauge", "Requests in flight in this router.", |now| now.in_flight as f64),
+    router_figure("hostler_held_requests", "gauge", "Requests that wait for a replica with room.", |now| now.queued as f64),
+    router_figure(
         "hostler_suspect_requests",
         "gauge",
         "Requests that were in flight when an engine died, and were not answered since.",
-        |now| now.suspects as f64,
+        |now| now.crash_suspects as f64,
     ),
-    own_figure("hostler_index_blocks", "gauge", "Different blocks that the affinity index holds.", |now| now.index.0 as f64),
-    own_figure("hostler_index_bytes", "gauge", "Memory of the affinity index.", |now| now.index.1 as f64),
-    own_figure("hostler_models_proved", "gauge", "Models whose tokenizer agrees with their engine.", |now| models(now, "proved")),
-    own_figure("hostler_models_different", "gauge", "Models whose tokenizer differs from their engine: placed by text.", |now| {
-        models(now, "different")
+    router_figure("hostler_index_blocks", "gauge", "Different blocks that the affinity index holds.", |now| now.index_size.0 as f64),
+    router_figure("hostler_index_bytes", "gauge", "Memory of the affinity index.", |now| now.index_size.1 as f64),
+    router_figure("hostler_models_proved", "gauge", "Models whose tokenizer agrees with their engine.", |now| model_count(now, "proved")),
+    router_figure("hostler_models_different", "gauge", "Models whose tokenizer differs from their engine: placed by text.", |now| {
+        model_count(now, "different")
     }),
-    own_figure("hostler_models_unusable", "gauge", "Models whose tokenizer cannot be used: placed by text.", |now| models(now, "unusable")),
-    own_figure("hostler_prompts_encoded", "counter", "Prompts that were turned into tokens.", |now| now.prompts.encodes as f64),
-    own_figure("hostler_prompts_failed", "counter", "Prompts that a template or tokenizer refused: placed by text.", |now| {
+    router_figure("hostler_models_unusable", "gauge", "Models whose tokenizer cannot be used: placed by text.", |now| model_count(now, "unusable")),
+    router_figure("hostler_prompts_encoded", "counter", "Prompts that were turned into tokens.", |now| now.prompts.encodes as f64),
+    router_figure("hostler_prompts_failed", "counter", "Prompts that a template or tokenizer refused: placed by text.", |now| {
         now.prompts.failed as f64
     }),
-    own_figure("hostler_prompts_busy", "counter", "Prompts placed by text because the tokenizer's threads were busy.", |now| {
+    router_figure("hostler_prompts_busy", "counter", "Prompts placed by text because the tokenizer's threads were busy.", |now| {
         now.prompts.busy as f64
     }),
-    own_figure("hostler_prompt_encoded_bytes", "counter", "Bytes of text that went through a tokenizer.", |now| {
+    router_figure("hostler_prompt_encoded_bytes", "counter", "Bytes of text that went through a tokenizer.", |now| {
         now.prompts.encoded_bytes as f64
     }),
-    own_figure("hostler_prompt_segment_hits", "counter", "Segments of prompts whose tokens were remembered.", |now| {
+    router_figure("hostler_prompt_segment_hits", "counter", "Segments of prompts whose tokens were remembered.", |now| {
         now.prompts.segment_hits as f64
     }),
-    own_figure("hostler_prompt_segment_misses", "counter", "Segments of prompts that had to be encoded.", |now| {
+    router_figure("hostler_prompt_segment_misses", "counter", "Segments of prompts that had to be encoded.", |now| {
         now.prompts.segment_misses as f64
     }),
 ];
@@ -102,7 +102,7 @@ fn escape(label: &str) -> String {
 }
 
 /// A figure that each replica has.
-struct Figure {
+struct ReplicaFigure {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
@@ -111,98 +111,98 @@ struct Figure {
 
 /// A figure that the engine reported, 0 before it has.
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-fn engine(replica: &Replica, figure: fn(&EngineLoad) -> u64) -> f64 {
+fn engine_figure(replica: &Replica, figure: fn(&EngineLoad) -> u64) -> f64 {
     replica.load.wire.engine.as_ref().map_or(0.0, |load| figure(load) as f64)
 }
 
-fn is_in(replica: &Replica, phase: Phase) -> f64 {
+fn phase_flag(replica: &Replica, phase: Phase) -> f64 {
     f64::from(u8::from(replica.state.phase == phase))
 }
 
-const fn figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Replica) -> f64) -> Figure {
-    Figure { name, kind, help, value }
+const fn replica_figure(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Replica) -> f64) -> ReplicaFigure {
+    ReplicaFigure { name, kind, help, value }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-const FIGURES: &[Figure] = &[
-    figure("hostler_replica_ready", "gauge", "1 when the replica can be sent requests.", |replica| f64::from(u8::from(replica.is_ready()))),
-    figure("hostler_replica_failed", "gauge", "1 while the agent waits before it starts a failed engine again.", |replica| {
-        is_in(replica, Phase::Failed)
+const REPLICA_FIGURES: &[ReplicaFigure] = &[
+    replica_figure("hostler_replica_ready", "gauge", "1 when the replica can be sent requests.", |replica| f64::from(u8::from(replica.is_ready()))),
+    replica_figure("hostler_replica_failed", "gauge", "1 while the agent waits before it starts a failed engine again.", |replica| {
+        phase_flag(replica, Phase::Failed)
     }),
-    figure("hostler_replica_quarantined", "gauge", "1 while it stays out of service until an operator releases it.", |replica| {
-        is_in(replica, Phase::Quarantined)
+    replica_figure("hostler_replica_quarantined", "gauge", "1 while it stays out of service until an operator releases it.", |replica| {
+        phase_flag(replica, Phase::Quarantined)
     }),
-    figure("hostler_replica_sleeping", "gauge", "1 while its engine has given its memory back.", |replica| is_in(replica, Phase::Sleeping)),
-    figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
+    replica_figure("hostler_replica_sleeping", "gauge", "1 while its engine has given its memory back.", |replica| phase_flag(replica, Phase::Sleeping)),
+    replica_figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
         replica.state.wire.findings.len() as f64
     }),
-    figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
-    figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
+    replica_figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
+    replica_figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
         f64::from(replica.state.wire.restarts)
     }),
-    figure("hostler_replica_cache_level", "gauge", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
+    replica_figure("hostler_replica_cache_level", "gauge", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
         if replica.cache.seat.is_some() { 2.0 } else { 1.0 }
     }),
-    figure("hostler_replica_cached_blocks", "gauge", "KV blocks that the affinity index has for it.", |replica| {
+    replica_figure("hostler_replica_cached_blocks", "gauge", "KV blocks that the affinity index has for it.", |replica| {
         replica.cache.figures.blocks.load(Ordering::Relaxed) as f64
     }),
-    figure(
+    replica_figure(
         "hostler_replica_cache_resyncs",
         "counter",
         "How often its whole cache was asked for because the index differed from it.",
         |replica| replica.cache.figures.resyncs.load(Ordering::Relaxed) as f64,
     ),
-    figure("hostler_replica_pending_tokens", "gauge", "Prompt tokens of this router's requests that it has still to compute.", |replica| {
+    replica_figure("hostler_replica_pending_tokens", "gauge", "Prompt tokens of this router's requests that it has still to compute.", |replica| {
         replica.own.pending() as f64
     }),
-    figure("hostler_replica_prefill_rate", "gauge", "Prompt tokens that it computes in a second, as learned.", |replica| {
+    replica_figure("hostler_replica_prefill_rate", "gauge", "Prompt tokens that it computes in a second, as learned.", |replica| {
         1.0 / replica.own.learned().rates.prefill.max(1e-9)
     }),
-    figure("hostler_replica_slowness", "gauge", "How much slower than its learned rates it has lately been, as a factor.", |replica| {
+    replica_figure("hostler_replica_slowness", "gauge", "How much slower than its learned rates it has lately been, as a factor.", |replica| {
         replica.own.learned().rates.slowness
     }),
-    figure("hostler_replica_own_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
+    replica_figure("hostler_replica_own_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
         f64::from(replica.own.in_flight())
     }),
-    figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {
+    replica_figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {
         f64::from(replica.load.wire.in_flight)
     }),
-    figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| replica.load.wire.served as f64),
-    figure("hostler_replica_running", "gauge", "Requests that the engine runs.", |replica| engine(replica, |load| load.running.into())),
-    figure("hostler_replica_waiting", "gauge", "Requests that wait in the engine.", |replica| engine(replica, |load| load.waiting.into())),
-    figure("hostler_replica_kv_use", "gauge", "Share of the engine's KV blocks in use, 0 to 1.", |replica| {
+    replica_figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| replica.load.wire.served as f64),
+    replica_figure("hostler_replica_running", "gauge", "Requests that the engine runs.", |replica| engine_figure(replica, |load| load.running.into())),
+    replica_figure("hostler_replica_waiting", "gauge", "Requests that wait in the engine.", |replica| engine_figure(replica, |load| load.waiting.into())),
+    replica_figure("hostler_replica_kv_use", "gauge", "Share of the engine's KV blocks in use, 0 to 1.", |replica| {
         replica.load.wire.engine.as_ref().map_or(0.0, |load| load.kv_use)
     }),
-    figure("hostler_replica_prompt_tokens", "counter", "Prompt tokens that the engine has processed.", |replica| {
-        engine(replica, |load| load.prompt_tokens)
+    replica_figure("hostler_replica_prompt_tokens", "counter", "Prompt tokens that the engine has processed.", |replica| {
+        engine_figure(replica, |load| load.prompt_tokens)
     }),
-    figure("hostler_replica_generation_tokens", "counter", "Tokens that the engine has generated.", |replica| {
-        engine(replica, |load| load.generation_tokens)
+    replica_figure("hostler_replica_generation_tokens", "counter", "Tokens that the engine has generated.", |replica| {
+        engine_figure(replica, |load| load.generation_tokens)
     }),
-    figure("hostler_replica_preemptions", "counter", "Requests that the engine has preempted.", |replica| {
-        engine(replica, |load| load.preemptions)
+    replica_figure("hostler_replica_preemptions", "counter", "Requests that the engine has preempted.", |replica| {
+        engine_figure(replica, |load| load.preemptions)
     }),
-    figure("hostler_replica_prefix_queries", "counter", "Tokens looked up in the engine's prefix cache.", |replica| {
-        engine(replica, |load| load.prefix_queries)
+    replica_figure("hostler_replica_prefix_queries", "counter", "Tokens looked up in the engine's prefix cache.", |replica| {
+        engine_figure(replica, |load| load.prefix_queries)
     }),
-    figure("hostler_replica_prefix_hits", "counter", "Tokens found in the engine's prefix cache.", |replica| {
-        engine(replica, |load| load.prefix_hits)
+    replica_figure("hostler_replica_prefix_hits", "counter", "Tokens found in the engine's prefix cache.", |replica| {
+        engine_figure(replica, |load| load.prefix_hits)
     }),
 ];
 
 /// What is on the page of these, for the manual.
-pub(super) fn descriptions() -> Vec<Described> {
-    let described = |figure: &Figure| Described {
+pub(super) fn descriptions() -> Vec<MetricDescription> {
+    let described = |figure: &ReplicaFigure| MetricDescription {
         name: format!("{}{}", figure.name, if figure.kind == "counter" { "_total" } else { "" }),
         kind: figure.kind,
         labels: &["node", "replica"],
         help: figure.help,
     };
-    let own = |figure: &OwnFigure| Described {
+    let own = |figure: &RouterFigure| MetricDescription {
         name: format!("{}{}", figure.name, if figure.kind == "counter" { "_total" } else { "" }),
         kind: figure.kind,
         labels: &[],
         help: figure.help,
     };
-    FIGURES.iter().map(described).chain(OWN_FIGURES.iter().map(own)).collect()
+    REPLICA_FIGURES.iter().map(described).chain(ROUTER_FIGURES.iter().map(own)).collect()
 }

@@ -1,21 +1,21 @@
 use super::*;
 
-fn doors() -> Doors {
+fn doors() -> Listeners {
     let at = |text: &str| text.parse().unwrap();
-    Doors {
+    Listeners {
         edge: at("127.0.0.1:8000"),
         agents: at("127.0.0.1:8001"),
         admin: at("127.0.0.1:8002"),
-        keys: false,
-        key_file: false,
-        edge_tls: false,
-        agents_tls: false,
+        has_keys: false,
+        has_key_file: false,
+        has_edge_tls: false,
+        has_agents_tls: false,
     }
 }
 
-fn said(doors: &Doors) -> Vec<(String, bool)> {
-    let word = |opening: &Opening| format!("{} {}", opening.setting, opening.what.split(':').next().unwrap());
-    openings(doors).iter().map(|opening| (word(opening), opening.is_beyond_host())).collect()
+fn said(doors: &Listeners) -> Vec<(String, bool)> {
+    let word = |opening: &Exposure| format!("{} {}", opening.setting, opening.description.split(':').next().unwrap());
+    find_exposures(doors).iter().map(|opening| (word(opening), opening.is_remote())).collect()
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn a_router_on_loopback_says_what_users_of_its_host_may_do() {
 #[test]
 fn a_router_that_others_reach_says_what_travels_in_plain_text() {
     let everywhere: SocketAddr = "0.0.0.0:1".parse().unwrap();
-    let doors = Doors { edge: everywhere, agents: everywhere, admin: everywhere, keys: true, key_file: true, ..doors() };
+    let doors = Listeners { edge: everywhere, agents: everywhere, admin: everywhere, has_keys: true, has_key_file: true, ..doors() };
     let expected = ["router.listen no TLS", "router.agents_listen no TLS", "router.admin_listen no TLS"];
     assert_eq!(said(&doors), expected.map(|words| (words.to_owned(), true)));
 }
@@ -35,6 +35,6 @@ fn a_router_that_others_reach_says_what_travels_in_plain_text() {
 #[test]
 fn a_router_with_keys_and_certificates_leaves_nothing_open() {
     let far: SocketAddr = "192.0.2.1:1".parse().unwrap();
-    let closed = Doors { edge: far, agents: far, keys: true, key_file: true, edge_tls: true, agents_tls: true, ..doors() };
-    assert_eq!(openings(&closed), []);
+    let closed = Listeners { edge: far, agents: far, has_keys: true, has_key_file: true, has_edge_tls: true, has_agents_tls: true, ..doors() };
+    assert_eq!(find_exposures(&closed), []);
 }

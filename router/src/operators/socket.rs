@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::Router;
-use hostler_boot::socket::{SocketFile, folders_of_all_users, is_live, is_own_folder};
-use hostler_boot::{OwnSocket, SocketError, admin, home};
+use hostler_boot::socket::{SocketFile, folders_of_all_users, is_live, is_private_folder};
+use hostler_boot::{PrivateSocket, SocketError, admin, home};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::GOODBYE;
+use crate::CLOSE_TIMEOUT;
 
 /// How often the file is looked for, and how soon a socket that could not be made is tried again.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -39,10 +39,10 @@ impl SocketPlace {
     }
 
     /// Listens there. The error is about the last of the paths, which does not depend on a login.
-    async fn bind(&self) -> Result<OwnSocket, SocketError> {
+    async fn bind(&self) -> Result<PrivateSocket, SocketError> {
         let mut refused = None;
         for path in self.paths(&home::run_dirs()) {
-            match OwnSocket::bind(&path).await {
+            match PrivateSocket::bind(&path).await {
                 Ok(socket) => return Ok(socket),
                 Err(error) => refused = Some(error),
             }
@@ -55,7 +55,7 @@ impl SocketPlace {
     ///
     /// # Errors
     /// When the configured path will not do.
-    pub(crate) async fn open(&self) -> Result<Option<OwnSocket>, SocketError> {
+    pub(crate) async fn open(&self) -> Result<Option<PrivateSocket>, SocketError> {
         match self.bind().await {
             Ok(socket) => Ok(Some(socket)),
             Err(error) if self.is_configured() => Err(error),
@@ -68,7 +68,7 @@ impl SocketPlace {
     }
 
     /// Serves these pages until `end`.
-    pub(crate) async fn serve(self, first: Option<OwnSocket>, pages: Router, end: CancellationToken) {
+    pub(crate) async fn serve(self, first: Option<PrivateSocket>, pages: Router, end: CancellationToken) {
         let mut next = first;
         while !end.is_cancelled() {
             let Some(socket) = next.take() else {
@@ -87,7 +87,7 @@ impl SocketPlace {
                     leaving.cancel();
                     next = self.bind().await.ok();
                     // Calls that still run on the old one get the time that they get when the router ends.
-                    let _ = timeout(GOODBYE, serving).await;
+                    let _ = timeout(CLOSE_TIMEOUT, serving).await;
                 }
             }
         }
@@ -96,7 +96,7 @@ impl SocketPlace {
 
 /// Waits until the file is not there any more.
 async fn until_gone(file: &SocketFile) {
-    while file.is_there() {
+    while file.exists() {
         sleep(LOOK_INTERVAL).await;
     }
 }
@@ -114,7 +114,7 @@ pub async fn operators_sockets() -> Vec<PathBuf> {
 
 /// Of those folders that are this user's: what is told there is believed.
 async fn living(folders: &[PathBuf]) -> Vec<PathBuf> {
-    answering(folders.iter().filter(|folder| is_own_folder(folder)).cloned().collect()).await
+    answering(folders.iter().filter(|folder| is_private_folder(folder)).cloned().collect()).await
 }
 
 async fn answering(folders: Vec<PathBuf>) -> Vec<PathBuf> {

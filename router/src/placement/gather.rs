@@ -7,29 +7,29 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 /// A replica with fewer requests in flight than this is given prompts at any time: its steps are short anyway, and few streams are slowed.
-const BUSY: u32 = 64;
+const BUSY_IN_FLIGHT: u32 = 64;
 
 /// The part of the time in which prompts are given out.
 const OPEN_SHARE: f64 = 0.125;
 
 /// A window is at least this long, in seconds: those that wait are looked at every ten milliseconds.
-const LEAST_OPEN: f64 = 0.02;
+const MIN_WINDOW_SECONDS: f64 = 0.02;
 
 /// Windows are no farther apart than this: whoever wants more does not want a first token.
-const MOST_APART: Duration = Duration::from_secs(5);
+const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
 /// When busy replicas are given prompts. It follows from the time of day alone, so that all routers give theirs at the same moments, and all
 /// replicas are open at once: a request then goes to the best of them, and not to the one whose turn it is.
 #[derive(Debug, Clone, Copy)]
-pub struct Gather {
+pub struct PrefillWindows {
     /// Seconds from one window to the next; 0 when there is no pause between them.
-    every: f64,
+    interval_seconds: f64,
     /// A moment, and what time of day it was, in seconds.
-    moment: Instant,
-    time: f64,
+    reference: Instant,
+    reference_unix_seconds: f64,
 }
 
-impl Gather {
+impl PrefillWindows {
     /// Windows that are `every` so long apart, zero for none.
     #[must_use]
     pub fn from_now(every: Duration) -> Self {
@@ -40,18 +40,18 @@ impl Gather {
     #[must_use]
     pub fn new(every: Duration, now: Instant, time: SystemTime) -> Self {
         let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self { every: every.min(MOST_APART).as_secs_f64(), moment: now, time: time.as_secs_f64() }
+        Self { interval_seconds: every.min(MAX_INTERVAL).as_secs_f64(), reference: now, reference_unix_seconds: time.as_secs_f64() }
     }
 
     /// Whether a replica that has so many requests in flight is given prompts now.
     #[must_use]
     pub fn is_open(&self, in_flight: u32, now: Instant) -> bool {
-        if self.every == 0.0 || in_flight < BUSY {
+        if self.interval_seconds == 0.0 || in_flight < BUSY_IN_FLIGHT {
             return true;
         }
-        let time = self.time + now.saturating_duration_since(self.moment).as_secs_f64();
-        let into = (time / self.every).fract() * self.every;
-        into < (self.every * OPEN_SHARE).max(LEAST_OPEN)
+        let time = self.reference_unix_seconds + now.saturating_duration_since(self.reference).as_secs_f64();
+        let into = (time / self.interval_seconds).fract() * self.interval_seconds;
+        into < (self.interval_seconds * OPEN_SHARE).max(MIN_WINDOW_SECONDS)
     }
 }
 

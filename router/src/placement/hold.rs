@@ -12,20 +12,20 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Chosen, Placer, Prompt};
+use super::{ChosenReplica, Placer, Prompt};
 
 /// While somebody waits, replicas are looked at this often even if nothing was heard: reports come every 10 ms at most.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+const SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// And no more often than this, however much is heard: a look places up to `LOOKED_AT` requests in thought.
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
+const MIN_SCAN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Requests that are looked at, in the order of their turns. One whose replica is busy keeps its turn and holds up nobody behind it. The
 /// simulator's figures are for the same number.
-const LOOKED_AT: usize = 32;
+const SCAN_DEPTH: usize = 32;
 
 /// How long a request that was woken may take to be placed before the next one is woken all the same.
-const TURN_DEADLINE: Duration = Duration::from_millis(100);
+const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Why a request may not wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,45 +45,45 @@ pub enum Overload {
 
 /// The requests that wait, for each model. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Hold(Arc<Shared>);
+pub struct RequestQueue(Arc<QueueState>);
 
 #[derive(Debug)]
-struct Shared {
+struct QueueState {
     placer: Arc<Placer>,
-    lines: Mutex<Lines>,
+    queues: Mutex<ModelQueues>,
     /// Counts the looks, so that each begins with another model.
-    looks: AtomicUsize,
-    waiting: AtomicUsize,
+    scan_count: AtomicUsize,
+    waiting_count: AtomicUsize,
     /// Places that are taken, by those who wait and by those who may have to.
-    spots: AtomicUsize,
-    bounds: Bounds,
-    news: Notify,
+    slot_count: AtomicUsize,
+    limits: QueueLimits,
+    change_notify: Notify,
 }
 
 /// Who waits.
 #[derive(Debug)]
-struct Lines {
+struct ModelQueues {
     /// One for each model that had to wait once; an emptied one is kept, since places are unique within a queue and it remembers what it
     /// has released for whom. Only models that are served get here, so there are few.
-    queues: FxHashMap<String, Queue<Held>>,
+    by_model: FxHashMap<String, Queue<QueuedRequest>>,
     /// Of all queues together.
-    places: Places,
+    slots: Places,
 }
 
 /// How much may wait.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct QueueLimits {
     /// Requests.
-    pub requests: usize,
+    pub max_requests: usize,
     /// Bytes of their bodies.
-    pub bytes: u64,
+    pub max_bytes: u64,
     /// Longest predicted time to a first token.
-    pub longest: Duration,
+    pub max_wait: Duration,
 }
 
 /// Who wants a place, and for how much.
 #[derive(Debug, Clone, Copy)]
-pub struct Guest {
+pub struct QueueShare {
     /// Who shares with whom.
     pub tenant: u64,
     /// The tenant's share beside others'.
@@ -95,84 +95,84 @@ pub struct Guest {
 /// How soon a request would be answered, as far as the choice of a replica tells: what is kept of one while the request waits. The whole of it would keep
 /// a view of the fleet for each.
 #[derive(Debug, Clone, Copy)]
-pub struct Outlook {
+pub struct WaitEstimate {
     /// Seconds until its first token.
-    pub first_token: f64,
+    pub first_token_seconds: f64,
     /// Seconds that all candidates together need for a prompt token of those before it.
     pub seconds_per_token: f64,
 }
 
 /// A request that waits.
 #[derive(Debug)]
-struct Held {
+struct QueuedRequest {
     prompt: Arc<Prompt>,
-    turn: oneshot::Sender<(Option<Chosen>, Turn)>,
+    turn_sender: oneshot::Sender<(Option<ChosenReplica>, DispatchTurn)>,
 }
 
 /// The right to be sent now, until dropped: then the next request is woken.
 #[derive(Debug)]
-pub struct Turn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
+pub struct DispatchTurn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
 
 /// Room for one request that waits, until dropped. It is taken before the request's prompt is read, so that of a flood only those prompts
 /// are read that may wait then.
 #[derive(Debug)]
-pub struct Spot {
-    shared: Arc<Shared>,
-    guest: Guest,
+pub struct QueueSlot {
+    queue: Arc<QueueState>,
+    share: QueueShare,
 }
 
-impl Drop for Spot {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
-        self.shared.spots.fetch_sub(1, Ordering::Relaxed);
-        self.shared.lines.lock().places.leave(self.guest.tenant, self.guest.bytes);
+        self.queue.slot_count.fetch_sub(1, Ordering::Relaxed);
+        self.queue.queues.lock().slots.leave(self.share.tenant, self.share.bytes);
     }
 }
 
 /// A place in the queue that is given up when dropped.
-struct Holding<'a> {
-    shared: &'a Shared,
+struct QueueEntryGuard<'a> {
+    queue: &'a QueueState,
     model: &'a str,
     /// `None` once the request has been taken out.
     place: Option<Place>,
     /// Given back last.
-    _spot: Spot,
+    _slot: QueueSlot,
 }
 
-impl Drop for Holding<'_> {
+impl Drop for QueueEntryGuard<'_> {
     fn drop(&mut self) {
-        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.queue.waiting_count.fetch_sub(1, Ordering::Relaxed);
         if let Some(place) = self.place
-            && let Some(queue) = self.shared.lines.lock().queues.get_mut(self.model)
+            && let Some(queue) = self.queue.queues.lock().by_model.get_mut(self.model)
         {
             queue.remove(place);
         }
     }
 }
 
-impl Lines {
-    fn is_held(&self, model: &str) -> bool {
-        self.queues.get(model).is_some_and(|queue| !queue.is_empty())
+impl ModelQueues {
+    fn has_waiting(&self, model: &str) -> bool {
+        self.by_model.get(model).is_some_and(|queue| !queue.is_empty())
     }
 }
 
-impl Hold {
+impl RequestQueue {
     /// Starts the task that wakes; it ends with `end`.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, bounds: Bounds, end: CancellationToken) -> Self {
-        let shared = Shared {
+    pub fn start(placer: Arc<Placer>, bounds: QueueLimits, end: CancellationToken) -> Self {
+        let shared = QueueState {
             placer,
-            lines: Mutex::new(Lines { queues: FxHashMap::default(), places: Places::new(bounds.requests, bounds.bytes) }),
-            looks: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
-            spots: AtomicUsize::new(0),
-            bounds,
-            news: Notify::new(),
+            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: Places::new(bounds.max_requests, bounds.max_bytes) }),
+            scan_count: AtomicUsize::new(0),
+            waiting_count: AtomicUsize::new(0),
+            slot_count: AtomicUsize::new(0),
+            limits: bounds,
+            change_notify: Notify::new(),
         };
         let hold = Self(Arc::new(shared));
         let waking = hold.clone();
         tokio::spawn(async move {
             tokio::select! {
-                () = waking.wake() => {}
+                () = waking.run() => {}
                 () = end.cancelled() => {}
             }
         });
@@ -181,14 +181,14 @@ impl Hold {
 
     /// Requests that wait.
     #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.0.waiting.load(Ordering::Relaxed)
+    pub fn waiting_count(&self) -> usize {
+        self.0.waiting_count.load(Ordering::Relaxed)
     }
 
     /// Whether requests for this model wait, so that a new one may not overtake them.
     #[must_use]
-    pub fn is_held(&self, model: Option<&str>) -> bool {
-        self.waiting() > 0 && self.0.lines.lock().is_held(model.unwrap_or_default())
+    pub fn has_waiting(&self, model: Option<&str>) -> bool {
+        self.waiting_count() > 0 && self.0.queues.lock().has_waiting(model.unwrap_or_default())
     }
 
     /// Takes a place for a request whose prompt has still to be read, if it may have to wait because others do. So a refusal costs next to
@@ -196,13 +196,13 @@ impl Hold {
     ///
     /// # Errors
     /// When others wait for its model and it finds no place.
-    pub fn reserve(&self, model: Option<&str>, guest: Guest) -> Result<Option<Spot>, Overload> {
-        if self.0.spots.load(Ordering::Relaxed) == 0 {
+    pub fn take_slot_if_contended(&self, model: Option<&str>, guest: QueueShare) -> Result<Option<QueueSlot>, Overload> {
+        if self.0.slot_count.load(Ordering::Relaxed) == 0 {
             return Ok(None);
         }
-        match self.take(guest) {
+        match self.take_slot(guest) {
             Ok(spot) => Ok(Some(spot)),
-            Err(full) if self.is_held(model) => Err(full),
+            Err(full) if self.has_waiting(model) => Err(full),
             // Another model's requests wait; for this one there may be room.
             Err(_) => Ok(None),
         }
@@ -212,23 +212,23 @@ impl Hold {
     ///
     /// # Errors
     /// When there is none.
-    pub fn take(&self, guest: Guest) -> Result<Spot, Overload> {
-        self.0.lines.lock().places.take(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
-        self.0.spots.fetch_add(1, Ordering::Relaxed);
-        Ok(Spot { shared: self.0.clone(), guest })
+    pub fn take_slot(&self, guest: QueueShare) -> Result<QueueSlot, Overload> {
+        self.0.queues.lock().slots.take(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
+        self.0.slot_count.fetch_add(1, Ordering::Relaxed);
+        Ok(QueueSlot { queue: self.0.clone(), share: guest })
     }
 
     /// A request that does not have to wait is sent: it counts for its tenant like those that had to.
-    pub fn passed(&self, model: Option<&str>, waiting: &Waiting) {
-        if let Some(queue) = self.0.lines.lock().queues.get_mut(model.unwrap_or_default()) {
+    pub fn record_bypass(&self, model: Option<&str>, waiting: &Waiting) {
+        if let Some(queue) = self.0.queues.lock().by_model.get_mut(model.unwrap_or_default()) {
             queue.passed(waiting, waiting.since);
         }
     }
 
     /// Something has ended or begun to be answered: there may be room.
-    pub fn news(&self) {
-        if self.waiting() > 0 {
-            self.0.news.notify_one();
+    pub fn notify_change(&self) {
+        if self.waiting_count() > 0 {
+            self.0.change_notify.notify_one();
         }
     }
 
@@ -237,35 +237,35 @@ impl Hold {
     ///
     /// # Errors
     /// When it may not wait.
-    pub async fn turn(
+    pub async fn wait_for_turn(
         &self,
         prompt: &Arc<Prompt>,
         waiting: Waiting,
-        spot: Spot,
-        outlook: Outlook,
-    ) -> Result<(Option<Chosen>, Turn), Overload> {
+        spot: QueueSlot,
+        outlook: WaitEstimate,
+    ) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
         let shared = &self.0;
         let model = prompt.model().unwrap_or_default();
         let (sender, turn) = oneshot::channel();
         let mut holding = {
-            let mut lines = shared.lines.lock();
-            let queues = &mut lines.queues;
+            let mut lines = shared.queues.lock();
+            let queues = &mut lines.by_model;
             if !queues.contains_key(model) {
-                queues.insert(model.to_owned(), Queue::new(shared.bounds.requests));
+                queues.insert(model.to_owned(), Queue::new(shared.limits.max_requests));
             }
             let queue = queues.get_mut(model).expect("it was made where it was missing");
-            let longest = shared.bounds.longest.as_secs_f64();
+            let longest = shared.limits.max_wait.as_secs_f64();
             let ahead = tokens(queue.uncached_ahead(&waiting, waiting.since));
-            let predicted = outlook.first_token + outlook.seconds_per_token * ahead;
+            let predicted = outlook.first_token_seconds + outlook.seconds_per_token * ahead;
             if predicted > longest {
                 return Err(Overload::TooLate { predicted, allowed: longest });
             }
-            let held = Held { prompt: prompt.clone(), turn: sender };
+            let held = QueuedRequest { prompt: prompt.clone(), turn_sender: sender };
             let place = queue.push(waiting, held).map_err(|_| Overload::Full(Full::Requests))?;
-            shared.waiting.fetch_add(1, Ordering::Relaxed);
-            Holding { shared, model, place: Some(place), _spot: spot }
+            shared.waiting_count.fetch_add(1, Ordering::Relaxed);
+            QueueEntryGuard { queue: shared, model, place: Some(place), _slot: spot }
         };
-        shared.news.notify_one();
+        shared.change_notify.notify_one();
         let turn = turn.await;
         // Whoever has its turn was taken out for it.
         holding.place = None;
@@ -273,18 +273,18 @@ impl Hold {
         turn.map_err(|_| Overload::Stopping)
     }
 
-    async fn wake(&self) {
+    async fn run(&self) {
         loop {
-            if self.waiting() == 0 {
-                self.0.news.notified().await;
+            if self.waiting_count() == 0 {
+                self.0.change_notify.notified().await;
             } else {
-                let _ = timeout(LOOK_INTERVAL, self.0.news.notified()).await;
+                let _ = timeout(SCAN_INTERVAL, self.0.change_notify.notified()).await;
             }
             while let Some(done) = self.wake_one() {
                 // The next one must see what this one takes.
-                let _ = timeout(TURN_DEADLINE, done).await;
+                let _ = timeout(TURN_TIMEOUT, done).await;
             }
-            sleep(LOOK_PAUSE).await;
+            sleep(MIN_SCAN_PAUSE).await;
         }
     }
 
@@ -294,9 +294,9 @@ impl Hold {
         let shared = &self.0;
         let now = Instant::now();
         let view = shared.placer.fleet.view();
-        let mut lines = shared.lines.lock();
-        let mut models: Vec<(&String, &mut Queue<Held>)> = lines.queues.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
-        let turn = shared.looks.fetch_add(1, Ordering::Relaxed) % models.len().max(1);
+        let mut lines = shared.queues.lock();
+        let mut models: Vec<(&String, &mut Queue<QueuedRequest>)> = lines.by_model.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
+        let turn = shared.scan_count.fetch_add(1, Ordering::Relaxed) % models.len().max(1);
         models.rotate_left(turn);
         models.sort_by_key(|(_, queue)| queue.band());
         for (model, queue) in models {
@@ -313,17 +313,17 @@ impl Hold {
 }
 
 /// Wakes the first of a queue whose replica has room.
-fn wake_first(placer: &Placer, queue: &mut Queue<Held>, seconds: f64, now: Instant) -> Option<oneshot::Receiver<()>> {
+fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, now: Instant) -> Option<oneshot::Receiver<()>> {
     let mut chosen = None;
-    while let Some((_, held)) = queue.pop_where(seconds, LOOKED_AT, |waiting, held| {
+    while let Some((_, held)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, held| {
         chosen = placer.choose(&held.prompt, &[], now);
         let Some(chosen) = &chosen else { return true };
-        waiting.uncached = chosen.uncached();
+        waiting.uncached = chosen.uncached_tokens();
         chosen.has_room()
     }) {
         let (ended, done) = oneshot::channel();
         // Whoever has left meanwhile has given up its turn.
-        if held.turn.send((chosen.take(), Turn(ended))).is_ok() {
+        if held.turn_sender.send((chosen.take(), DispatchTurn(ended))).is_ok() {
             return Some(done);
         }
     }

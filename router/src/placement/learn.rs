@@ -9,27 +9,27 @@ use hostler_placement::keys::Key;
 use hostler_placement::rates::FirstToken;
 use tokio::time::Instant;
 
-use super::{Placer, Prompt, Record};
-use crate::dispatch::Usage;
+use super::{Placer, Prompt, PlacementDecision};
+use crate::dispatch::TokenUsage;
 use crate::fleet::{InFlight, Own};
 
 /// Tokens of an answer of which nothing is known.
-const USUAL_OUTPUT: f64 = 256.0;
+const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;
 
 /// How much one answer moves the mean length.
 const OUTPUT_WEIGHT: f64 = 0.02;
 
 /// The mean length of answers.
 #[derive(Debug)]
-pub(super) struct Outputs(AtomicU64);
+pub(super) struct OutputLengths(AtomicU64);
 
-impl Default for Outputs {
+impl Default for OutputLengths {
     fn default() -> Self {
-        Self(AtomicU64::new(USUAL_OUTPUT.to_bits()))
+        Self(AtomicU64::new(DEFAULT_OUTPUT_TOKENS.to_bits()))
     }
 }
 
-impl Outputs {
+impl OutputLengths {
     /// Tokens that an answer of at most `most` is expected to have.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     pub(super) fn expected(&self, most: Option<u64>) -> f64 {
@@ -38,7 +38,7 @@ impl Outputs {
     }
 
     /// An answer had this many tokens. Two at the same moment may count as one.
-    fn seen(&self, tokens: f64) {
+    fn observe(&self, tokens: f64) {
         let mean = f64::from_bits(self.0.load(Ordering::Relaxed));
         self.0.store((mean + OUTPUT_WEIGHT * (tokens - mean)).to_bits(), Ordering::Relaxed);
     }
@@ -46,54 +46,54 @@ impl Outputs {
 
 /// A placed request, from its dispatch to the end of its answer.
 #[derive(Debug)]
-pub struct Placed {
+pub struct PlacementFeedback {
     placer: Arc<Placer>,
-    record: Arc<Record>,
-    own: Arc<Own>,
+    decision: Arc<PlacementDecision>,
+    local_load: Arc<Own>,
     /// Where its text was noted, if its tokens are not known.
-    guessed: Option<(Seat, Arc<[Key]>)>,
-    sent: Instant,
-    first: Option<Instant>,
+    approx_prefix_blocks: Option<(Seat, Arc<[Key]>)>,
+    sent_at: Instant,
+    first_token_at: Option<Instant>,
     /// Sequences and their tokens when the answer began.
-    among: (u32, u64),
-    streams: bool,
+    load_at_start: (u32, u64),
+    is_stream: bool,
     /// Its tokens are known well enough to learn from.
-    teaches: bool,
+    is_reliable: bool,
     /// Tokens that its answer may have.
-    most_output: Option<u64>,
+    max_output_tokens: Option<u64>,
 }
 
-impl Placed {
+impl PlacementFeedback {
     /// Follows the request of `record`, which was just counted by `in_flight`; `guessed` is where its text was noted.
     #[must_use]
-    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, record: Arc<Record>, in_flight: &InFlight, guessed: Option<Seat>) -> Self {
+    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, record: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<Seat>) -> Self {
         Self {
             placer: placer.clone(),
-            record,
-            own: in_flight.own().clone(),
-            guessed: guessed.map(|seat| (seat, prompt.text_keys().clone())),
-            sent: Instant::now(),
-            first: None,
-            among: (0, 0),
-            streams: prompt.streams(),
-            teaches: !prompt.is_estimate(),
-            most_output: prompt.most_output(),
+            decision: record,
+            local_load: in_flight.own().clone(),
+            approx_prefix_blocks: guessed.map(|seat| (seat, prompt.text_keys().clone())),
+            sent_at: Instant::now(),
+            first_token_at: None,
+            load_at_start: (0, 0),
+            is_stream: prompt.is_stream(),
+            is_reliable: !prompt.is_estimate(),
+            max_output_tokens: prompt.max_output_tokens(),
         }
     }
 
     /// The first byte of a good answer's body has come.
-    pub fn began(&mut self) {
+    pub fn record_start(&mut self) {
         let now = Instant::now();
-        self.first = Some(now);
-        let took = now.duration_since(self.sent).as_secs_f64();
-        self.among = (self.own.in_flight(), self.own.context());
+        self.first_token_at = Some(now);
+        let took = now.duration_since(self.sent_at).as_secs_f64();
+        self.load_at_start = (self.local_load.in_flight(), self.local_load.context());
         // A plain answer begins when it is complete.
-        if !self.streams {
+        if !self.is_stream {
             return;
         }
-        let choice = self.record.decision.choice();
-        if self.teaches {
-            self.own.learn_first_token(&FirstToken {
+        let choice = self.decision.decision.choice();
+        if self.is_reliable {
+            self.local_load.learn_first_token(&FirstToken {
                 predicted: choice.terms.first_token(),
                 took,
                 uncached: choice.uncached,
@@ -102,39 +102,39 @@ impl Placed {
                 in_flight: choice.candidate.in_flight,
             });
         }
-        self.placer.metrics.first_token(choice.terms.first_token(), took);
-        self.record.outcome.lock().first_token = Some(took);
+        self.placer.metrics.observe_first_token(choice.terms.first_token(), took);
+        self.decision.outcome.lock().first_token_seconds = Some(took);
     }
 
     /// What was generated has ended whole, after `events` of a stream, of an engine that takes so long a `context`. All callers share what is
     /// learned of lengths, so only `one` answer teaches, and no more than it could have.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-    pub fn ended(&self, usage: Option<Usage>, events: u64, context: u64, one: bool) {
-        let completion = usage.map_or(events, |usage| usage.completion);
-        let seen = completion.min(context).min(self.most_output.unwrap_or(u64::MAX));
+    pub fn record_end(&self, usage: Option<TokenUsage>, events: u64, context: u64, one: bool) {
+        let completion = usage.map_or(events, |usage| usage.completion_tokens);
+        let seen = completion.min(context).min(self.max_output_tokens.unwrap_or(u64::MAX));
         if seen > 0 && one {
-            self.placer.outputs.seen(seen as f64);
+            self.placer.output_lengths.observe(seen as f64);
         }
-        if let Some(first) = self.first.filter(|_| self.streams && completion > 2) {
+        if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
             let interval = first.elapsed().as_secs_f64() / (completion - 1) as f64;
-            let sequences = u32::midpoint(self.among.0, self.own.in_flight()).max(1);
-            self.own.learn_interval(sequences, u64::midpoint(self.among.1, self.own.context()), interval);
+            let sequences = u32::midpoint(self.load_at_start.0, self.local_load.in_flight()).max(1);
+            self.local_load.learn_interval(sequences, u64::midpoint(self.load_at_start.1, self.local_load.context()), interval);
         }
-        let Some(cached) = usage.and_then(|usage| usage.cached) else { return };
+        let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
-        let predicted = self.record.decision.choice().candidate.matched;
-        self.placer.metrics.cached(self.record.level, predicted, cached_tokens);
-        if let Some((seat, keys)) = &self.guessed {
+        let predicted = self.decision.decision.choice().candidate.matched;
+        self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
+        if let Some((seat, keys)) = &self.approx_prefix_blocks {
             // In the unit of the guess, whose tokens are only estimated.
-            let cached = scaled(self.record.tokens, cached, usage.map_or(1, |usage| usage.prompt));
-            self.placer.correct_guess(*seat, keys, predicted, cached);
+            let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
+            self.placer.correct_approx_prefix(*seat, keys, predicted, cached);
         }
-        self.record.outcome.lock().cached = Some(cached_tokens);
+        self.decision.outcome.lock().cached_tokens = Some(cached_tokens);
     }
 }
 
 /// The part of `tokens` that `cached` is of `prompt`, which is an engine's word.
-fn scaled(tokens: u32, cached: u64, prompt: u64) -> u32 {
+fn scale_tokens(tokens: u32, cached: u64, prompt: u64) -> u32 {
     let part = u128::from(tokens) * u128::from(cached) / u128::from(prompt.max(1));
     u32::try_from(part).map_or(tokens, |part| part.min(tokens))
 }

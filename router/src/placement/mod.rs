@@ -20,35 +20,35 @@ use hostler_placement::offered::Offered;
 use hostler_placement::rates::{Pool, Rates};
 use tokio::time::Instant;
 
-pub use explain::{Outcome, Record, Ring};
-pub use gather::Gather;
-pub use hold::{Bounds, Guest, Hold, Outlook, Overload, Spot, Turn};
-pub use learn::Placed;
-pub use prompt::{Asked, Level, Prompt};
-pub use readers::keep_readers;
+pub use explain::{PlacementOutcome, PlacementDecision, DecisionLog};
+pub use gather::PrefillWindows;
+pub use hold::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
+pub use learn::PlacementFeedback;
+pub use prompt::{PlacementRequest, CacheLevel, Prompt};
+pub use readers::maintain_tokenizers;
 
 use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
-use learn::Outputs;
+use learn::OutputLengths;
 
 /// Decisions that can be explained afterwards.
-const EXPLAINED: usize = 10_000;
+const MAX_RECORDED_DECISIONS: usize = 10_000;
 
 /// Tokens that a step computes where nobody knows: vLLM's default on smaller GPUs.
-const USUAL_BUDGET: u32 = 2048;
+const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 
 /// Blocks of text that a replica of unknown size is taken to hold.
-const USUAL_TEXT_BLOCKS: u64 = 8192;
+const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
 /// Tokens by which a guess may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
-const GUESS_SLACK: u32 = 2 * TEXT_BLOCK_TOKENS;
+const APPROX_PREFIX_SLACK_TOKENS: u32 = 2 * TEXT_BLOCK_TOKENS;
 
 /// A plain answer that takes this many times as long as its longest could at the learned speed is late.
-const LATE: f64 = 2.0;
+const LATE_FACTOR: f64 = 2.0;
 
 /// Other routers send requests too, but their share is not taken for more than this many times our own.
-const MOST_SHARE: f64 = 16.0;
+const MAX_FLEET_SHARE: f64 = 16.0;
 
 /// What every placement needs.
 #[derive(Debug)]
@@ -60,22 +60,22 @@ pub struct Placer {
     /// Encodes prompts.
     pub prompts: Prompts,
     /// What was decided lately.
-    pub ring: Ring,
+    pub decisions: DecisionLog,
     /// Where predictions and what came of them are counted.
     pub metrics: Arc<RouterMetrics>,
     /// Which blocks requests in flight will have cached.
     overlay: Arc<Overlay>,
     popularity: Popularity,
     /// Which blocks of text replicas probably have cached.
-    guess: Arc<Guess>,
-    offered: Offered,
-    outputs: Outputs,
-    gather: Gather,
+    approx_prefix: Arc<Guess>,
+    offered_load: Offered,
+    output_lengths: OutputLengths,
+    prefill_windows: PrefillWindows,
 }
 
 /// A replica that was chosen.
 #[derive(Debug)]
-pub struct Chosen {
+pub struct ChosenReplica {
     /// The replica.
     pub replica: Arc<Replica>,
     /// How it was chosen.
@@ -83,65 +83,65 @@ pub struct Chosen {
     /// The fleet that it was chosen from; `replica` of a candidate is the index of its replica there.
     pub view: Arc<FleetView>,
     /// When.
-    pub at: Instant,
+    pub chosen_at: Instant,
     /// How the chosen one's cache is known.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Tokens that the answer was expected to have.
-    pub output: f64,
+    pub expected_output_tokens: f64,
     /// Where its blocks will be, when that is known.
-    seat: Option<Seat>,
+    slot: Option<Seat>,
     /// Tokens of a block there.
     block_tokens: u32,
     /// Whether it is given prompts now.
-    is_open: bool,
+    is_window_open: bool,
 }
 
-impl Chosen {
+impl ChosenReplica {
     /// Whether the request would begin to be computed there as soon as anything can, and the replica is given prompts now.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.is_open && has_room(&self.decision.choice().candidate)
+        self.is_window_open && has_room(&self.decision.choice().candidate)
     }
 
     /// Seconds until the first token, as predicted.
     #[must_use]
-    pub fn first_token(&self) -> f64 {
+    pub fn first_token_seconds(&self) -> f64 {
         self.decision.choice().terms.first_token()
     }
 
     /// What a request that waits is told of it.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
-    pub fn outlook(&self) -> Outlook {
+    pub fn wait_estimate(&self) -> WaitEstimate {
         let candidates = self.decision.candidates.max(1) as f64;
-        Outlook { first_token: self.first_token(), seconds_per_token: self.decision.nominal.prefill / candidates }
+        WaitEstimate { first_token_seconds: self.first_token_seconds(), seconds_per_token: self.decision.nominal.prefill / candidates }
     }
 
     /// Where the prompt's text is noted, if its tokens are not known.
     #[must_use]
-    pub fn guessed(&self) -> Option<Seat> {
-        self.seat.filter(|_| self.level == Level::Text)
+    pub fn approx_prefix_slot(&self) -> Option<Seat> {
+        self.slot.filter(|_| self.level == CacheLevel::Text)
     }
 
     /// Tokens of the prompt that the chosen replica has still to compute.
     #[must_use]
-    pub fn uncached(&self) -> u32 {
+    pub fn uncached_tokens(&self) -> u32 {
         self.decision.choice().uncached
     }
 }
 
 /// What is known of one candidate's cache.
 #[derive(Debug, Clone, Copy)]
-enum Known {
+enum CacheKnowledge {
     /// The index has it, in blocks of so many tokens.
     Exact(Seat, Holes, u32),
     /// It is guessed from what this router has sent there.
-    Guessed(Seat),
+    Approximate(Seat),
     /// The prompt is not understood.
-    Nothing,
+    Unknown,
 }
 
-impl Known {
+impl CacheKnowledge {
     /// Tokens of a block, where the index has it.
     fn block_tokens(&self) -> Option<u32> {
         if let Self::Exact(.., block_tokens) = self { Some(*block_tokens) } else { None }
@@ -151,41 +151,41 @@ impl Known {
 /// What one choice works out of the replicas that it may fall on. Each thread keeps the memory for its next choice, so that none asks for
 /// more in a larger fleet; only the index, the guess and the overlay still answer in memory of their own, some bytes for each replica.
 #[derive(Debug, Default)]
-struct Tables {
+struct PlacementScratch {
     /// A row for each.
     candidates: Vec<Candidate>,
     /// What is known of the cache of each, in as many rows.
-    known: Vec<Known>,
+    cache_knowledge: Vec<CacheKnowledge>,
     /// What each costs.
     priced: Vec<Priced>,
     /// Rows that are looked up together.
     rows: Vec<usize>,
     /// Where the index has their blocks.
-    seats: Vec<(Seat, Holes)>,
+    exact_slots: Vec<(Seat, Holes)>,
     /// Where their blocks of text are guessed.
-    guessed: Vec<Seat>,
+    approx_prefix_slots: Vec<Seat>,
 }
 
 thread_local! {
-    static TABLES: RefCell<Tables> = RefCell::default();
+    static SCRATCH: RefCell<PlacementScratch> = RefCell::default();
 }
 
 impl Placer {
     /// A placer that has learned nothing yet.
     #[must_use]
-    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: Gather) -> Self {
+    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: PrefillWindows) -> Self {
         Self {
             fleet,
             index,
             prompts,
             metrics,
-            ring: Ring::new(EXPLAINED),
+            decisions: DecisionLog::new(MAX_RECORDED_DECISIONS),
             overlay: Arc::default(),
             popularity: Popularity::default(),
-            guess: Arc::default(),
-            offered: Offered::new(),
-            outputs: Outputs::default(),
-            gather,
+            approx_prefix: Arc::default(),
+            offered_load: Offered::new(),
+            output_lengths: OutputLengths::default(),
+            prefill_windows: gather,
         }
     }
 
@@ -198,25 +198,25 @@ impl Placer {
     /// Whether any request would be sent to that replica now, rather than be held.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now, view.seconds(now));
-        has_room(&candidate) && self.gather.is_open(candidate.in_flight, now)
+        has_room(&candidate) && self.prefill_windows.is_open(candidate.in_flight, now)
     }
 
     /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
     #[must_use]
-    pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
-        TABLES.with_borrow_mut(|tables| self.choose_in(tables, prompt, tried, now))
+    pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
+        SCRATCH.with_borrow_mut(|tables| self.choose_with_scratch(tables, prompt, tried, now))
     }
 
-    fn choose_in(&self, tables: &mut Tables, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<Chosen> {
+    fn choose_with_scratch(&self, tables: &mut PlacementScratch, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
         let view = Guard::into_inner(self.fleet.view());
         let seconds = view.seconds(now);
         tables.candidates.clear();
-        tables.known.clear();
+        tables.cache_knowledge.clear();
         let (mut pool, mut own, mut others) = (Pool::default(), 0, 0_u32);
-        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.only().is_none_or(|only| only.is(replica)));
+        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is(replica)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
-            tables.known.push(self.known(prompt, replica));
+            tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
             pool.add(&replica.own.learned());
             own += replica.own.in_flight();
             others = others.saturating_add(replica.load.others);
@@ -225,97 +225,97 @@ impl Placer {
         if tables.candidates.is_empty() {
             return None;
         }
-        self.look_up(prompt, tables);
-        let Tables { candidates, priced, .. } = tables;
+        self.look_up_caches(prompt, tables);
+        let PlacementScratch { candidates, priced, .. } = tables;
         // Read once more: to keep what each has learned until all are known would cost more. It may have learned something meanwhile.
         for candidate in &mut *candidates {
             candidate.rates = pool.rates(&view.replicas[candidate.replica].own.learned());
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
-        let utilisation = self.offered.utilisation(candidates.len(), seconds) * others_share(own, others);
+        let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(own, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
-        let output = self.outputs.expected(prompt.most_output());
-        let ask = Ask { tokens: prompt.tokens(), output, arrivals };
+        let output = self.output_lengths.expected(prompt.max_output_tokens());
+        let ask = Ask { tokens: prompt.token_count(), output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
-        let (replica, is_open) = (view.replicas[choice.replica].clone(), self.gather.is_open(choice.in_flight, now));
-        let (level, seat, block_tokens) = match self.known(prompt, &replica) {
-            Known::Exact(seat, _, block_tokens) => (Level::Exact, Some(seat), block_tokens),
-            Known::Guessed(seat) => (Level::Text, Some(seat), TEXT_BLOCK_TOKENS),
-            Known::Nothing => (Level::Load, None, 0),
+        let (replica, is_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
+        let (level, seat, block_tokens) = match self.cache_knowledge(prompt, &replica) {
+            CacheKnowledge::Exact(seat, _, block_tokens) => (CacheLevel::Exact, Some(seat), block_tokens),
+            CacheKnowledge::Approximate(seat) => (CacheLevel::Text, Some(seat), TEXT_BLOCK_TOKENS),
+            CacheKnowledge::Unknown => (CacheLevel::Load, None, 0),
         };
-        Some(Chosen { replica, decision, view, at: now, level, output, seat, block_tokens, is_open })
+        Some(ChosenReplica { replica, decision, view, chosen_at: now, level, expected_output_tokens: output, slot: seat, block_tokens, is_window_open: is_open })
     }
 
     /// Tokens that an answer of at most `most` is expected to have.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^53 tokens, and `as` saturates")]
-    pub fn expected_output(&self, most: Option<u64>) -> u64 {
-        self.outputs.expected(most).ceil() as u64
+    pub fn expected_output_tokens(&self, most: Option<u64>) -> u64 {
+        self.output_lengths.expected(most).ceil() as u64
     }
 
     /// Counts the request on the chosen replica, and its blocks as cached there soon.
     #[must_use]
-    pub fn enter(&self, prompt: &Prompt, chosen: &Chosen, now: Instant) -> InFlight {
+    pub fn count_in_flight(&self, prompt: &Prompt, chosen: &ChosenReplica, now: Instant) -> InFlight {
         let seconds = self.fleet.view().seconds(now);
-        let pledge = match (chosen.level, chosen.seat) {
-            (Level::Exact, Some(seat)) => Some(self.overlay.enter(seat, prompt.extent(chosen.block_tokens))),
-            (Level::Text, Some(seat)) => {
-                self.guess.sent(seat, prompt.text_keys());
+        let pledge = match (chosen.level, chosen.slot) {
+            (CacheLevel::Exact, Some(seat)) => Some(self.overlay.enter(seat, prompt.extent(chosen.block_tokens))),
+            (CacheLevel::Text, Some(seat)) => {
+                self.approx_prefix.sent(seat, prompt.text_keys());
                 None
             }
             _ => None,
         };
         let choice = chosen.decision.choice();
         let rates = &choice.candidate.rates;
-        let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.output);
-        self.offered.arrive(work, seconds);
-        let first_token = seconds + chosen.first_token();
+        let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.expected_output_tokens);
+        self.offered_load.arrive(work, seconds);
+        let first_token = seconds + chosen.first_token_seconds();
         // A plain answer comes when it is complete, and nobody knows how long it will be: only beyond all that it may have is it late.
-        let due = match prompt.most_output() {
-            _ if prompt.streams() => first_token,
+        let due = match prompt.max_output_tokens() {
+            _ if prompt.is_stream() => first_token,
             #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
             Some(most) => {
                 first_token
-                    + LATE * most as f64 * rates.step_seconds(choice.candidate.in_flight.saturating_add(1), choice.candidate.context)
+                    + LATE_FACTOR * most as f64 * rates.step_seconds(choice.candidate.in_flight.saturating_add(1), choice.candidate.context)
             }
             None => f64::INFINITY,
         };
-        let booking = Booking { tokens: prompt.tokens(), uncached: choice.uncached, due };
+        let booking = Booking { tokens: prompt.token_count(), uncached: choice.uncached, due };
         chosen.replica.own.enter(booking, pledge)
     }
 
-    fn known(&self, prompt: &Prompt, replica: &Replica) -> Known {
+    fn cache_knowledge(&self, prompt: &Prompt, replica: &Replica) -> CacheKnowledge {
         let watch = replica.state.wire.cache.as_ref().filter(|watch| watch.exact);
         if let (Some(watch), Some(seat)) = (watch, replica.cache.seat)
             && prompt.is_exact_for(replica.state.reader())
         {
             let holes = if watch.has_holes { Holes::Possible } else { Holes::None };
             if let Some(block_tokens) = block_tokens(replica) {
-                return Known::Exact(seat, holes, block_tokens);
+                return CacheKnowledge::Exact(seat, holes, block_tokens);
             }
         }
         if prompt.text_keys().is_empty() {
-            return Known::Nothing;
+            return CacheKnowledge::Unknown;
         }
-        let blocks = || match capacity(replica) / u64::from(TEXT_BLOCK_TOKENS) {
-            0 => USUAL_TEXT_BLOCKS,
+        let blocks = || match kv_capacity_tokens(replica) / u64::from(TEXT_BLOCK_TOKENS) {
+            0 => DEFAULT_TEXT_BLOCKS,
             blocks => blocks,
         };
-        Known::Guessed(replica.own.guess(replica.epoch, &self.guess, blocks))
+        CacheKnowledge::Approximate(replica.own.guess(replica.epoch, &self.approx_prefix, blocks))
     }
 
     /// Notes how many tokens of the prompt each candidate has cached, or will have.
-    fn look_up(&self, prompt: &Prompt, tables: &mut Tables) {
-        let Tables { candidates, known, rows, seats, guessed, .. } = tables;
+    fn look_up_caches(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
+        let PlacementScratch { candidates, cache_knowledge: known, rows, exact_slots: seats, approx_prefix_slots: guessed, .. } = tables;
         let mut size = 0;
         // One size of blocks after the other, of which there is mostly one.
-        while let Some(larger) = known.iter().filter_map(Known::block_tokens).filter(|of| *of > size).min() {
+        while let Some(larger) = known.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
             size = larger;
             rows.clear();
             seats.clear();
             for (row, known) in known.iter().enumerate() {
-                if let Known::Exact(seat, holes, of) = *known
+                if let CacheKnowledge::Exact(seat, holes, of) = *known
                     && of == size
                 {
                     rows.push(row);
@@ -325,9 +325,9 @@ impl Placer {
             let keys = prompt.token_keys(size);
             let mut blocks = self.index.matched(&keys, seats);
             let text: &[Key] = if self.overlay.has_unread() { prompt.text_keys() } else { &[] };
-            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.blocks(size), text }, seats, &mut blocks);
+            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.block_count(size), text }, seats, &mut blocks);
             // An engine computes at least the last token of a prompt, and with it the block that the token is in.
-            let most = prompt.tokens().saturating_sub(1) / size;
+            let most = prompt.token_count().saturating_sub(1) / size;
             for (row, blocks) in rows.iter().zip(blocks) {
                 candidates[*row].matched = blocks.min(most) * size;
             }
@@ -335,23 +335,23 @@ impl Placer {
         rows.clear();
         guessed.clear();
         for (row, known) in known.iter().enumerate() {
-            if let Known::Guessed(seat) = *known {
+            if let CacheKnowledge::Approximate(seat) = *known {
                 rows.push(row);
                 guessed.push(seat);
             }
         }
         if !rows.is_empty() {
-            for (row, blocks) in rows.iter().zip(self.guess.matched(prompt.text_keys(), guessed)) {
-                candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.tokens());
+            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched(prompt.text_keys(), guessed)) {
+                candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.token_count());
             }
         }
     }
 
     /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
-    fn correct_guess(&self, seat: Seat, keys: &[Key], predicted: u32, cached: u32) {
-        if cached.saturating_add(GUESS_SLACK) < predicted {
-            self.guess.corrected(seat, keys, cached / TEXT_BLOCK_TOKENS);
-            self.guess.sent(seat, keys);
+    fn correct_approx_prefix(&self, seat: Seat, keys: &[Key], predicted: u32, cached: u32) {
+        if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
+            self.approx_prefix.corrected(seat, keys, cached / TEXT_BLOCK_TOKENS);
+            self.approx_prefix.sent(seat, keys);
         }
     }
 }
@@ -367,9 +367,9 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
         in_flight: own.in_flight().saturating_add(load.others).max(load.engine),
         pending: own.pending().saturating_add(load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours)),
         context: own.context().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
-        capacity: capacity(replica),
+        capacity: kv_capacity_tokens(replica),
         kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
-        budget: if budget == 0 { USUAL_BUDGET } else { budget },
+        budget: if budget == 0 { DEFAULT_TOKEN_BUDGET } else { budget },
         overdue: own.overdue(seconds),
         rates: Rates::default(),
         doubtful: view.is_doubtful(replica, now),
@@ -385,13 +385,13 @@ fn block_tokens(replica: &Replica) -> Option<u32> {
 }
 
 /// Tokens that a replica's KV cache holds; 0 when unknown.
-fn capacity(replica: &Replica) -> u64 {
+fn kv_capacity_tokens(replica: &Replica) -> u64 {
     replica.load.wire.engine.as_ref().map_or(0, |engine| engine.kv_blocks.saturating_mul(u64::from(engine.block_size)))
 }
 
 /// How many times our own requests the fleet serves, of which so many are in flight.
-fn others_share(own: u32, others: u32) -> f64 {
-    if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MOST_SHARE) }
+fn fleet_share(own: u32, others: u32) -> f64 {
+    if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MAX_FLEET_SHARE) }
 }
 
 #[cfg(test)]

@@ -11,30 +11,30 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::reading::{Blocks, Reading, Text};
+use super::reading::{BlockChain, PromptReading, PromptText};
 use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
 use crate::prompt::{Reader, Unread};
 use crate::sticky::Home;
 
 /// Bytes of text that a token stands for, where tokens are not counted.
-const TOKEN_BYTES: usize = 4;
+const BYTES_PER_TOKEN: usize = 4;
 
 /// What stands in a request's JSON where a medium is, by URL or as its bytes. Quotes within strings are escaped, so a text that only speaks
 /// of them is no match.
-static MEDIA: LazyLock<[Finder<'static>; 5]> =
+static MEDIA_MARKERS: LazyLock<[Finder<'static>; 5]> =
     LazyLock::new(|| ["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""].map(Finder::new));
 
 /// Routes whose prompts are read as tokens.
-const READ: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
+const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 /// A prompt that is shorter than this many blocks is not read: what it could find cached is less than what reading it costs.
-const SHORTEST_BLOCKS: usize = 2;
+const MIN_PROMPT_BLOCKS: usize = 2;
 
 /// How well a replica's cache is known for a request; each level is taken when the one above cannot be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum CacheLevel {
     /// The prompt's tokens, and the blocks that the engine reports.
     Exact,
     /// The prompt's text, and what this router has sent to the replica.
@@ -43,10 +43,10 @@ pub enum Level {
     Load,
 }
 
-impl Level {
+impl CacheLevel {
     /// The word for people and scripts.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Exact => "exact",
             Self::Text => "text",
@@ -57,7 +57,7 @@ impl Level {
 
 /// What placement is asked with.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
+pub struct PlacementRequest {
     /// The model that the request names.
     pub model: Option<String>,
     /// The route that it is for: its path without its query, or what an invocation carries.
@@ -65,41 +65,41 @@ pub struct Asked {
     /// Its whole body.
     pub body: Bytes,
     /// The parts of the body that make its prompt, as they stand there.
-    pub text: Vec<Bytes>,
+    pub prompt_parts: Vec<Bytes>,
     /// Its `cache_salt`; empty when it has none. Engines keep the blocks of different salts apart.
-    pub salt: String,
+    pub cache_salt: String,
     /// Tokens that its answer may have.
-    pub most_output: Option<u64>,
+    pub max_output_tokens: Option<u64>,
     /// Whether its answer is a stream.
-    pub streams: bool,
+    pub is_stream: bool,
     /// The only engine that can answer it, as the one that keeps what it is about.
-    pub only: Option<Home>,
+    pub required_engine: Option<Home>,
 }
 
 /// A request's prompt, as far as it is understood.
 #[derive(Debug)]
 pub struct Prompt {
-    asked: Asked,
-    text: Arc<Text>,
-    exact: Option<Exact>,
+    request: PlacementRequest,
+    text: Arc<PromptText>,
+    tokenized: Option<TokenizedPrompt>,
     /// Why it has no tokens, for operators; empty when it has or needs none.
-    pub fallback: &'static str,
+    pub fallback_reason: &'static str,
     arrivals: OnceLock<Arrivals>,
     /// That it is here and was not read to its end.
-    announced: Option<Pledge>,
+    in_flight_blocks: Option<Pledge>,
 }
 
 #[derive(Debug)]
-struct Exact {
+struct TokenizedPrompt {
     reader: Reader,
     /// Another one that has the same tokens of it.
-    also: Option<Reader>,
+    equivalent_reader: Option<Reader>,
     /// Those that were read.
     tokens: Vec<u32>,
     /// About how many follow that were not.
-    unread: u32,
+    unread_tokens: u32,
     /// All its tokens and those of the further prompts of a batch.
-    all: u32,
+    total_tokens: u32,
     chain: Chain,
     /// Keys for each block size that was asked for; nearly always one.
     keys: Mutex<Vec<(u32, Arc<[Key]>)>>,
@@ -108,58 +108,58 @@ struct Exact {
 impl Prompt {
     /// The prompt of a request for which tokens are not wanted, or could not be had because of `fallback`.
     #[must_use]
-    pub fn text(mut asked: Asked, fallback: &'static str) -> Self {
-        let text = Arc::new(asked.take_text());
-        Self { asked, text, exact: None, fallback, arrivals: OnceLock::new(), announced: None }
+    pub fn from_text(mut asked: PlacementRequest, fallback: &'static str) -> Self {
+        let text = Arc::new(asked.take_prompt_text());
+        Self { request: asked, text, tokenized: None, fallback_reason: fallback, arrivals: OnceLock::new(), in_flight_blocks: None }
     }
 
     /// The model that the request names.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
-        self.asked.model.as_deref()
+        self.request.model.as_deref()
     }
 
     /// The only engine that can answer it, if there is one.
     #[must_use]
-    pub fn only(&self) -> Option<&Home> {
-        self.asked.only.as_ref()
+    pub fn required_engine(&self) -> Option<&Home> {
+        self.request.required_engine.as_ref()
     }
 
     /// Path of the request.
     #[must_use]
     pub fn path(&self) -> &str {
-        &self.asked.path
+        &self.request.path
     }
 
     /// Whether its answer is a stream.
     #[must_use]
-    pub fn streams(&self) -> bool {
-        self.asked.streams
+    pub fn is_stream(&self) -> bool {
+        self.request.is_stream
     }
 
     /// Tokens that its answer may have.
     #[must_use]
-    pub fn most_output(&self) -> Option<u64> {
-        self.asked.most_output
+    pub fn max_output_tokens(&self) -> Option<u64> {
+        self.request.max_output_tokens
     }
 
     /// Tokens of the prompt; an estimate where they are not counted.
     #[must_use]
-    pub fn tokens(&self) -> u32 {
-        let estimate = || u32::try_from(self.text.bytes().div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX);
-        self.exact.as_ref().map_or_else(estimate, |exact| exact.all)
+    pub fn token_count(&self) -> u32 {
+        let estimate = || u32::try_from(self.text.byte_len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
+        self.tokenized.as_ref().map_or_else(estimate, |exact| exact.total_tokens)
     }
 
     /// Whether its tokens are those that a replica with this reader sees.
     #[must_use]
     pub fn is_exact_for(&self, reader: Option<Reader>) -> bool {
-        self.exact.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.also == reader))
+        self.tokenized.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.equivalent_reader == reader))
     }
 
     /// Keys of its whole blocks of `size` tokens, as far as it was read; none where its tokens are not known.
     #[must_use]
     pub fn token_keys(&self, size: u32) -> Arc<[Key]> {
-        let Some(exact) = &self.exact else { return Arc::default() };
+        let Some(exact) = &self.tokenized else { return Arc::default() };
         let mut known = exact.keys.lock();
         if let Some((_, keys)) = known.iter().find(|(of, _)| *of == size) {
             return keys.clone();
@@ -172,37 +172,37 @@ impl Prompt {
     /// What a request in flight with this prompt will have cached, in blocks of `size` tokens.
     #[must_use]
     pub fn extent(&self, size: u32) -> Extent {
-        Extent { keys: self.token_keys(size), text: if self.is_begun() { self.text_keys().clone() } else { Arc::default() } }
+        Extent { keys: self.token_keys(size), text: if self.is_partially_read() { self.text_keys().clone() } else { Arc::default() } }
     }
 
     /// Whether it was read, but not to its end.
-    fn is_begun(&self) -> bool {
-        self.exact.as_ref().is_some_and(|exact| exact.unread > 0)
+    fn is_partially_read(&self) -> bool {
+        self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens > 0)
     }
 
     /// Whether most of its tokens are only estimated, because they were not read.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
-        self.exact.as_ref().is_some_and(|exact| exact.unread as usize > exact.tokens.len())
+        self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens as usize > exact.tokens.len())
     }
 
     /// Whole blocks of `size` tokens, those that were not read included.
     #[must_use]
-    pub fn blocks(&self, size: u32) -> u32 {
-        let tokens = |exact: &Exact| u32::try_from(exact.tokens.len()).unwrap_or(u32::MAX).saturating_add(exact.unread);
-        self.exact.as_ref().map_or(0, tokens) / size.max(1)
+    pub fn block_count(&self, size: u32) -> u32 {
+        let tokens = |exact: &TokenizedPrompt| u32::try_from(exact.tokens.len()).unwrap_or(u32::MAX).saturating_add(exact.unread_tokens);
+        self.tokenized.as_ref().map_or(0, tokens) / size.max(1)
     }
 
     /// Keys of its whole blocks of text.
     #[must_use]
     pub fn text_keys(&self) -> &Arc<[Key]> {
-        self.text.keys()
+        self.text.block_keys()
     }
 
     /// How often the beginnings of the prompt have lately been asked for; `count` is called once.
     pub fn arrivals(&self, count: impl FnOnce(&[Key], u32) -> Arrivals) -> &Arrivals {
         self.arrivals.get_or_init(|| {
-            let size = self.exact.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
+            let size = self.tokenized.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
             match size {
                 Some(size) => count(&self.token_keys(size), size),
                 None => count(self.text_keys(), TEXT_BLOCK_TOKENS),
@@ -211,19 +211,19 @@ impl Prompt {
     }
 }
 
-impl Asked {
+impl PlacementRequest {
     /// The text that can be counted and compared, which is moved out.
-    fn take_text(&mut self) -> Text {
-        let mut parts = std::mem::take(&mut self.text);
-        cut_at_medium(&mut parts);
-        Text::new(parts, self.model.as_deref(), &self.salt)
+    fn take_prompt_text(&mut self) -> PromptText {
+        let mut parts = std::mem::take(&mut self.prompt_parts);
+        truncate_at_media(&mut parts);
+        PromptText::new(parts, self.model.as_deref(), &self.cache_salt)
     }
 }
 
 /// Leaves only what stands before the first image, sound or video: how many tokens one is nobody here knows, least of all from its bytes.
-fn cut_at_medium(text: &mut Vec<Bytes>) {
+fn truncate_at_media(text: &mut Vec<Bytes>) {
     for (index, part) in text.iter_mut().enumerate() {
-        if let Some(at) = MEDIA.iter().filter_map(|marker| marker.find(part)).min() {
+        if let Some(at) = MEDIA_MARKERS.iter().filter_map(|marker| marker.find(part)).min() {
             part.truncate(at);
             text.truncate(index + 1);
             return;
@@ -234,24 +234,24 @@ fn cut_at_medium(text: &mut Vec<Bytes>) {
 impl Placer {
     /// Reads a request's prompt, into tokens where and as far as that can change the choice. One that will have to wait, because others do or
     /// no replica has room, is read whole: meanwhile a cache may get what none has now.
-    pub async fn read(&self, asked: Asked, others_wait: bool) -> Prompt {
-        let mut prompt = Prompt::text(asked, "");
-        if let Some(wanted) = self.wanted(&prompt) {
+    pub async fn read_prompt(&self, asked: PlacementRequest, others_wait: bool) -> Prompt {
+        let mut prompt = Prompt::from_text(asked, "");
+        if let Some(wanted) = self.plan_reading(&prompt) {
             // A request that is not read has no room for what reading needs.
-            Box::pin(self.read_tokens(&mut prompt, wanted, others_wait)).await;
+            Box::pin(self.tokenize(&mut prompt, wanted, others_wait)).await;
         }
         prompt
     }
 
-    async fn read_tokens(&self, prompt: &mut Prompt, wanted: Wanted, others_wait: bool) {
-        let Wanted { mut reader, lora, sizes } = wanted;
-        let chain = Chain::new(&lora, &prompt.asked.salt);
+    async fn tokenize(&self, prompt: &mut Prompt, wanted: ReadingPlan, others_wait: bool) {
+        let ReadingPlan { mut reader, lora_adapter: lora, block_sizes: sizes } = wanted;
+        let chain = Chain::new(&lora, &prompt.request.cache_salt);
         let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
         let sizes_read: &[u32] = if waits { &[] } else { &sizes };
         let mut encoded = self.encode(&reader, prompt, chain, sizes_read).await;
         // An engine of the other dialect may be one that agrees about this form.
         if let Err(Unread::FormNotProved(_)) = encoded
-            && let Some(other) = self.other(reader, prompt)
+            && let Some(other) = self.find_other_dialect(reader, prompt)
             && let Ok(by_other) = self.encode(&other, prompt, chain, sizes_read).await
         {
             (reader, encoded) = (other, Ok(by_other));
@@ -260,60 +260,60 @@ impl Placer {
             Ok(encoded) => {
                 // What comes after the first image or sound is not counted: nobody here knows how many tokens it is.
                 let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX).saturating_add(encoded.unread_tokens);
-                prompt.exact = Some(Exact {
+                prompt.tokenized = Some(TokenizedPrompt {
                     reader,
-                    also: self.also(reader, prompt, &encoded).await,
-                    all: known.saturating_add(encoded.more_tokens),
-                    unread: encoded.unread_tokens,
+                    equivalent_reader: self.find_equivalent_reader(reader, prompt, &encoded).await,
+                    total_tokens: known.saturating_add(encoded.more_tokens),
+                    unread_tokens: encoded.unread_tokens,
                     tokens: encoded.tokens,
                     chain,
                     keys: Mutex::default(),
                 });
-                if prompt.is_begun() {
-                    prompt.announced = sizes.first().map(|size| self.overlay.announce(prompt.extent(*size)));
+                if prompt.is_partially_read() {
+                    prompt.in_flight_blocks = sizes.first().map(|size| self.overlay.announce(prompt.extent(*size)));
                 }
             }
-            Err(Unread::NotUnderstood) => prompt.fallback = "not understood",
-            Err(Unread::NotProved) => prompt.fallback = "tokenizer not ready",
-            Err(Unread::FormNotProved(form)) => prompt.fallback = form.unproved(),
-            Err(Unread::Busy) => prompt.fallback = "tokenizer busy",
+            Err(Unread::NotUnderstood) => prompt.fallback_reason = "not understood",
+            Err(Unread::NotProved) => prompt.fallback_reason = "tokenizer not ready",
+            Err(Unread::FormNotProved(form)) => prompt.fallback_reason = form.unproved(),
+            Err(Unread::Busy) => prompt.fallback_reason = "tokenizer busy",
             Err(Unread::Failed(reason)) => {
                 tracing::debug!(reason, "a prompt is placed by its text");
-                prompt.fallback = "tokenizer failed";
+                prompt.fallback_reason = "tokenizer failed";
             }
         }
     }
 
     /// The tokens of a prompt, until nobody can have cached what was read in blocks of these sizes; all where there are none.
     async fn encode(&self, reader: &Reader, prompt: &Prompt, chain: Chain, sizes: &[u32]) -> Result<Encoded, Unread> {
-        let mut reading = Reading {
+        let mut reading = PromptReading {
             index: self.index.clone(),
             overlay: self.overlay.clone(),
             text: prompt.text.clone(),
-            chains: sizes.iter().map(|size| Blocks::new(*size, chain)).collect(),
+            block_chains: sizes.iter().map(|size| BlockChain::new(*size, chain)).collect(),
         };
-        self.prompts.encode(reader, prompt.path(), prompt.asked.body.clone(), move |progress| reading.goes_on(progress)).await
+        self.prompts.encode(reader, prompt.path(), prompt.request.body.clone(), move |progress| reading.has_more_to_match(progress)).await
     }
 
     /// Where a model is served by engines of both dialects: the other one, if it has the same tokens. It has unless there are tools, or
     /// messages of several parts. What was encoded a moment ago is remembered, so this costs little.
-    async fn also(&self, reader: Reader, prompt: &Prompt, encoded: &Encoded) -> Option<Reader> {
-        let other = self.other(reader, prompt)?;
+    async fn find_equivalent_reader(&self, reader: Reader, prompt: &Prompt, encoded: &Encoded) -> Option<Reader> {
+        let other = self.find_other_dialect(reader, prompt)?;
         let read = encoded.tokens.len();
-        let by_other = self.prompts.encode(&other, prompt.path(), prompt.asked.body.clone(), move |progress| progress.tokens.len() < read);
+        let by_other = self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
         by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 
     /// The same files with the other dialect, where a replica that the request may go to has them.
-    fn other(&self, reader: Reader, prompt: &Prompt) -> Option<Reader> {
+    fn find_other_dialect(&self, reader: Reader, prompt: &Prompt) -> Option<Reader> {
         let view = self.fleet.view();
         let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.reader());
         readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
     }
 
     /// How to read a prompt; `None` when its tokens cannot change the choice.
-    fn wanted(&self, prompt: &Prompt) -> Option<Wanted> {
-        if !READ.contains(&prompt.path()) {
+    fn plan_reading(&self, prompt: &Prompt) -> Option<ReadingPlan> {
+        if !TOKENIZED_PATHS.contains(&prompt.path()) {
             return None;
         }
         let view = self.fleet.view();
@@ -323,9 +323,9 @@ impl Placer {
         let mut sizes = Vec::new();
         for replica in view.replicas.iter().filter(|replica| replica.cache.seat.is_some()) {
             let size = block_tokens(replica);
-            let block_bytes = size.map_or(0, |tokens| tokens as usize) * TOKEN_BYTES;
+            let block_bytes = size.map_or(0, |tokens| tokens as usize) * BYTES_PER_TOKEN;
             // What most replicas are passed over for comes first: every request asks this of each.
-            if prompt.text.bytes() < SHORTEST_BLOCKS * block_bytes || !replica.takes(prompt.model()) {
+            if prompt.text.byte_len() < MIN_PROMPT_BLOCKS * block_bytes || !replica.takes(prompt.model()) {
                 continue;
             }
             let Some(reader) = replica.state.reader() else { continue };
@@ -338,25 +338,25 @@ impl Placer {
             }
         }
         match proved {
-            Some(reader) => Some(Wanted { reader, lora: adapter(&view, prompt.model()), sizes }),
+            Some(reader) => Some(ReadingPlan { reader, lora_adapter: adapter_name(&view, prompt.model()), block_sizes: sizes }),
             // To be told that none is ready.
-            None => Some(Wanted { reader: unproved?, lora: String::new(), sizes }),
+            None => Some(ReadingPlan { reader: unproved?, lora_adapter: String::new(), block_sizes: sizes }),
         }
     }
 }
 
 /// How to read a prompt.
 #[derive(Debug, PartialEq, Eq)]
-struct Wanted {
+struct ReadingPlan {
     reader: Reader,
     /// The LoRA adapter that it is for; empty when for none.
-    lora: String,
+    lora_adapter: String,
     /// Tokens of a block, of all replicas that it may go to and whose caches are known.
-    sizes: Vec<u32>,
+    block_sizes: Vec<u32>,
 }
 
 /// The name by which an engine keeps the blocks of a LoRA adapter apart; empty for the model itself.
-fn adapter(view: &FleetView, model: Option<&str>) -> String {
+fn adapter_name(view: &FleetView, model: Option<&str>) -> String {
     let Some(model) = model else { return String::new() };
     let is_adapter = view.replicas.iter().flat_map(|replica| &replica.state.models).any(|known| known.id == model && known.is_adapter);
     if is_adapter { model.to_owned() } else { String::new() }

@@ -14,19 +14,19 @@ use crate::fleet::{Fleet, Replica};
 use crate::prompt::{Prompts, Standing};
 
 /// How often the fleet is looked at. A model's first requests are placed by their text until its encoder is proved.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const SCAN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Proofs at once.
-const PROOFS: usize = 16;
+const MAX_CONCURRENT_PROOFS: usize = 16;
 
 /// Runs until `end`.
-pub async fn keep_readers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
+pub async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
     // Dropped with this task, and the proofs with it.
     let mut proofs = JoinSet::new();
     let looking = async {
         loop {
-            look(&prompts, &fleet, &mut proofs);
-            sleep(LOOK_INTERVAL).await;
+            scan_fleet(&prompts, &fleet, &mut proofs);
+            sleep(SCAN_INTERVAL).await;
             while proofs.try_join_next().is_some() {}
         }
     };
@@ -36,7 +36,7 @@ pub async fn keep_readers(prompts: Prompts, fleet: Fleet, end: CancellationToken
     }
 }
 
-fn look(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
+fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
     let view = fleet.view().clone();
     let mut seen = FxHashSet::default();
     for replica in view.replicas.iter().filter(|replica| replica.is_ready()) {
@@ -51,7 +51,7 @@ fn look(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
                 });
             }
             // One that is being proved already is left alone, so at most one proof a model and front-end does anything.
-            Standing::Unproved if proofs.len() < PROOFS => {
+            Standing::Unproved if proofs.len() < MAX_CONCURRENT_PROOFS => {
                 let Some(model) = base_model(replica).map(str::to_owned) else { continue };
                 let (prompts, lanes, index) = (prompts.clone(), replica.lanes.clone(), replica.index);
                 proofs.spawn(async move { prompts.prove(reader, &lanes, index, &model).await });

@@ -10,26 +10,26 @@ use hostler_prompt::Progress;
 
 /// The text of a prompt, as its request has it, and the keys of its blocks, made when they are first asked for.
 #[derive(Debug, Default)]
-pub(super) struct Text {
+pub(super) struct PromptText {
     parts: Vec<Bytes>,
     /// Where its chain of keys begins.
     model: String,
     salt: String,
-    keys: OnceLock<Arc<[Key]>>,
+    block_keys: OnceLock<Arc<[Key]>>,
 }
 
-impl Text {
+impl PromptText {
     pub(super) fn new(parts: Vec<Bytes>, model: Option<&str>, salt: &str) -> Self {
-        Self { parts, model: model.unwrap_or_default().to_owned(), salt: salt.to_owned(), keys: OnceLock::new() }
+        Self { parts, model: model.unwrap_or_default().to_owned(), salt: salt.to_owned(), block_keys: OnceLock::new() }
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(super) fn byte_len(&self) -> usize {
         self.parts.iter().map(Bytes::len).sum()
     }
 
     /// Keys of its whole blocks.
-    pub(super) fn keys(&self) -> &Arc<[Key]> {
-        self.keys.get_or_init(|| {
+    pub(super) fn block_keys(&self) -> &Arc<[Key]> {
+        self.block_keys.get_or_init(|| {
             let chain = Chain::new(&self.model, &self.salt);
             match &self.parts[..] {
                 [] => Arc::default(),
@@ -42,45 +42,45 @@ impl Text {
 
 /// Compares what is read of a prompt with what is cached, and will be.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct PromptReading {
     pub(super) index: Arc<Index>,
     pub(super) overlay: Arc<Overlay>,
-    pub(super) text: Arc<Text>,
+    pub(super) text: Arc<PromptText>,
     /// For each size of blocks that replicas have.
-    pub(super) chains: Vec<Blocks>,
+    pub(super) block_chains: Vec<BlockChain>,
 }
 
 /// The blocks of one size that have been read.
 #[derive(Debug)]
-pub(super) struct Blocks {
-    size: usize,
+pub(super) struct BlockChain {
+    block_size: usize,
     chain: Chain,
     keys: Vec<Key>,
 }
 
-impl Blocks {
+impl BlockChain {
     pub(super) fn new(size: u32, chain: Chain) -> Self {
-        Self { size: size.max(1) as usize, chain, keys: Vec::new() }
+        Self { block_size: size.max(1) as usize, chain, keys: Vec::new() }
     }
 
     fn extend(&mut self, tokens: &[u32]) {
-        let new = tokens[self.keys.len() * self.size..].chunks_exact(self.size);
+        let new = tokens[self.keys.len() * self.block_size..].chunks_exact(self.block_size);
         self.keys.extend(new.map(|block| self.chain.push(block)));
     }
 }
 
-impl Reading {
+impl PromptReading {
     /// Whether more may be cached than what was read, or that cannot be told: there is no whole block yet, or the request's text does not stand
     /// for its prompt, as where it has long tools or further prompts.
-    pub(super) fn goes_on(&mut self, progress: Progress<'_>) -> bool {
-        let Self { index, overlay, text, chains } = self;
-        let is_told = !chains.is_empty() && (progress.of / 2..4 * progress.of).contains(&text.bytes());
+    pub(super) fn has_more_to_match(&mut self, progress: Progress<'_>) -> bool {
+        let Self { index, overlay, text, block_chains: chains } = self;
+        let is_told = !chains.is_empty() && (progress.of / 2..4 * progress.of).contains(&text.byte_len());
         !is_told
             || chains.iter_mut().any(|blocks| {
                 blocks.extend(progress.tokens);
                 let Some(last) = blocks.keys.last() else { return true };
                 index.has(*last) || {
-                    let text: &[Key] = if overlay.has_unread() { text.keys() } else { &[] };
+                    let text: &[Key] = if overlay.has_unread() { text.block_keys() } else { &[] };
                     // The text stands in the request in other words than in what is read, but its parts are about as long.
                     let text_read = text.len() * progress.bytes / progress.of.max(1);
                     overlay.goes_beyond(&Compared { text, ..Compared::whole(&blocks.keys) }, text_read)

@@ -46,7 +46,7 @@ impl Fixture {
     pub(super) async fn gathering(replicas: u32, every: Duration) -> Self {
         let (fleet, index) = (fleet(), Arc::new(Index::new()));
         let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
-        let gather = Gather::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
+        let gather = PrefillWindows::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
         let prompts = Prompts::new(PathBuf::new(), 1);
         let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), prompts, Arc::default(), gather));
         Self { fleet, index, placer, _lane: lane }
@@ -59,12 +59,12 @@ impl Fixture {
         report(&self.fleet, 1, false, vec![Change { state: Some(state), ..ready(index) }]).await;
     }
 
-    pub(super) fn choose(&self, prompt: &Prompt) -> Chosen {
+    pub(super) fn choose(&self, prompt: &Prompt) -> ChosenReplica {
         self.placer.choose(prompt, &[], Instant::now()).unwrap()
     }
 
-    fn enter(&self, prompt: &Prompt, chosen: &Chosen) -> InFlight {
-        self.placer.enter(prompt, chosen, Instant::now())
+    fn enter(&self, prompt: &Prompt, chosen: &ChosenReplica) -> InFlight {
+        self.placer.count_in_flight(prompt, chosen, Instant::now())
     }
 
     /// Tokens of the prompt that each replica is taken to have cached.
@@ -87,7 +87,7 @@ async fn a_prompt_goes_where_the_most_of_it_is_cached() {
     fixture.index.store(seats[0], &keys[..20]);
     fixture.index.store(seats[2], &keys[..200]);
     let chosen = fixture.choose(&prompt);
-    assert_eq!((&*chosen.replica.id, chosen.level, chosen.uncached()), ("n/2", Level::Exact, 800));
+    assert_eq!((&*chosen.replica.id, chosen.level, chosen.uncached_tokens()), ("n/2", CacheLevel::Exact, 800));
     assert_eq!(fixture.matched(&prompt), [320, 0, 3200]);
 }
 
@@ -136,7 +136,7 @@ async fn a_prompt_without_tokens_goes_where_its_text_was_sent() {
     let fixture = Fixture::guessed(2).await;
     let prompt = text(&"a".repeat(40_000));
     let chosen = fixture.choose(&prompt);
-    assert_eq!((chosen.level, chosen.uncached()), (Level::Text, 10_000));
+    assert_eq!((chosen.level, chosen.uncached_tokens()), (CacheLevel::Text, 10_000));
     drop(fixture.enter(&prompt, &chosen));
     let longer = text(&"a".repeat(44_000));
     let next = fixture.choose(&longer);
@@ -149,7 +149,7 @@ async fn tokens_are_of_no_use_for_a_replica_with_other_files() {
     let prompt = exact(4000, [8; 32]);
     fixture.index.store(seats[0], &prompt.token_keys(BLOCK));
     let chosen = fixture.choose(&prompt);
-    assert_eq!((chosen.level, fixture.matched(&prompt)), (Level::Load, vec![0, 0]), "this one has no text either");
+    assert_eq!((chosen.level, fixture.matched(&prompt)), (CacheLevel::Load, vec![0, 0]), "this one has no text either");
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,27 +159,27 @@ async fn what_is_not_known_exactly_is_guessed() {
     report(&fixture.fleet, 1, false, Vec::new()).await;
     let view = fixture.fleet.view();
     let prompt = text(&"a".repeat(4000));
-    assert!(matches!(fixture.placer.known(&prompt, &view.replicas[0]), Known::Guessed(_)));
+    assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[0]), CacheKnowledge::Approximate(_)));
     let prompt = exact(4000, FILES);
-    assert!(matches!(fixture.placer.known(&prompt, &view.replicas[1]), Known::Exact(_, Holes::None, BLOCK)));
+    assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[1]), CacheKnowledge::Exact(_, Holes::None, BLOCK)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its_figures_say() {
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact(4000, FILES);
-    let known = || fixture.placer.known(&prompt, &fixture.fleet.view().replicas[0]);
+    let known = || fixture.placer.cache_knowledge(&prompt, &fixture.fleet.view().replicas[0]);
     let wire = wire::ReplicaState {
         cache: Some(wire::CacheWatch { exact: true, ..wire::CacheWatch::default() }),
         ..wire::ReplicaState::default()
     };
     let cold = State { files: Some(FILES), wire, ..state(Phase::Ready, "m") };
     report(&fixture.fleet, 1, false, vec![Change { state: Some(cold), ..ready(0) }]).await;
-    assert!(matches!(known(), Known::Nothing), "nobody has said");
+    assert!(matches!(known(), CacheKnowledge::Unknown), "nobody has said");
     let engine = wire::EngineLoad { block_size: 32, ..wire::EngineLoad::default() };
     let load = Load { wire: wire::Load { engine: Some(engine), ..wire::Load::default() }, ..Load::default() };
     report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
-    assert!(matches!(known(), Known::Exact(_, Holes::None, 32)));
+    assert!(matches!(known(), CacheKnowledge::Exact(_, Holes::None, 32)));
 }
 
 #[tokio::test(start_paused = true)]

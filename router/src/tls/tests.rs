@@ -9,7 +9,7 @@ fn config(change: impl FnOnce(&mut RouterConfig)) -> RouterConfig {
 }
 
 fn refusal(change: impl FnOnce(&mut RouterConfig)) -> String {
-    Security::load(&config(change)).unwrap_err().to_string()
+    RouterTls::load(&config(change)).unwrap_err().to_string()
 }
 
 #[test]
@@ -23,9 +23,9 @@ fn half_of_a_pair_and_lives_out_of_bounds_are_refused_in_sentences() {
 
 #[test]
 fn plain_text_stays_on_this_host_unless_it_is_permitted() {
-    let security = Security::load(&RouterConfig::default()).unwrap();
+    let security = RouterTls::load(&RouterConfig::default()).unwrap();
     let (here, everywhere): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:2".parse().unwrap());
-    let check = |allow: bool, edge, agents| security.check(&config(|config| config.allow_plain_text = allow), edge, agents);
+    let check = |allow: bool, edge, agents| security.check_plain_text(&config(|config| config.allow_plain_text = allow), edge, agents);
     check(false, here, here).unwrap();
     for (edge, agents, setting) in [(everywhere, here, "router.listen"), (here, everywhere, "router.agents_listen")] {
         let refused = check(false, edge, agents).unwrap_err().to_string();
@@ -39,8 +39,8 @@ fn an_authority_secures_the_agents_port_alone() {
     let folder = tempfile::tempdir().unwrap();
     Authority::create(folder.path(), "f").unwrap();
     let config = config(|config| config.tls_dir = folder.path().to_owned());
-    let security = Security::load(&config).unwrap();
+    let security = RouterTls::load(&config).unwrap();
     let (here, everywhere): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "[::]:2".parse().unwrap());
-    security.check(&config, here, everywhere).unwrap();
-    assert!(matches!(security.check(&config, everywhere, everywhere), Err(SecurityError::PlainText { setting: "router.listen", .. })));
+    security.check_plain_text(&config, here, everywhere).unwrap();
+    assert!(matches!(security.check_plain_text(&config, everywhere, everywhere), Err(TlsSetupError::PlainText { setting: "router.listen", .. })));
 }

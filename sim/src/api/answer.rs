@@ -9,7 +9,7 @@ use super::options::Options;
 use super::{random_id, unix_seconds};
 use crate::VLLM_VERSION;
 use crate::args::EngineArgs;
-use crate::engine::{Core, Generation, Prompt, Work};
+use crate::engine::{EngineHandle, Generation, Prompt, GenerationRequest};
 use crate::mailbox::Finish;
 use crate::tokens::hash_text;
 
@@ -50,7 +50,7 @@ pub(crate) struct Collected {
 impl Answer {
     /// Starts the generation of an answer that is called `id`.
     pub(crate) async fn start(
-        core: &Core,
+        core: &EngineHandle,
         args: &EngineArgs,
         id: String,
         options: Options,
@@ -68,7 +68,7 @@ impl Answer {
             block_size: args.block_size,
             options,
         };
-        let work = Work {
+        let work = GenerationRequest {
             prompts,
             choices: answer.options.choices,
             seed: answer.options.seed,
@@ -122,7 +122,7 @@ pub(crate) async fn collect(generation: &Generation) -> Result<Vec<Collected>, A
     let mut choices: Vec<Collected> = std::iter::repeat_with(Collected::default).take(generation.choices).collect();
     let mut deltas = Vec::new();
     while choices.iter().any(|choice| choice.finish.is_none()) {
-        poll_fn(|context| generation.mailbox.poll_take(context, &mut deltas)).await;
+        poll_fn(|context| generation.mailbox.poll_deltas(context, &mut deltas)).await;
         for delta in &deltas {
             if delta.finish == Some(Finish::Error) {
                 return Err(ApiError::engine_failed());

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::Api;
 use super::answer::{Answer, Collected, answer_id, collect, token_list};
-use super::errors::{ApiError, quoted};
+use super::errors::{ApiError, json_string};
 use super::fields::Fields;
 use super::logprobs::push_chat_logprobs;
 use super::options::{Options, TokenLimit};
@@ -27,7 +27,7 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
     let fields = Fields::parse(body)?;
     let options = Options::read(&fields, api, TokenLimit::Chat)?;
     let chooses = api.args.sim_call_tools && !ends_with_a_result(fields.messages);
-    let tool_call = ToolCall::wanted(fields.tools, fields.tool_choice, chooses)?;
+    let tool_call = ToolCall::parse(fields.tools, fields.tool_choice, chooses)?;
     let tokens = chat_prompt(&fields)?;
     let limit = options.limit(&api.args, tokens.len())?;
     let limit = if tool_call.is_some() { ToolCall::limit(limit) } else { limit };
@@ -56,7 +56,7 @@ fn ends_with_a_result(messages: Option<&RawValue>) -> bool {
 fn whole(answer: &Answer, tool_call: Option<&ToolCall>, choices: &[Collected], cached: usize) -> Vec<u8> {
     let mut json = Vec::with_capacity(1024);
     let Answer { id, created, model, fingerprint, .. } = answer;
-    let (id, model) = (quoted(id), quoted(model));
+    let (id, model) = (json_string(id), json_string(model));
     let _ = write!(json, r#"{{"id":{id},"object":"chat.completion","created":{created},"model":{model},"choices":["#);
     for (index, choice) in choices.iter().enumerate() {
         if index > 0 {
@@ -96,7 +96,7 @@ fn push_choice(json: &mut Vec<u8>, answer: &Answer, tool_call: Option<&ToolCall>
     push_chat_logprobs(&choice.tokens, answer.options.logprobs, json);
     // Whole answers say `tool_calls` where streams, as recorded, say `stop`.
     let called = tool_call.is_some() && finish == Finish::Stop;
-    let reason = if called { "tool_calls" } else { finish.word() };
+    let reason = if called { "tool_calls" } else { finish.as_str() };
     let ids = if answer.options.return_token_ids { token_list(&choice.tokens) } else { "null".to_owned() };
     let _ = write!(json, r#","finish_reason":"{reason}","stop_reason":null,"token_ids":{ids},"routed_experts":null}}"#);
 }
@@ -116,7 +116,7 @@ pub(crate) struct ChatEvents {
 impl ChatEvents {
     pub(crate) fn new(answer: Answer, tool_call: Option<ToolCall>) -> Self {
         let Answer { id, created, model, .. } = &answer;
-        let (id, model) = (quoted(id), quoted(model));
+        let (id, model) = (json_string(id), json_string(model));
         let head = format!(r#"data: {{"id":{id},"object":"chat.completion.chunk","created":{created},"model":{model},"choices":["#);
         let generated = vec![0; answer.options.choices];
         Self { answer, tool_call, head: head.into_bytes(), generated, started: false }
@@ -184,7 +184,7 @@ impl ChatEvents {
         match finish {
             None => event.extend_from_slice(br#","finish_reason":null"#),
             Some(finish) => {
-                let _ = write!(event, r#","finish_reason":"{}","stop_reason":null"#, finish.word());
+                let _ = write!(event, r#","finish_reason":"{}","stop_reason":null"#, finish.as_str());
             }
         }
         event.extend_from_slice(br#","token_ids":"#);

@@ -8,7 +8,7 @@ use http::StatusCode;
 
 use super::Api;
 use super::answer::{Answer, Collected, answer_id, collect, token_list};
-use super::errors::{ApiError, quoted};
+use super::errors::{ApiError, json_string};
 use super::fields::Fields;
 use super::logprobs::push_text_logprobs;
 use super::options::{Options, TokenLimit};
@@ -42,7 +42,7 @@ pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>
 fn whole(answer: &Answer, choices: &[Collected], cached: usize) -> Vec<u8> {
     let mut json = Vec::with_capacity(1024);
     let Answer { id, created, model, fingerprint, .. } = answer;
-    let (id, model) = (quoted(id), quoted(model));
+    let (id, model) = (json_string(id), json_string(model));
     let _ = write!(json, r#"{{"id":{id},"object":"text_completion","created":{created},"model":{model},"choices":["#);
     for (index, choice) in choices.iter().enumerate() {
         if index > 0 {
@@ -55,7 +55,7 @@ fn whole(answer: &Answer, choices: &[Collected], cached: usize) -> Vec<u8> {
         let _ = write!(
             json,
             r#","finish_reason":"{}","stop_reason":null,"token_ids":{},"prompt_logprobs":null,"prompt_token_ids":{},"routed_experts":null}}"#,
-            choice.finish.unwrap_or(Finish::Stop).word(),
+            choice.finish.unwrap_or(Finish::Stop).as_str(),
             token_ids(answer, &choice.tokens),
             answer.prompt_ids(index),
         );
@@ -91,7 +91,7 @@ struct Progress {
 impl CompletionEvents {
     pub(crate) fn new(answer: Answer, choices: usize) -> Self {
         let Answer { id, created, model, .. } = &answer;
-        let (id, model) = (quoted(id), quoted(model));
+        let (id, model) = (json_string(id), json_string(model));
         let head = format!(r#"data: {{"id":{id},"object":"text_completion","created":{created},"model":{model},"choices":["#);
         Self { answer, head: head.into_bytes(), choices: vec![Progress::default(); choices] }
     }
@@ -109,7 +109,7 @@ impl CompletionEvents {
         match delta.finish {
             None => event.extend_from_slice(br#","finish_reason":null"#),
             Some(finish) => {
-                let _ = write!(event, r#","finish_reason":"{}""#, finish.word());
+                let _ = write!(event, r#","finish_reason":"{}""#, finish.as_str());
             }
         }
         event.extend_from_slice(br#","stop_reason":null,"prompt_token_ids":"#);

@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use super::Api;
 use super::answer::{Answer, answer_id, collect};
-use super::errors::{ApiError, quoted};
+use super::errors::{ApiError, json_string};
 use super::fields::{Fields, integer, text};
 use super::options::{Options, TokenLimit};
 use super::prompt::prompts;
@@ -45,13 +45,13 @@ pub(crate) async fn embeddings(api: &Api, body: &[u8], request_id: Option<&str>)
 fn whole(answer: &Answer, vectors: &[Vec<f32>], base64: bool) -> Vec<u8> {
     let mut json = Vec::with_capacity(1024);
     let Answer { id, created, model, prompt_tokens, .. } = answer;
-    let (id, model) = (quoted(id), quoted(model));
+    let (id, model) = (json_string(id), json_string(model));
     let _ = write!(json, r#"{{"id":{id},"object":"list","created":{created},"model":{model},"data":["#);
     for (index, vector) in vectors.iter().enumerate() {
         if index > 0 {
             json.push(b',');
         }
-        let embedding = if base64 { quoted(&encoded(vector)) } else { format!("{vector:?}") };
+        let embedding = if base64 { json_string(&encode_base64(vector)) } else { format!("{vector:?}") };
         let _ = write!(json, r#"{{"index":{index},"object":"embedding","embedding":{embedding}}}"#);
     }
     let _ = write!(
@@ -75,7 +75,7 @@ fn vector(tokens: &[u32], dimensions: usize) -> Vec<f32> {
 }
 
 /// The values as little-endian bytes in base64, which the OpenAI SDKs ask for.
-fn encoded(vector: &[f32]) -> String {
+fn encode_base64(vector: &[f32]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -102,8 +102,8 @@ impl ApiError {
 
     /// The answer.
     pub(crate) fn reply(&self) -> Reply {
-        let param = self.param.as_ref().map_or("null".to_owned(), |param| quoted(param));
-        let message = quoted(&self.message);
+        let param = self.param.as_ref().map_or("null".to_owned(), |param| json_string(param));
+        let message = json_string(&self.message);
         let (kind, code) = (self.kind, self.status.as_u16());
         json(self.status, format!(r#"{{"error":{{"message":{message},"type":"{kind}","param":{param},"code":{code}}}}}"#))
     }
@@ -140,7 +140,7 @@ pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
 }
 
 /// Something that was named is not there.
-pub(crate) fn not_there(message: String) -> ApiError {
+pub(crate) fn not_found_error(message: String) -> ApiError {
     ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: None, message }
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn wrong_method(allowed: &'static str) -> Reply {
 }
 
 /// A string as JSON.
-pub(crate) fn quoted(text: &str) -> String {
+pub(crate) fn json_string(text: &str) -> String {
     serde_json::to_string(text).expect("a string is always valid JSON")
 }
 

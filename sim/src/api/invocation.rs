@@ -11,7 +11,7 @@ use super::errors::ApiError;
 pub(crate) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// The route that a body is for, and the body as that route gets it.
-pub(crate) fn carried(body: &[u8], adapter: Option<&str>) -> Result<(&'static str, Bytes), ApiError> {
+pub(crate) fn parse_invocation(body: &[u8], adapter: Option<&str>) -> Result<(&'static str, Bytes), ApiError> {
     let mut fields: Map<String, Value> = serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))?;
     fields.insert("model".into(), adapter.into());
     let path = match (fields.contains_key("messages"), fields.contains_key("prompt")) {

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use super::errors::quoted;
+use super::errors::json_string;
 use crate::tokens::{decode, log_probabilities};
 
 /// Appends the `logprobs` of a chat choice, or `null`.
@@ -34,7 +34,7 @@ pub(crate) fn push_chat_logprobs(tokens: &[u32], alternatives: Option<usize>, js
 fn push_chat_entry((token, probability): (u32, f64), json: &mut Vec<u8>) {
     let text = decode(&[token]);
     let bytes = serde_json::to_string(text.as_bytes()).expect("numbers are always valid JSON");
-    let _ = write!(json, r#""token":{},"logprob":{probability:?},"bytes":{bytes}"#, quoted(&text));
+    let _ = write!(json, r#""token":{},"logprob":{probability:?},"bytes":{bytes}"#, json_string(&text));
 }
 
 /// Appends the `logprobs` of a text choice, or `null`. `offset` is the length of the

@@ -23,26 +23,26 @@ pub(crate) use chat::{ChatEvents, chat};
 pub(crate) use completions::{CompletionEvents, completions};
 pub(crate) use embeddings::embeddings;
 pub(crate) use errors::{ApiError, check_type, not_found, wrong_method};
-pub(crate) use invocation::{ADAPTER, carried};
+pub(crate) use invocation::{ADAPTER, parse_invocation};
 pub(crate) use models::models;
 pub(crate) use operate::{collective_rpc, is_sleeping, load_adapter, sleep, unload_adapter, wake_up};
-pub(crate) use responses::{ResponseEvents, kept_response, responses};
+pub(crate) use responses::{ResponseEvents, stored_response, responses};
 pub(crate) use tokenize::{detokenize, tokenize};
 
 use std::sync::Arc;
 
 use crate::adapters::Adapters;
 use crate::args::EngineArgs;
-use crate::engine::Core;
-use crate::stored::Stored;
+use crate::engine::EngineHandle;
+use crate::stored::ResponseStore;
 
 /// What the routes of one engine share.
 #[derive(Debug)]
 pub(crate) struct Api {
     pub(crate) args: Arc<EngineArgs>,
-    pub(crate) core: Core,
+    pub(crate) core: EngineHandle,
     pub(crate) adapters: Adapters,
-    pub(crate) stored: Stored,
+    pub(crate) stored: ResponseStore,
     /// When the engine became ready, in seconds since 1970.
     pub(crate) created: u64,
 }

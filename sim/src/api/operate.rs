@@ -6,10 +6,10 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::errors::{ApiError, quoted};
+use super::errors::{ApiError, json_string};
 use super::fields::Fields;
 use super::{Api, errors};
-use crate::adapters::{Adapter, NotLoaded};
+use crate::adapters::{Adapter, LoadAdapterError};
 use crate::reply::{Reply, json, whole};
 
 /// `/sleep`: aborts what runs, forgets the cache and stops stepping.
@@ -27,7 +27,7 @@ pub(crate) async fn wake_up(api: &Api, query: &str) -> Reply {
     let tags = values(query, "tags");
     let status = if api.core.wake(&tags).await { "awake" } else { "sleeping" };
     let tags =
-        if tags.is_empty() { "null".to_owned() } else { format!("[{}]", tags.iter().map(|tag| quoted(tag)).collect::<Vec<_>>().join(",")) };
+        if tags.is_empty() { "null".to_owned() } else { format!("[{}]", tags.iter().map(|tag| json_string(tag)).collect::<Vec<_>>().join(",")) };
     json(StatusCode::OK, format!(r#"{{"status":"{status}","tags":{tags}}}"#))
 }
 
@@ -74,11 +74,11 @@ pub(crate) fn load_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError> {
     }
     let loaded = api.adapters.load(Adapter { name: name.clone(), path: path.clone() }, load_inplace);
     match loaded {
-        Ok(()) => Ok(said(format!("Success: LoRA adapter '{name}' added successfully."))),
-        Err(NotLoaded::Known) => Err(invalid(format!(
+        Ok(()) => Ok(text_reply(format!("Success: LoRA adapter '{name}' added successfully."))),
+        Err(LoadAdapterError::Known) => Err(invalid(format!(
             "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
         ))),
-        Err(NotLoaded::Missing) => Err(errors::not_there(format!("Loading lora {name} failed: No adapter found for {path}"))),
+        Err(LoadAdapterError::Missing) => Err(errors::not_found_error(format!("Loading lora {name} failed: No adapter found for {path}"))),
     }
 }
 
@@ -90,9 +90,9 @@ pub(crate) fn unload_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError>
     }
     let Request { lora_name: name } = read(body)?;
     if api.adapters.unload(&name) {
-        Ok(said(format!("Success: LoRA adapter '{name}' removed successfully.")))
+        Ok(text_reply(format!("Success: LoRA adapter '{name}' removed successfully.")))
     } else {
-        Err(errors::not_there(format!("The lora adapter '{name}' cannot be found.")))
+        Err(errors::not_found_error(format!("The lora adapter '{name}' cannot be found.")))
     }
 }
 
@@ -107,7 +107,7 @@ fn invalid(message: String) -> ApiError {
 }
 
 /// A sentence without a content type, as vLLM gives.
-fn said(sentence: String) -> Reply {
+fn text_reply(sentence: String) -> Reply {
     let mut reply = whole(StatusCode::OK, "text/plain", sentence);
     reply.headers_mut().remove(http::header::CONTENT_TYPE);
     reply

@@ -33,7 +33,7 @@ struct Message {
     #[serde(default)]
     content: Content,
     #[serde(default)]
-    tool_calls: Option<Vec<Called>>,
+    tool_calls: Option<Vec<ToolEntry>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -53,12 +53,12 @@ struct Part {
 
 /// A tool that may be called, or a call that was made.
 #[derive(Deserialize)]
-struct Called {
-    function: Function,
+struct ToolEntry {
+    function: ToolFunction,
 }
 
 #[derive(Deserialize)]
-struct Function {
+struct ToolFunction {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -78,7 +78,7 @@ impl Content {
     }
 }
 
-impl Function {
+impl ToolFunction {
     fn tool(self) -> ToolUse {
         ToolUse { name: self.name, object: self.parameters.unwrap_or_default() }
     }
@@ -126,7 +126,7 @@ pub(crate) fn messages_prompt(
 ) -> Result<Vec<u32>, ApiError> {
     let messages: Option<Vec<Message>> = typed(field, messages, "list_type", "Input should be a valid list")?;
     let messages = messages.ok_or_else(|| ApiError::missing(field))?;
-    let tools: Option<Vec<Called>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
+    let tools: Option<Vec<ToolEntry>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
     let tools: Vec<ToolUse> = tools.unwrap_or_default().into_iter().map(|tool| tool.function.tool()).collect();
     let mut text = ChatText::default();
     text.push_tools(&tools);

@@ -8,7 +8,7 @@ use http::{Method, StatusCode};
 use serde_json::value::RawValue;
 
 use super::answer::{Answer, answer_id, collect};
-use super::errors::{ApiError, no_response, not_found, quoted, wrong_method};
+use super::errors::{ApiError, no_response, not_found, json_string, wrong_method};
 use super::fields::{Fields, boolean, text};
 use super::options::{Options, TokenLimit};
 use super::prompt::{Ending, messages_prompt};
@@ -17,7 +17,7 @@ use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
 use crate::sse::{EventStream, EventWriter};
-use crate::stored::{NotEnded, QUEUED, Stored};
+use crate::stored::{CancelError, QUEUED, ResponseStore};
 use crate::tokens::push_escaped;
 
 /// Answers one request.
@@ -54,13 +54,13 @@ pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) 
 }
 
 /// `/v1/responses/ID`, and `/cancel` below it.
-pub(crate) fn kept_response(api: &Api, method: &Method, below: &str) -> Reply {
+pub(crate) fn stored_response(api: &Api, method: &Method, below: &str) -> Reply {
     let kept = match below.split_once('/') {
         None if method == Method::GET => api.stored.get(below).ok_or_else(|| missing(below)),
         None => return wrong_method("GET"),
         Some((id, "cancel")) if method == Method::POST => api.stored.cancel(id).map_err(|why| match why {
-            NotEnded::Missing => missing(id),
-            NotEnded::Complete => no_response(StatusCode::BAD_REQUEST, "Cannot cancel a synchronous response.".to_owned()),
+            CancelError::Missing => missing(id),
+            CancelError::Complete => no_response(StatusCode::BAD_REQUEST, "Cannot cancel a synchronous response.".to_owned()),
         }),
         Some((_, "cancel")) => return wrong_method("POST"),
         Some(_) => return not_found(),
@@ -77,7 +77,7 @@ fn input_tokens(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;
     let mut messages = Vec::new();
     if let Some(instructions) = text("instructions", fields.instructions)? {
-        messages.push(format!(r#"{{"role":"system","content":{}}}"#, quoted(&instructions)));
+        messages.push(format!(r#"{{"role":"system","content":{}}}"#, json_string(&instructions)));
     }
     if input.get().starts_with('"') {
         messages.push(format!(r#"{{"role":"user","content":{}}}"#, input.get()));
@@ -103,7 +103,7 @@ struct Echo {
 pub(crate) struct ResponseEvents {
     answer: Answer,
     /// Where it is kept.
-    stored: Option<Stored>,
+    stored: Option<ResponseStore>,
     echo: Echo,
     message_id: String,
     /// The text so far, escaped for JSON.
@@ -113,7 +113,7 @@ pub(crate) struct ResponseEvents {
 }
 
 impl ResponseEvents {
-    fn new(answer: Answer, stored: Option<Stored>, echo: Echo) -> Self {
+    fn new(answer: Answer, stored: Option<ResponseStore>, echo: Echo) -> Self {
         let message_id = format!("msg_{}", random_id(16));
         Self { answer, stored, echo, message_id, text: Vec::new(), generated: 0, sequence: 0 }
     }
@@ -136,7 +136,7 @@ impl ResponseEvents {
         stored.begin(&id, queued.clone());
         // It ends with its generation, which the engine waits for.
         let task = tokio::spawn(async move { self.whole(&generation).await.is_ok() });
-        stored.runs(&id, task.abort_handle());
+        stored.set_task(&id, task.abort_handle());
         queued
     }
 
@@ -229,7 +229,7 @@ impl ResponseEvents {
     /// The response object; `finish` is `None` while it is in progress.
     fn response(&self, finish: Option<Finish>, cached: usize) -> String {
         let Answer { id, created, model, options, prompt_tokens, .. } = &self.answer;
-        let (id, model) = (quoted(id), quoted(model));
+        let (id, model) = (json_string(id), json_string(model));
         let Echo { tools, text } = &self.echo;
         let (status, incomplete) = match finish {
             None => ("in_progress", "null"),

@@ -4,7 +4,7 @@ use http::StatusCode;
 
 use super::Api;
 use super::answer::token_list;
-use super::errors::{ApiError, quoted};
+use super::errors::{ApiError, json_string};
 use super::fields::{Fields, text, typed};
 use super::options::check_model;
 use super::prompt::chat_prompt;
@@ -33,5 +33,5 @@ pub(crate) fn detokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     check_model(&fields, api)?;
     let tokens: Option<Vec<u32>> = typed("tokens", fields.tokens, "list_type", "Input should be a valid list")?;
     let tokens = tokens.ok_or_else(|| ApiError::missing("tokens"))?;
-    Ok(json(StatusCode::OK, format!(r#"{{"prompt":{}}}"#, quoted(&decode(&tokens)))))
+    Ok(json(StatusCode::OK, format!(r#"{{"prompt":{}}}"#, json_string(&decode(&tokens)))))
 }

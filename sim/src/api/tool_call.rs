@@ -6,7 +6,7 @@ use std::io::Write;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::errors::{ApiError, quoted};
+use super::errors::{ApiError, json_string};
 use super::fields::typed;
 use super::random_id;
 use crate::mailbox::Finish;
@@ -27,11 +27,11 @@ pub(crate) struct ToolCall {
 
 #[derive(Deserialize)]
 struct Tool {
-    function: Function,
+    function: FunctionDefinition,
 }
 
 #[derive(Deserialize)]
-struct Function {
+struct FunctionDefinition {
     name: String,
     #[serde(default)]
     parameters: Parameters,
@@ -47,17 +47,17 @@ struct Parameters {
 #[serde(untagged)]
 enum Choice {
     Mode(String),
-    Named { function: Named },
+    Named { function: NamedChoice },
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedChoice {
     name: String,
 }
 
 impl ToolCall {
     /// The call that a request demands, or that a model makes which `chooses` to where it may; if there is one.
-    pub(crate) fn wanted(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
+    pub(crate) fn parse(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;
         let Some(tools) = tools.filter(|tools| !chooses || !tools.is_empty()) else { return Ok(None) };
@@ -95,7 +95,7 @@ impl ToolCall {
         }
         if !arguments.is_empty() {
             let text = self.arguments(position.max(1), arguments);
-            let text = quoted(&text);
+            let text = json_string(&text);
             let mut content = Vec::with_capacity(64);
             let _ = write!(content, r#""content":null,"tool_calls":[{{"index":0,"function":{{"arguments":{text}}}}}]"#);
             contents.push(content);
@@ -107,14 +107,14 @@ impl ToolCall {
     }
 
     fn name_content(&self) -> Vec<u8> {
-        let (id, name) = (&self.id, quoted(&self.name));
+        let (id, name) = (&self.id, json_string(&self.name));
         format!(r#""content":null,"tool_calls":[{{"id":"{id}","type":"function","index":0,"function":{{"name":{name}}}}}]"#).into_bytes()
     }
 
     /// Appends the whole call.
     pub(crate) fn push_whole(&self, tokens: &[u32], json: &mut Vec<u8>) {
         let arguments = tokens.get(1..).map_or(String::new(), |tokens| self.arguments(1, tokens));
-        let (id, name, arguments) = (&self.id, quoted(&self.name), quoted(&arguments));
+        let (id, name, arguments) = (&self.id, json_string(&self.name), json_string(&arguments));
         let _ = write!(json, r#"{{"id":"{id}","type":"function","function":{{"name":{name},"arguments":{arguments}}}}}"#);
     }
 
@@ -123,10 +123,10 @@ impl ToolCall {
         let mut text = String::new();
         for (position, token) in (position..).zip(tokens) {
             match position {
-                1 => text.push_str(&format!("{{{}: \"", quoted(&self.parameter))),
+                1 => text.push_str(&format!("{{{}: \"", json_string(&self.parameter))),
                 _ if position + 1 == CALL_TOKENS => text.push_str("\"}"),
                 _ => {
-                    let word = quoted(&decode(&[*token]));
+                    let word = json_string(&decode(&[*token]));
                     text.push_str(&word[1..word.len() - 1]);
                 }
             }

@@ -21,7 +21,7 @@ use crate::faults::Faults;
 use crate::mailbox::{Finish, Mailbox};
 use crate::metrics::Metrics;
 use crate::scheduler::{Limit, Limits, Scheduler, Sequence};
-use crate::slumber::Slumber;
+use crate::slumber::SleepState;
 use crate::tokens::{Continuation, hash_text, mix};
 
 /// Commands that may wait for the stepping task; senders wait when there are more.
@@ -54,7 +54,7 @@ pub(crate) struct Prompt {
 
 /// The generation that a request asks for: `choices` answers to each prompt.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct GenerationRequest {
     pub(crate) prompts: Vec<Prompt>,
     pub(crate) choices: usize,
     pub(crate) seed: u64,
@@ -74,12 +74,12 @@ pub(crate) enum Refusal {
 
 /// The engine as requests see it.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct EngineHandle {
     args: Arc<EngineArgs>,
     commands: mpsc::Sender<Command>,
     pub(crate) faults: Arc<Faults>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) slumber: Slumber,
+    pub(crate) slumber: SleepState,
     /// Sequences waiting or running.
     queued: Arc<AtomicUsize>,
     /// One token for each generation.
@@ -88,7 +88,7 @@ pub(crate) struct Core {
     stopped: CancellationToken,
 }
 
-impl Core {
+impl EngineHandle {
     /// An engine and the task that the caller has to run for it.
     pub(crate) fn new(args: Arc<EngineArgs>) -> (Self, Stepping) {
         let (commands, incoming) = mpsc::channel(COMMAND_QUEUE);
@@ -97,7 +97,7 @@ impl Core {
             commands,
             faults: Arc::default(),
             metrics: Arc::default(),
-            slumber: Slumber::default(),
+            slumber: SleepState::default(),
             queued: Arc::default(),
             generations: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -125,20 +125,20 @@ impl Core {
 
     /// Lets a request run. After `stop` it waits for the shutdown and is then refused,
     /// as vLLM does.
-    pub(crate) async fn submit(&self, work: Work) -> Result<Generation, Refusal> {
+    pub(crate) async fn submit(&self, work: GenerationRequest) -> Result<Generation, Refusal> {
         if self.stopping.is_cancelled() {
             self.stopped.cancelled().await;
             return Err(Refusal::Stopped);
         }
         let sequences = work.prompts.len() * work.choices;
-        let place = Place::take(&self.queued, sequences);
+        let place = QueueSlot::take(&self.queued, sequences);
         let limit = self.args.max_num_queued_reqs.unwrap_or(usize::MAX);
         if self.faults.is_busy() || place.before + sequences > limit {
             self.metrics.record_rejection();
             return Err(Refusal::Busy);
         }
         let mailbox = Arc::new(Mailbox::new(self.args.stream_interval.max(1)));
-        let generation = Generation { mailbox: mailbox.clone(), choices: sequences, _place: place, _running: self.generations.token() };
+        let generation = Generation { mailbox: mailbox.clone(), choices: sequences, _queue_slot: place, _running: self.generations.token() };
         let command = Command::Run(self.sequences(&mailbox, work));
         self.commands.send(command).await.map_err(|_| Refusal::Stopped)?;
         Ok(generation)
@@ -194,7 +194,7 @@ impl Core {
         self.commands.send(Command::Wake(reply)).await.is_ok() && done.await.is_ok()
     }
 
-    fn sequences(&self, mailbox: &Arc<Mailbox>, work: Work) -> Vec<Sequence> {
+    fn sequences(&self, mailbox: &Arc<Mailbox>, work: GenerationRequest) -> Vec<Sequence> {
         let engine_seed = mix(self.args.seed, hash_text(self.args.served_name()));
         let seed = mix(engine_seed, work.seed);
         let seed = work.adapter.as_deref().map_or(seed, |adapter| mix(seed, hash_text(adapter)));
@@ -207,7 +207,7 @@ impl Core {
                 let index = sequences.len();
                 let (tokens, limit) = (prompt.tokens.clone(), prompt.limit);
                 let sequence = Sequence::new(mailbox.clone(), index, tokens, limit, continuation);
-                sequences.push(sequence.hashed(self.args.block_size, work.salt.clone(), work.adapter.clone()));
+                sequences.push(sequence.with_hashes(self.args.block_size, work.salt.clone(), work.adapter.clone()));
             }
         }
         sequences
@@ -221,7 +221,7 @@ pub(crate) struct Generation {
     pub(crate) mailbox: Arc<Mailbox>,
     /// Choices of all prompts together.
     pub(crate) choices: usize,
-    _place: Place,
+    _queue_slot: QueueSlot,
     _running: TaskTrackerToken,
 }
 
@@ -233,21 +233,21 @@ impl Drop for Generation {
 
 /// Sequences counted against the queue limit until it is dropped.
 #[derive(Debug)]
-struct Place {
+struct QueueSlot {
     queued: Arc<AtomicUsize>,
     sequences: usize,
     /// Sequences that were there before.
     before: usize,
 }
 
-impl Place {
+impl QueueSlot {
     fn take(queued: &Arc<AtomicUsize>, sequences: usize) -> Self {
         let before = queued.fetch_add(sequences, Ordering::Relaxed);
         Self { queued: queued.clone(), sequences, before }
     }
 }
 
-impl Drop for Place {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.queued.fetch_sub(self.sequences, Ordering::Relaxed);
     }

@@ -43,7 +43,7 @@ impl Stepping {
             if self.asleep {
                 continue;
             }
-            self.faults.until_not_hung().await;
+            self.faults.wait_not_hung().await;
             let step = self.scheduler.plan();
             if step == Step::default() {
                 // All sequences left while they waited.
@@ -52,10 +52,10 @@ impl Stepping {
                     continue;
                 }
             }
-            if !self.let_pass(self.step_time(step)).await {
+            if !self.wait_step(self.step_time(step)).await {
                 return;
             }
-            self.faults.until_not_hung().await;
+            self.faults.wait_not_hung().await;
             self.scheduler.commit();
             self.metrics.record(&mut self.scheduler, Some(step));
             self.publish();
@@ -78,7 +78,7 @@ impl Stepping {
     }
 
     /// Waits for the end of a step while commands keep coming in.
-    async fn let_pass(&mut self, time: Duration) -> bool {
+    async fn wait_step(&mut self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {
             tokio::select! {

@@ -10,24 +10,24 @@ use crate::faults::Fault;
 use crate::metrics::render;
 
 /// An engine with 10 ms steps whose task runs.
-fn start(flags: &[&str]) -> Core {
+fn start(flags: &[&str]) -> EngineHandle {
     let mut all = vec!["--sim-prefill-us", "0", "--sim-decode-us", "0"];
     all.extend(flags);
-    let (core, stepping) = Core::new(Arc::new(EngineArgs::from_flags(&all)));
+    let (core, stepping) = EngineHandle::new(Arc::new(EngineArgs::from_flags(&all)));
     tokio::spawn(stepping.run());
     core
 }
 
-fn work(text: u32, tokens: usize) -> Work {
+fn work(text: u32, tokens: usize) -> GenerationRequest {
     let limit = Limit { tokens, finish: Finish::Length };
-    Work { prompts: vec![Prompt { tokens: vec![text; 8], limit }], choices: 1, seed: 0, salt: None, adapter: None }
+    GenerationRequest { prompts: vec![Prompt { tokens: vec![text; 8], limit }], choices: 1, seed: 0, salt: None, adapter: None }
 }
 
 /// Reads a generation to its end: each token with its time since `start`.
 async fn read(generation: Generation, start: Instant) -> Vec<(u32, Duration)> {
     let (mut tokens, mut deltas) = (Vec::new(), Vec::new());
     loop {
-        poll_fn(|context| generation.mailbox.poll_take(context, &mut deltas)).await;
+        poll_fn(|context| generation.mailbox.poll_deltas(context, &mut deltas)).await;
         for delta in &deltas {
             tokens.extend(delta.tokens.iter().map(|token| (*token, start.elapsed())));
             if delta.finish.is_some() {
@@ -37,7 +37,7 @@ async fn read(generation: Generation, start: Instant) -> Vec<(u32, Duration)> {
     }
 }
 
-fn gauge(core: &Core, name: &str) -> f64 {
+fn gauge(core: &EngineHandle, name: &str) -> f64 {
     let text = render(&core.metrics, &core.args, &[name.to_owned()]);
     text.lines().last().unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
 }
@@ -108,9 +108,9 @@ async fn places_in_the_queue_are_given_back() {
     assert_eq!(core.submit(work(3, 5)).await.unwrap_err(), Refusal::Busy);
     drop(first);
     let third = core.submit(work(3, 5)).await.unwrap();
-    let two = Work { choices: 2, ..work(4, 5) };
+    let two = GenerationRequest { choices: 2, ..work(4, 5) };
     drop((second, third));
-    assert!(core.submit(Work { choices: 3, ..two.clone() }).await.is_err(), "each choice takes a place");
+    assert!(core.submit(GenerationRequest { choices: 3, ..two.clone() }).await.is_err(), "each choice takes a place");
     assert!(core.submit(two).await.is_ok());
 }
 

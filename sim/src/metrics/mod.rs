@@ -43,7 +43,7 @@ impl Metrics {
     /// Takes over what a step changed. `step` is its work, or `None` when sequences
     /// ended without one.
     pub(crate) fn record(&self, scheduler: &mut Scheduler, step: Option<Step>) {
-        let tally = scheduler.take_tally();
+        let tally = scheduler.take_counters();
         set(&self.running, scheduler.running());
         set(&self.waiting, scheduler.waiting());
         self.cache_usage.store(scheduler.cache_usage().to_bits(), Ordering::Relaxed);
@@ -76,7 +76,7 @@ impl Metrics {
 }
 
 fn reason_index(finish: Finish) -> usize {
-    let found = FINISH_REASONS.iter().position(|reason| *reason == finish.word());
+    let found = FINISH_REASONS.iter().position(|reason| *reason == finish.as_str());
     found.expect("every finish has its reason in the list")
 }
 

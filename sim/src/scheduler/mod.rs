@@ -42,7 +42,7 @@ pub(crate) struct Step {
 
 /// What happened since the last `take_tally`, for the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct SchedulerCounters {
     pub(crate) prompt_tokens: usize,
     pub(crate) generated_tokens: usize,
     pub(crate) queried_tokens: usize,
@@ -59,7 +59,7 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     events: Vec<Event>,
-    tally: Tally,
+    tally: SchedulerCounters,
 }
 
 impl Scheduler {
@@ -70,7 +70,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             events: Vec::new(),
-            tally: Tally::default(),
+            tally: SchedulerCounters::default(),
         }
     }
 
@@ -161,7 +161,7 @@ impl Scheduler {
     }
 
     /// Counts since the last call.
-    pub(crate) fn take_tally(&mut self) -> Tally {
+    pub(crate) fn take_counters(&mut self) -> SchedulerCounters {
         std::mem::take(&mut self.tally)
     }
 

@@ -66,7 +66,7 @@ impl Sequence {
     }
 
     /// Hashes the prompt's blocks; `salt` and `adapter` keep them apart from those of others.
-    pub(crate) fn hashed(mut self, block_size: usize, salt: Option<String>, adapter: Option<String>) -> Self {
+    pub(crate) fn with_hashes(mut self, block_size: usize, salt: Option<String>, adapter: Option<String>) -> Self {
         self.block_size = block_size;
         (self.salt, self.adapter) = (salt, adapter);
         self.hash_full_blocks();

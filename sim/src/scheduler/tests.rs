@@ -25,7 +25,7 @@ fn salted(prompt: &[u32], tokens: usize, salt: Option<&str>) -> (Sequence, Arc<M
     let limit = Limit { tokens, finish: Finish::Length };
     let continuation = Continuation::after(0, prompt);
     let sequence = Sequence::new(mailbox.clone(), 0, prompt.to_vec(), limit, continuation);
-    (sequence.hashed(BLOCK, salt.map(str::to_owned), None), mailbox)
+    (sequence.with_hashes(BLOCK, salt.map(str::to_owned), None), mailbox)
 }
 
 fn prompt(length: u32) -> Vec<u32> {
@@ -35,7 +35,7 @@ fn prompt(length: u32) -> Vec<u32> {
 /// What has arrived in a mailbox.
 fn taken(mailbox: &Mailbox) -> Vec<Delta> {
     let mut deltas = Vec::new();
-    let _ = mailbox.poll_take(&mut Context::from_waker(Waker::noop()), &mut deltas);
+    let _ = mailbox.poll_deltas(&mut Context::from_waker(Waker::noop()), &mut deltas);
     deltas
 }
 
@@ -98,7 +98,7 @@ fn no_more_sequences_run_than_allowed() {
     assert_eq!((scheduler.running(), scheduler.waiting()), (2, 3));
     scheduler.commit();
     run_to_end(&mut scheduler);
-    assert_eq!(scheduler.take_tally().finished.len(), 5);
+    assert_eq!(scheduler.take_counters().finished.len(), 5);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_shared_prefix_is_not_computed_again() {
     assert_eq!(scheduler.plan().prefill_tokens, 4);
     assert_eq!(mailbox.cached_tokens(), 8);
     scheduler.commit();
-    let tally = scheduler.take_tally();
+    let tally = scheduler.take_counters();
     assert_eq!((tally.queried_tokens, tally.cached_tokens), (24, 8));
     scheduler.add(salted(&prompt(12), 1, Some("tenant")).0);
     assert_eq!(scheduler.plan().prefill_tokens, 12, "a salt shares nothing");
@@ -126,7 +126,7 @@ fn a_full_cache_preempts_the_youngest_and_everything_still_ends() {
     scheduler.add(first);
     scheduler.add(second);
     run_to_end(&mut scheduler);
-    let tally = scheduler.take_tally();
+    let tally = scheduler.take_counters();
     assert!(tally.preemptions > 0);
     assert_eq!(tally.finished, [Finish::Length; 2]);
     assert_eq!((tally.prompt_tokens, tally.generated_tokens), (16, 32), "nothing is counted twice");
@@ -211,7 +211,7 @@ async fn a_mailbox_wakes_its_reader() {
         let mailbox = mailbox.clone();
         async move {
             let mut deltas = Vec::new();
-            poll_fn(|context| -> Poll<()> { mailbox.poll_take(context, &mut deltas) }).await;
+            poll_fn(|context| -> Poll<()> { mailbox.poll_deltas(context, &mut deltas) }).await;
             deltas
         }
     });

@@ -97,16 +97,16 @@ impl ChatText {
 
     fn push_object(&mut self, object: &Map<String, Value>) {
         let mut json = vec![b' '];
-        let mut serializer = Serializer::with_formatter(&mut json, Spaced);
+        let mut serializer = Serializer::with_formatter(&mut json, SpacedFormatter);
         object.serialize(&mut serializer).expect("writing to memory cannot fail");
         self.0.push_str(&String::from_utf8(json).expect("JSON is UTF-8"));
     }
 }
 
 /// JSON as `tojson` writes it in chat templates: a space after each comma and colon.
-struct Spaced;
+struct SpacedFormatter;
 
-impl Formatter for Spaced {
+impl Formatter for SpacedFormatter {
     fn begin_array_value<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
         if first { Ok(()) } else { writer.write_all(b", ") }
     }

@@ -29,12 +29,12 @@ const FIGURES: [&str; 3] = ["hostler_in_flight", "hostler_held_requests", "hostl
 
 /// What routers and agents had before the load.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub(crate) struct Baseline {
     memory: [(&'static str, u64); 2],
     descriptors: Vec<usize>,
 }
 
-impl Before {
+impl Baseline {
     pub(crate) async fn of(fleet: &Fleet) -> Self {
         let (mut memory, mut open) = ([("routers", 0), ("agents", 0)], Vec::new());
         for (kind, pid) in processes(fleet).await {
@@ -80,7 +80,7 @@ async fn processes(fleet: &Fleet) -> Vec<(&'static str, u32)> {
 }
 
 /// Brings the fleet back and checks that nothing is counted any more.
-pub(crate) async fn settle(fleet: &Fleet, tally: &Tally, before: &Before) {
+pub(crate) async fn check_recovery(fleet: &Fleet, tally: &Tally, before: &Baseline) {
     let begun = Instant::now();
     loop {
         if let Err(error) = fleet.heal().await {
@@ -162,7 +162,7 @@ pub(crate) async fn end(fleet: &Fleet, tally: &Tally) {
             left.iter().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()).collect();
         tally.violation(&format!("processes are left: {left:?} {names:?}"));
     }
-    let files = fleet.place.left();
+    let files = fleet.place.leftover_files();
     if !files.is_empty() {
         tally.violation(&format!("files are left: {files:?}"));
     }

@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::questions::Asked;
+use crate::questions::SentRequest;
 
 /// How a client reads.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Pace {
 
 /// How an answer ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum AnswerEnd {
     /// As HTTP says that one is complete.
     Clean,
     /// The connection or the stream broke, or there was none.
@@ -40,12 +40,12 @@ pub(crate) enum Ended {
 
 /// What a client has seen.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedAnswer {
     /// None where no answer has begun.
     pub(crate) status: Option<u16>,
     pub(crate) may_retry: bool,
     pub(crate) body: Vec<u8>,
-    pub(crate) ended: Ended,
+    pub(crate) ended: AnswerEnd,
     /// From its sending to the first event with text, or to the whole of a plain answer.
     pub(crate) first_token: Option<Duration>,
 }
@@ -70,18 +70,18 @@ impl Client {
     }
 
     /// Sends a request and reads its answer.
-    pub(crate) async fn ask(&mut self, asked: &Asked, pace: Pace, patience: Duration) -> Seen {
-        let mut seen = Seen::default();
+    pub(crate) async fn ask(&mut self, asked: &SentRequest, pace: Pace, patience: Duration) -> ObservedAnswer {
+        let mut seen = ObservedAnswer::default();
         let most = pace.leaves.unwrap_or(patience);
         let request = self.request(Method::POST, asked.path, asked.body.clone());
         let ended = tokio::time::timeout(most, self.exchange(request, pace, &mut seen)).await;
         seen.ended = match ended {
-            Ok(Ok(())) => Ended::Clean,
-            Ok(Err(why)) => Ended::Broken(why),
-            Err(_) if pace.leaves.is_some() => Ended::Left,
-            Err(_) => Ended::Late,
+            Ok(Ok(())) => AnswerEnd::Clean,
+            Ok(Err(why)) => AnswerEnd::Broken(why),
+            Err(_) if pace.leaves.is_some() => AnswerEnd::Left,
+            Err(_) => AnswerEnd::Late,
         };
-        if seen.ended != Ended::Clean {
+        if seen.ended != AnswerEnd::Clean {
             self.connection = None;
         }
         seen
@@ -89,7 +89,7 @@ impl Client {
 
     /// A page, as text.
     pub(crate) async fn get(&mut self, path: &str, patience: Duration) -> Option<String> {
-        let mut seen = Seen::default();
+        let mut seen = ObservedAnswer::default();
         let request = self.request(Method::GET, path, String::new());
         let got = tokio::time::timeout(patience, self.exchange(request, Pace::default(), &mut seen)).await;
         if !matches!(got, Ok(Ok(()))) {
@@ -111,7 +111,7 @@ impl Client {
         request.body(Full::from(body)).expect("paths are written in code")
     }
 
-    async fn exchange(&mut self, request: Request<Full<Bytes>>, pace: Pace, seen: &mut Seen) -> Result<(), String> {
+    async fn exchange(&mut self, request: Request<Full<Bytes>>, pace: Pace, seen: &mut ObservedAnswer) -> Result<(), String> {
         let begun = Instant::now();
         let answer = self.send(request).await?;
         let streams = answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));

@@ -30,7 +30,7 @@ pub(crate) async fn carry_out(fleet: &Arc<Fleet>, steps: Vec<Step>, begun: Insta
         tally.note(&format!("{step}"));
         let (fleet, tally) = (fleet.clone(), tally.clone());
         under_way.spawn(async move {
-            if let Err(error) = fleet.suffer(step.fault).await {
+            if let Err(error) = fleet.inject(step.fault).await {
                 tally.violation(&format!("{step}: {error:#}"));
             }
         });
@@ -43,7 +43,7 @@ impl Fleet {
     ///
     /// # Errors
     /// When a router or an agent does not end or start as it must.
-    async fn suffer(&self, fault: Fault) -> anyhow::Result<()> {
+    async fn inject(&self, fault: Fault) -> anyhow::Result<()> {
         match fault {
             Fault::KillEngine(engine) => {
                 self.with_engine(engine, |pid| signal_group(pid, Signal::KILL)).await;
@@ -167,7 +167,7 @@ impl Fleet {
 async fn end(place: &mut Option<Process>, how: Signal, away: Duration) -> anyhow::Result<()> {
     let Some(mut process) = place.take() else { return Ok(()) };
     process.signal(how);
-    let status = process.ended(END).await;
+    let status = process.wait_exit(END).await;
     sleep(away).await;
     let Some(status) = status else {
         process.kill().await;

@@ -105,7 +105,7 @@ impl Fleet {
     async fn first(place: &Workplace, home: Ipv4Addr, number: usize) -> anyhow::Result<Router> {
         let free = SocketAddr::from((home, 0));
         let mut process = router(place, number, [free; 3])?;
-        let [edge, agents, admin] = process.said(["edge ", "agents ", "admin "]).await.context("a router")?;
+        let [edge, agents, admin] = process.wait_for_lines(["edge ", "agents ", "admin "]).await.context("a router")?;
         let address = |said: String| said.trim_start_matches("http://").trim_end_matches("/v1").parse::<SocketAddr>();
         let (edge, agents, admin) = (address(edge)?, address(agents)?, address(admin)?);
         Ok(Router { number, edge, agents, admin, process: Mutex::new(Some(process)), disturbances: AtomicU64::new(0) })
@@ -115,7 +115,7 @@ impl Fleet {
     pub(crate) async fn router(&self, number: usize) -> anyhow::Result<Process> {
         let Router { edge, agents, admin, .. } = self.routers[number];
         let mut process = router(&self.place, number, [edge, agents, admin])?;
-        process.said(["edge ", "agents ", "admin "]).await.with_context(|| format!("router {number}, started again"))?;
+        process.wait_for_lines(["edge ", "agents ", "admin "]).await.with_context(|| format!("router {number}, started again"))?;
         Ok(process)
     }
 

@@ -8,10 +8,10 @@ use fastrand::Rng;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::client::{Client, Ended, Pace, Seen};
+use crate::client::{Client, AnswerEnd, Pace, ObservedAnswer};
 use crate::fleet::Fleet;
 use crate::plan::ROUTERS;
-use crate::questions::{Asked, Question};
+use crate::questions::{SentRequest, Question};
 use crate::tally::Tally;
 use crate::verdict::judge;
 
@@ -52,18 +52,18 @@ impl Load {
             let asked = self.question(&mut random);
             let pace = pace(&mut random);
             let seen = self.ask(&mut clients[router], router, &asked, pace).await;
-            let again = if seen.status == Some(200) || seen.ended == Ended::Left { Duration::ZERO } else { COME_BACK };
+            let again = if seen.status == Some(200) || seen.ended == AnswerEnd::Left { Duration::ZERO } else { COME_BACK };
             sleep(again + Duration::from_millis(random.u64(..MOST_THOUGHT_MS))).await;
         }
     }
 
-    fn question(&self, random: &mut Rng) -> Asked {
+    fn question(&self, random: &mut Rng) -> SentRequest {
         let question = &self.questions[random.usize(..self.questions.len())];
         question.ask(random, self.number.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Asks one router one thing, and has the answer judged. The client's connection is of the moment beside it.
-    async fn ask(&self, (client, since): &mut (Client, u64), router: usize, asked: &Asked, pace: Pace) -> Seen {
+    async fn ask(&self, (client, since): &mut (Client, u64), router: usize, asked: &SentRequest, pace: Pace) -> ObservedAnswer {
         let of = &self.fleet.routers[router];
         let moment = of.moment();
         if of.was_disturbed(*since) {
@@ -101,7 +101,7 @@ impl Load {
             let mut client = (Client::new(of.edge, false), of.moment());
             for _ in 0..10 {
                 let seen = self.ask(&mut client, router, &self.question(&mut random), Pace::default()).await;
-                if seen.status != Some(200) || seen.ended != Ended::Clean {
+                if seen.status != Some(200) || seen.ended != AnswerEnd::Clean {
                     self.tally.violation(&format!("a fleet that was left alone again answers {:?}, {:?}", seen.status, seen.ended));
                 }
             }

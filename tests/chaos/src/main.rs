@@ -28,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::after::Before;
+use crate::after::Baseline;
 use crate::fleet::Fleet;
 use crate::load::Load;
 use crate::tally::Tally;
@@ -101,7 +101,7 @@ async fn chaos(args: &Args, seed: u64) -> anyhow::Result<bool> {
     let length = if args.quick { QUICK } else { Duration::try_from_secs_f64(60.0 * args.minutes)? };
     let questions = questions::learn().await?;
     let mut fleet = Arc::new(Fleet::start(&args.program).await?);
-    let before = Before::of(&fleet).await;
+    let before = Baseline::of(&fleet).await;
     let tally = Arc::new(Tally::new(args.verbose));
     let patience = Duration::from_secs(args.patience);
     let load = Load { fleet: fleet.clone(), questions, tally: tally.clone(), patience, number: AtomicU64::new(0) };
@@ -114,7 +114,7 @@ async fn chaos(args: &Args, seed: u64) -> anyhow::Result<bool> {
     drop(watching);
     tally.note(&format!("{:6.2} s  everything is left alone", begun.elapsed().as_secs_f64()));
 
-    after::settle(&fleet, &tally, &before).await;
+    after::check_recovery(&fleet, &tally, &before).await;
     load.probe(seed).await;
     let whole = tally.whole();
     tally.note(&format!("{:6.2} s  the fleet is whole again, and is ended", begun.elapsed().as_secs_f64()));

@@ -58,7 +58,7 @@ pub(crate) struct Step {
 /// What is done for `length`.
 pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Step> {
     let mut random = Rng::with_seed(seed);
-    let mut busy = Busy::default();
+    let mut busy = Occupancy::default();
     let mut steps = Vec::new();
     let mut at = FIRST;
     while at + QUIET < length {
@@ -98,14 +98,14 @@ fn milliseconds(random: &mut Rng, least: u64, most: u64) -> Duration {
 
 /// Until when each part of the fleet is taken up with what was done to it.
 #[derive(Debug, Default)]
-struct Busy {
+struct Occupancy {
     engines: [[Duration; ENGINES]; AGENTS],
     agents: [Duration; AGENTS],
     router: Duration,
     rolling: Duration,
 }
 
-impl Busy {
+impl Occupancy {
     /// Takes up what the fault is about, if that is free.
     fn take(&mut self, fault: Fault, at: Duration) -> bool {
         let until = at + lasts(fault);

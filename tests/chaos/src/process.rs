@@ -92,7 +92,7 @@ impl Workplace {
     }
 
     /// What agents have left below their run directory; its lock stays.
-    pub(crate) fn left(&self) -> Vec<PathBuf> {
+    pub(crate) fn leftover_files(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         below(self.run_dir(), &mut found);
         found.retain(|path| *path != self.run_dir().join("lock"));
@@ -144,7 +144,7 @@ impl Process {
     }
 
     /// Waits for the lines that begin with these words, and gives back what follows.
-    pub(crate) async fn said<const WORDS: usize>(&mut self, words: [&str; WORDS]) -> anyhow::Result<[String; WORDS]> {
+    pub(crate) async fn wait_for_lines<const WORDS: usize>(&mut self, words: [&str; WORDS]) -> anyhow::Result<[String; WORDS]> {
         let begun = std::time::Instant::now();
         while begun.elapsed() < START {
             let text = fs::read_to_string(&self.out).unwrap_or_default();
@@ -164,7 +164,7 @@ impl Process {
     }
 
     /// Waits for its end; none where it does not come in time.
-    pub(crate) async fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
+    pub(crate) async fn wait_exit(&mut self, within: Duration) -> Option<ExitStatus> {
         timeout(within, self.child.wait()).await.ok()?.ok()
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Question {
 
 /// A request for some of an answer.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct SentRequest {
     pub(crate) path: &'static str,
     pub(crate) body: String,
     pub(crate) stream: bool,
@@ -50,13 +50,13 @@ pub(crate) struct Asked {
 
 impl Question {
     /// A request for an answer of some length. `number` makes it a request of its own: one that two engines died with is refused.
-    pub(crate) fn ask(&self, random: &mut Rng, number: u64) -> Asked {
+    pub(crate) fn ask(&self, random: &mut Rng, number: u64) -> SentRequest {
         // Mostly short, so that there are many; some outlive most of what happens to them.
         let most = if random.u8(..100) < 70 { 40 } else { self.tokens.len() };
         self.ask_for(random.usize(1..=most), random.u8(..100) < 60, random.bool(), number)
     }
 
-    fn ask_for(&self, tokens: usize, stream: bool, usage: bool, number: u64) -> Asked {
+    fn ask_for(&self, tokens: usize, stream: bool, usage: bool, number: u64) -> SentRequest {
         let mut body = self.body.clone();
         body["max_tokens"] = tokens.into();
         body["user"] = format!("chaos-{number}").into();
@@ -66,7 +66,7 @@ impl Question {
                 body["stream_options"] = json!({"include_usage": true});
             }
         }
-        Asked { path: self.path, body: body.to_string(), stream, text: self.tokens[..tokens.min(self.tokens.len())].concat(), tokens }
+        SentRequest { path: self.path, body: body.to_string(), stream, text: self.tokens[..tokens.min(self.tokens.len())].concat(), tokens }
     }
 }
 
@@ -99,7 +99,7 @@ async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize,
     let mut question = Question { path, body, tokens: Vec::new() };
     let asked = question.ask_for(LONGEST, false, false, 0);
     let body = asked.body.replacen('{', if number < PROMPTS { r#"{"logprobs":true,"# } else { r#"{"logprobs":1,"# }, 1);
-    let asked = Asked { body, ..asked };
+    let asked = SentRequest { body, ..asked };
     let mut client = Client::new(address, false);
     let begun = Instant::now();
     let mut answer = client.ask(&asked, Pace::default(), PATIENCE).await;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::verdict::Verdict;
 
 /// Violations that are told; a bug makes many.
-const TOLD: usize = 20;
+const MAX_LISTED_VIOLATIONS: usize = 20;
 
 /// Everything that is counted. One lock, held for a few instructions.
 #[derive(Debug)]
@@ -91,9 +91,9 @@ impl Tally {
     /// The violations, as many as are told.
     pub(crate) fn violations(&self) -> Vec<String> {
         let counts = self.counts.lock();
-        let more = counts.violations.len().saturating_sub(TOLD);
+        let more = counts.violations.len().saturating_sub(MAX_LISTED_VIOLATIONS);
         let more = (more > 0).then(|| format!("and {more} more"));
-        counts.violations.iter().take(TOLD).cloned().chain(more).collect()
+        counts.violations.iter().take(MAX_LISTED_VIOLATIONS).cloned().chain(more).collect()
     }
 
     /// The table.

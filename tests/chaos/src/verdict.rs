@@ -4,8 +4,8 @@
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-use crate::client::{Ended, Seen};
-use crate::questions::Asked;
+use crate::client::{AnswerEnd, ObservedAnswer};
+use crate::questions::SentRequest;
 
 /// An answer that a client may get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
 
 /// What a stream has said.
 #[derive(Debug, Default)]
-struct Said {
+struct StreamContent {
     text: String,
     reasons: Vec<String>,
     errors: Vec<Value>,
@@ -39,11 +39,11 @@ struct Said {
 ///
 /// # Errors
 /// When nobody may get such an answer.
-pub(crate) fn judge(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
-    ensure!(seen.ended != Ended::Late, "no end within the client's patience, {} bytes after its beginning", seen.body.len());
+pub(crate) fn judge(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
+    ensure!(seen.ended != AnswerEnd::Late, "no end within the client's patience, {} bytes after its beginning", seen.body.len());
     let Some(status) = seen.status else {
         return match &seen.ended {
-            Ended::Left => Ok(Verdict::Left),
+            AnswerEnd::Left => Ok(Verdict::Left),
             _ if disturbed => Ok(Verdict::Cut),
             ended => bail!("no answer of a router that is there: {ended:?}"),
         };
@@ -54,11 +54,11 @@ pub(crate) fn judge(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Resu
     if asked.stream { streamed(asked, seen, disturbed) } else { plain(asked, seen, disturbed) }
 }
 
-fn refused(status: u16, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+fn refused(status: u16, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
     match &seen.ended {
-        Ended::Left => return Ok(Verdict::Left),
-        Ended::Broken(_) if disturbed => return Ok(Verdict::Cut),
-        ended => ensure!(*ended == Ended::Clean, "an error that broke off: {ended:?}"),
+        AnswerEnd::Left => return Ok(Verdict::Left),
+        AnswerEnd::Broken(_) if disturbed => return Ok(Verdict::Cut),
+        ended => ensure!(*ended == AnswerEnd::Clean, "an error that broke off: {ended:?}"),
     }
     let error: Value = serde_json::from_slice(&seen.body).with_context(|| format!("status {status} without JSON"))?;
     let error = &error["error"];
@@ -72,11 +72,11 @@ fn refused(status: u16, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict>
     Ok(Verdict::Refused(status))
 }
 
-fn plain(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+fn plain(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
     match &seen.ended {
-        Ended::Left => return Ok(Verdict::Left),
-        Ended::Broken(_) if disturbed => return Ok(Verdict::Cut),
-        ended => ensure!(*ended == Ended::Clean, "a plain answer that broke off: {ended:?}"),
+        AnswerEnd::Left => return Ok(Verdict::Left),
+        AnswerEnd::Broken(_) if disturbed => return Ok(Verdict::Cut),
+        ended => ensure!(*ended == AnswerEnd::Clean, "a plain answer that broke off: {ended:?}"),
     }
     let answer: Value = serde_json::from_slice(&seen.body).context("an answer that is no JSON")?;
     let choice = &answer["choices"][0];
@@ -87,7 +87,7 @@ fn plain(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict>
     Ok(Verdict::Whole)
 }
 
-fn streamed(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdict> {
+fn streamed(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
     let said = read(&seen.body)?;
     let text = &said.text;
     ensure!(asked.text.starts_with(text), "{}", difference(&asked.text, text));
@@ -96,8 +96,8 @@ fn streamed(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdi
     let well_formed = |error: &Value| error["message"].is_string() && error["code"].is_u64();
     ensure!(said.errors.iter().all(well_formed), "an error event like {:?}", said.errors);
     match &seen.ended {
-        Ended::Left => Ok(Verdict::Left),
-        Ended::Clean => {
+        AnswerEnd::Left => Ok(Verdict::Left),
+        AnswerEnd::Clean => {
             ensure!(said.done && said.errors.is_empty() && !said.half, "a clean end of a broken stream: {said:?}");
             ensure!(*text == asked.text, "a clean end after {} of {} bytes", text.len(), asked.text.len());
             ensure!(said.reasons.len() == 1, "{} finish reasons", said.reasons.len());
@@ -113,9 +113,9 @@ fn streamed(asked: &Asked, seen: &Seen, disturbed: bool) -> anyhow::Result<Verdi
     }
 }
 
-fn read(body: &[u8]) -> anyhow::Result<Said> {
+fn read(body: &[u8]) -> anyhow::Result<StreamContent> {
     let text = std::str::from_utf8(body).context("an answer that is no text")?;
-    let mut said = Said::default();
+    let mut said = StreamContent::default();
     let (whole, rest) = text.rsplit_once("\n\n").map_or(("", text), |(whole, rest)| (whole, rest));
     said.half = !rest.is_empty();
     for event in whole.split("\n\n").filter(|event| !event.is_empty()) {
@@ -155,12 +155,12 @@ fn difference(expected: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn asked(stream: bool) -> Asked {
-        Asked { path: "/", body: String::new(), stream, text: "one two three".into(), tokens: 3 }
+    fn asked(stream: bool) -> SentRequest {
+        SentRequest { path: "/", body: String::new(), stream, text: "one two three".into(), tokens: 3 }
     }
 
-    fn seen(body: &str, ended: Ended) -> Seen {
-        Seen { status: Some(200), may_retry: false, body: body.into(), ended, first_token: None }
+    fn seen(body: &str, ended: AnswerEnd) -> ObservedAnswer {
+        ObservedAnswer { status: Some(200), may_retry: false, body: body.into(), ended, first_token: None }
     }
 
     fn event(text: &str) -> String {
@@ -170,8 +170,8 @@ mod tests {
     const LAST: &str = "data: {\"choices\":[{\"delta\":{\"content\":\" three\"},\"finish_reason\":\"length\"}]}\n\n";
     const ERROR: &str = "data: {\"error\":{\"message\":\"lost\",\"type\":\"x\",\"code\":500}}\n\n";
 
-    fn broken() -> Ended {
-        Ended::Broken("reset".into())
+    fn broken() -> AnswerEnd {
+        AnswerEnd::Broken("reset".into())
     }
 
     #[test]
@@ -179,30 +179,30 @@ mod tests {
         let (one, two, done) = (event("one"), event(" two"), "data: [DONE]\n\n");
         let judged = |body: &str, ended, disturbed| judge(&asked(true), &seen(body, ended), disturbed).ok();
         let whole = format!("{one}{two}{LAST}{done}");
-        assert_eq!(judged(&whole, Ended::Clean, false), Some(Verdict::Whole));
+        assert_eq!(judged(&whole, AnswerEnd::Clean, false), Some(Verdict::Whole));
         assert_eq!(judged(&format!("{one}{ERROR}"), broken(), false), Some(Verdict::Broken));
         assert_eq!(judged(&one, broken(), true), Some(Verdict::Cut));
-        assert_eq!(judged(&one, Ended::Left, false), Some(Verdict::Left));
+        assert_eq!(judged(&one, AnswerEnd::Left, false), Some(Verdict::Left));
         let wrong = [
-            (one.clone(), Ended::Clean),
+            (one.clone(), AnswerEnd::Clean),
             (one.clone(), broken()),
-            (one.clone(), Ended::Late),
-            (format!("{one}{ERROR}"), Ended::Clean),
+            (one.clone(), AnswerEnd::Late),
+            (format!("{one}{ERROR}"), AnswerEnd::Clean),
             (format!("{one}{ERROR}{done}"), broken()),
             (format!("{one}{ERROR}{two}"), broken()),
             (format!("{one}{}{ERROR}", &two[..9]), broken()),
-            (format!("{one}{LAST}{done}"), Ended::Clean),
-            (format!("{one}{two}{two}{LAST}{done}"), Ended::Clean),
-            (format!("{one}{two}{done}"), Ended::Clean),
-            (format!("{whole}{one}"), Ended::Clean),
-            (whole.replace("length", "abort"), Ended::Clean),
+            (format!("{one}{LAST}{done}"), AnswerEnd::Clean),
+            (format!("{one}{two}{two}{LAST}{done}"), AnswerEnd::Clean),
+            (format!("{one}{two}{done}"), AnswerEnd::Clean),
+            (format!("{whole}{one}"), AnswerEnd::Clean),
+            (whole.replace("length", "abort"), AnswerEnd::Clean),
             (whole, broken()),
-            (event("two"), Ended::Left),
+            (event("two"), AnswerEnd::Left),
         ];
         for (body, ended) in wrong {
             assert_eq!(judged(&body, ended.clone(), false), None, "{body} {ended:?}");
         }
-        assert_eq!(judged(&one, Ended::Clean, true), None, "no disturbance excuses a clean end");
+        assert_eq!(judged(&one, AnswerEnd::Clean, true), None, "no disturbance excuses a clean end");
         assert_eq!(judged(&event("two"), broken(), true), None, "nor a wrong text");
     }
 
@@ -211,9 +211,9 @@ mod tests {
         let body =
             |text: &str| format!(r#"{{"choices":[{{"text":"{text}","finish_reason":"length"}}],"usage":{{"completion_tokens":3}}}}"#);
         let judged = |body: &str, ended| judge(&asked(false), &seen(body, ended), false).ok();
-        assert_eq!(judged(&body("one two three"), Ended::Clean), Some(Verdict::Whole));
-        assert_eq!(judged(&body("one two"), Ended::Clean), None);
-        assert_eq!(judged(&body("one two three").replace("length", "abort"), Ended::Clean), None);
+        assert_eq!(judged(&body("one two three"), AnswerEnd::Clean), Some(Verdict::Whole));
+        assert_eq!(judged(&body("one two"), AnswerEnd::Clean), None);
+        assert_eq!(judged(&body("one two three").replace("length", "abort"), AnswerEnd::Clean), None);
         assert_eq!(judged(&body("one two three")[..20], broken()), None);
     }
 
@@ -221,14 +221,14 @@ mod tests {
     fn a_refusal_says_to_come_back() {
         let body = r#"{"error":{"message":"later","type":"x","code":503}}"#;
         let judged = |status, may_retry, body: &str| {
-            judge(&asked(true), &Seen { status: Some(status), may_retry, ..seen(body, Ended::Clean) }, false).ok()
+            judge(&asked(true), &ObservedAnswer { status: Some(status), may_retry, ..seen(body, AnswerEnd::Clean) }, false).ok()
         };
         assert_eq!(judged(503, true, body), Some(Verdict::Refused(503)));
         assert_eq!(judged(422, false, &body.replace('x', "request_kills_engines")), Some(Verdict::Refused(422)));
         for (status, may_retry) in [(503, false), (422, false), (500, true), (404, true), (400, true)] {
             assert_eq!(judged(status, may_retry, body), None, "{status}");
         }
-        let nothing = |disturbed| judge(&asked(true), &Seen { status: None, ..seen("", broken()) }, disturbed).ok();
+        let nothing = |disturbed| judge(&asked(true), &ObservedAnswer { status: None, ..seen("", broken()) }, disturbed).ok();
         assert_eq!((nothing(true), nothing(false)), (Some(Verdict::Cut), None));
     }
 }

@@ -17,7 +17,7 @@ const CALLS_TOLERANCE: f64 = 0.2;
 
 /// What one operation costs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Figures {
+pub(crate) struct OperationCost {
     /// Instructions outside of the kernel.
     pub(crate) instructions: f64,
     /// System calls.
@@ -28,7 +28,7 @@ pub(crate) struct Figures {
 
 /// How a figure stands to its budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum BudgetVerdict {
     /// There is no budget yet.
     New,
     /// Within the tolerance.
@@ -39,7 +39,7 @@ pub(crate) enum Standing {
     Under,
 }
 
-impl Figures {
+impl OperationCost {
     /// The part of each of as many operations.
     #[must_use]
     pub(crate) fn each(self, operations: f64) -> Self {
@@ -48,8 +48,8 @@ impl Figures {
 
     /// How these figures stand to `budget`: any that is dearer counts before any that is cheaper.
     #[must_use]
-    pub(crate) fn standing(self, budget: Option<Self>) -> Standing {
-        let Some(budget) = budget else { return Standing::New };
+    pub(crate) fn standing(self, budget: Option<Self>) -> BudgetVerdict {
+        let Some(budget) = budget else { return BudgetVerdict::New };
         // Of calls and readings there are few, and a timer more or less must not matter where there is hardly one per operation.
         let parts = [
             (self.instructions - budget.instructions, TOLERANCE * budget.instructions),
@@ -57,11 +57,11 @@ impl Figures {
             (self.clock - budget.clock, CALLS_TOLERANCE * budget.clock.max(1.0)),
         ];
         if parts.iter().any(|(more, bound)| more > bound) {
-            Standing::Over
+            BudgetVerdict::Over
         } else if parts.iter().any(|(more, bound)| *more < -bound) {
-            Standing::Under
+            BudgetVerdict::Under
         } else {
-            Standing::Kept
+            BudgetVerdict::Kept
         }
     }
 }
@@ -69,7 +69,7 @@ impl Figures {
 /// The budget of all cases.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Budget(BTreeMap<String, Figures>);
+pub(crate) struct Budget(BTreeMap<String, OperationCost>);
 
 /// The first lines of the file.
 const HEAD: &str = "# What one operation of each case may cost, within 5 % of instructions and 20 % of calls. Written by `make guard ARGS=--accept`; see tests/guard/src/cases.\n\n";
@@ -92,15 +92,15 @@ impl Budget {
 
     /// What `case` may cost.
     #[must_use]
-    pub(crate) fn of(&self, case: Case) -> Option<Figures> {
+    pub(crate) fn of(&self, case: Case) -> Option<OperationCost> {
         self.0.get(case.name()).copied()
     }
 
     /// Accepts figures, to the precision that says something.
-    pub(crate) fn set(&mut self, case: Case, figures: Figures) {
-        let Figures { instructions, calls, clock } = figures;
+    pub(crate) fn set(&mut self, case: Case, figures: OperationCost) {
+        let OperationCost { instructions, calls, clock } = figures;
         let hundredths = |figure: f64| (figure * 100.0).round() / 100.0;
-        let rounded = Figures { instructions: instructions.round(), calls: hundredths(calls), clock: hundredths(clock) };
+        let rounded = OperationCost { instructions: instructions.round(), calls: hundredths(calls), clock: hundredths(clock) };
         self.0.insert(case.name().to_owned(), rounded);
     }
 }
@@ -109,21 +109,21 @@ impl Budget {
 mod tests {
     use super::*;
 
-    fn figures(instructions: f64, calls: f64) -> Figures {
-        Figures { instructions, calls, clock: 3.0 }
+    fn figures(instructions: f64, calls: f64) -> OperationCost {
+        OperationCost { instructions, calls, clock: 3.0 }
     }
 
     #[test]
     fn a_figure_is_over_when_any_part_is_and_under_when_none_is_over() {
         let budget = Some(figures(1000.0, 2.0));
         let standing = |instructions, calls| figures(instructions, calls).standing(budget);
-        assert_eq!(standing(1040.0, 2.05), Standing::Kept);
-        assert_eq!(standing(1060.0, 2.0), Standing::Over);
-        assert_eq!(standing(900.0, 2.5), Standing::Over);
-        assert_eq!(standing(900.0, 2.0), Standing::Under);
-        assert_eq!(Figures { clock: 4.0, ..figures(1000.0, 2.0) }.standing(budget), Standing::Over);
-        assert_eq!(figures(1.0, 0.0).standing(None), Standing::New);
-        assert_eq!(figures(1000.0, 0.04).standing(Some(figures(1000.0, 0.0))), Standing::Kept);
+        assert_eq!(standing(1040.0, 2.05), BudgetVerdict::Kept);
+        assert_eq!(standing(1060.0, 2.0), BudgetVerdict::Over);
+        assert_eq!(standing(900.0, 2.5), BudgetVerdict::Over);
+        assert_eq!(standing(900.0, 2.0), BudgetVerdict::Under);
+        assert_eq!(OperationCost { clock: 4.0, ..figures(1000.0, 2.0) }.standing(budget), BudgetVerdict::Over);
+        assert_eq!(figures(1.0, 0.0).standing(None), BudgetVerdict::New);
+        assert_eq!(figures(1000.0, 0.04).standing(Some(figures(1000.0, 0.0))), BudgetVerdict::Kept);
     }
 
     #[test]

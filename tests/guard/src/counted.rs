@@ -21,12 +21,12 @@ pub(crate) fn counting_ends() {
 
 /// A thread that runs one future, and what is sent to it.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct CountedThread {
     handle: Handle,
     _thread: JoinHandle<()>,
 }
 
-impl Counted {
+impl CountedThread {
     /// Runs what `work` makes, on a thread of its own, until the process ends.
     pub(crate) fn start<F: Future<Output = ()>>(work: impl FnOnce() -> F + Send + 'static) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -41,11 +41,11 @@ impl Counted {
 
     /// Holds the thread until the guard is dropped. What happens to its sockets meanwhile it finds all at once: it then does the same work in
     /// each run, whoever was quicker.
-    pub(crate) async fn hold(&self) -> Hold {
+    pub(crate) async fn pause(&self) -> ThreadPause {
         let (release, released) = mpsc::channel::<()>();
         // Without a word: it ends when the guard is dropped.
         self.on_it(|| (), move || while released.recv().is_ok() {}).await;
-        Hold { _release: release }
+        ThreadPause { _release: release }
     }
 
     /// Counts from here.
@@ -72,7 +72,7 @@ impl Counted {
 
 /// See [`Counted::hold`].
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct ThreadPause {
     _release: mpsc::Sender<()>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::budget::{Figures, Standing, TOLERANCE};
+use crate::budget::{OperationCost, BudgetVerdict, TOLERANCE};
 use crate::cases::Case;
 
 /// A case that was counted.
@@ -11,13 +11,13 @@ pub(crate) struct Row {
     /// Which.
     pub(crate) case: Case,
     /// What it may cost.
-    pub(crate) budget: Option<Figures>,
+    pub(crate) budget: Option<OperationCost>,
     /// What it costs.
-    pub(crate) now: Figures,
+    pub(crate) now: OperationCost,
 }
 
 impl Row {
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> BudgetVerdict {
         self.now.standing(self.budget)
     }
 }
@@ -30,16 +30,16 @@ pub(crate) fn show(row: &Row, is_first: bool) {
     }
     let Row { case, budget, now } = row;
     let word = match row.standing() {
-        Standing::New => "new",
-        Standing::Kept => "",
-        Standing::Over => "over",
-        Standing::Under => "under",
+        BudgetVerdict::New => "new",
+        BudgetVerdict::Kept => "",
+        BudgetVerdict::Over => "over",
+        BudgetVerdict::Under => "under",
     };
-    let was = |text: fn(&Figures) -> String| budget.as_ref().map_or_else(|| "-".to_owned(), text);
+    let was = |text: fn(&OperationCost) -> String| budget.as_ref().map_or_else(|| "-".to_owned(), text);
     let (instructions, calls, clock) =
         (was(|of| format!("{:.0}", of.instructions)), was(|of| format!("{:.2}", of.calls)), was(|of| format!("{:.2}", of.clock)));
     let change = budget.map_or_else(String::new, |of| format!("{:+.1}%", 100.0 * (now.instructions / of.instructions - 1.0)));
-    let Figures { instructions: now, calls: calls_now, clock: clock_now } = now;
+    let OperationCost { instructions: now, calls: calls_now, clock: clock_now } = now;
     say(&format!(
         "{:<24} {instructions:>11} {now:>11.0} {change:>7}   {calls:>7} {calls_now:>7.2}   {clock:>7} {clock_now:>7.2}  {word}",
         case.name()
@@ -49,7 +49,7 @@ pub(crate) fn show(row: &Row, is_first: bool) {
 /// Says what the rows mean and what to do; whether that is success.
 pub(crate) fn verdict(rows: &[Row], accepted: bool) -> bool {
     let are = |standing| rows.iter().filter(|row| row.standing() == standing).count();
-    let (over, under, new) = (are(Standing::Over), are(Standing::Under), are(Standing::New));
+    let (over, under, new) = (are(BudgetVerdict::Over), are(BudgetVerdict::Under), are(BudgetVerdict::New));
     let percent = 100.0 * TOLERANCE;
     if accepted {
         say("\nThe budget is what was counted now. Say in the change why.");

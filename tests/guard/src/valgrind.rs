@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-use crate::budget::Figures;
+use crate::budget::OperationCost;
 use crate::cases::Case;
 
 /// What one operation of `case` costs. Callgrind's files stay in `folder`.
-pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<Figures> {
+pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<OperationCost> {
     let out = folder.join(format!("{}.callgrind", case.name()));
     let ran = Command::new("valgrind")
         .args(["--tool=callgrind", "-q", "--fair-sched=try", "--separate-threads=yes", "--collect-systime=yes"])
@@ -45,13 +45,13 @@ pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<Figures> {
 }
 
 /// What a whole file tells. There is no vDSO under valgrind: each reading of the clock is a call of the kernel, and is told apart here.
-fn totals(text: &str) -> Option<Figures> {
+fn totals(text: &str) -> Option<OperationCost> {
     let words = |name| text.lines().find_map(|line: &str| line.strip_prefix(name)).map(|rest| rest.split_whitespace().collect::<Vec<_>>());
     // The line `totals` has calls of before the mark.
     let (events, summary) = (words("events:")?, words("summary:")?);
     let figure = |event| summary.get(events.iter().position(|name| *name == event)?)?.parse::<f64>().ok();
     let clock = clock_readings(text);
-    Some(Figures { instructions: figure("Ir")?, calls: (figure("sysCount").unwrap_or(0.0) - clock).max(0.0), clock })
+    Some(OperationCost { instructions: figure("Ir")?, calls: (figure("sysCount").unwrap_or(0.0) - clock).max(0.0), clock })
 }
 
 /// How often the clock was read: the sum over all callers. A function has its name where it is first mentioned, and a number from then on.
@@ -81,8 +81,8 @@ mod tests {
         let function = "fn=(1) main\ncfn=(7) clock_gettime@@GLIBC_2.17\ncalls=3 0\n0 30 3\ncfn=(8) write\ncalls=9 0\n0 90 9\n";
         let other = "fn=(2) other\ncfn=(7)\ncalls=2 0\n0 20 2\n";
         let text = format!("events: Ir sysCount sysTime\nsummary: 4200 17 12\n{function}{other}totals: 4300 99 12\n");
-        assert_eq!(totals(&text), Some(Figures { instructions: 4200.0, calls: 12.0, clock: 5.0 }));
-        assert_eq!(totals("events: Ir\nsummary: 5\n"), Some(Figures { instructions: 5.0, calls: 0.0, clock: 0.0 }));
+        assert_eq!(totals(&text), Some(OperationCost { instructions: 4200.0, calls: 12.0, clock: 5.0 }));
+        assert_eq!(totals("events: Ir\nsummary: 5\n"), Some(OperationCost { instructions: 5.0, calls: 0.0, clock: 0.0 }));
         assert_eq!(totals("events: Ir\n"), None);
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_agent::AgentConfig;
-use hostler_agent::lane::{Incoming, Serving};
+use hostler_agent::lane::{IncomingRequest, RequestStream};
 use hostler_agent::node::REPORT_INTERVAL;
-use hostler_agent::uplink::Redial;
+use hostler_agent::uplink::Backoff;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
 use tokio::sync::{Notify, mpsc};
@@ -18,13 +18,13 @@ use tokio::time::{Instant, interval, interval_at, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use super::{Attached, Joining, Replica, Tally, attach};
+use super::{Attachment, AttachRequest, Replica, Tally, attach};
 
 /// How often an agent reads an idle engine's figures, each time followed by a report.
-const IDLE_READING: Duration = Duration::from_millis(500);
+const IDLE_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often the driver tells how the GPUs do.
-const GPU_READING: Duration = Duration::from_secs(1);
+const GPU_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long an answer takes, from its first event to its last.
 const ANSWER: Duration = Duration::from_millis(20);
@@ -33,7 +33,7 @@ const ANSWER: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Agent {
     hello: Hello,
-    replicas: Arc<Vec<Counts>>,
+    replicas: Arc<Vec<ReplicaCounts>>,
     /// Something is to be reported.
     moved: Arc<Notify>,
     tally: Arc<Tally>,
@@ -41,7 +41,7 @@ pub struct Agent {
 
 /// What is counted of one replica.
 #[derive(Debug, Default)]
-struct Counts {
+struct ReplicaCounts {
     in_flight: AtomicU32,
     served: AtomicU64,
 }
@@ -51,7 +51,7 @@ impl Agent {
     #[must_use]
     pub fn new(node: String, replicas: u32, tally: Arc<Tally>) -> Self {
         let hello = Hello { node, life: fastrand::u64(1..), ..Hello::default() };
-        Self { hello, replicas: Arc::new((0..replicas).map(|_| Counts::default()).collect()), moved: Arc::default(), tally }
+        Self { hello, replicas: Arc::new((0..replicas).map(|_| ReplicaCounts::default()).collect()), moved: Arc::default(), tally }
     }
 
     /// Requests that each replica has answered.
@@ -60,36 +60,36 @@ impl Agent {
     }
 
     /// Serves the router at `address` until it is dropped.
-    pub async fn keep(&self, address: SocketAddr) {
-        let mut redial = Redial::default();
+    pub async fn serve(&self, address: SocketAddr) {
+        let mut redial = Backoff::default();
         loop {
             self.tally.attempts.fetch_add(1, Ordering::Relaxed);
             let (took, taken) = mpsc::unbounded_channel();
-            let joining = Joining {
+            let joining = AttachRequest {
                 hello: self.hello.clone(),
-                replicas: self.replicas().map(Replica::whole).collect(),
+                replicas: self.replicas().map(Replica::full_report).collect(),
                 lanes: AgentConfig::default().lanes,
             };
             match attach(address, joining, &took, self.tally.traffic()).await {
                 Ok(attached) => {
-                    redial = Redial::default();
+                    redial = Backoff::default();
                     let _counted = self.tally.attached();
                     let ended = self.follow(attached, taken).await;
                     self.tally.note(&self.hello.node, &ended);
                 }
                 Err(status) => self.tally.note(&self.hello.node, &status),
             }
-            sleep(redial.pause()).await;
+            sleep(redial.next_delay()).await;
         }
     }
 
     /// Reports and answers until the connection ends.
-    async fn follow(&self, mut attached: Attached, mut taken: mpsc::UnboundedReceiver<Incoming>) -> Status {
+    async fn follow(&self, mut attached: Attachment, mut taken: mpsc::UnboundedReceiver<IncomingRequest>) -> Status {
         let mut heartbeat = interval(Duration::from_millis(u64::from(attached.lease_ms())) / 3);
         // The readings of the replicas are not in step with each other; those of the GPUs come together.
-        let between = IDLE_READING / u32::try_from(self.replicas.len().max(1)).unwrap_or(1);
+        let between = IDLE_REPORT_INTERVAL / u32::try_from(self.replicas.len().max(1)).unwrap_or(1);
         let mut readings = interval_at(Instant::now() + between.mul_f64(fastrand::f64()), between);
-        let mut gpus = interval_at(Instant::now() + GPU_READING.mul_f64(fastrand::f64()), GPU_READING);
+        let mut gpus = interval_at(Instant::now() + GPU_REPORT_INTERVAL.mul_f64(fastrand::f64()), GPU_REPORT_INTERVAL);
         let mut next_report = Instant::now();
         loop {
             let moved = async {
@@ -103,11 +103,11 @@ impl Agent {
                     Err(status) => return status,
                 },
                 Some(incoming) = taken.recv() => {
-                    self.take(incoming);
+                    self.serve_request(incoming);
                     continue;
                 }
-                () = moved => self.replicas().map(Replica::moved).collect(),
-                _ = gpus.tick() => self.replicas().map(|replica| replica.read(70.0 + 10.0 * fastrand::f32())).collect(),
+                () = moved => self.replicas().map(Replica::load_report).collect(),
+                _ = gpus.tick() => self.replicas().map(|replica| replica.gpu_report(70.0 + 10.0 * fastrand::f32())).collect(),
                 _ = readings.tick() => Vec::new(),
                 _ = heartbeat.tick() => Vec::new(),
             };
@@ -129,10 +129,10 @@ impl Agent {
     }
 
     /// Answers a request in a task of its own.
-    fn take(&self, incoming: Incoming) {
+    fn serve_request(&self, incoming: IncomingRequest) {
         let (replicas, moved) = (self.replicas.clone(), self.moved.clone());
         tokio::spawn(async move {
-            let Incoming { head, serving } = incoming;
+            let IncomingRequest { head, stream: serving } = incoming;
             let Some(counts) = replicas.get(head.replica as usize) else { return };
             counts.in_flight.fetch_add(1, Ordering::Relaxed);
             moved.notify_one();
@@ -159,7 +159,7 @@ impl Agents {
     pub fn start(agents: u32, replicas: u32, router: SocketAddr) -> Self {
         let tally = Arc::<Tally>::default();
         let agents: Vec<_> = (0..agents).map(|index| Arc::new(Agent::new(format!("n{index}"), replicas, tally.clone()))).collect();
-        let keep = |agent: Arc<Agent>| AbortOnDropHandle::new(tokio::spawn(async move { agent.keep(router).await }));
+        let keep = |agent: Arc<Agent>| AbortOnDropHandle::new(tokio::spawn(async move { agent.serve(router).await }));
         let tasks = agents.iter().cloned().map(keep).collect();
         Self { agents, tally, _tasks: tasks }
     }
@@ -185,17 +185,17 @@ const EVENTS: [&str; 3] = [
 ];
 
 /// A stream of a few events.
-async fn answer(serving: Serving) {
+async fn answer(serving: RequestStream) {
     let content_type = Header { name: Bytes::from_static(b"content-type"), value: Bytes::from_static(b"text/event-stream") };
-    serving.head(ResponseHead { status: 200, headers: vec![content_type] });
+    serving.send_head(ResponseHead { status: 200, headers: vec![content_type] });
     let [first, rest @ ..] = EVENTS.map(|event| Kind::Body(Bytes::from_static(event.as_bytes())));
-    serving.push(first);
+    serving.send_frame(first);
     tokio::select! {
         () = sleep(ANSWER) => {}
-        () = serving.cancelled() => return,
+        () = serving.wait_cancelled() => return,
     }
     for event in rest {
-        serving.push(event);
+        serving.send_frame(event);
     }
     serving.end(&Ok(()));
 }

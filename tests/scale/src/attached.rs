@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hostler_agent::lane::{Incoming, Lane};
+use hostler_agent::lane::{IncomingRequest, Lane};
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
 use hostler_proto::agent::v1::attach_request::Message as ToRouter;
@@ -20,14 +20,14 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status, Streaming};
 
-use super::tally::{Counted, Traffic};
+use super::tally::{CountedStream, Traffic};
 
 /// Reports that may wait for the connection, as at a real agent.
 const QUEUE: usize = 16;
 
 /// An attachment that lives. Dropping it closes its connection.
 #[derive(Debug)]
-pub struct Attached {
+pub struct Attachment {
     to_router: mpsc::Sender<wire::AttachRequest>,
     from_router: Streaming<wire::AttachResponse>,
     sequence: u64,
@@ -38,7 +38,7 @@ pub struct Attached {
 
 /// Who attaches, with what.
 #[derive(Debug)]
-pub struct Joining {
+pub struct AttachRequest {
     /// Name and life of the node; the versions are filled in.
     pub hello: wire::Hello,
     /// All its replicas.
@@ -53,11 +53,11 @@ pub struct Joining {
 /// When the router cannot be reached, or refuses.
 pub async fn attach(
     router: SocketAddr,
-    node: Joining,
-    taken: &mpsc::UnboundedSender<Incoming>,
+    node: AttachRequest,
+    taken: &mpsc::UnboundedSender<IncomingRequest>,
     traffic: Arc<Traffic>,
-) -> Result<Attached, Status> {
-    let Joining { hello, replicas, lanes } = node;
+) -> Result<Attachment, Status> {
+    let AttachRequest { hello, replicas, lanes } = node;
     let channel = dial(router, traffic).await?;
     let (to_router, messages) = mpsc::channel(QUEUE);
     let send = async |message| to_router.send(wire::AttachRequest { message: Some(message) }).await.map_err(|_| lost("Attach"));
@@ -67,7 +67,7 @@ pub async fn attach(
         return Err(Status::internal("the router did not begin with a welcome"));
     };
     send(ToRouter::Report(wire::Report { sequence: 0, snapshot: true, replicas })).await?;
-    let mut attached = Attached { to_router, from_router, sequence: 1, lease_ms: welcome.lease_ms, lanes: Vec::new() };
+    let mut attached = Attachment { to_router, from_router, sequence: 1, lease_ms: welcome.lease_ms, lanes: Vec::new() };
     for _ in 0..lanes {
         attached.lanes.push(open_lane(channel.clone(), &welcome.ticket, taken.clone()).await?);
     }
@@ -79,8 +79,8 @@ async fn dial(router: SocketAddr, traffic: Arc<Traffic>) -> Result<Channel, Stat
         let traffic = traffic.clone();
         async move {
             let stream = TcpStream::connect(router).await?;
-            hostler_boot::tune(&stream, TCP_USER_TIMEOUT)?;
-            Ok::<_, std::io::Error>(TokioIo::new(Counted { stream, traffic }))
+            hostler_boot::configure_stream(&stream, TCP_USER_TIMEOUT)?;
+            Ok::<_, std::io::Error>(TokioIo::new(CountedStream { stream, traffic }))
         }
     });
     let endpoint = Endpoint::from_shared(format!("http://{router}")).map_err(|error| Status::internal(error.to_string()))?;
@@ -96,13 +96,13 @@ async fn dial(router: SocketAddr, traffic: Arc<Traffic>) -> Result<Channel, Stat
     dialled.map_err(|error| Status::unavailable(hostler_boot::root_cause(&error)))
 }
 
-async fn open_lane(channel: Channel, ticket: &[u8], taken: mpsc::UnboundedSender<Incoming>) -> Result<AbortOnDropHandle<()>, Status> {
+async fn open_lane(channel: Channel, ticket: &[u8], taken: mpsc::UnboundedSender<IncomingRequest>) -> Result<AbortOnDropHandle<()>, Status> {
     let lane = Lane::new(Counter::default());
     let mut request = Request::new(lane.outbox().batches());
     request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
     let mut batches = AgentLinkClient::new(channel).max_decoding_message_size(MESSAGE_BYTES).carry(request).await?.into_inner();
     Ok(AbortOnDropHandle::new(tokio::spawn(async move {
-        let lane = Lost(lane);
+        let lane = LaneGuard(lane);
         while let Ok(Some(batch)) = batches.message().await {
             for incoming in lane.0.receive(batch) {
                 // Whoever does not want them has dropped the other end, and the router hears that they are given up.
@@ -113,15 +113,15 @@ async fn open_lane(channel: Channel, ticket: &[u8], taken: mpsc::UnboundedSender
 }
 
 /// Loses its lane when the task that reads it ends.
-struct Lost(Arc<Lane>);
+struct LaneGuard(Arc<Lane>);
 
-impl Drop for Lost {
+impl Drop for LaneGuard {
     fn drop(&mut self) {
-        self.0.lose();
+        self.0.close();
     }
 }
 
-impl Attached {
+impl Attachment {
     /// A report, even an empty one, is due within this time.
     #[must_use]
     pub fn lease_ms(&self) -> u32 {

@@ -22,7 +22,7 @@ const EPOCH: u64 = 1;
 impl Replica {
     /// All of it, as a snapshot tells it.
     #[must_use]
-    pub fn whole(self) -> wire::ReplicaReport {
+    pub fn full_report(self) -> wire::ReplicaReport {
         let card = format!(
             r#"{{"id":"{MODEL}","object":"model","created":1,"owned_by":"hostler","root":"{MODEL}","parent":null,"max_model_len":8192}}"#
         );
@@ -43,12 +43,12 @@ impl Replica {
             launch: Some(launch),
             ..wire::ReplicaState::default()
         };
-        wire::ReplicaReport { state: Some(state), ..self.moved() }
+        wire::ReplicaReport { state: Some(state), ..self.load_report() }
     }
 
     /// Its load alone, which changes with every request.
     #[must_use]
-    pub fn moved(self) -> wire::ReplicaReport {
+    pub fn load_report(self) -> wire::ReplicaReport {
         let engine = wire::EngineLoad { running: self.in_flight, kv_blocks: 50_000, block_size: 16, ..wire::EngineLoad::default() };
         let load = wire::Load {
             in_flight: self.in_flight,
@@ -62,7 +62,7 @@ impl Replica {
 
     /// How its GPU does; `watts` is what differs from one second to the next.
     #[must_use]
-    pub fn read(self, watts: f32) -> wire::ReplicaReport {
+    pub fn gpu_report(self, watts: f32) -> wire::ReplicaReport {
         let reading = wire::GpuReading {
             uuid: self.gpu(),
             memory_used_bytes: Some(70 << 30),

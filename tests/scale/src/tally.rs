@@ -53,9 +53,9 @@ impl Tally {
     }
 
     /// Counts an attachment until the guard is dropped.
-    pub(crate) fn attached(&self) -> Attachment {
+    pub(crate) fn attached(&self) -> AttachmentGuard {
         self.attached.fetch_add(1, Ordering::Relaxed);
-        Attachment(self.attached.clone())
+        AttachmentGuard(self.attached.clone())
     }
 
     /// An attachment has ended, or did not come to be.
@@ -65,9 +65,9 @@ impl Tally {
 }
 
 /// See [`Tally::attached`].
-pub(crate) struct Attachment(Arc<AtomicU32>);
+pub(crate) struct AttachmentGuard(Arc<AtomicU32>);
 
-impl Drop for Attachment {
+impl Drop for AttachmentGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -75,12 +75,12 @@ impl Drop for Attachment {
 
 /// A connection whose bytes are counted.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct CountedStream {
     pub(crate) stream: TcpStream,
     pub(crate) traffic: Arc<Traffic>,
 }
 
-impl Counted {
+impl CountedStream {
     fn sent(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(bytes)) = written {
             self.traffic.up.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Counted {
     }
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
@@ -98,7 +98,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedStream {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.sent(written)

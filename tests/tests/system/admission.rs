@@ -148,7 +148,7 @@ async fn hung(most: usize) -> (Fleet, TempDir, [String; 2], JoinHandle<Answer>) 
     let both = ["flood", "light"].map(|tenant| key(&file, tenant, Limits::default()));
     let setup = Setup::agents(1).engine("--max-num-batched-tokens 256").router(|router| {
         router.keys_file = file;
-        router.max_held = most;
+        router.max_queued = most;
     });
     let fleet = Fleet::start(setup).await;
     fleet.fault("n0/0", "hang").await;

@@ -43,7 +43,7 @@ async fn a_compressed_body_is_refused_by_name_and_where_it_is_allowed_the_engine
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
     let fleet =
-        Fleet::start(Setup::agents(1).router(|router| (router.max_reading_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
+        Fleet::start(Setup::agents(1).router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
     let edge = fleet.routers[0].edge;
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n";
     let refused = format!("{head}{}", "x".repeat(400_000));
@@ -70,7 +70,7 @@ fn large(stream: bool) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than_is_set() {
     let fleet =
-        Fleet::start(Setup::agents(1).router(|router| (router.max_reading_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
+        Fleet::start(Setup::agents(1).router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
     fleet.fault("n0/0", "hang").await;
     let ask = |body: Value| {
         let edge = fleet.edge();

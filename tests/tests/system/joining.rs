@@ -11,7 +11,7 @@ use hostler_proto::agent::v1::{AttachRequest, FrameBatch, Hello};
 use hostler_proto::join::v1::join_client::JoinClient;
 use hostler_proto::join::v1::{EnrollRequest, RenewRequest};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
-use hostler_tls::{Applicant, Authority, Certified, ClientConfig, NodeKey, Scope, Token, Tokens, Trust, Uses, member_config};
+use hostler_tls::{JoinRequest, Authority, CertificateInfo, ClientConfig, NodeKey, TokenScope, JoinToken, TokenStore, EnrollmentVerifier, UseLimit, member_config};
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -25,30 +25,30 @@ use crate::harness::{CHAT, Fleet, Program, Setup, Workplace, attach, channel, ch
 struct Gate {
     folder: TempDir,
     authority: Authority,
-    tokens: Tokens,
+    tokens: TokenStore,
 }
 
 impl Gate {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create(&folder.path().join("fleet"), "f").unwrap();
-        Self { tokens: Tokens::beside(&folder.path().join("fleet")), folder, authority }
+        Self { tokens: TokenStore::in_folder(&folder.path().join("fleet")), folder, authority }
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn token(&self, expires_in: Duration, job: &str, uses: Uses) -> Token {
-        self.tokens.create(&self.authority, &Scope { job: job.into(), ..Scope::new(expires_in, uses) }, hostler_tls::now()).unwrap()
+    fn token(&self, expires_in: Duration, job: &str, uses: UseLimit) -> JoinToken {
+        self.tokens.create(&self.authority, &TokenScope { job: job.into(), ..TokenScope::new(expires_in, uses) }, hostler_tls::now()).unwrap()
     }
 
-    fn good_token(&self, nodes: u32) -> Token {
-        self.token(Duration::from_secs(600), "", Uses::Count(nodes))
+    fn good_token(&self, nodes: u32) -> JoinToken {
+        self.token(Duration::from_secs(600), "", UseLimit::Count(nodes))
     }
 
     /// A router of this fleet, and agents that have this token.
-    fn setup(&self, agents: usize, token: &Token) -> Setup {
+    fn setup(&self, agents: usize, token: &JoinToken) -> Setup {
         let file = self.path("token");
         hostler_tls::write_private(&file, token.text().as_bytes()).unwrap();
         let setup = Setup::agents(agents).router(|router| router.tls_dir = self.path("fleet"));
@@ -69,12 +69,12 @@ impl Gate {
         member_config(&authority, &self.certificate(node), &self.key(node), &self.path("nodes")).unwrap()
     }
 
-    async fn enroll(&self, fleet: &Fleet, token: &Token, node: &str, job: &str) -> Result<Certified, Status> {
+    async fn enroll(&self, fleet: &Fleet, token: &JoinToken, node: &str, job: &str) -> Result<CertificateInfo, Status> {
         self.call(fleet, EnrollRequest { job: job.into(), ..self.request(token, node, &format!("{node}-of-a-test")) }).await
     }
 
     /// What a node says that has this key.
-    fn request(&self, token: &Token, node: &str, key: &str) -> EnrollRequest {
+    fn request(&self, token: &JoinToken, node: &str, key: &str) -> EnrollRequest {
         EnrollRequest {
             protocol: PROTOCOL,
             token_id: token.id.clone(),
@@ -85,10 +85,10 @@ impl Gate {
         }
     }
 
-    async fn call(&self, fleet: &Fleet, request: EnrollRequest) -> Result<Certified, Status> {
-        let channel = dial(fleet, Trust::by(self.authority.fingerprint()).unwrap()).await;
+    async fn call(&self, fleet: &Fleet, request: EnrollRequest) -> Result<CertificateInfo, Status> {
+        let channel = dial(fleet, EnrollmentVerifier::config_for(self.authority.fingerprint()).unwrap()).await;
         let answer = soon("an answer to Enroll", JoinClient::new(channel).enroll(request)).await?;
-        Ok(Certified::read(&answer.into_inner().certificate).unwrap())
+        Ok(CertificateInfo::parse(&answer.into_inner().certificate).unwrap())
     }
 }
 
@@ -111,9 +111,9 @@ async fn agents_with_a_token_join_and_serve_over_tls() {
     let fleet = Fleet::start(gate.setup(2, &gate.good_token(2))).await;
     fleet.edge().open(CHAT, &chat_stream(20)).await.finish().await.assert_whole_stream();
     for node in ["n0", "n1"] {
-        let certified = Certified::read(&gate.certificate(node)).unwrap();
+        let certified = CertificateInfo::parse(&gate.certificate(node)).unwrap();
         assert_eq!((certified.node.as_str(), certified.key), (node, gate.key(node).fingerprint()));
-        assert!(certified.until - hostler_tls::now() > 23 * 3600, "a day: {certified:?}");
+        assert!(certified.expires_at - hostler_tls::now() > 23 * 3600, "a day: {certified:?}");
         let mode = std::fs::metadata(gate.path("nodes").join(node).join("node.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
@@ -125,17 +125,17 @@ async fn a_certificate_is_renewed_under_a_stream_that_outlives_it() {
     let gate = Gate::new();
     let setup = gate.setup(1, &gate.good_token(1)).router(|router| router.certificate_lifetime = Duration::from_secs(4));
     let fleet = Fleet::start(setup).await;
-    let first = Certified::read(&gate.certificate("n0")).unwrap();
+    let first = CertificateInfo::parse(&gate.certificate("n0")).unwrap();
     let mut stream = fleet.edge().open(CHAT, &chat_stream(1200)).await;
     stream.events(2).await;
     until("the first certificate's end", async || {
         assert!(fleet.admin().nodes().await.unwrap().iter().all(|node| node.attached), "it leaves at no time");
-        if hostler_tls::now() > first.until { Ok(()) } else { Err("it holds still".into()) }
+        if hostler_tls::now() > first.expires_at { Ok(()) } else { Err("it holds still".into()) }
     })
     .await;
     stream.finish().await.assert_whole_stream();
-    let renewed = Certified::read(&gate.certificate("n0")).unwrap();
-    assert!(renewed.until > first.until && renewed.key == first.key, "{first:?} {renewed:?}");
+    let renewed = CertificateInfo::parse(&gate.certificate("n0")).unwrap();
+    assert!(renewed.expires_at > first.expires_at && renewed.key == first.key, "{first:?} {renewed:?}");
     assert!(fleet.admin().nodes().await.unwrap()[0].attached);
 }
 
@@ -144,15 +144,15 @@ async fn a_node_that_slept_too_long_joins_again_by_the_token_that_it_has_used() 
     let gate = Gate::new();
     let token = gate.good_token(1);
     let key = gate.key("n0");
-    let applicant = Applicant { node: "n0".into(), job: String::new(), key: key.fingerprint() };
+    let applicant = JoinRequest { node: "n0".into(), job: String::new(), key: key.fingerprint() };
     gate.tokens.redeem(&token.id, &token.secret(), &applicant, hostler_tls::now()).unwrap();
     let old = gate.authority.issue("n0", &token.id, &key.request().unwrap(), Duration::from_secs(1)).unwrap();
     hostler_tls::write_private(&gate.path("nodes/n0/node.der"), &old.certificate).unwrap();
     hostler_tls::write_private(&gate.path("nodes/n0/ca.der"), gate.authority.certificate()).unwrap();
-    until("the certificate's end", async || if hostler_tls::now() > old.certified.until { Ok(()) } else { Err("it holds".into()) }).await;
+    until("the certificate's end", async || if hostler_tls::now() > old.info.expires_at { Ok(()) } else { Err("it holds".into()) }).await;
     let fleet = Fleet::start(gate.setup(1, &token)).await;
     fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
-    assert!(Certified::read(&gate.certificate("n0")).unwrap().until > old.certified.until);
+    assert!(CertificateInfo::parse(&gate.certificate("n0")).unwrap().expires_at > old.info.expires_at);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -162,12 +162,12 @@ async fn a_token_that_does_not_count_is_refused_in_a_sentence() {
     let fleet = Fleet::launch(gate.setup(0, &used)).await;
     assert_eq!(gate.enroll(&fleet, &used, "a", "").await.unwrap().node, "a");
     assert_eq!(gate.enroll(&fleet, &used, "a", "").await.unwrap().node, "a", "its first answer may have been lost");
-    let expired = gate.token(Duration::ZERO, "", Uses::Count(1));
+    let expired = gate.token(Duration::ZERO, "", UseLimit::Count(1));
     let revoked = gate.good_token(1);
     gate.tokens.revoke(&revoked.id).unwrap();
-    let of_job = gate.token(Duration::from_secs(600), "12.host", Uses::EveryNodeOfItsJob);
+    let of_job = gate.token(Duration::from_secs(600), "12.host", UseLimit::EveryNodeOfItsJob);
     assert_eq!(gate.enroll(&fleet, &of_job, "b", "12.host").await.unwrap().token, of_job.id);
-    let unknown = Token::generate(gate.authority.fingerprint()).unwrap();
+    let unknown = JoinToken::generate(gate.authority.fingerprint()).unwrap();
     let cases = [
         (&used, "c", "", "has been used already, by a"),
         (&expired, "c", "", "expired at"),
@@ -201,7 +201,7 @@ async fn who_has_copied_a_nodes_certificate_can_neither_take_its_place_nor_live_
     assert_eq!(lane.code(), Code::Unauthenticated, "{lane}");
     let by_token = gate.enroll(&fleet, &gate.good_token(1), "n0", "").await.unwrap_err();
     assert!(by_token.code() == Code::FailedPrecondition && by_token.message().contains("another agent is attached"), "{by_token}");
-    let nobody = attach_as(dial(&fleet, Trust::by(gate.authority.fingerprint()).unwrap()).await, "n0").await.unwrap_err();
+    let nobody = attach_as(dial(&fleet, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await, "n0").await.unwrap_err();
     assert!(nobody.code() == Code::Unauthenticated && nobody.message().contains("agent.join_token_file"), "{nobody}");
     fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 1);
@@ -218,7 +218,7 @@ async fn a_node_whose_token_was_revoked_leaves_when_its_certificate_ends() {
         if nodes.iter().all(|node| !node.attached) { Ok(()) } else { Err(format!("{nodes:?}")) }
     })
     .await;
-    assert!(Certified::read(&gate.certificate("n0")).unwrap().until <= hostler_tls::now());
+    assert!(CertificateInfo::parse(&gate.certificate("n0")).unwrap().expires_at <= hostler_tls::now());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,7 +240,7 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
     let (mut strangers, mut closed) = (Vec::new(), Vec::new());
     for number in 0..MOST + 20 {
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
-        let shaken = hostler_tls::connect(stream, Trust::by(gate.authority.fingerprint()).unwrap());
+        let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap());
         // Who is refused hears so in the midst of the handshake's end.
         let shaken = soon("a handshake", shaken).await;
         let Ok(mut stream) = shaken else {
@@ -261,7 +261,7 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
     strangers.iter().for_each(tokio::task::JoinHandle::abort);
     until("a place for who comes next", async || {
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
-        let shaken = hostler_tls::connect(stream, Trust::by(gate.authority.fingerprint()).unwrap()).await;
+        let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await;
         let mut stream = shaken.map_err(|error| error.to_string())?;
         // The router's first words, where it goes on.
         match stream.read(&mut [0; 9]).await {
@@ -284,7 +284,7 @@ async fn a_name_that_was_admitted_once_is_its_nodes_while_that_is_away() {
     assert!(refused.message().contains("hostler token create --node n"), "it says what to do: {refused}");
     assert_eq!(gate.tokens.list().unwrap()[0].used_by, ["n"], "whoever is refused uses nothing up");
     assert_eq!(gate.enroll(&fleet, &token, "n", "").await.unwrap().key, owner.key, "the owner comes back");
-    let scope = Scope { node: "n".into(), ..Scope::new(Duration::from_secs(600), Uses::Count(1)) };
+    let scope = TokenScope { node: "n".into(), ..TokenScope::new(Duration::from_secs(600), UseLimit::Count(1)) };
     let word = gate.tokens.create(&gate.authority, &scope, hostler_tls::now()).unwrap();
     assert!(gate.call(&fleet, gate.request(&word, "m", "another")).await.unwrap_err().message().contains("is for node n"));
     let admitted =
@@ -326,7 +326,7 @@ async fn the_programs_make_a_fleet_and_say_why_a_second_node_may_not_join_by_the
     let listed = workplace.run(&["token", "list", "--dir", &fleet]).await.stdout;
     assert!(listed.contains("used up") && listed.contains(" a\n"), "{listed}");
     let printed = workplace.run(&["token", "create", "--dir", &fleet, "--expires", "1h"]).await;
-    let printed = Token::parse(&printed.stdout).unwrap();
+    let printed = JoinToken::parse(&printed.stdout).unwrap();
     assert!(workplace.run(&["token", "revoke", "--dir", &fleet, &printed.id]).await.success);
     let secret = std::fs::read_to_string(&token).unwrap().trim().split_once('.').unwrap().1.to_owned();
     for program in [&router, &first, &second] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use hostler_agent::lane::{Incoming, Lane as AgentLane, RequestBody, Serving};
+use hostler_agent::lane::{IncomingRequest, Lane as AgentLane, RequestBody, RequestStream};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{FrameBatch, RequestHead, ResponseHead};
 use hostler_proto::lane::{Broken, MAX_BODY_BYTES, WINDOW_BYTES};
@@ -61,7 +61,7 @@ struct Client {
 
 /// A request at the engine, and what has passed there.
 struct AtEngine {
-    serving: Option<Serving>,
+    serving: Option<RequestStream>,
     body: RequestBody,
     id: u64,
     taken: usize,
@@ -122,9 +122,9 @@ impl World {
                 self.down.extend(self.router.outbox().take_batch());
                 if let Some(batch) = self.down.pop_front() {
                     check_sizes(&batch);
-                    for Incoming { head, serving } in self.agent.receive(batch) {
+                    for IncomingRequest { head, stream: serving } in self.agent.receive(batch) {
                         let id = head.path.parse().unwrap();
-                        serving.head(ResponseHead { status: 200, headers: Vec::new() });
+                        serving.send_head(ResponseHead { status: 200, headers: Vec::new() });
                         let body = serving.body();
                         let (written, unsent) = (Vec::new(), VecDeque::new());
                         self.engine.push(AtEngine {
@@ -218,7 +218,7 @@ impl AtEngine {
         let Some(serving) = &self.serving else { return };
         while !self.unsent.is_empty() {
             let Poll::Ready(allowed) = serving.poll_credit(&context(), self.unsent.len()) else { return };
-            serving.push(Kind::Body(self.unsent.drain(..allowed).collect()));
+            serving.send_frame(Kind::Body(self.unsent.drain(..allowed).collect()));
         }
         if let Some(outcome) = &self.closing {
             self.serving.take().unwrap().end(outcome);
@@ -269,8 +269,8 @@ proptest! {
         let mut world = World::new();
         steps.into_iter().for_each(|step| world.take(step));
         if lose {
-            world.router.lose();
-            world.agent.lose();
+            world.router.mark_lost();
+            world.agent.close();
         } else {
             // Engines that are still writing complete.
             world.engine.iter_mut().for_each(|request| { request.closing.get_or_insert(Ok(())); });
@@ -295,7 +295,7 @@ proptest! {
                 prop_assert!(request.taken <= body_of(client.id));
             }
         }
-        prop_assert_eq!((world.router.open_requests(), world.agent.running()), (0, 0));
+        prop_assert_eq!((world.router.open_request_count(), world.agent.active_requests()), (0, 0));
     }
 
 }

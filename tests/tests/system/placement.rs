@@ -288,7 +288,7 @@ async fn until_held(fleet: &Fleet, count: f64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urgent_goes_first() {
-    let (fleet, first) = full(Setup::agents(1).router(|router| router.max_held = 4)).await;
+    let (fleet, first) = full(Setup::agents(1).router(|router| router.max_queued = 4)).await;
     let mut waiting = vec![first];
     for (held, (name, priority)) in [(1.0, ("late", 5)), (2.0, ("soon", 1)), (3.0, ("urgent", -3)), (4.0, ("later", 7))] {
         waiting.push(send(&fleet, name, priority));
@@ -316,7 +316,7 @@ async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urge
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_whose_answer_would_begin_too_late_is_refused_with_the_time_to_come_back() {
-    let (fleet, first) = full(Setup::agents(1).router(|router| router.longest_wait = Duration::from_millis(1))).await;
+    let (fleet, first) = full(Setup::agents(1).router(|router| router.max_queue_wait = Duration::from_millis(1))).await;
     let refused = send(&fleet, "second", 0).await.unwrap();
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
     assert!(refused.message().contains("router.longest_wait"), "{}", refused.text());

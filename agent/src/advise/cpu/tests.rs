@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn time_is_read_behind_a_name_that_looks_like_fields() {
     let stat = "7 (a) S 1 2) R 1 7 7 0 -1 4194304 100 0 0 0 31 11 0 0 20 0 4 0 5 6 7";
-    assert_eq!(ticks(stat), Some(42));
-    assert_eq!(ticks("7 (a) R 1"), None);
+    assert_eq!(parse_cpu_ticks(stat), Some(42));
+    assert_eq!(parse_cpu_ticks("7 (a) R 1"), None);
 }
 
 #[test]
@@ -15,8 +15,8 @@ fn a_process_that_computes_uses_a_core_and_one_that_waits_uses_none() {
     let start = Instant::now();
     assert_eq!(cpu.read(own, start), None, "one reading tells nothing yet");
     // Until the kernel has counted some ticks for us.
-    let before = ticks(&stat(own).unwrap()).unwrap();
-    while ticks(&stat(own).unwrap()).unwrap() < before + 10 && began.elapsed() < Duration::from_secs(30) {}
+    let before = parse_cpu_ticks(&read_stat(own).unwrap()).unwrap();
+    while parse_cpu_ticks(&read_stat(own).unwrap()).unwrap() < before + 10 && began.elapsed() < Duration::from_secs(30) {}
     let share = cpu.read(own, start + Duration::from_secs(1)).unwrap();
     assert!(share > 0.05, "{share}");
     assert_eq!(cpu.read(u32::MAX, start + Duration::from_secs(2)), None, "no such process");

@@ -3,28 +3,28 @@
 use super::*;
 use crate::engine::control::Adapter;
 use crate::gpu::{Gpu, Reading};
-use crate::probe::{Details, Figures};
+use crate::probe::{EngineDetails, EngineMetrics};
 
 const GIB: u64 = 1 << 30;
 
 /// An engine that works and is well.
 fn busy() -> Observation {
-    let figures = Figures { running: 40, kv_use: 0.4, kv_blocks: Some(10_000), block_size: Some(16), ..Figures::default() };
-    let details = Details { requests: 50, longest_prompt: Some(1_000), longest_answer: Some(200), ..Details::default() };
-    Observation { figures: Some(figures), details: Some(details), front_end_cpu: Some(0.5), gpus: vec![Reading::default()], guided: 0 }
+    let figures = EngineMetrics { running: 40, kv_use: 0.4, kv_blocks: Some(10_000), block_size: Some(16), ..EngineMetrics::default() };
+    let details = EngineDetails { requests: 50, longest_prompt: Some(1_000), longest_answer: Some(200), ..EngineDetails::default() };
+    Observation { metrics: Some(figures), details: Some(details), front_end_cpu: Some(0.5), gpus: vec![Reading::default()], guided: 0 }
 }
 
 fn idle() -> Observation {
-    Observation { figures: Some(Figures::default()), front_end_cpu: Some(0.01), ..Observation::default() }
+    Observation { metrics: Some(EngineMetrics::default()), front_end_cpu: Some(0.01), ..Observation::default() }
 }
 
-fn with_figures(change: impl Fn(&mut Figures)) -> Observation {
+fn with_figures(change: impl Fn(&mut EngineMetrics)) -> Observation {
     let mut observation = busy();
-    change(observation.figures.as_mut().unwrap());
+    change(observation.metrics.as_mut().unwrap());
     observation
 }
 
-fn with_details(change: impl Fn(&mut Details)) -> Observation {
+fn with_details(change: impl Fn(&mut EngineDetails)) -> Observation {
     let mut observation = busy();
     change(observation.details.as_mut().unwrap());
     observation
@@ -34,18 +34,18 @@ fn gpu(index: u32) -> Gpu {
     Gpu { index, uuid: format!("GPU-{index}"), name: "NVIDIA L4".into(), memory_bytes: 24 * GIB, ..Gpu::default() }
 }
 
-fn setup(arguments: &[&str]) -> Setup {
-    Setup {
+fn setup(arguments: &[&str]) -> EngineSetup {
+    EngineSetup {
         gpus: vec![gpu(3)],
-        joined: true,
+        has_nvlink_mesh: true,
         arguments: arguments.iter().map(ToString::to_string).collect(),
         tensor_parallel: 1,
-        ..Setup::default()
+        ..EngineSetup::default()
     }
 }
 
-fn told() -> Told {
-    Told { python: true, max_model_len: Some(8_192), kv_tokens: Some(160_000), ..Told::default() }
+fn told() -> RuntimeFacts {
+    RuntimeFacts { python: true, max_model_len: Some(8_192), kv_tokens: Some(160_000), ..RuntimeFacts::default() }
 }
 
 /// A minute: so many seconds of each.
@@ -57,21 +57,21 @@ fn minute(parts: &[(usize, Observation)]) -> Window {
     window
 }
 
-fn kinds(findings: &[Finding]) -> Vec<Kind> {
+fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
     findings.iter().map(|finding| finding.kind).collect()
 }
 
 /// What is found in a minute that is all alike.
-fn found(observation: &Observation, setup: &Setup, told: &Told) -> Vec<Finding> {
-    find(&minute(&[(60, observation.clone())]), setup, told, &[])
+fn found(observation: &Observation, setup: &EngineSetup, told: &RuntimeFacts) -> Vec<Finding> {
+    evaluate_rules(&minute(&[(60, observation.clone())]), setup, told, &[])
 }
 
 fn sentence(finding: &Finding) -> String {
-    format!("{}: {}\n-> {}", finding.kind.word(), finding.evidence, finding.advice)
+    format!("{}: {}\n-> {}", finding.kind.as_str(), finding.evidence, finding.advice)
 }
 
 /// The one finding of such a minute.
-fn only(observation: &Observation, setup: &Setup, told: &Told) -> String {
+fn only(observation: &Observation, setup: &EngineSetup, told: &RuntimeFacts) -> String {
     let found = found(observation, setup, told);
     assert_eq!(found.len(), 1, "{found:?}");
     sentence(&found[0])
@@ -84,8 +84,8 @@ fn an_engine_that_works_and_is_well_gets_no_advice() {
 
 #[test]
 fn an_idle_engine_gets_no_advice_however_it_was_started() {
-    let two = Setup { gpus: vec![gpu(0), gpu(1)], joined: false, weights_bytes: Some(GIB), ..setup(&["--enforce-eager"]) };
-    let told = Told { eager: true, kv_tokens: Some(9_000), ..told() };
+    let two = EngineSetup { gpus: vec![gpu(0), gpu(1)], has_nvlink_mesh: false, weights_bytes: Some(GIB), ..setup(&["--enforce-eager"]) };
+    let told = RuntimeFacts { eager: true, kv_tokens: Some(9_000), ..told() };
     assert_eq!(found(&idle(), &two, &told), []);
     assert_eq!(found(&Observation::default(), &two, &told), []);
 }
@@ -107,11 +107,11 @@ fn requests_that_wait_beside_an_empty_cache_wait_for_a_larger_batch() {
 #[test]
 fn the_time_in_the_queue_is_part_of_the_evidence() {
     let waiting = |queued: u64, queue_seconds: f64| Observation {
-        details: Some(Details { queued, queue_seconds, ..Details::default() }),
+        details: Some(EngineDetails { queued, queue_seconds, ..EngineDetails::default() }),
         ..with_figures(|figures| (figures.waiting, figures.kv_use) = (3, 0.05))
     };
     let window = minute(&[(30, waiting(100, 50.0)), (30, waiting(140, 150.0))]);
-    let found = find(&window, &setup(&[]), &told(), &[]);
+    let found = evaluate_rules(&window, &setup(&[]), &told(), &[]);
     assert!(found[0].evidence.starts_with("3 requests waited on average, each 2.5 s, in 60"), "{found:?}");
 }
 
@@ -119,37 +119,37 @@ fn the_time_in_the_queue_is_part_of_the_evidence() {
 fn a_rate_of_preemptions_is_a_finding_and_a_few_among_many_requests_are_not() {
     let after = |preemptions: u64, requests: u64| {
         let mut observation = with_figures(|figures| (figures.running, figures.kv_use, figures.preemptions) = (200, 0.97, preemptions));
-        observation.details = Some(Details { requests, ..Details::default() });
+        observation.details = Some(EngineDetails { requests, ..EngineDetails::default() });
         observation
     };
     let window = |preemptions: u64, requests: u64| minute(&[(30, after(10, 1_000)), (30, after(10 + preemptions, 1_000 + requests))]);
-    let found = find(&window(14, 300), &setup(&[]), &told(), &[]);
+    let found = evaluate_rules(&window(14, 300), &setup(&[]), &told(), &[]);
     insta::assert_snapshot!(sentence(&found[0]), @"
     preemptions: requests were pushed out of the batch 14 times in the last 60 s, to be computed again: the KV cache was 97 % full with 200 of them running
     -> lower --max-num-seqs to about 160, or give the KV cache more: --gpu-memory-utilization nearer to 1, --kv-cache-dtype fp8 (a little less exact), or more GPUs for each replica (--tp)
     ");
-    assert_eq!(find(&window(5, 300), &setup(&[]), &told(), &[]), [], "five a minute are a burst");
-    assert_eq!(find(&window(14, 3_000), &setup(&[]), &told(), &[]), [], "not one in a hundred");
+    assert_eq!(evaluate_rules(&window(5, 300), &setup(&[]), &told(), &[]), [], "five a minute are a burst");
+    assert_eq!(evaluate_rules(&window(14, 3_000), &setup(&[]), &told(), &[]), [], "not one in a hundred");
     assert_eq!(
-        kinds(&find(&window(1, 3_000), &setup(&[]), &told(), &[Kind::Preemptions])),
-        [Kind::Preemptions],
+        kinds(&evaluate_rules(&window(1, 3_000), &setup(&[]), &told(), &[FindingKind::Preemptions])),
+        [FindingKind::Preemptions],
         "it stands while there are any"
     );
-    assert_eq!(find(&window(0, 300), &setup(&[]), &told(), &[Kind::Preemptions]), []);
+    assert_eq!(evaluate_rules(&window(0, 300), &setup(&[]), &told(), &[FindingKind::Preemptions]), []);
 }
 
 #[test]
 fn a_python_front_end_at_a_whole_core_is_a_finding() {
     let saturated = Observation { front_end_cpu: Some(0.97), ..busy() };
-    let chosen = Setup { no_rust_because: "agent.front_end says so".into(), ..setup(&[]) };
+    let chosen = EngineSetup { python_front_end_reason: "agent.front_end says so".into(), ..setup(&[]) };
     insta::assert_snapshot!(only(&saturated, &chosen, &told()), @"
     front_end: the Python front-end used up to 0.97 of a core, and it cannot use much more than one, in 60 of the last 60 s, at 0 tokens/s: the engine waits for it
     -> --front-end rust (about a quarter of the CPU for each event; not in use here: agent.front_end says so), or --stream-interval 4 (fewer events, each of more tokens), or --api-server-count 2
     ");
     let fell_back = only(&saturated, &setup(&["--enable-lora"]), &told());
     assert!(fell_back.contains("not in use here: it did not start") && !fell_back.contains("api-server-count"), "{fell_back}");
-    assert_eq!(found(&saturated, &setup(&[]), &Told { python: false, ..told() }), [], "the Rust front-end has threads");
-    assert_eq!(found(&saturated, &Setup { simulated: true, ..setup(&[]) }, &told()), []);
+    assert_eq!(found(&saturated, &setup(&[]), &RuntimeFacts { python: false, ..told() }), [], "the Rust front-end has threads");
+    assert_eq!(found(&saturated, &EngineSetup { simulated: true, ..setup(&[]) }, &told()), []);
     assert_eq!(found(&Observation { front_end_cpu: Some(0.89), ..busy() }, &setup(&[]), &told()), []);
 }
 
@@ -160,25 +160,25 @@ fn eager_mode_costs_on_a_gpu_once_the_engine_has_worked() {
     eager: the engine runs without CUDA graphs and compiled kernels: in every step the CPU launches each kernel by itself
     -> drop --enforce-eager
     ");
-    assert_eq!(find(&minute(&[(29, busy()), (31, idle())]), &eager, &told(), &[]), []);
+    assert_eq!(evaluate_rules(&minute(&[(29, busy()), (31, idle())]), &eager, &told(), &[]), []);
     // It stays true when the work is done.
-    assert_eq!(kinds(&find(&minute(&[(30, busy()), (200, idle())]), &eager, &told(), &[])), [Kind::Eager]);
-    assert_eq!(found(&busy(), &Setup { gpus: Vec::new(), ..eager }, &told()), []);
-    assert_eq!(kinds(&found(&busy(), &setup(&[]), &Told { eager: true, ..told() })), [Kind::Eager]);
+    assert_eq!(kinds(&evaluate_rules(&minute(&[(30, busy()), (200, idle())]), &eager, &told(), &[])), [FindingKind::Eager]);
+    assert_eq!(found(&busy(), &EngineSetup { gpus: Vec::new(), ..eager }, &told()), []);
+    assert_eq!(kinds(&found(&busy(), &setup(&[]), &RuntimeFacts { eager: true, ..told() })), [FindingKind::Eager]);
 }
 
 #[test]
 fn a_small_model_over_pcie_is_a_finding_and_a_large_one_or_nvlink_is_not() {
-    let two = Setup { gpus: vec![gpu(0), gpu(1)], joined: false, weights_bytes: Some(5 * GIB), ..setup(&[]) };
+    let two = EngineSetup { gpus: vec![gpu(0), gpu(1)], has_nvlink_mesh: false, weights_bytes: Some(5 * GIB), ..setup(&[]) };
     insta::assert_snapshot!(only(&busy(), &two, &told()), @"
     tensor_parallel: the model's 5.0 GiB of weights fit one NVIDIA L4 of 24.0 GiB, and its 2 GPUs are not joined by NVLink: every layer waits for PCIe twice
     -> --tp 1: 2 replicas of one GPU each, between which requests are spread
     ");
     for other in [
-        Setup { joined: true, ..two.clone() },
-        Setup { weights_bytes: Some(13 * GIB), ..two.clone() },
-        Setup { weights_bytes: None, ..two.clone() },
-        Setup { gpus: vec![gpu(0)], ..two },
+        EngineSetup { has_nvlink_mesh: true, ..two.clone() },
+        EngineSetup { weights_bytes: Some(13 * GIB), ..two.clone() },
+        EngineSetup { weights_bytes: None, ..two.clone() },
+        EngineSetup { gpus: vec![gpu(0)], ..two },
     ] {
         assert_eq!(found(&busy(), &other, &told()), [], "{other:?}");
     }
@@ -187,7 +187,7 @@ fn a_small_model_over_pcie_is_a_finding_and_a_large_one_or_nvlink_is_not() {
 #[test]
 fn requests_that_wait_for_grammars_are_told_from_those_that_wait_for_room() {
     let mut waiting = with_details(|details| details.deferred = 7);
-    let figures = waiting.figures.as_mut().unwrap();
+    let figures = waiting.metrics.as_mut().unwrap();
     (figures.waiting, figures.kv_use) = (7, 0.02);
     insta::assert_snapshot!(only(&waiting, &setup(&[]), &told()), @"
     guided_decoding: up to 7 requests at once waited for their grammar to be compiled, in 60 of the last 60 s
@@ -203,7 +203,7 @@ fn work(window: &mut Window, seconds: u32, running: u32, guided: u32, millisecon
     for _ in 0..seconds {
         let before = window.details.unwrap_or_default();
         let (gaps, gap_seconds) = (before.gaps + 1_000, before.gap_seconds + milliseconds);
-        let details = Details { gaps, gap_seconds, ..before };
+        let details = EngineDetails { gaps, gap_seconds, ..before };
         window.push(1, Observation { guided, details: Some(details), ..with_figures(|figures| figures.running = running) });
     }
 }
@@ -214,7 +214,7 @@ fn guided_requests_that_slow_the_batch_are_a_finding_where_the_same_batch_was_fa
         let mut window = Window::default();
         work(&mut window, 40, plain_running, 0, 14.0);
         work(&mut window, 40, 40, 3, guided_gap);
-        find(&window, &setup(&[]), &told(), &[])
+        evaluate_rules(&window, &setup(&[]), &told(), &[])
     };
     insta::assert_snapshot!(sentence(&found(50, 31.0)[0]), @"
     guided_decoding: with up to 3 requests that follow a schema or grammar, tokens were 31.0 ms apart in 40 of the last 60 s; without them, at batches of that size, 14.0 ms
@@ -229,24 +229,24 @@ fn an_engine_that_never_works_without_guided_requests_has_nothing_to_be_compared
     let mut window = Window::default();
     work(&mut window, 9, 40, 0, 14.0);
     work(&mut window, 50, 40, 3, 31.0);
-    assert_eq!(find(&window, &setup(&[]), &told(), &[]), []);
+    assert_eq!(evaluate_rules(&window, &setup(&[]), &told(), &[]), []);
 }
 
 #[test]
 fn a_long_context_matters_only_where_few_such_requests_fit() {
     let usual = with_details(|details| details.requests = 500);
-    let narrow = Told { max_model_len: Some(131_072), kv_tokens: Some(200_000), ..told() };
+    let narrow = RuntimeFacts { max_model_len: Some(131_072), kv_tokens: Some(200_000), ..told() };
     insta::assert_snapshot!(only(&usual, &setup(&[]), &narrow), @"
     context: none of 500 requests was longer than 1200 tokens, but one may take 131072 of the KV cache's 200000 tokens and push the others out
     -> --max-model-len 4096
     ");
-    assert_eq!(found(&usual, &setup(&[]), &Told { kv_tokens: Some(600_000), ..narrow.clone() }), [], "five of them fit");
-    assert_eq!(found(&usual, &setup(&[]), &Told { max_model_len: Some(4_096), kv_tokens: Some(8_000), ..told() }), [], "the limit is used");
+    assert_eq!(found(&usual, &setup(&[]), &RuntimeFacts { kv_tokens: Some(600_000), ..narrow.clone() }), [], "five of them fit");
+    assert_eq!(found(&usual, &setup(&[]), &RuntimeFacts { max_model_len: Some(4_096), kv_tokens: Some(8_000), ..told() }), [], "the limit is used");
     assert_eq!(found(&busy(), &setup(&[]), &narrow), [], "fifty requests show nothing");
     let beyond = with_details(|details| (details.requests, details.longest_prompt) = (500, None));
     assert_eq!(found(&beyond, &setup(&[]), &narrow), [], "one was longer than the scale");
     // Without a word in the log, the cache's size is known from its blocks: 160 000 tokens.
-    assert_eq!(kinds(&found(&usual, &setup(&[]), &Told { kv_tokens: None, ..narrow })), [Kind::Context]);
+    assert_eq!(kinds(&found(&usual, &setup(&[]), &RuntimeFacts { kv_tokens: None, ..narrow })), [FindingKind::Context]);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn clocks_that_are_held_down_by_heat_are_a_finding_and_the_power_limit_is_not() 
     -> no flag of the engine helps: look at this node's cooling and power, or keep work away from it with `hostler drain`
     ");
     assert_eq!(found(&throttled("power limit"), &setup(&[]), &told()), []);
-    let idle = Observation { figures: Some(Figures::default()), ..throttled("temperature") };
+    let idle = Observation { metrics: Some(EngineMetrics::default()), ..throttled("temperature") };
     assert_eq!(found(&idle, &setup(&[]), &told()), []);
 }
 
@@ -276,9 +276,9 @@ fn a_finding_appears_after_half_a_minute_and_goes_when_its_sign_has_nearly_gone(
     let sign = Observation { front_end_cpu: Some(0.99), ..busy() };
     for (seconds, stands, expected) in [(29, false, false), (30, false, true), (10, true, true), (9, true, false), (10, false, false)] {
         let window = minute(&[(60 - seconds, busy()), (seconds, sign.clone())]);
-        let standing: &[Kind] = if stands { &[Kind::FrontEnd] } else { &[] };
-        let found = kinds(&find(&window, &setup(&[]), &told(), standing));
-        assert_eq!(found == [Kind::FrontEnd], expected, "{seconds} s, stood before: {stands}");
+        let standing: &[FindingKind] = if stands { &[FindingKind::FrontEnd] } else { &[] };
+        let found = kinds(&evaluate_rules(&window, &setup(&[]), &told(), standing));
+        assert_eq!(found == [FindingKind::FrontEnd], expected, "{seconds} s, stood before: {stands}");
     }
 }
 
@@ -291,30 +291,30 @@ fn a_sign_at_the_border_does_not_come_and_go() {
         // Half of the time, in turns of seven seconds.
         let share = if second / 7 % 2 == 0 { 0.95 } else { 0.85 };
         window.push(1, Observation { front_end_cpu: Some(share), ..busy() });
-        let now = kinds(&find(&window, &setup(&[]), &told(), &standing));
+        let now = kinds(&evaluate_rules(&window, &setup(&[]), &told(), &standing));
         changes += u32::from(now != standing);
         standing = now;
     }
-    assert_eq!((changes, standing), (1, vec![Kind::FrontEnd]));
+    assert_eq!((changes, standing), (1, vec![FindingKind::FrontEnd]));
 }
 
 #[test]
 fn the_gpu_that_is_held_down_is_named_even_where_another_one_does_not_tell() {
     let gpus = [0, 1].map(|index| Gpu { uuid: format!("GPU-{index}"), ..gpu(index) });
     let reading = Reading { uuid: "GPU-1".into(), throttled: vec!["temperature"], ..Reading::default() };
-    let words = only(&Observation { gpus: vec![reading], ..busy() }, &Setup { gpus: gpus.into(), ..setup(&[]) }, &told());
+    let words = only(&Observation { gpus: vec![reading], ..busy() }, &EngineSetup { gpus: gpus.into(), ..setup(&[]) }, &told());
     assert!(words.contains("the clocks of GPU 1 were"), "{words}");
 }
 
 #[test]
 fn an_adapter_that_could_not_be_loaded_again_is_told_until_it_is() {
     let adapter = |name: &str| Adapter { name: name.into(), path: format!("/adapters/{name}") };
-    let lost = Told { lost_adapters: vec![adapter("poet"), adapter("bard")], ..told() };
+    let lost = RuntimeFacts { lost_adapters: vec![adapter("poet"), adapter("bard")], ..told() };
     insta::assert_snapshot!(only(&idle(), &setup(&[]), &lost), @"
     adapter: the engine has started again and could not load what operators had loaded: poet (/adapters/poet), bard (/adapters/bard); the agent's log says why
     -> `hostler lora load poet PATH` with the path where it is now, or `hostler lora unload poet` to do without
     ");
-    assert_eq!(find(&minute(&[]), &setup(&[]), &told(), &[Kind::Adapter]), []);
+    assert_eq!(evaluate_rules(&minute(&[]), &setup(&[]), &told(), &[FindingKind::Adapter]), []);
 }
 
 #[test]
@@ -324,7 +324,7 @@ fn what_tokens_took_long_ago_is_forgotten() {
     work(&mut window, 600, 40, 0, 14.0);
     work(&mut window, 300, 40, 0, 31.0);
     work(&mut window, 60, 40, 3, 31.0);
-    assert_eq!(find(&window, &setup(&[]), &told(), &[]), []);
+    assert_eq!(evaluate_rules(&window, &setup(&[]), &told(), &[]), []);
 }
 
 #[test]
@@ -332,13 +332,13 @@ fn the_gravest_finding_comes_first() {
     let mut bad = Observation { front_end_cpu: Some(1.0), ..with_figures(|figures| (figures.waiting, figures.kv_use) = (9, 0.01)) };
     bad.gpus = vec![Reading { throttled: vec!["temperature"], ..Reading::default() }];
     let found = kinds(&found(&bad, &setup(&["--enforce-eager"]), &told()));
-    assert_eq!(found, [Kind::Throttled, Kind::FrontEnd, Kind::BatchLimit, Kind::Eager]);
-    assert!(Kind::ALL.is_sorted());
+    assert_eq!(found, [FindingKind::Throttled, FindingKind::FrontEnd, FindingKind::BatchLimit, FindingKind::Eager]);
+    assert!(FindingKind::ALL.is_sorted());
 }
 
 #[test]
 fn a_new_life_of_the_engine_begins_with_nothing_seen() {
     let mut window = minute(&[(60, Observation { front_end_cpu: Some(1.0), ..busy() })]);
     window.push(2, busy());
-    assert_eq!(find(&window, &setup(&["--enforce-eager"]), &told(), &[Kind::FrontEnd, Kind::Eager]), []);
+    assert_eq!(evaluate_rules(&window, &setup(&["--enforce-eager"]), &told(), &[FindingKind::FrontEnd, FindingKind::Eager]), []);
 }

@@ -24,7 +24,7 @@ impl Reader {
             assert!(!self.waits, "a partial delta has a rest");
             return false;
         };
-        if delta.snapshot {
+        if delta.is_snapshot {
             assert!(delta.removed.is_empty());
             self.keys.clear();
         } else {
@@ -37,8 +37,8 @@ impl Reader {
         for key in &delta.removed {
             assert!(self.keys.remove(key));
         }
-        (self.epoch, self.waits) = (delta.epoch, delta.partial);
-        if !delta.partial {
+        (self.epoch, self.waits) = (delta.epoch, delta.is_partial);
+        if !delta.is_partial {
             let xor = self.keys.iter().fold(0, |xor, key| xor ^ key);
             assert_eq!((delta.count, delta.xor), (self.keys.len() as u64, xor));
         }
@@ -55,9 +55,9 @@ fn truth(log: &CacheLog) -> BTreeSet<Key> {
     log.inner.lock().mirror.keys().collect()
 }
 
-fn begun() -> (Arc<CacheLog>, Writer) {
+fn begun() -> (Arc<CacheLog>, CacheLogWriter) {
     let log = Arc::new(CacheLog::default());
-    let writer = log.begin(1);
+    let writer = log.begin_life(1);
     (log, writer)
 }
 
@@ -73,7 +73,7 @@ fn nothing_is_read_before_the_first_life() {
 fn the_watch_tells_what_becomes_of_a_life() {
     let (log, writer) = begun();
     let mut watch = log.watch();
-    writer.is_exact();
+    writer.mark_exact();
     writer.apply(&[stored(None, &[1])]);
     let first = watch.borrow_and_update().clone();
     assert_eq!((first.epoch, first.exact, first.reason.as_str(), first.block_size), (1, true, "", 2));
@@ -81,7 +81,7 @@ fn the_watch_tells_what_becomes_of_a_life() {
     assert!(!watch.has_changed().unwrap(), "nothing happened");
     writer.apply(&[stored(None, &[2])]);
     assert!(watch.borrow_and_update().version > first.version);
-    writer.is_unknown("the line is dead");
+    writer.mark_unknown("the line is dead");
     let unknown = watch.borrow_and_update().clone();
     assert_eq!((unknown.exact, unknown.reason.as_str()), (false, "the line is dead"));
     assert!(truth(&log).is_empty());
@@ -90,15 +90,15 @@ fn the_watch_tells_what_becomes_of_a_life() {
 #[test]
 fn what_a_life_wrote_too_late_is_not_believed() {
     let (log, old) = begun();
-    old.is_exact();
-    let new = log.begin(2);
+    old.mark_exact();
+    let new = log.begin_life(2);
     old.apply(&[stored(None, &[1])]);
-    old.is_unknown("gone");
+    old.mark_unknown("gone");
     assert_eq!(truth(&log).len(), 0);
-    new.is_exact();
+    new.mark_exact();
     new.apply(&[stored(None, &[1])]);
-    log.end();
-    new.is_exact();
+    log.end_life();
+    new.mark_exact();
     new.apply(&[stored(None, &[1])]);
     assert_eq!(truth(&log).len(), 0);
     assert!(!log.watch().borrow().exact);
@@ -113,9 +113,9 @@ fn a_reader_that_is_far_behind_reads_everything_again() {
     let blocks: Vec<u64> = (2..70_000).collect();
     writer.apply(&[stored(Some(1), &blocks)]);
     let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
-    assert!(delta.snapshot && !delta.partial);
+    assert!(delta.is_snapshot && !delta.is_partial);
     assert_eq!(delta.stored.len(), 69_999);
-    assert!(log.inner.lock().changes.len() <= MOST_CHANGES);
+    assert!(log.inner.lock().changes.len() <= MAX_CHANGES);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_block_that_came_and_went_between_two_readings_is_not_told() {
     let (log, writer) = begun();
     let mut cursor = Cursor::default();
     writer.apply(&[stored(None, &[1])]);
-    assert!(log.read(&mut cursor, 10).unwrap().snapshot);
+    assert!(log.read(&mut cursor, 10).unwrap().is_snapshot);
     writer.apply(&[stored(None, &[2]), removed(2), removed(1), stored(None, &[1]), stored(None, &[3])]);
     let delta = log.read(&mut cursor, 10).unwrap();
     assert_eq!((delta.stored.len(), delta.removed.len(), delta.count), (1, 0, 2));
@@ -165,11 +165,11 @@ proptest! {
             match step {
                 Step::Store(block) => writer.apply(&[stored(None, &[block])]),
                 Step::Remove(block) => writer.apply(&[removed(block)]),
-                Step::Clear => writer.apply(&[Event::Cleared]),
+                Step::Clear => writer.apply(&[KvEvent::Cleared]),
                 Step::Reset => writer.restart(),
                 Step::Begin => {
                     epoch += 1;
-                    writer = log.begin(epoch);
+                    writer = log.begin_life(epoch);
                 }
                 Step::Read { reader, most } => drop(readers[reader].read(&log, most)),
                 Step::Resync(reader) => {

@@ -10,25 +10,25 @@ use crate::cache::tests::{frames, removed, stored};
 use crate::cache::wire;
 
 /// Everything that happened in one recording, and the effects.
-fn recorded(name: &str) -> (Vec<Event>, Mirror, Effects) {
+fn recorded(name: &str) -> (Vec<KvEvent>, BlockMirror, Effects) {
     let messages = frames(name);
-    let events: Vec<Event> = messages.iter().flat_map(|frames| wire::events(&wire::live(frames).unwrap().1).unwrap()).collect();
+    let events: Vec<KvEvent> = messages.iter().flat_map(|frames| wire::parse_events(&wire::parse_live(frames).unwrap().1).unwrap()).collect();
     let (mirror, effects) = applied(&events);
     (events, mirror, effects)
 }
 
-fn applied(events: &[Event]) -> (Mirror, Effects) {
-    let (mut mirror, mut effects) = (Mirror::new(Copies::Counted), Effects::default());
+fn applied(events: &[KvEvent]) -> (BlockMirror, Effects) {
+    let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::EachCopy), Effects::default());
     events.iter().for_each(|event| mirror.apply(event, &mut effects));
     (mirror, effects)
 }
 
-fn keys(mirror: &Mirror) -> BTreeSet<Key> {
+fn keys(mirror: &BlockMirror) -> BTreeSet<Key> {
     mirror.keys().collect()
 }
 
-fn digest_of(keys: &BTreeSet<Key>) -> Digest {
-    Digest { count: keys.len() as u64, xor: keys.iter().fold(0, |xor, key| xor ^ key) }
+fn digest_of(keys: &BTreeSet<Key>) -> CacheDigest {
+    CacheDigest { count: keys.len() as u64, xor: keys.iter().fold(0, |xor, key| xor ^ key) }
 }
 
 /// What a reader has who takes over one change after another, each of which must be one.
@@ -44,9 +44,9 @@ fn followed(changes: &[Change]) -> BTreeSet<Key> {
     keys
 }
 
-fn tokens_of(event: &Event) -> &[u32] {
+fn tokens_of(event: &KvEvent) -> &[u32] {
     match event {
-        Event::Stored(stored) => &stored.tokens,
+        KvEvent::Stored(stored) => &stored.tokens,
         _ => panic!("it stores"),
     }
 }
@@ -77,7 +77,7 @@ fn a_recording_with_evictions_duplicates_adapters_and_resets_is_followed_to_its_
         assert!(token_keys(Chain::new(lora, salt), prompt, 32).iter().all(|key| seen.contains(key)), "{lora:?} {salt:?}");
     }
     // Each reset is in the recording; what was stored since is there.
-    let last_reset = events.iter().rposition(|event| *event == Event::Cleared).unwrap();
+    let last_reset = events.iter().rposition(|event| *event == KvEvent::Cleared).unwrap();
     assert_eq!(keys(&mirror), keys(&applied(&events[last_reset..]).0));
 }
 
@@ -92,7 +92,7 @@ fn a_block_that_was_stored_twice_is_there_until_both_copies_are_removed() {
 
 #[test]
 fn an_engine_that_tells_each_block_once_is_believed() {
-    let (mut mirror, mut effects) = (Mirror::new(Copies::Once), Effects::default());
+    let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::Once), Effects::default());
     for event in [stored(None, &[1, 2]), stored(Some(1), &[2]), removed(2)] {
         mirror.apply(&event, &mut effects);
     }
@@ -110,27 +110,27 @@ fn a_block_after_an_unknown_one_is_ignored_and_so_is_its_removal() {
 fn two_hashes_of_equal_content_are_one_block() {
     // An adapter that was loaded again from another path.
     let again = |hash| {
-        let Event::Stored(mut event) = stored(None, &[1]) else { panic!("it stores") };
+        let KvEvent::Stored(mut event) = stored(None, &[1]) else { panic!("it stores") };
         event.hashes = vec![hash];
-        Event::Stored(event)
+        KvEvent::Stored(event)
     };
     let (mut mirror, mut effects) = applied(&[again(1), again(2), removed(1)]);
     assert_eq!(mirror.digest().count, 1);
     mirror.apply(&removed(2), &mut effects);
-    assert_eq!(mirror.digest(), Digest::default());
+    assert_eq!(mirror.digest(), CacheDigest::default());
 }
 
-fn with(event: Event, change: impl FnOnce(&mut Stored)) -> Event {
-    let Event::Stored(mut event) = event else { panic!("it stores") };
+fn with(event: KvEvent, change: impl FnOnce(&mut BlocksStored)) -> KvEvent {
+    let KvEvent::Stored(mut event) = event else { panic!("it stores") };
     change(&mut event);
-    Event::Stored(event)
+    KvEvent::Stored(event)
 }
 
-fn text(text: &str) -> Extra {
-    Extra::Text(text.to_owned())
+fn text(text: &str) -> ExtraKey {
+    ExtraKey::Text(text.to_owned())
 }
 
-fn keys_with(lora: Option<&str>, extra_keys: Vec<Extra>) -> BTreeSet<Key> {
+fn keys_with(lora: Option<&str>, extra_keys: Vec<ExtraKey>) -> BTreeSet<Key> {
     let event = with(stored(None, &[1, 2]), |event| {
         event.lora_name = lora.map(str::to_owned);
         event.extra_keys = extra_keys;
@@ -141,36 +141,36 @@ fn keys_with(lora: Option<&str>, extra_keys: Vec<Extra>) -> BTreeSet<Key> {
 #[test]
 fn adapters_and_salts_are_found_in_every_form() {
     let expected = |lora, salt| token_keys(Chain::new(lora, salt), &[1, 1, 2, 2], 2).into_iter().collect::<BTreeSet<Key>>();
-    let tagged = || Extra::List(vec![text("cache_salt"), text("s")]);
-    let one = |extra| Extra::List(vec![extra]);
+    let tagged = || ExtraKey::List(vec![text("cache_salt"), text("s")]);
+    let one = |extra| ExtraKey::List(vec![extra]);
     assert_eq!(keys_with(None, vec![]), expected("", ""));
-    assert_eq!(keys_with(None, vec![Extra::Nothing, Extra::Nothing]), expected("", ""));
-    assert_eq!(keys_with(None, vec![one(text("s")), Extra::Nothing]), expected("", "s"));
-    assert_eq!(keys_with(None, vec![one(tagged()), Extra::Nothing]), expected("", "s"));
+    assert_eq!(keys_with(None, vec![ExtraKey::Null, ExtraKey::Null]), expected("", ""));
+    assert_eq!(keys_with(None, vec![one(text("s")), ExtraKey::Null]), expected("", "s"));
+    assert_eq!(keys_with(None, vec![one(tagged()), ExtraKey::Null]), expected("", "s"));
     assert_eq!(keys_with(Some("a"), vec![one(text("a")), one(text("a"))]), expected("a", ""));
-    assert_eq!(keys_with(Some("a"), vec![Extra::List(vec![text("a"), text("s")]), one(text("a"))]), expected("a", "s"));
-    assert_eq!(keys_with(Some("a"), vec![Extra::List(vec![text("a"), tagged()]), one(text("a"))]), expected("a", "s"));
-    assert_eq!(keys_with(Some("a"), vec![Extra::List(vec![text("a"), text("a")]), one(text("a"))]), expected("a", "a"));
+    assert_eq!(keys_with(Some("a"), vec![ExtraKey::List(vec![text("a"), text("s")]), one(text("a"))]), expected("a", "s"));
+    assert_eq!(keys_with(Some("a"), vec![ExtraKey::List(vec![text("a"), tagged()]), one(text("a"))]), expected("a", "s"));
+    assert_eq!(keys_with(Some("a"), vec![ExtraKey::List(vec![text("a"), text("a")]), one(text("a"))]), expected("a", "a"));
     let numbered = with(stored(None, &[1, 2]), |event| event.lora_id = Some(1));
     assert!(keys(&applied(&[numbered]).0).is_disjoint(&expected("", "")));
 }
 
 #[test]
 fn blocks_with_images_equal_no_plain_ones_but_themselves() {
-    let image = |id: &str, offset| Extra::List(vec![Extra::List(vec![text(id), Extra::Number(offset)])]);
+    let image = |id: &str, offset| ExtraKey::List(vec![ExtraKey::List(vec![text(id), ExtraKey::Integer(offset)])]);
     let plain = keys_with(None, vec![]);
-    let first = keys_with(None, vec![image("cat", 0), Extra::Nothing]);
+    let first = keys_with(None, vec![image("cat", 0), ExtraKey::Null]);
     assert!(first.is_disjoint(&plain), "the second block continues the first");
-    assert_eq!(first, keys_with(None, vec![image("cat", 0), Extra::Nothing]));
-    assert!(first.is_disjoint(&keys_with(None, vec![image("dog", 0), Extra::Nothing])));
-    assert!(first.is_disjoint(&keys_with(None, vec![image("cat", 1), Extra::Nothing])));
-    let second = keys_with(None, vec![Extra::Nothing, image("cat", 0)]);
+    assert_eq!(first, keys_with(None, vec![image("cat", 0), ExtraKey::Null]));
+    assert!(first.is_disjoint(&keys_with(None, vec![image("dog", 0), ExtraKey::Null])));
+    assert!(first.is_disjoint(&keys_with(None, vec![image("cat", 1), ExtraKey::Null])));
+    let second = keys_with(None, vec![ExtraKey::Null, image("cat", 0)]);
     assert_eq!(second.intersection(&plain).count(), 1);
-    let salted_image = keys_with(None, vec![Extra::List(vec![image("cat", 0), text("s")]), Extra::Nothing]);
-    assert!(salted_image.is_disjoint(&first) && salted_image.is_disjoint(&keys_with(None, vec![Extra::List(vec![text("s")])])));
+    let salted_image = keys_with(None, vec![ExtraKey::List(vec![image("cat", 0), text("s")]), ExtraKey::Null]);
+    assert!(salted_image.is_disjoint(&first) && salted_image.is_disjoint(&keys_with(None, vec![ExtraKey::List(vec![text("s")])])));
 }
 
-fn in_group(event: Event, index: u32, kind: &str) -> Event {
+fn in_group(event: KvEvent, index: u32, kind: &str) -> KvEvent {
     with(event, |event| (event.group, event.kind) = (Some(index), Some(kind.to_owned())))
 }
 
@@ -182,7 +182,7 @@ fn of_several_groups_the_one_that_looks_back_at_everything_is_mirrored() {
     for order in [[full(), window(), state()], [window(), full(), state()], [state(), window(), full()]] {
         let (mut mirror, mut effects) = applied(&order);
         assert_eq!((mirror.digest().count, mirror.has_holes()), (2, false), "{order:?}");
-        let of_window = Event::Removed(Removed { hashes: vec![1], medium: None, group: Some(0) });
+        let of_window = KvEvent::Removed(BlocksRemoved { hashes: vec![1], medium: None, group: Some(0) });
         mirror.apply(&of_window, &mut effects);
         assert_eq!(mirror.digest().count, 2);
         assert_eq!(followed(&effects.changes), keys(&mirror));
@@ -201,7 +201,7 @@ fn a_model_with_nothing_but_windows_may_have_holes() {
 #[test]
 fn memory_other_than_the_gpus_is_ignored() {
     let on = |medium: &str| with(stored(None, &[1]), |event| event.medium = Some(medium.to_owned()));
-    let off = Event::Removed(Removed { hashes: vec![1], medium: Some("CPU".to_owned()), group: None });
+    let off = KvEvent::Removed(BlocksRemoved { hashes: vec![1], medium: Some("CPU".to_owned()), group: None });
     let (mirror, effects) = applied(&[on("CPU"), on("STORAGE"), on("DISK"), on("GPU"), off]);
     assert_eq!((mirror.digest().count, effects.ignored), (1, 4));
 }
@@ -223,7 +223,7 @@ fn an_event_that_contradicts_itself_changes_nothing() {
 fn blocks_that_are_only_told_again_leave_with_their_one_copy() {
     // `kv_cache_report_mode` makes an engine tell the cached blocks of a prompt once more, from the first one on.
     let (mirror, _) = applied(&[stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3]), removed(3), removed(2), removed(1)]);
-    assert_eq!(mirror.digest(), Digest::default());
+    assert_eq!(mirror.digest(), CacheDigest::default());
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn key_of(block: u64) -> Key {
 proptest! {
     #[test]
     fn any_history_gives_the_blocks_that_a_naive_count_gives(steps in prop::collection::vec(step(), 0..120)) {
-        let (mut mirror, mut effects) = (Mirror::new(Copies::Counted), Effects::default());
+        let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::EachCopy), Effects::default());
         let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
         for step in steps {
             match step {
@@ -288,7 +288,7 @@ proptest! {
                     copies.retain(|_, count| *count > 0);
                 }
                 Step::Clear => {
-                    mirror.apply(&Event::Cleared, &mut effects);
+                    mirror.apply(&KvEvent::Cleared, &mut effects);
                     copies.clear();
                 }
             }

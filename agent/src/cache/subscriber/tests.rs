@@ -12,7 +12,7 @@ use zeromq::{PubSocket, RouterSocket};
 
 use super::*;
 use crate::cache::tests::batch;
-use crate::cache::{CacheCounters, CacheLog, Cursor, Watch};
+use crate::cache::{CacheCounters, CacheLog, Cursor, CacheStatus};
 
 /// How the replay socket frames its answers.
 #[derive(Clone, Copy)]
@@ -47,11 +47,11 @@ fn key(block: u32) -> Key {
 
 impl FakeEngine {
     async fn start(framing: Framing) -> Self {
-        Self::start_with(framing, Since::Now, 0..0).await
+        Self::start_with(framing, FollowFrom::Now, 0..0).await
     }
 
     /// An engine that has sent these messages before anybody listened.
-    async fn start_with(framing: Framing, since: Since, sent: std::ops::Range<u64>) -> Self {
+    async fn start_with(framing: Framing, since: FollowFrom, sent: std::ops::Range<u64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (live, replay) = (directory.path().join("kv.sock"), directory.path().join("replay.sock"));
         let mut events = PubSocket::new();
@@ -62,8 +62,8 @@ impl FakeEngine {
         kept.lock().extend(sent.map(|sequence| (sequence, stores(sequence))));
         let replays = tokio::spawn(answer_replays(router, kept.clone(), framing));
         let log = Arc::new(CacheLog::default());
-        let (writer, (joined, joining)) = (log.begin(1), oneshot::channel());
-        let follows = tokio::spawn(async move { follow(&Source::Sockets { live, replay }, writer, 0, since, joined).await });
+        let (writer, (joined, joining)) = (log.begin_life(1), oneshot::channel());
+        let follows = tokio::spawn(async move { follow(&KvEventSource::Sockets { live, replay }, writer, 0, since, joined).await });
         tokio::time::timeout(PATIENCE, joining).await.unwrap().unwrap();
         Self {
             log,
@@ -105,7 +105,7 @@ impl FakeEngine {
         self.log.counters()
     }
 
-    fn watch(&self) -> Watch {
+    fn watch(&self) -> CacheStatus {
         self.log.watch().borrow().clone()
     }
 
@@ -183,7 +183,7 @@ async fn what_was_missed_is_asked_for_in_the_framing_of_any_release() {
 
 #[tokio::test]
 async fn what_an_adopted_engine_stored_before_is_known_as_soon_as_it_is_joined() {
-    let mut engine = FakeEngine::start_with(Framing::Since026, Since::TheBeginning, 0..3).await;
+    let mut engine = FakeEngine::start_with(Framing::Since026, FollowFrom::FirstEvent, 0..3).await;
     assert!(engine.watch().exact);
     assert_eq!(engine.blocks(), keys(0..3));
     engine.tell(3).await;
@@ -193,7 +193,7 @@ async fn what_an_adopted_engine_stored_before_is_known_as_soon_as_it_is_joined()
 
 #[tokio::test]
 async fn an_adopted_engine_that_has_forgotten_its_first_events_is_not_known_exactly() {
-    let engine = FakeEngine::start_with(Framing::Since026, Since::TheBeginning, 5..8).await;
+    let engine = FakeEngine::start_with(Framing::Since026, FollowFrom::FirstEvent, 5..8).await;
     let watch = engine.watch();
     assert!(!watch.exact && watch.reason.contains("lost"), "{watch:?}");
 }
@@ -274,8 +274,8 @@ async fn without_the_engines_end_of_the_line_nothing_is_claimed() {
 async fn an_engine_without_events_is_unknown_with_the_reason() {
     let log = Arc::new(CacheLog::default());
     let (joined, joining) = oneshot::channel();
-    let source = Source::Nothing { because: "it is too old".to_owned() };
-    follow(&source, log.begin(1), 0, Since::Now, joined).await;
+    let source = KvEventSource::Nothing { because: "it is too old".to_owned() };
+    follow(&source, log.begin_life(1), 0, FollowFrom::Now, joined).await;
     assert!(joining.await.is_err(), "and nobody waits for it");
     let watch = log.watch().borrow().clone();
     assert_eq!((watch.epoch, watch.exact, watch.reason.as_str()), (1, false, "it is too old"));
@@ -286,9 +286,9 @@ async fn a_socket_that_cannot_be_reached_does_not_hold_up_the_engine() {
     let log = Arc::new(CacheLog::default());
     let (joined, joining) = oneshot::channel();
     let path = std::path::PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-    let source = Source::Sockets { live: path.clone(), replay: path };
-    let writer = log.begin(1);
-    let _follows = AbortOnDropHandle::new(tokio::spawn(async move { follow(&source, writer, 0, Since::Now, joined).await }));
+    let source = KvEventSource::Sockets { live: path.clone(), replay: path };
+    let writer = log.begin_life(1);
+    let _follows = AbortOnDropHandle::new(tokio::spawn(async move { follow(&source, writer, 0, FollowFrom::Now, joined).await }));
     assert!(tokio::time::timeout(PATIENCE, joining).await.unwrap().is_err());
     let watch = log.watch().borrow().clone();
     assert!(!watch.exact && watch.reason.starts_with("the engine's cache events cannot be had: "), "{}", watch.reason);

@@ -7,15 +7,15 @@ use super::*;
 use crate::cache::tests::{batch, bytes_of, fixture, frames};
 
 /// The event that this JSON stands for, read without the decoder under test.
-fn expected(event: &Value) -> Event {
+fn expected(event: &Value) -> KvEvent {
     let named = |names: &[&str]| {
         let values = event.as_array().unwrap()[1..].iter();
         Value::Object(names.iter().map(|&name| name.to_owned()).zip(values.cloned()).collect())
     };
     let (tag, fields) = match event {
         Value::Array(array) => match array[0].as_str().unwrap() {
-            "BlockStored" => ("BlockStored", named(&STORED)),
-            "BlockRemoved" => ("BlockRemoved", named(&REMOVED)),
+            "BlockStored" => ("BlockStored", named(&STORED_FIELDS)),
+            "BlockRemoved" => ("BlockRemoved", named(&REMOVED_FIELDS)),
             tag => (tag, Value::Null),
         },
         map => (map["type"].as_str().unwrap(), map.clone()),
@@ -24,7 +24,7 @@ fn expected(event: &Value) -> Event {
     let group = || fields.get("group_idx").and_then(Value::as_u64).map(|group| u32::try_from(group).unwrap());
     let hashes = || fields["block_hashes"].as_array().unwrap().iter().map(hash).collect();
     match tag {
-        "BlockStored" => Event::Stored(Box::new(Stored {
+        "BlockStored" => KvEvent::Stored(Box::new(BlocksStored {
             hashes: hashes(),
             parent: Some(&fields["parent_block_hash"]).filter(|parent| !parent.is_null()).map(hash),
             tokens: serde_json::from_value(fields["token_ids"].clone()).unwrap(),
@@ -36,8 +36,8 @@ fn expected(event: &Value) -> Event {
             group: group(),
             kind: text("kv_cache_spec_kind"),
         })),
-        "BlockRemoved" => Event::Removed(Removed { hashes: hashes(), medium: text("medium"), group: group() }),
-        "AllBlocksCleared" => Event::Cleared,
+        "BlockRemoved" => KvEvent::Removed(BlocksRemoved { hashes: hashes(), medium: text("medium"), group: group() }),
+        "AllBlocksCleared" => KvEvent::Cleared,
         tag => panic!("{tag} is in no recording"),
     }
 }
@@ -49,11 +49,11 @@ fn hash(hash: &Value) -> u64 {
     }
 }
 
-fn list(keys: &Value) -> Vec<Extra> {
+fn list(keys: &Value) -> Vec<ExtraKey> {
     let extra = |extra: &Value| match extra {
-        Value::Null => Extra::Nothing,
-        Value::String(text) => Extra::Text(text.clone()),
-        Value::Array(_) => Extra::List(list(extra)),
+        Value::Null => ExtraKey::Null,
+        Value::String(text) => ExtraKey::Text(text.clone()),
+        Value::Array(_) => ExtraKey::List(list(extra)),
         other => panic!("{other} is in no recording"),
     };
     keys.as_array().into_iter().flatten().map(extra).collect()
@@ -66,10 +66,10 @@ fn every_release_is_read() {
     assert!(releases.len() >= 10);
     for (release, recorded) in releases {
         let payload = bytes_of(recorded["payload_int_hashes_hex"].as_str().unwrap());
-        let expected: Vec<Event> = recorded["decoded"][1].as_array().unwrap().iter().map(expected).collect();
-        assert_eq!(events(&payload).unwrap(), expected, "{release}");
+        let expected: Vec<KvEvent> = recorded["decoded"][1].as_array().unwrap().iter().map(expected).collect();
+        assert_eq!(parse_events(&payload).unwrap(), expected, "{release}");
         let payload = bytes_of(recorded["payload_byte_hashes_no_rank_hex"].as_str().unwrap());
-        let [Event::Stored(stored)] = &events(&payload).unwrap()[..] else { panic!("{release} stores once") };
+        let [KvEvent::Stored(stored)] = &parse_events(&payload).unwrap()[..] else { panic!("{release} stores once") };
         assert_eq!((&stored.hashes[..], stored.parent), (&[0x0101_0101_0101_0101][..], Some(0x0202_0202_0202_0202)), "{release}");
     }
 }
@@ -82,10 +82,10 @@ fn recorded_messages_say_what_was_decoded_when_they_were_recorded() {
         assert_eq!(decoded.lines().count(), frames.len());
         for (decoded, frames) in decoded.lines().zip(&frames) {
             let decoded: Value = serde_json::from_str(decoded).unwrap();
-            let (sequence, payload) = live(frames).unwrap();
+            let (sequence, payload) = parse_live(frames).unwrap();
             assert_eq!(Some(sequence), decoded["seq"].as_u64());
-            let expected: Vec<Event> = decoded["batch"][1].as_array().unwrap().iter().map(expected).collect();
-            assert_eq!(events(&payload).unwrap(), expected, "{name} {sequence}");
+            let expected: Vec<KvEvent> = decoded["batch"][1].as_array().unwrap().iter().map(expected).collect();
+            assert_eq!(parse_events(&payload).unwrap(), expected, "{name} {sequence}");
         }
     }
 }
@@ -96,12 +96,12 @@ fn both_framings_of_a_replay_are_read() {
     let live = |sequence: u64| {
         let name = "kv_0.32_int.frames.hex";
         let message = crate::cache::tests::frames(name).into_iter().find(|frames| frames[1] == sequence.to_be_bytes()[..]).unwrap();
-        Answer::Batch(sequence, message[2].clone())
+        ReplayMessage::Batch(sequence, message[2].clone())
     };
-    let expected = [live(3), live(4), live(5), live(6), Answer::End];
-    let newer: Vec<Answer> = frames.iter().map(|frames| answer(frames).unwrap()).collect();
+    let expected = [live(3), live(4), live(5), live(6), ReplayMessage::End];
+    let newer: Vec<ReplayMessage> = frames.iter().map(|frames| parse_replay(frames).unwrap()).collect();
     assert_eq!(newer, expected);
-    let older = frames.iter().map(|frames| answer(&[frames[0].clone(), frames[2].clone(), frames[3].clone()]).unwrap());
+    let older = frames.iter().map(|frames| parse_replay(&[frames[0].clone(), frames[2].clone(), frames[3].clone()]).unwrap());
     assert_eq!(older.collect::<Vec<_>>(), expected);
 }
 
@@ -114,9 +114,9 @@ fn what_a_later_release_adds_is_passed_over() {
         json!({"type": "BlockRemoved", "block_hashes": [8], "medium": "GPU", "later": {"x": [1]}}),
         json!(["AllBlocksCleared", "later"]),
     ]);
-    let removed = |hash, group| Event::Removed(Removed { hashes: vec![hash], medium: Some("GPU".to_owned()), group });
-    let expected = [Event::Unknown, Event::Unknown, removed(7, Some(0)), removed(8, None), Event::Cleared];
-    assert_eq!(events(&payload).unwrap(), expected);
+    let removed = |hash, group| KvEvent::Removed(BlocksRemoved { hashes: vec![hash], medium: Some("GPU".to_owned()), group });
+    let expected = [KvEvent::Unknown, KvEvent::Unknown, removed(7, Some(0)), removed(8, None), KvEvent::Cleared];
+    assert_eq!(parse_events(&payload).unwrap(), expected);
 }
 
 #[test]
@@ -129,39 +129,39 @@ fn an_event_without_what_makes_it_one_is_an_error() {
         json!(["BlockStored", [1], null, [-1], 1]),
         json!(1),
     ] {
-        assert!(matches!(events(&batch(std::slice::from_ref(&event))), Err(WireError::Payload(_))), "{event}");
+        assert!(matches!(parse_events(&batch(std::slice::from_ref(&event))), Err(KvEventError::Payload(_))), "{event}");
     }
-    assert!(matches!(live(&[]), Err(WireError::Frames(0))));
-    assert!(matches!(live(&[Bytes::new(), Bytes::new(), Bytes::new()]), Err(WireError::Sequence(0))));
-    assert!(matches!(answer(&[Bytes::new(), Bytes::new()]), Err(WireError::Frames(2))));
+    assert!(matches!(parse_live(&[]), Err(KvEventError::Frames(0))));
+    assert!(matches!(parse_live(&[Bytes::new(), Bytes::new(), Bytes::new()]), Err(KvEventError::Sequence(0))));
+    assert!(matches!(parse_replay(&[Bytes::new(), Bytes::new()]), Err(KvEventError::Frames(2))));
 }
 
 proptest! {
     #[test]
     fn arbitrary_bytes_are_an_error_at_worst(payload: Vec<u8>, frames: Vec<Vec<u8>>) {
-        let _ = events(&payload);
+        let _ = parse_events(&payload);
         let frames: Vec<Bytes> = frames.into_iter().map(Bytes::from).collect();
-        let _ = (live(&frames), answer(&frames));
+        let _ = (parse_live(&frames), parse_replay(&frames));
     }
 
     #[test]
     fn damaged_messages_are_an_error_at_worst(which: prop::sample::Index, cut: prop::sample::Index, at: prop::sample::Index, byte: u8) {
         let messages = frames("kv_0.32_int.frames.hex");
         let payload = which.get(&messages)[2].to_vec();
-        let _ = events(&payload[..cut.index(payload.len())]);
+        let _ = parse_events(&payload[..cut.index(payload.len())]);
         let mut damaged = payload;
         let at = at.index(damaged.len());
         damaged[at] = byte;
-        let _ = events(&damaged);
+        let _ = parse_events(&damaged);
     }
 }
 
 #[test]
 fn every_truncation_is_an_error() {
     let payload = &frames("kv_0.32_int.frames.hex")[3][2];
-    assert!(events(payload).is_ok());
+    assert!(parse_events(payload).is_ok());
     for end in 0..payload.len() {
-        assert!(events(&payload[..end]).is_err(), "{end} bytes");
+        assert!(parse_events(&payload[..end]).is_err(), "{end} bytes");
     }
 }
 
@@ -170,5 +170,5 @@ fn nesting_without_end_is_an_error() {
     let mut payload = vec![0x93, 0xc0, 0x91, 0x98, 0xab];
     payload.extend_from_slice(b"BlockStored");
     payload.extend(std::iter::repeat_n(0x91, 1_000_000));
-    assert!(events(&payload).is_err());
+    assert!(parse_events(&payload).is_err());
 }

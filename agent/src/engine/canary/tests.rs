@@ -33,7 +33,7 @@ async fn an_idle_engine_is_asked_again_and_again_and_none_of_it_counts_as_a_requ
     assert_eq!(asked(&engine), 0);
     assert_eq!(within(&watched, 95 * S).await, None);
     assert_eq!(asked(&engine), 3);
-    assert_eq!((watched.subject.traffic.served_total(), watched.subject.traffic.flow().moved()), (0, 0));
+    assert_eq!((watched.subject.traffic.served_total(), watched.subject.traffic.flow().last_progress()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

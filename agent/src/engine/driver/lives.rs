@@ -173,7 +173,7 @@ impl Driver {
             _follower: AbortOnDropHandle::new(self.parts.tasks.spawn(follower.run(notices))),
             _health: AbortOnDropHandle::new(self.parts.tasks.spawn(health::watch(subject, news_out))),
             probe: None,
-            cache: Some(self.parts.cache.begin(epoch)),
+            cache: Some(self.parts.cache.begin_life(epoch)),
             follows_cache: None,
             joining: None,
         }
@@ -209,7 +209,7 @@ impl Driver {
     /// With our end of the connection gone, the keeper waits for the next agent.
     pub(super) fn let_go(&mut self) {
         self.parts.grip.lock().link = None;
-        self.parts.cache.end();
+        self.parts.cache.end_life();
         (self.life, self.keeper_by) = (None, None);
     }
 
@@ -250,7 +250,7 @@ impl Driver {
         self.parts.grip.lock().link = None;
         self.keeper_by = None;
         self.ending = None;
-        self.parts.cache.end();
+        self.parts.cache.end_life();
         if self.crashed {
             self.failure = Some(self.diagnose());
         }
@@ -285,7 +285,7 @@ impl Driver {
         let Some(writer) = life.cache.take() else { return };
         let (connected, joining) = oneshot::channel();
         let (source, index) = (self.parts.spec.cache.clone(), self.parts.spec.index);
-        let since = if life.adopted { cache::Since::TheBeginning } else { cache::Since::Now };
+        let since = if life.adopted { cache::FollowFrom::FirstEvent } else { cache::FollowFrom::Now };
         let follows = self.parts.tasks.spawn(async move { cache::follow(&source, writer, index, since, connected).await });
         life.follows_cache = Some(AbortOnDropHandle::new(follows));
         life.joining = Some(joining);

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::super::http::tests::Scripted;
 use super::super::{Facts, FrontEndInUse, Phase, Status};
 use super::*;
-use crate::probe::Figures;
-use crate::probe::Sample;
+use crate::probe::EngineMetrics;
+use crate::probe::LoadSample;
 use crate::traffic::Traffic;
-use crate::traffic::{InFlight, RouterKey, Wait};
+use crate::traffic::{InFlight, RouterKey, EngineWait};
 
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
 
@@ -22,7 +22,7 @@ async fn next(news: &mut mpsc::Receiver<News>) -> Option<News> {
 pub(in super::super) struct Watched {
     pub(in super::super) subject: Subject,
     pub(in super::super) status: watch::Sender<Status>,
-    pub(in super::super) samples: watch::Sender<Option<Sample>>,
+    pub(in super::super) samples: watch::Sender<Option<LoadSample>>,
     pub(in super::super) wanted: watch::Sender<Wanted>,
 }
 
@@ -68,8 +68,8 @@ impl Watched {
     }
 
     /// The probe reads these figures.
-    pub(in super::super) fn says(&self, figures: Figures) {
-        self.samples.send_replace(Some(Sample { figures, at: Instant::now(), stale: false }));
+    pub(in super::super) fn says(&self, figures: EngineMetrics) {
+        self.samples.send_replace(Some(LoadSample { metrics: figures, at: Instant::now(), is_stale: false }));
     }
 
     pub(in super::super) fn enter(&self) -> InFlight {
@@ -78,8 +78,8 @@ impl Watched {
 }
 
 /// A request that the engine has all of.
-pub(in super::super) fn waits(in_flight: &InFlight) -> Wait<'_> {
-    let mut wait = in_flight.wait();
+pub(in super::super) fn waits(in_flight: &InFlight) -> EngineWait<'_> {
+    let mut wait = in_flight.track_wait();
     wait.begin();
     wait
 }

@@ -6,7 +6,7 @@ use super::super::Phase;
 use super::super::health::tests::{Resting, Watched, waits};
 use super::super::http::tests::Scripted;
 use super::*;
-use crate::probe::Figures;
+use crate::probe::EngineMetrics;
 
 const S: Duration = Duration::from_secs(1);
 
@@ -67,7 +67,7 @@ async fn only_time_in_which_requests_wait_counts_and_only_progress_clears_it() {
     assert_eq!(stall.tick(1, progress(), at(4)), 3 * TICK, "and others come");
     // This program was stopped for an hour.
     assert_eq!(stall.tick(1, progress(), at(4) + 3600 * S), 3 * TICK + MOST_PER_TICK);
-    watched.says(Figures { prompt_tokens: 2048, ..Figures::default() });
+    watched.says(EngineMetrics { prompt_tokens: 2048, ..EngineMetrics::default() });
     assert_eq!(stall.tick(1, progress(), at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
 }
 
@@ -76,8 +76,8 @@ async fn within(watched: &Watched, time: Duration) -> Option<String> {
     tokio::time::timeout(time, watch(&watched.subject)).await.ok()
 }
 
-fn busy() -> Figures {
-    Figures { running: 1, ..Figures::default() }
+fn busy() -> EngineMetrics {
+    EngineMetrics { running: 1, ..EngineMetrics::default() }
 }
 
 /// An engine whose process rests.
@@ -118,12 +118,12 @@ async fn an_engine_that_moves_is_left_alone_however_slowly() {
     let tokens = async {
         for _ in 0..10 {
             tokio::time::sleep(9 * S).await;
-            wait.moved();
+            wait.record_progress();
         }
         // Now a prefill in pieces, which shows in the counters alone.
         for steps in 1..10 {
             tokio::time::sleep(9 * S).await;
-            watched.says(Figures { steps, ..busy() });
+            watched.says(EngineMetrics { steps, ..busy() });
         }
     };
     tokio::select! {
@@ -138,13 +138,13 @@ async fn requests_that_do_not_wait_for_the_engine_accuse_nobody() {
     watched.says(busy());
     // Its body is still on the way.
     let uploading = watched.enter();
-    let _uploading = uploading.wait();
+    let _uploading = uploading.track_wait();
     // Its client does not take what is there.
     let blocked = watched.enter();
     let mut blocked = waits(&blocked);
     tokio::select! {
         reason = watch(&watched.subject) => panic!("{reason}"),
-        () = blocked.pass(std::future::pending()) => unreachable!("it is never taken"),
+        () = blocked.pause_during(std::future::pending()) => unreachable!("it is never taken"),
         () = tokio::time::sleep(600 * S) => {}
     }
 }

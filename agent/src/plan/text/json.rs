@@ -42,7 +42,7 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(share).collect::<Vec<_>>(),
         "replicas": replicas,
         "spare": spare,
-        "profile": plan.setup.profile.word(),
+        "profile": plan.setup.profile.as_str(),
         "version": plan.setup.version.map(|version| version.to_string()),
         "front_end": { "name": front_end(plan.front_end.in_use).to_lowercase(), "because": plan.front_end.because },
         "warnings": plan.warnings,

@@ -1,10 +1,10 @@
 //! The figures that only the advisor wants, once a second from a busy engine: how long requests are and wait, and what the queue waits for.
 
-use super::{Sample, Sum, path_of, whole};
+use super::{PrometheusSample, SampleSum, path_of, round_count};
 
 /// What one engine tells beyond its load. What it does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Details {
+pub struct EngineDetails {
     /// Of the waiting requests, those that could not run even if there were room: their grammar is being compiled, or their adapter or their
     /// blocks are not there yet. Told since vLLM 0.20.
     pub deferred: u32,
@@ -41,11 +41,11 @@ pub(crate) fn detailed_path() -> String {
 }
 
 /// Reads a page. Lines that are not samples are skipped.
-pub(crate) fn read_details(page: &str) -> Details {
-    let [mut deferred, mut requests, mut queue_sum, mut queued] = [Sum::default(); 4];
-    let (mut gap_sums, mut gap_counts) = ([Sum::default(); 2], [Sum::default(); 2]);
-    let (mut prompts, mut answers) = (Histogram::default(), Histogram::default());
-    for sample in page.lines().filter_map(Sample::parse) {
+pub(crate) fn parse_details(page: &str) -> EngineDetails {
+    let [mut deferred, mut requests, mut queue_sum, mut queued] = [SampleSum::default(); 4];
+    let (mut gap_sums, mut gap_counts) = ([SampleSum::default(); 2], [SampleSum::default(); 2]);
+    let (mut prompts, mut answers) = (PrometheusHistogram::default(), PrometheusHistogram::default());
+    for sample in page.lines().filter_map(PrometheusSample::parse) {
         match sample.name {
             DEFERRED if sample.label("reason") == Some("deferred") => deferred.add(sample.value),
             PROMPTS => prompts.add(&sample),
@@ -62,12 +62,12 @@ pub(crate) fn read_details(page: &str) -> Details {
             }
         }
     }
-    let newest = |[new, old]: [Sum; 2]| if new.samples > 0 { new } else { old };
-    Details {
-        deferred: deferred.small(),
+    let newest = |[new, old]: [SampleSum; 2]| if new.samples > 0 { new } else { old };
+    EngineDetails {
+        deferred: deferred.to_u32(),
         requests: requests.count(),
-        longest_prompt: prompts.longest(),
-        longest_answer: answers.longest(),
+        longest_prompt: prompts.upper_bound(),
+        longest_answer: answers.upper_bound(),
         queue_seconds: queue_sum.value.max(0.0),
         queued: queued.count(),
         gap_seconds: newest(gap_sums).value.max(0.0),
@@ -77,12 +77,12 @@ pub(crate) fn read_details(page: &str) -> Details {
 
 /// The buckets of a histogram: how many were at most so long, over all label sets.
 #[derive(Debug, Default)]
-struct Histogram {
+struct PrometheusHistogram {
     buckets: Vec<(f64, f64)>,
 }
 
-impl Histogram {
-    fn add(&mut self, sample: &Sample<'_>) {
+impl PrometheusHistogram {
+    fn add(&mut self, sample: &PrometheusSample<'_>) {
         // Rust reads `+Inf` too.
         let Some(bound) = sample.label("le").and_then(|bound| bound.parse::<f64>().ok()).filter(|bound| !bound.is_nan()) else { return };
         if !sample.value.is_finite() {
@@ -95,14 +95,14 @@ impl Histogram {
     }
 
     /// The least bound that nothing exceeds: 0 where nothing was counted, `None` where only infinity is.
-    fn longest(mut self) -> Option<u64> {
+    fn upper_bound(mut self) -> Option<u64> {
         self.buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let (_, all) = *self.buckets.last()?;
         if all <= 0.0 {
             return Some(0);
         }
         let (bound, _) = self.buckets.iter().find(|(_, count)| *count >= all)?;
-        bound.is_finite().then(|| whole(*bound))
+        bound.is_finite().then(|| round_count(*bound))
     }
 }
 

@@ -11,9 +11,9 @@ const RUST: &str = include_str!("../../../../tests/fixtures/vllm/metrics_0.32_ru
 
 #[test]
 fn a_loaded_engine_tells_all_figures() {
-    let figures = read(LOADED);
+    let figures = parse_metrics(LOADED);
     assert!((figures.kv_use - 0.003_906).abs() < 1e-6);
-    let expected = Figures {
+    let expected = EngineMetrics {
         running: 32,
         waiting: 0,
         kv_use: figures.kv_use,
@@ -31,24 +31,24 @@ fn a_loaded_engine_tells_all_figures() {
 
 #[test]
 fn the_filtered_page_tells_the_same_names() {
-    let figures = read(FILTERED);
-    let expected = Figures { prompt_tokens: 3_180, generation_tokens: 868, steps: 498, prefix_queries: 3_180, ..Figures::default() };
+    let figures = parse_metrics(FILTERED);
+    let expected = EngineMetrics { prompt_tokens: 3_180, generation_tokens: 868, steps: 498, prefix_queries: 3_180, ..EngineMetrics::default() };
     assert_eq!(figures, expected);
 }
 
 #[test]
 fn a_fresh_engine_and_the_rust_front_end_are_idle() {
-    let fresh = read(FRESH);
+    let fresh = parse_metrics(FRESH);
     assert_eq!((fresh.running, fresh.waiting, fresh.block_size), (0, 0, Some(128)));
-    assert_eq!(read(RUST), Figures::default());
+    assert_eq!(parse_metrics(RUST), EngineMetrics::default());
 }
 
 #[test]
 fn names_of_old_releases_count_only_where_the_new_ones_are_absent() {
     let old = "vllm:gpu_cache_usage_perc{engine=\"0\"} 0.5\nvllm:gpu_prefix_cache_hits_total{engine=\"0\"} 7\n";
-    assert_eq!((read(old).kv_use, read(old).prefix_hits), (0.5, 7));
+    assert_eq!((parse_metrics(old).kv_use, parse_metrics(old).prefix_hits), (0.5, 7));
     let both = format!("{old}vllm:kv_cache_usage_perc{{engine=\"0\"}} 0.25\n");
-    assert_eq!((read(&both).kv_use, read(&both).prefix_hits), (0.25, 7));
+    assert_eq!((parse_metrics(&both).kv_use, parse_metrics(&both).prefix_hits), (0.25, 7));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn label_sets_are_summed_and_the_use_of_caches_averaged() {
         vllm:kv_cache_usage_perc{engine=\"0\"} 0.2\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.4\n\
         vllm:cache_config_info{num_gpu_blocks=\"10\",engine=\"0\",block_size=\"16\"} 1.0\n\
         vllm:cache_config_info{num_gpu_blocks=\"20\",engine=\"1\",block_size=\"16\"} 1.0\n";
-    let figures = read(page);
+    let figures = parse_metrics(page);
     assert_eq!(figures.running, 7);
     assert!((figures.kv_use - 0.3).abs() < 1e-9);
     assert_eq!((figures.kv_blocks, figures.block_size), (Some(30), Some(16)));
@@ -69,14 +69,14 @@ fn odd_values_and_longer_names_do_not_count() {
         vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 9\n\
         vllm:prompt_tokens_total 1e3 1795220548\nvllm:num_preemptions_total +Inf\n\
         vllm:generation_tokens_total{a=\"}\\\"\",b=\"{\"} 5\n";
-    let expected = Figures { prompt_tokens: 1_000, generation_tokens: 5, ..Figures::default() };
-    assert_eq!(read(page), expected);
+    let expected = EngineMetrics { prompt_tokens: 1_000, generation_tokens: 5, ..EngineMetrics::default() };
+    assert_eq!(parse_metrics(page), expected);
 }
 
 #[test]
 fn a_label_is_found_by_its_whole_name() {
     let line = "x{user_block_size=\"1\",other=\"block_size=\\\"\",block_size=\"2\"} 1";
-    let sample = Sample::parse(line).unwrap();
+    let sample = PrometheusSample::parse(line).unwrap();
     assert_eq!(sample.label("block_size"), Some("2"));
     assert_eq!(sample.label("size"), None);
 }
@@ -92,6 +92,6 @@ fn the_filtered_path_asks_for_every_name() {
 proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(page in "(vllm:num_requests_running|vllm:cache_config_info|[a-z]{0,3}|[{}\"=,\\\\ \n#]|[0-9.eNaé-]{0,4}){0,40}") {
-        read(&page);
+        parse_metrics(&page);
     }
 }

@@ -12,26 +12,26 @@ use crate::traffic::{RouterKey, Traffic};
 proptest! {
     #[test]
     fn any_interleaving_of_waits_returns_to_zero(steps in proptest::collection::vec((0_u8..5, any::<prop::sample::Index>()), 0..200)) {
-        let flow = Flow::default();
-        let mut waits: Vec<Wait<'_>> = Vec::new();
+        let flow = ResponseFlow::default();
+        let mut waits: Vec<EngineWait<'_>> = Vec::new();
         for (step, which) in steps {
             let chosen = which.index(waits.len().max(1));
             match (step, waits.get_mut(chosen)) {
                 (1, Some(wait)) => wait.begin(),
-                (2, Some(wait)) => wait.moved(),
+                (2, Some(wait)) => wait.record_progress(),
                 // Given up while its client takes nothing.
                 (3, Some(wait)) => {
                     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-                    let before = wait.waits;
-                    let mut passing = Box::pin(wait.pass(std::future::pending::<()>()));
+                    let before = wait.is_waiting;
+                    let mut passing = Box::pin(wait.pause_during(std::future::pending::<()>()));
                     prop_assert!(passing.as_mut().poll(&mut context).is_pending());
                     drop(passing);
-                    prop_assert!(!wait.waits || !before);
+                    prop_assert!(!wait.is_waiting || !before);
                 }
                 (4, Some(_)) => drop(waits.swap_remove(chosen)),
-                _ => waits.push(Wait::new(&flow)),
+                _ => waits.push(EngineWait::new(&flow)),
             }
-            prop_assert_eq!(flow.waiting() as usize, waits.iter().filter(|wait| wait.waits).count());
+            prop_assert_eq!(flow.waiting() as usize, waits.iter().filter(|wait| wait.is_waiting).count());
         }
         waits.clear();
         prop_assert_eq!(flow.waiting(), 0);
@@ -47,10 +47,10 @@ fn threads_that_wait_at_once_lose_no_count() {
             scope.spawn(move || {
                 for _ in 0..1_000 {
                     let in_flight = traffic.enter(RouterKey(router));
-                    let mut wait = in_flight.wait();
+                    let mut wait = in_flight.track_wait();
                     wait.begin();
-                    wait.moved();
-                    wait.moved();
+                    wait.record_progress();
+                    wait.record_progress();
                 }
             });
         }
@@ -61,18 +61,18 @@ fn threads_that_wait_at_once_lose_no_count() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_is_measured_between_events_and_not_while_the_client_takes_nothing() {
-    let flow = Flow::default();
-    let mut wait = Wait::new(&flow);
+    let flow = ResponseFlow::default();
+    let mut wait = EngineWait::new(&flow);
     wait.begin();
-    wait.moved();
+    wait.record_progress();
     for _ in 0..100 {
         tokio::time::advance(Duration::from_millis(30)).await;
-        wait.moved();
-        wait.pass(async {}).await;
+        wait.record_progress();
+        wait.pause_during(async {}).await;
         assert_eq!(flow.waiting(), 1);
     }
     let taken = Arc::new(Notify::new());
-    let passing = wait.pass(taken.notified());
+    let passing = wait.pause_during(taken.notified());
     let client = async {
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(flow.waiting(), 0);
@@ -80,19 +80,19 @@ async fn a_pause_is_measured_between_events_and_not_while_the_client_takes_nothi
     };
     tokio::join!(passing, client);
     assert_eq!(flow.waiting(), 1);
-    (0..2).for_each(|_| wait.moved());
+    (0..2).for_each(|_| wait.record_progress());
     let p99 = flow.gaps().p99().unwrap();
     assert!(p99 > Duration::from_millis(30) && p99 < Duration::from_millis(40), "{p99:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_event_shows() {
-    let flow = Flow::default();
-    let mut wait = Wait::new(&flow);
-    let mut seen = flow.moved();
+    let flow = ResponseFlow::default();
+    let mut wait = EngineWait::new(&flow);
+    let mut seen = flow.last_progress();
     for _ in 0..3 {
         tokio::time::advance(Duration::from_micros(1)).await;
-        wait.moved();
-        assert_ne!(std::mem::replace(&mut seen, flow.moved()), flow.moved());
+        wait.record_progress();
+        assert_ne!(std::mem::replace(&mut seen, flow.last_progress()), flow.last_progress());
     }
 }

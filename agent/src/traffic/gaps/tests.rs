@@ -8,24 +8,24 @@ proptest! {
     #[test]
     fn a_bucket_ends_after_its_gaps_and_at_most_a_quarter_later(micros in 4_u64..(1 << 37)) {
         let gap = Duration::from_micros(micros);
-        let bound = end(bucket(gap));
+        let bound = bucket_end(bucket_of(gap));
         prop_assert!(bound > gap && bound <= gap.mul_f64(1.25) + Duration::from_micros(1), "{bound:?} for {gap:?}");
     }
 }
 
 #[test]
 fn odd_gaps_have_a_bucket_too() {
-    let gaps = Gaps::default();
+    let gaps = GapHistogram::default();
     for _ in 0..200 {
         gaps.record(Duration::ZERO);
         gaps.record(Duration::MAX);
     }
-    assert_eq!(gaps.p99(), Some(end(BUCKETS - 1)));
+    assert_eq!(gaps.p99(), Some(bucket_end(BUCKETS - 1)));
 }
 
 #[test]
 fn the_slowest_hundredth_is_left_out_and_few_gaps_say_nothing() {
-    let gaps = Gaps::default();
+    let gaps = GapHistogram::default();
     for _ in 0..99 {
         gaps.record(Duration::from_millis(20));
     }
@@ -42,14 +42,14 @@ fn the_slowest_hundredth_is_left_out_and_few_gaps_say_nothing() {
 
 #[test]
 fn what_was_long_ago_is_forgotten_as_more_comes() {
-    let gaps = Gaps::default();
+    let gaps = GapHistogram::default();
     (0..1000).for_each(|_| gaps.record(Duration::from_secs(3)));
-    gaps.age();
+    gaps.decay();
     assert!(gaps.p99().unwrap() >= Duration::from_secs(3), "little is kept whole");
     for _ in 0..20 {
-        (0..MANY).for_each(|_| gaps.record(Duration::from_millis(10)));
-        gaps.age();
+        (0..DECAY_THRESHOLD).for_each(|_| gaps.record(Duration::from_millis(10)));
+        gaps.decay();
     }
     assert!(gaps.p99().unwrap() < Duration::from_millis(13));
-    assert_eq!(gaps.buckets[bucket(Duration::from_secs(3))].load(Ordering::Relaxed), 0);
+    assert_eq!(gaps.buckets[bucket_of(Duration::from_secs(3))].load(Ordering::Relaxed), 0);
 }

@@ -1,18 +1,18 @@
 //! Who counts as having been there when an engine died.
 
 use super::*;
-use crate::traffic::{InFlight, Prompt, RouterKey, Traffic};
+use crate::traffic::{InFlight, PromptEstimate, RouterKey, Traffic};
 
 const LIFE: u64 = 7;
 
 fn sent(traffic: &std::sync::Arc<Traffic>, name: u128, life: u64) -> InFlight {
-    let in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
-    in_flight.sent(life, Fingerprint(name));
+    let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
+    in_flight.mark_sent(life, RequestFingerprint(name));
     in_flight
 }
 
 fn names(traffic: &Traffic, life: u64) -> Vec<u128> {
-    traffic.casualties(life).into_iter().map(|Fingerprint(name)| name).collect()
+    traffic.crash_suspects(life).into_iter().map(|RequestFingerprint(name)| name).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -22,12 +22,12 @@ async fn those_in_flight_and_those_that_broke_off_just_now_each_once() {
     let (_running, _equal) = (sent(&traffic, 2, LIFE), sent(&traffic, 2, LIFE));
     let (broken, complete) = (sent(&traffic, 1, LIFE), sent(&traffic, 3, LIFE));
     for answered in [&broken, &complete] {
-        answered.computed();
+        answered.mark_prefilled();
     }
-    broken.broke();
+    broken.mark_failed();
     drop((broken, complete, unnamed));
     assert_eq!(names(&traffic, LIFE), [1, 2]);
-    tokio::time::advance(AFTERMATH + Duration::from_millis(1)).await;
+    tokio::time::advance(FAILED_RETENTION + Duration::from_millis(1)).await;
     assert_eq!(names(&traffic, LIFE), [2], "that was too long ago");
 }
 
@@ -35,7 +35,7 @@ async fn those_in_flight_and_those_that_broke_off_just_now_each_once() {
 async fn a_client_that_gave_up_on_a_hung_engine_takes_its_request_along() {
     let traffic = Traffic::new();
     let (unanswered, abandoned) = (sent(&traffic, 1, LIFE), sent(&traffic, 2, LIFE));
-    abandoned.computed();
+    abandoned.mark_prefilled();
     drop((unanswered, abandoned));
     assert_eq!(names(&traffic, LIFE), [1], "the other one had its first token");
 }
@@ -48,7 +48,7 @@ async fn a_request_of_the_life_before_is_no_casualty_of_the_next() {
     // Its relay sees the end of the connection after the driver has seen the exit.
     let _next = sent(&traffic, 2, LIFE + 1);
     assert_eq!(names(&traffic, LIFE + 1), [2]);
-    late.broke();
+    late.mark_failed();
     drop(late);
     assert_eq!(names(&traffic, LIFE + 1), [2]);
 }
@@ -59,6 +59,6 @@ async fn what_broke_off_is_bounded_and_nothing_open_is_forgotten() {
     let running: Vec<InFlight> = (0..5000).map(|name| sent(&traffic, name, LIFE)).collect();
     assert_eq!(names(&traffic, LIFE).len(), 5000);
     drop(running);
-    assert_eq!(names(&traffic, LIFE).len(), MOST_BROKEN);
-    assert!(traffic.named.0.lock().open.is_empty());
+    assert_eq!(names(&traffic, LIFE).len(), MAX_FAILED);
+    assert!(traffic.suspects.0.lock().open.is_empty());
 }

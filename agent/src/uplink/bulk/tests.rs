@@ -5,35 +5,35 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 
 use super::*;
-use crate::cache::Writer;
-use crate::cache::wire::{Event, Stored};
+use crate::cache::CacheLogWriter;
+use crate::cache::wire::{KvEvent, BlocksStored};
 
 /// A log in its life `epoch`, with this many blocks, and what writes to it.
-fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, Writer) {
+fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, CacheLogWriter) {
     let log = Arc::<CacheLog>::default();
-    let writer = log.begin(epoch);
+    let writer = log.begin_life(epoch);
     store(&writer, 0, blocks);
     (log, writer)
 }
 
 /// Stores this many more blocks of one token; different `salt`, different blocks.
-fn store(writer: &Writer, salt: u32, blocks: u32) {
+fn store(writer: &CacheLogWriter, salt: u32, blocks: u32) {
     let hashes = (0..blocks).map(|block| u64::from(salt) << 32 | u64::from(block)).collect();
     let tokens = (0..blocks).map(|block| salt + block).collect();
-    writer.apply(&[Event::Stored(Box::new(Stored { hashes, tokens, block_size: 1, ..Stored::default() }))]);
+    writer.apply(&[KvEvent::Stored(Box::new(BlocksStored { hashes, tokens, block_size: 1, ..BlocksStored::default() }))]);
 }
 
-fn caches(logs: &[&Arc<CacheLog>]) -> Caches {
-    Caches::new(logs.iter().map(|&log| log.clone()))
+fn caches(logs: &[&Arc<CacheLog>]) -> CacheTransfers {
+    CacheTransfers::new(logs.iter().map(|&log| log.clone()))
 }
 
 /// Everything that is due.
-fn drain(caches: &mut Caches, told: impl Fn(usize) -> u64) -> Vec<wire::CacheReport> {
+fn drain(caches: &mut CacheTransfers, told: impl Fn(usize) -> u64) -> Vec<wire::CacheReport> {
     std::iter::from_fn(|| caches.next(&told)).collect()
 }
 
-fn mark(caches: &mut Caches) {
-    caches.replicas.iter_mut().for_each(|cache| cache.due = true);
+fn mark(caches: &mut CacheTransfers) {
+    caches.replicas.iter_mut().for_each(|cache| cache.is_due = true);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_large_cache_leaves_in_parts_and_adds_up() {
     let parts = drain(&mut caches, |_| 1);
     assert_eq!(parts.iter().map(|part| part.snapshot).collect::<Vec<_>>(), [true, false, false, false]);
     assert_eq!(parts.iter().map(|part| part.partial).collect::<Vec<_>>(), [true, true, true, false]);
-    assert!(parts.iter().all(|part| part.stored.len() <= MOST_BLOCKS && (part.index, part.epoch) == (0, 1)));
+    assert!(parts.iter().all(|part| part.stored.len() <= MAX_BLOCKS_PER_MESSAGE && (part.index, part.epoch) == (0, 1)));
     let keys: BTreeSet<u64> = parts.iter().flat_map(|part| part.stored.iter().copied()).collect();
     let last = parts.last().unwrap();
     assert_eq!((keys.len() as u64, keys.iter().fold(0, |xor, key| xor ^ key)), (last.count, last.digest));
@@ -83,7 +83,7 @@ fn a_life_that_is_over_for_the_router_is_not_told_any_more() {
     let mut caches = caches(&[&log]);
     assert!(caches.next(|_| 1).unwrap().partial);
     assert_eq!(drain(&mut caches, |_| 2), [], "the report of the next life came before the log heard of it");
-    store(&log.begin(2), 0, 5);
+    store(&log.begin_life(2), 0, 5);
     mark(&mut caches);
     let parts = drain(&mut caches, |_| 2);
     assert_eq!(parts.iter().map(|part| (part.epoch, part.snapshot, part.count)).collect::<Vec<_>>(), [(2, true, 5)]);
@@ -91,7 +91,7 @@ fn a_life_that_is_over_for_the_router_is_not_told_any_more() {
 
 #[test]
 fn a_router_that_lost_track_of_one_cache_gets_that_one_whole() {
-    let mut bulk = Bulk::new([log(1, 10).0, log(1, 20).0].into_iter());
+    let mut bulk = TransferQueue::new([log(1, 10).0, log(1, 20).0].into_iter());
     drain(&mut bulk.caches, |_| 1);
     bulk.resync(&[1]);
     let whole = |parts: Vec<wire::CacheReport>| parts.iter().map(|part| (part.index, part.snapshot, part.count)).collect::<Vec<_>>();
@@ -110,15 +110,15 @@ fn bundle(bytes: usize) -> Bundle {
 #[test]
 fn a_bundle_leaves_in_parts_and_from_its_beginning_when_it_is_asked_for_again() {
     let bundle = bundle(600_000);
-    let mut files = Files::default();
-    files.fetch(bundle.clone());
+    let mut files = FileTransfers::default();
+    files.push(bundle.clone());
     files.next().unwrap();
-    files.fetch(bundle.clone());
+    files.push(bundle.clone());
     let parts: Vec<wire::FilePart> = std::iter::from_fn(|| files.next()).collect();
     let mut together = Vec::new();
     for part in &parts {
         assert_eq!((part.offset, &part.hash), (together.len() as u64, &bundle.hash));
-        assert!(part.data.len() <= MOST_BYTES);
+        assert!(part.data.len() <= MAX_FILE_BYTES_PER_MESSAGE);
         together.extend_from_slice(&part.data);
     }
     assert_eq!((parts.len(), together), (3, bundle.bytes.to_vec()));
@@ -126,8 +126,8 @@ fn a_bundle_leaves_in_parts_and_from_its_beginning_when_it_is_asked_for_again() 
 
 #[test]
 fn a_large_cache_and_a_large_file_do_not_wait_for_each_other() {
-    let mut bulk = Bulk::new(std::iter::once(log(1, 100_000).0));
-    bulk.fetch(bundle(600_000));
+    let mut bulk = TransferQueue::new(std::iter::once(log(1, 100_000).0));
+    bulk.send_files(bundle(600_000));
     let kinds: Vec<bool> = std::iter::from_fn(|| bulk.next(|_| 1)).map(|message| matches!(message, Message::File(_))).collect();
     assert_eq!(kinds, [true, false, true, false, true, false, false]);
     assert!(!bulk.is_due());

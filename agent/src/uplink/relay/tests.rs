@@ -19,21 +19,21 @@ use crate::traffic::Traffic;
 #[tokio::test(start_paused = true)]
 async fn a_prompt_without_a_byte_of_its_answer_counts_as_computed_when_its_time_has_passed() {
     let traffic = Traffic::new();
-    let in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
-    let pending = || traffic.changes().borrow().sum().pending_tokens;
-    let mut settled = pin!(settled(Some(&in_flight), Duration::from_millis(50)));
+    let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
+    let pending = || traffic.subscribe().borrow().totals().pending_tokens;
+    let mut settled = pin!(assume_prefilled_after(Some(&in_flight), Duration::from_millis(50)));
     assert!(timeout(Duration::from_millis(49), settled.as_mut()).await.is_err());
     assert_eq!(pending(), 5);
     assert!(timeout(Duration::from_millis(2), settled.as_mut()).await.is_err(), "it never ends the request");
-    assert_eq!((pending(), traffic.total()), (0, 1));
+    assert_eq!((pending(), traffic.in_flight()), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_such_a_time_only_the_answer_tells() {
     let traffic = Traffic::new();
-    let in_flight = traffic.enter_with(RouterKey(1), Prompt { tokens: 9, uncached: 5 });
-    assert!(timeout(Duration::from_secs(3600), settled(Some(&in_flight), Duration::ZERO)).await.is_err());
-    assert_eq!(traffic.changes().borrow().sum().pending_tokens, 5);
+    let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
+    assert!(timeout(Duration::from_secs(3600), assume_prefilled_after(Some(&in_flight), Duration::ZERO)).await.is_err());
+    assert_eq!(traffic.subscribe().borrow().totals().pending_tokens, 5);
 }
 
 #[test]
@@ -47,17 +47,17 @@ fn only_an_engine_that_was_not_told_to_stop_is_lost() {
         (Phase::Quarantined, Fault::EngineStopped),
         (Phase::Sleeping, Fault::EngineStopped),
     ] {
-        assert_eq!(broke_off(3, phase, true, "connection reset").fault, expected, "{phase:?}");
+        assert_eq!(classify_break(3, phase, true, "connection reset").fault, expected, "{phase:?}");
         // What never got there is lost to no engine.
         let unsent = if expected == Fault::EngineLost { Fault::NotReady } else { expected };
-        assert_eq!(broke_off(3, phase, false, "connection refused").fault, unsent, "{phase:?}");
+        assert_eq!(classify_break(3, phase, false, "connection refused").fault, unsent, "{phase:?}");
     }
-    assert_eq!(broke_off(3, Phase::Ready, true, "connection reset").message, "the engine of replica 3 broke off (connection reset)");
+    assert_eq!(classify_break(3, Phase::Ready, true, "connection reset").message, "the engine of replica 3 broke off (connection reset)");
 }
 
 #[test]
 fn only_what_the_core_computes_waits_for_it() {
-    let computes = |method: &str, path: &str| computes(&RequestHead { method: method.into(), path: path.into(), ..RequestHead::default() });
+    let computes = |method: &str, path: &str| needs_engine_core(&RequestHead { method: method.into(), path: path.into(), ..RequestHead::default() });
     for path in ["/v1/completions", "/v1/chat/completions?x=1", "/v1/embeddings", "/v2/rerank", "/invocations", "/v1/responses"] {
         assert!(computes("POST", path), "{path}");
     }
@@ -87,13 +87,13 @@ impl Fixture {
         let (traffic, lane) = (Traffic::new(), Lane::new(Counter::default()));
         let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), body_bytes: 4, ..RequestHead::default() };
         let frames = vec![Frame::new(1, Kind::Request(head)), Frame::new(1, Kind::Body(body.into()))];
-        let Incoming { head, serving } = lane.receive(FrameBatch { frames }).pop().unwrap();
+        let IncomingRequest { head, stream: serving } = lane.receive(FrameBatch { frames }).pop().unwrap();
         let in_flight = traffic.enter(RouterKey(1));
         let relay = tokio::spawn(async move {
-            let (client, wait) = (EngineClient::new(socket), Some(in_flight.wait()));
+            let (client, wait) = (EngineClient::new(socket), Some(in_flight.track_wait()));
             let request = Outgoing::new(head, serving.body()).unwrap();
-            let name = Some((LIFE, Fingerprint(5)));
-            let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait, name, is_sent: false };
+            let fingerprint = Some((LIFE, RequestFingerprint(5)));
+            let mut exchange = Exchange { client: &client, serving: &stream, in_flight: Some(&in_flight), wait, fingerprint: name, is_sent: false };
             let outcome = exchange.run(request).await.map_err(|error| root_cause(&error));
             drop(exchange);
             serving.end(&Ok(()));
@@ -142,7 +142,7 @@ impl Fixture {
     }
 
     fn is_casualty(&self) -> bool {
-        !self.traffic.casualties(LIFE).is_empty()
+        !self.traffic.crash_suspects(LIFE).is_empty()
     }
 }
 
@@ -157,7 +157,7 @@ async fn a_request_waits_for_the_engine_from_its_last_byte_to_its_answers_last()
     fixture.begins("200 OK").await;
     fixture.chunk(": keep-alive\n\n").await;
     fixture.chunk("data: {\"a\":1}\n\n").await;
-    fixture.until(|traffic| traffic.flow().moved() > 0).await;
+    fixture.until(|traffic| traffic.flow().last_progress() > 0).await;
     assert_eq!((fixture.traffic.flow().waiting(), fixture.is_casualty()), (1, true));
     fixture.engine_writes(b"0\r\n\r\n").await;
     assert_eq!(fixture.outcome().await, Ok(()));
@@ -173,7 +173,7 @@ async fn comments_and_refusals_are_no_sign_of_life() {
         fixture.chunk(text).await;
         fixture.engine_writes(b"0\r\n\r\n").await;
         assert_eq!(fixture.outcome().await, Ok(()));
-        assert_eq!(fixture.traffic.flow().moved(), 0, "{status}");
+        assert_eq!(fixture.traffic.flow().last_progress(), 0, "{status}");
     }
 }
 
@@ -190,7 +190,7 @@ async fn a_request_whose_client_reads_nothing_does_not_wait_for_the_engine() {
     fixture.lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Credit(u32::try_from(WINDOW_BYTES).unwrap()))] });
     fixture.until(|traffic| traffic.flow().waiting() == 1).await;
     fixture.relay.abort();
-    fixture.until(|traffic| traffic.flow().waiting() == 0 && traffic.total() == 0).await;
+    fixture.until(|traffic| traffic.flow().waiting() == 0 && traffic.in_flight() == 0).await;
 }
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn a_request_is_a_casualty_from_when_its_engine_has_got_all_of_it() {
     assert!(!fixture.is_casualty(), "no engine computes half a request");
     fixture.router_sends(b"cd");
     fixture.engine_reads(b"cd").await;
-    fixture.until(|traffic| !traffic.casualties(LIFE).is_empty()).await;
+    fixture.until(|traffic| !traffic.crash_suspects(LIFE).is_empty()).await;
 }
 
 #[tokio::test]
@@ -224,26 +224,26 @@ async fn a_request_whose_engine_takes_no_connection_is_no_casualty_of_its_death(
     let directory = tempfile::tempdir().unwrap();
     let (client, lane, traffic) = (EngineClient::new(directory.path().join("s")), Lane::new(Counter::default()), Traffic::new());
     let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), ..RequestHead::default() };
-    let Incoming { head, serving } = lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Request(head))] }).pop().unwrap();
+    let IncomingRequest { head, stream } = lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Request(head))] }).pop().unwrap();
     let in_flight = traffic.enter(RouterKey(1));
-    let name = Some((LIFE, Fingerprint(5)));
-    let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait: None, name, is_sent: false };
-    let outcome = exchange.run(Outgoing::new(head, serving.body()).unwrap()).await;
+    let fingerprint = Some((LIFE, RequestFingerprint(5)));
+    let mut exchange = Exchange { client: &client, serving: &stream, in_flight: Some(&in_flight), wait: None, fingerprint, is_sent: false };
+    let outcome = exchange.run(Outgoing::new(head, stream.body()).unwrap()).await;
     assert!(matches!(&outcome, Err(RequestError::Connect(_))) && !exchange.is_sent);
     drop((outcome, exchange));
-    in_flight.broke();
-    assert!(traffic.casualties(LIFE).is_empty());
+    in_flight.mark_failed();
+    assert!(traffic.crash_suspects(LIFE).is_empty());
     drop(in_flight);
-    assert!(traffic.casualties(LIFE).is_empty(), "nor afterwards");
+    assert!(traffic.crash_suspects(LIFE).is_empty(), "nor afterwards");
 }
 
 #[tokio::test]
 async fn a_pass_that_is_not_held_up_costs_no_wait() {
     let traffic = Traffic::new();
     let in_flight = traffic.enter(RouterKey(1));
-    let mut wait = in_flight.wait();
+    let mut wait = in_flight.track_wait();
     wait.begin();
-    let mut passing = pin!(wait.pass(async { 3 }));
+    let mut passing = pin!(wait.pause_during(async { 3 }));
     assert_eq!(poll!(passing.as_mut()), Poll::Ready(3));
     assert_eq!(traffic.flow().waiting(), 1);
 }

@@ -14,17 +14,17 @@ use tonic::Response;
 use tonic::transport::Server;
 
 use super::*;
-use crate::cache::wire::{Event, Stored};
-use crate::cache::{self, Writer};
-use crate::deaths::Fingerprint;
+use crate::cache::wire::{KvEvent, BlocksStored};
+use crate::cache::{self, CacheLogWriter};
+use crate::deaths::RequestFingerprint;
 use crate::engine::http::tests::Scripted;
 use crate::engine::turns::Turns;
 use crate::engine::{Engine, EngineSpec};
-use crate::files::Source;
+use crate::files::PromptFileSource;
 use crate::host::Resolved;
 use crate::keeper;
-use crate::node::{NodeState, Replica, Traits};
-use crate::traffic::Prompt;
+use crate::node::{NodeState, Replica, ReplicaTraits};
+use crate::traffic::PromptEstimate;
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
 
@@ -130,21 +130,21 @@ impl Fixture {
             }),
         );
         let simulated = Resolved::Simulated { program: "/opt/hostler".into() };
-        let prompt_files = Source::new(&simulated, &AgentConfig::default());
+        let prompt_files = PromptFileSource::new(&simulated, &AgentConfig::default());
         let replica = Replica::new(
             0,
             engine.clone(),
-            Traits { gpu: String::new(), token_budget: 512, prompt_files, setup: crate::advise::Setup::default() },
+            ReplicaTraits { gpu: String::new(), token_budget: 512, prompt_files, setup: crate::advise::EngineSetup::default() },
         );
         let uplink = Uplink {
             state: Arc::new(NodeState::new(vec![replica])),
             node: "node".to_owned(),
             life: 1,
-            access: crate::join::Access::Plain { beyond_host: false },
+            access: crate::join::RouterAccess::Plain { beyond_host: false },
             lanes: 1,
             metrics: Arc::new(AgentMetrics::default()),
             requests: TaskTracker::new(),
-            served: parking_lot::Mutex::default(),
+            attached_routers: parking_lot::Mutex::default(),
         };
         let state = uplink.state.clone();
         tracker.spawn({
@@ -158,7 +158,7 @@ impl Fixture {
             .add_service(AgentLinkServer::new(Listening(attached)))
             .serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.clone().cancelled_owned());
         tokio::spawn(served);
-        tracker.spawn(keep(Arc::new(uplink), address, "router".to_owned(), end.clone()));
+        tracker.spawn(maintain_session(Arc::new(uplink), address, "router".to_owned(), end.clone()));
         let (from_agent, orders) = attachments.recv().await.unwrap();
         Self { known: Known::default(), from_agent, orders, engine, end, tracker, _http: http, _directory: directory }
     }
@@ -178,9 +178,9 @@ impl Fixture {
     }
 
     /// Writes the cache in place of the engine's events.
-    fn writer(&self) -> Writer {
-        let writer = self.engine.cache().begin(self.known.epoch);
-        writer.is_exact();
+    fn writer(&self) -> CacheLogWriter {
+        let writer = self.engine.cache().begin_life(self.known.epoch);
+        writer.mark_exact();
         writer
     }
 
@@ -210,7 +210,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         drain_timeout: Duration::from_secs(60),
         stop_grace: Duration::from_millis(300),
         probe_interval: Duration::from_millis(50),
-        cache: cache::Source::Nothing { because: "it has no cache".to_owned() },
+        cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
         keeper: keeper::tests::program(directory.path()),
         if_agent_dies: keeper::Fate::Kill,
         binding: None,
@@ -222,10 +222,10 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
     }
 }
 
-fn store(writer: &Writer, first: u32, blocks: u32) {
+fn store(writer: &CacheLogWriter, first: u32, blocks: u32) {
     let hashes = (first..first + blocks).map(u64::from).collect();
     let tokens = (first..first + blocks).collect();
-    writer.apply(&[Event::Stored(Box::new(Stored { hashes, tokens, block_size: 1, ..Stored::default() }))]);
+    writer.apply(&[KvEvent::Stored(Box::new(BlocksStored { hashes, tokens, block_size: 1, ..BlocksStored::default() }))]);
 }
 
 fn is_ready(known: &Known) -> bool {
@@ -258,11 +258,11 @@ async fn a_router_is_told_what_is_cached_and_then_what_changes() {
 async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
     let mut fixture = Fixture::start().await;
     let traffic = fixture.engine.traffic().clone();
-    let mine = traffic.enter_with(RouterKey(ROUTER_LIFE), Prompt { tokens: 90, uncached: 50 });
-    let _other = traffic.enter_with(RouterKey(ROUTER_LIFE + 1), Prompt { tokens: 9, uncached: 5 });
+    let mine = traffic.enter_with(RouterKey(ROUTER_LIFE), PromptEstimate { tokens: 90, uncached: 50 });
+    let _other = traffic.enter_with(RouterKey(ROUTER_LIFE + 1), PromptEstimate { tokens: 9, uncached: 5 });
     let tokens = |load: &wire::Load| [load.context_tokens, load.pending_tokens, load.context_tokens_yours, load.pending_tokens_yours];
     fixture.until(|known| tokens(&known.load) == [99, 55, 90, 50]).await;
-    mine.computed();
+    mine.mark_prefilled();
     fixture.until(|known| tokens(&known.load) == [99, 5, 90, 0]).await;
     drop(mine);
     fixture.until(|known| tokens(&known.load) == [9, 5, 0, 0]).await;
@@ -274,8 +274,8 @@ async fn a_router_is_told_each_death_once_and_all_of_them_again_in_a_snapshot() 
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
     let epochs = |known: &Known| known.deaths.iter().map(|death| death.epoch).collect::<Vec<_>>();
-    let name = Fingerprint((7 << 64) | 9);
-    fixture.engine.deaths().record(1, vec![name, Fingerprint(3)]);
+    let name = RequestFingerprint((7 << 64) | 9);
+    fixture.engine.deaths().record(1, vec![name, RequestFingerprint(3)]);
     fixture.until(|known| epochs(known) == [1]).await;
     assert_eq!(fixture.known.deaths[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
     fixture.engine.deaths().record(2, vec![name]);

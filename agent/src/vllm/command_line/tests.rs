@@ -211,11 +211,11 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
         let launch = Launch { version, ..launch(&engine, &replica, config) };
         let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
         match cache_source(&launch) {
-            Source::Sockets { live, replay } => {
+            KvEventSource::Sockets { live, replay } => {
                 assert!(asked);
                 format!("{} {}", live.display(), replay.display())
             }
-            Source::Nothing { because } => {
+            KvEventSource::Nothing { because } => {
                 assert!(!asked);
                 because
             }

@@ -11,7 +11,7 @@ fn sent(api: Api, system: Option<&str>, turn: usize) -> serde_json::Value {
     let ask = |says: &str, most_tokens| Turn { says: says.into(), most_tokens, pause: Duration::ZERO };
     let turns = vec![ask("first", 5), ask("a \"second\"\n", 6)];
     let session = Session { kind: "chat", begins: None, system: system.map(Into::into), turns };
-    let form = Form { api, model: "m".to_owned(), stream: turn == 0, ignore_eos: turn > 0 };
+    let form = RequestOptions { api, model: "m".to_owned(), stream: turn == 0, ignore_eos: turn > 0 };
     let answers = ["answered".to_owned()];
     serde_json::from_slice(&body(&form, &session, turn, &answers[..turn])).expect("it is JSON")
 }

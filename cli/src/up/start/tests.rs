@@ -19,7 +19,7 @@ fn failed(cause: &str, remedy: &str) -> Vec<Replica> {
 
 #[test]
 fn a_stage_is_told_when_it_begins_and_every_ten_seconds() {
-    let (mut start, began) = (Start::default(), Instant::now());
+    let (mut start, began) = (StartupProgress::default(), Instant::now());
     let at = |seconds| began + Duration::from_secs(seconds);
     assert_eq!(start.lines(&loading("loading weights", 10, 60), at(0)), ["n0/0  loading weights 10 %, about 60 s left"]);
     assert!(start.lines(&loading("loading weights", 12, 58), at(9)).is_empty());
@@ -29,22 +29,22 @@ fn a_stage_is_told_when_it_begins_and_every_ten_seconds() {
 
 #[test]
 fn a_replica_that_says_nothing_of_its_start_or_serves_is_not_told_of() {
-    let mut start = Start::default();
+    let mut start = StartupProgress::default();
     assert!(start.lines(&replica(ReplicaState::default()), Instant::now()).is_empty());
     assert!(start.lines(&replica(ReplicaState { phase: Phase::Ready.into(), ..ReplicaState::default() }), Instant::now()).is_empty());
 }
 
 #[test]
 fn a_failure_is_told_once_with_its_remedy_and_again_when_it_is_another_one() {
-    let (mut start, began) = (Start::default(), Instant::now());
+    let (mut start, began) = (StartupProgress::default(), Instant::now());
     let lines = start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began);
     assert_eq!(lines, ["n0/0  failed: unrecognized arguments: --bogus", "  do    drop --bogus", "  log   hostler logs n0/0"]);
-    assert!(start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began + AGAIN * 3).is_empty());
-    assert_eq!(start.lines(&failed("no such model", ""), began + AGAIN * 4), ["n0/0  failed: no such model", "  log   hostler logs n0/0"]);
+    assert!(start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began + REPEAT_INTERVAL * 3).is_empty());
+    assert_eq!(start.lines(&failed("no such model", ""), began + REPEAT_INTERVAL * 4), ["n0/0  failed: no such model", "  log   hostler logs n0/0"]);
 }
 
 #[test]
 fn a_quarantined_replica_says_why() {
     let state = ReplicaState { phase: Phase::Quarantined.into(), reason: "XID 79 on GPU 0\nmore".into(), ..ReplicaState::default() };
-    assert_eq!(Start::default().lines(&replica(state), Instant::now()), ["n0/0  quarantined: XID 79 on GPU 0"]);
+    assert_eq!(StartupProgress::default().lines(&replica(state), Instant::now()), ["n0/0  quarantined: XID 79 on GPU 0"]);
 }

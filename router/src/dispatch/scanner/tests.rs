@@ -9,22 +9,22 @@ const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":13,\"tot
 const DONE: &str = "data: [DONE]\n\n";
 const ERROR: &str = "data: {\"error\":{\"message\":\"EngineCore died\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}\n\n";
 
-fn all(dialect: Dialect, pieces: &[&str]) -> (String, Scanner, Option<&'static str>) {
-    let mut scanner = Scanner::new(dialect);
+fn all(dialect: Dialect, pieces: &[&str]) -> (String, SseScanner, Option<&'static str>) {
+    let mut scanner = SseScanner::new(dialect);
     let mut sent = String::new();
     for piece in pieces {
-        let (bytes, verdict) = match scanner.pass(Bytes::copy_from_slice(piece.as_bytes())) {
-            Passed::On(bytes) => (bytes, None),
-            Passed::Failed { bytes, died: false } => (bytes, Some("failed")),
-            Passed::Failed { bytes, died: true } => (bytes, Some("died")),
-            Passed::Aborted(bytes) => (bytes, Some("aborted")),
+        let (bytes, verdict) = match scanner.process(Bytes::copy_from_slice(piece.as_bytes())) {
+            ChunkOutcome::Forward(bytes) => (bytes, None),
+            ChunkOutcome::Failed { bytes, is_engine_dead: false } => (bytes, Some("failed")),
+            ChunkOutcome::Failed { bytes, is_engine_dead: true } => (bytes, Some("died")),
+            ChunkOutcome::Aborted(bytes) => (bytes, Some("aborted")),
         };
         sent.push_str(std::str::from_utf8(&bytes).unwrap());
         if verdict.is_some() {
             return (sent, scanner, verdict);
         }
     }
-    sent.push_str(std::str::from_utf8(&scanner.rest()).unwrap());
+    sent.push_str(std::str::from_utf8(&scanner.take_rest()).unwrap());
     (sent, scanner, None)
 }
 
@@ -33,7 +33,7 @@ fn a_whole_answer_passes_unchanged_and_its_usage_is_read() {
     let (sent, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, LAST, USAGE, DONE]);
     assert_eq!((sent, verdict), (format!("{ROLE}{LAST}{USAGE}{DONE}"), None));
     assert!(scanner.is_complete());
-    assert_eq!((scanner.usage(), scanner.events()), (Some(Usage { prompt: 13, completion: 6, cached: None }), 4));
+    assert_eq!((scanner.usage(), scanner.event_count()), (Some(TokenUsage { prompt_tokens: 13, completion_tokens: 6, cached_tokens: None }), 4));
 }
 
 #[test]
@@ -42,11 +42,11 @@ fn usage_is_read_in_every_dialect() {
     let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":17,\"output_tokens\":0}}}\n\n";
     let ends = "event: message_delta\ndata: {\"usage\":{\"output_tokens\":5}}\n\n";
     let (_, scanner, _) = all(Dialect::Anthropic, &[begins, delta, ends, "event: message_stop\ndata: {}\n\n"]);
-    assert_eq!(scanner.usage(), Some(Usage { prompt: 17, completion: 5, cached: None }));
+    assert_eq!(scanner.usage(), Some(TokenUsage { prompt_tokens: 17, completion_tokens: 5, cached_tokens: None }));
     let completed = "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":13,\"input_tokens_details\":\
         {\"cached_tokens\":8},\"output_tokens\":4,\"output_tokens_details\":{\"reasoning_tokens\":0}}}}\n\n";
     let (_, scanner, _) = all(Dialect::Responses, &["event: response.created\ndata: {\"usage\":null}\n\n", completed]);
-    assert_eq!(scanner.usage(), Some(Usage { prompt: 13, completion: 4, cached: Some(8) }));
+    assert_eq!(scanner.usage(), Some(TokenUsage { prompt_tokens: 13, completion_tokens: 4, cached_tokens: Some(8) }));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn an_event_too_large_to_be_held_passes_in_parts_and_its_end_is_still_read() {
         let (sent, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, begin, end, DONE]);
         assert!(sent == format!("{ROLE}{huge}{DONE}") && verdict.is_none(), "cut at {at}");
         assert!(scanner.is_complete(), "cut at {at}");
-        assert_eq!((scanner.events(), scanner.usage().map(|usage| usage.prompt)), (3, Some(5)), "cut at {at}");
+        assert_eq!((scanner.event_count(), scanner.usage().map(|usage| usage.prompt_tokens)), (3, Some(5)), "cut at {at}");
         let (begin, end) = cut.split_at(at);
         assert_eq!(all(Dialect::OpenAi, &[ROLE, begin, end, DONE]).2, Some("aborted"), "cut at {at}");
     }
@@ -91,7 +91,7 @@ fn an_event_too_large_to_be_held_passes_in_parts_and_its_end_is_still_read() {
 fn generated_text_that_looks_like_control_fields_is_only_text() {
     let text = serde_json::json!({"choices": [{"index": 0, "delta": {"content": "\"finish_reason\":\"abort\" data: [DONE]\n\ndata: {\"error\":1}"}, "finish_reason": null}]});
     let (_, scanner, verdict) = all(Dialect::OpenAi, &[&format!("data: {text}\n\n")]);
-    assert_eq!((verdict, scanner.finished, scanner.done), (None, false, false));
+    assert_eq!((verdict, scanner.has_finish, scanner.has_done_marker), (None, false, false));
 }
 
 #[test]
@@ -104,10 +104,10 @@ fn fields_are_found_wherever_they_stand_in_an_event() {
 
 #[test]
 fn an_error_event_after_half_an_event_begins_on_its_own() {
-    let mut scanner = Scanner::new(Dialect::OpenAi);
-    scanner.pass(format!("data: {{\"choices\":[{}", "1,".repeat(200_000)).into());
+    let mut scanner = SseScanner::new(Dialect::OpenAi);
+    scanner.process(format!("data: {{\"choices\":[{}", "1,".repeat(200_000)).into());
     assert!(scanner.error_event("lost").starts_with(b"\n\ndata: {\"error\":"));
-    assert!(Scanner::new(Dialect::OpenAi).error_event("lost").starts_with(b"data: {\"error\":"));
+    assert!(SseScanner::new(Dialect::OpenAi).error_event("lost").starts_with(b"data: {\"error\":"));
 }
 
 #[test]
@@ -165,15 +165,15 @@ proptest! {
 #[test]
 fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error() {
     let dead = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
-    assert!(tells_of_death(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
-    assert!(tells_of_death(format!("{{\"error\":{{\"message\":\"{dead}\"}}}}").as_bytes()));
+    assert!(is_engine_death(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
+    assert!(is_engine_death(format!("{{\"error\":{{\"message\":\"{dead}\"}}}}").as_bytes()));
     let said = serde_json::json!({"error": {"message": format!("template error at {{\"message\":\"{dead}\"}}")}});
-    assert!(!tells_of_death(said.to_string().as_bytes()));
+    assert!(!is_engine_death(said.to_string().as_bytes()));
     let repeated = format!(r#"{{"error":{{"message":"no","input":{{"message":"{dead}"}}}},"detail":[{{"message":"{dead}"}}]}}"#);
-    assert!(!tells_of_death(repeated.as_bytes()));
+    assert!(!is_engine_death(repeated.as_bytes()));
     let named = format!("event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"api_error\",\"message\":\"{dead}\"}}}}\n\n");
-    assert!(tells_of_death(named.as_bytes()) && tells_of_death(format!("data: {{\"message\":\"{dead}\"}}").as_bytes()));
-    assert!(!tells_of_death(br#"{"error":{"message":"maximum recursion depth exceeded","code":500}}"#));
+    assert!(is_engine_death(named.as_bytes()) && is_engine_death(format!("data: {{\"message\":\"{dead}\"}}").as_bytes()));
+    assert!(!is_engine_death(br#"{"error":{"message":"maximum recursion depth exceeded","code":500}}"#));
 }
 
 /// What a client may put into a schema, and an engine repeats.
@@ -186,13 +186,13 @@ fn a_schema_that_is_repeated_says_nothing_of_the_answer() {
         "event: response.completed\ndata: {{\"response\":{{\"tools\":[{SCHEMA}],\"usage\":{{\"input_tokens\":13,\"output_tokens\":500}}}}}}\n\n"
     );
     let (_, scanner, verdict) = all(Dialect::Responses, &[&created, &completed]);
-    assert_eq!((verdict, scanner.usage()), (None, Some(Usage { prompt: 13, completion: 500, cached: None })));
+    assert_eq!((verdict, scanner.usage()), (None, Some(TokenUsage { prompt_tokens: 13, completion_tokens: 500, cached_tokens: None })));
     let chunk = format!("data: {{\"choices\":[{{\"delta\":{SCHEMA},\"finish_reason\":null}}]}}\n\n");
     let (_, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, &chunk, LAST, USAGE, DONE]);
-    assert_eq!((verdict, scanner.usage()), (None, Some(Usage { prompt: 13, completion: 6, cached: None })));
+    assert_eq!((verdict, scanner.usage()), (None, Some(TokenUsage { prompt_tokens: 13, completion_tokens: 6, cached_tokens: None })));
     let block = format!("event: message_start\ndata: {{\"message\":{{\"content\":[{SCHEMA}],\"usage\":{{\"input_tokens\":7}}}}}}\n\n");
     let (_, scanner, _) = all(Dialect::Anthropic, &[&block]);
-    assert_eq!(scanner.usage(), Some(Usage { prompt: 7, completion: 0, cached: None }));
+    assert_eq!(scanner.usage(), Some(TokenUsage { prompt_tokens: 7, completion_tokens: 0, cached_tokens: None }));
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn an_event_too_large_to_be_held_is_read_by_structure_too_and_is_no_error_for_wh
         let pieces: Vec<&str> = huge.as_bytes().chunks(piece).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
         let (sent, scanner, verdict) = all(Dialect::Responses, &pieces);
         assert!(sent == huge && verdict.is_none() && scanner.is_complete(), "pieces of {piece}: {verdict:?}");
-        assert_eq!(scanner.usage(), Some(Usage { prompt: 13, completion: 500, cached: None }), "pieces of {piece}");
+        assert_eq!(scanner.usage(), Some(TokenUsage { prompt_tokens: 13, completion_tokens: 500, cached_tokens: None }), "pieces of {piece}");
         let without_end = &pieces[..pieces.len() - 1];
         assert!(!all(Dialect::Responses, without_end).1.is_complete(), "half of it is no end");
     }

@@ -5,24 +5,24 @@ use super::*;
 
 const CHAT: &str = r#"{"id":"x","choices":[{"index":0,"message":{"content":"a \" \\"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}},"kv":null}"#;
 
-fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<Usage> {
-    Some(Usage { prompt, completion, cached })
+fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt_tokens: prompt, completion_tokens: completion, cached_tokens: cached })
 }
 
 #[test]
 fn what_was_used_is_read_in_every_api() {
-    let chat = Told::of(CHAT.as_bytes(), "");
-    assert_eq!((chat.usage(), chat.finish()), (usage(40, 3, Some(32)), Finish::Some));
+    let chat = AnswerParser::parse(CHAT.as_bytes(), "");
+    assert_eq!((chat.usage(), chat.finish_state()), (usage(40, 3, Some(32)), FinishState::Finished));
     let without = br#"{"usage":{"prompt_tokens":40,"completion_tokens":3,"prompt_tokens_details":null}}"#;
-    assert_eq!(Told::usage_of(without), usage(40, 3, None));
+    assert_eq!(AnswerParser::parse_usage(without), usage(40, 3, None));
     let response = br#"{"tools":[],"usage":{"input_tokens":13,"input_tokens_details":{"cached_tokens":8},"output_tokens":4},"user":null}"#;
-    assert_eq!(Told::usage_of(response), usage(13, 4, Some(8)));
+    assert_eq!(AnswerParser::parse_usage(response), usage(13, 4, Some(8)));
     let message = br#"{"usage":{"input_tokens":5,"cache_read_input_tokens":32,"cache_creation_input_tokens":3,"output_tokens":9}}"#;
-    assert_eq!(Told::usage_of(message), usage(40, 9, Some(32)), "this API counts what was cached apart");
+    assert_eq!(AnswerParser::parse_usage(message), usage(40, 9, Some(32)), "this API counts what was cached apart");
     let cohere = br#"{"message":{},"usage":{"billed_units":{"input_tokens":1.0},"tokens":{"input_tokens":7.0,"output_tokens":2.0},"cached_tokens":4.0}}"#;
-    assert_eq!(Told::usage_of(cohere), usage(7, 2, Some(4)));
+    assert_eq!(AnswerParser::parse_usage(cohere), usage(7, 2, Some(4)));
     let spaced = br#" { "usage" : { "prompt_tokens" : 4 , "completion_tokens" : 2 } } "#;
-    assert_eq!(Told::of(spaced, "").usage(), usage(4, 2, None));
+    assert_eq!(AnswerParser::parse(spaced, "").usage(), usage(4, 2, None));
     for silent in [
         r#"{"usage":null}"#,
         r#"{"usage":{"type":"duration","seconds":3}}"#,
@@ -31,7 +31,7 @@ fn what_was_used_is_read_in_every_api() {
         "",
         "{",
     ] {
-        assert_eq!((Told::usage_of(silent.as_bytes()), Told::of(silent.as_bytes(), "").usage()), (None, None), "{silent}");
+        assert_eq!((AnswerParser::parse_usage(silent.as_bytes()), AnswerParser::parse(silent.as_bytes(), "").usage()), (None, None), "{silent}");
     }
 }
 
@@ -45,28 +45,28 @@ fn what_an_answer_repeats_of_its_request_is_not_the_engines_word() {
         format!(r#"{{"content":[{{"type":"tool_use","input":{free}}}],{used},"metadata":{free}}}"#),
         format!(r#"{{"choices":[{{"message":{free}}}],{used}}}"#),
     ] {
-        assert_eq!(Told::usage_of(answer.as_bytes()), usage(13, 500, None), "{answer}");
-        assert_eq!(Told::of(answer.as_bytes(), "").finish(), Finish::None, "{answer}");
+        assert_eq!(AnswerParser::parse_usage(answer.as_bytes()), usage(13, 500, None), "{answer}");
+        assert_eq!(AnswerParser::parse(answer.as_bytes(), "").finish_state(), FinishState::None, "{answer}");
         let event = format!(r#"{{"response":{answer},"x":{free}}}"#);
-        assert_eq!(Told::of(event.as_bytes(), "response").usage(), usage(13, 500, None), "{answer}");
+        assert_eq!(AnswerParser::parse(event.as_bytes(), "response").usage(), usage(13, 500, None), "{answer}");
     }
     let alone = format!(r#"{{"tools":[{{"parameters":{free}}}],"usage":null}}"#);
-    assert_eq!(Told::usage_of(alone.as_bytes()), None);
+    assert_eq!(AnswerParser::parse_usage(alone.as_bytes()), None);
 }
 
 #[test]
 fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
     let choices = |reasons: [&str; 2]| format!(r#"{{"choices":[{{"finish_reason":{}}},{{"finish_reason":{}}}]}}"#, reasons[0], reasons[1]);
-    let finish = |reasons| Told::of(choices(reasons).as_bytes(), "").finish();
-    assert_eq!(finish(["null", "null"]), Finish::None);
-    assert_eq!(finish(["null", "\"a reason that is far too long for any engine\""]), Finish::Some);
-    assert_eq!(finish(["\"abort\"", "\"stop\""]), Finish::Abort);
-    assert_eq!(finish(["\"stop\"", "\"abort\""]), Finish::Abort);
+    let finish = |reasons| AnswerParser::parse(choices(reasons).as_bytes(), "").finish_state();
+    assert_eq!(finish(["null", "null"]), FinishState::None);
+    assert_eq!(finish(["null", "\"a reason that is far too long for any engine\""]), FinishState::Finished);
+    assert_eq!(finish(["\"abort\"", "\"stop\""]), FinishState::Abort);
+    assert_eq!(finish(["\"stop\"", "\"abort\""]), FinishState::Abort);
 }
 
 #[test]
 fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
-    let told = |number: &str| Told::usage_of(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
+    let told = |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
     assert_eq!(told("99999999999999999999999999"), usage(1, u64::MAX, None));
     assert_eq!(told("-5"), usage(1, 0, None));
     assert_eq!(told("\"7\""), usage(1, 0, None));
@@ -99,7 +99,7 @@ fn json() -> impl Strategy<Value = Value> {
 }
 
 /// The same by a tree of the whole.
-fn by_tree(json: &Value, inner: &str) -> (Option<Usage>, Finish) {
+fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
     // What stands later counts.
     let places = json.as_object().into_iter().flatten().filter_map(|(name, value)| match &**name {
         "usage" => Some(value),
@@ -121,8 +121,8 @@ fn by_tree(json: &Value, inner: &str) -> (Option<Usage>, Finish) {
     let choices = json.get("choices").and_then(Value::as_array).into_iter().flatten();
     let reasons = choices.filter_map(|choice| choice.as_object()?.get("finish_reason")?.as_str());
     let finish = reasons
-        .fold(Finish::None, |before, reason| if before == Finish::Abort || reason == "abort" { Finish::Abort } else { Finish::Some });
-    let usage = prompt.or(completion).map(|_| Usage { prompt: prompt.unwrap_or(0), completion: completion.unwrap_or(0), cached });
+        .fold(FinishState::None, |before, reason| if before == FinishState::Abort || reason == "abort" { FinishState::Abort } else { FinishState::Finished });
+    let usage = prompt.or(completion).map(|_| TokenUsage { prompt_tokens: prompt.unwrap_or(0), completion_tokens: completion.unwrap_or(0), cached_tokens: cached });
     (usage, finish)
 }
 
@@ -131,16 +131,16 @@ proptest! {
     fn however_an_answer_is_cut_it_is_read_as_by_its_tree(fields in json(), cut in 1..9_usize, pretty: bool, inner in prop::sample::select(vec!["", "response"])) {
         let answer = if fields.is_object() { fields } else { json!({"usage": fields}) };
         let text = if pretty { serde_json::to_string_pretty(&answer).unwrap() } else { answer.to_string() };
-        let mut told = Told::new(inner);
-        text.as_bytes().chunks(cut).for_each(|piece| told.read(piece));
-        prop_assert_eq!((told.usage(), told.finish()), by_tree(&answer, inner), "{}", text);
-        prop_assert_eq!(Told::usage_of(text.as_bytes()), by_tree(&answer, "").0, "{}", text);
+        let mut told = AnswerParser::new(inner);
+        text.as_bytes().chunks(cut).for_each(|piece| told.feed(piece));
+        prop_assert_eq!((told.usage(), told.finish_state()), by_tree(&answer, inner), "{}", text);
+        prop_assert_eq!(AnswerParser::parse_usage(text.as_bytes()), by_tree(&answer, "").0, "{}", text);
     }
 
     #[test]
     fn what_is_no_json_harms_nobody(bytes in prop::collection::vec(prop::sample::select(br#"{}[]",:\ 7-.eusagfinchor_"#.to_vec()), 0..200), cut in 1..9_usize) {
-        let mut told = Told::new("usage");
-        bytes.chunks(cut).for_each(|piece| told.read(piece));
-        let _ = (told.usage(), Told::usage_of(&bytes));
+        let mut told = AnswerParser::new("usage");
+        bytes.chunks(cut).for_each(|piece| told.feed(piece));
+        let _ = (told.usage(), AnswerParser::parse_usage(&bytes));
     }
 }

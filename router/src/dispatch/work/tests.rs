@@ -2,15 +2,15 @@ use super::*;
 
 #[test]
 fn nothing_beyond_what_a_request_can_take_is_believed() {
-    let told = Usage { prompt: u64::MAX, completion: 1_000_000_000_000_000_000, cached: Some(u64::MAX) };
-    let most = Work { prompts: 1, answers: 4, turns: 1 }.most(1000);
-    assert_eq!(most.bound(told), Some(Usage { prompt: 1000, completion: 4000, cached: Some(1000) }));
-    let usual = Usage { prompt: 900, completion: 400, cached: None };
-    assert_eq!(most.bound(usual), Some(usual));
-    assert_eq!(Work { prompts: 3, answers: 0, turns: 1 }.most(1000).bound(told).map(|usage| usage.completion), Some(0));
+    let told = TokenUsage { prompt_tokens: u64::MAX, completion_tokens: 1_000_000_000_000_000_000, cached_tokens: Some(u64::MAX) };
+    let most = Work { prompts: 1, answers: 4, turns: 1 }.usage_bounds(1000);
+    assert_eq!(most.clamp(told), Some(TokenUsage { prompt_tokens: 1000, completion_tokens: 4000, cached_tokens: Some(1000) }));
+    let usual = TokenUsage { prompt_tokens: 900, completion_tokens: 400, cached_tokens: None };
+    assert_eq!(most.clamp(usual), Some(usual));
+    assert_eq!(Work { prompts: 3, answers: 0, turns: 1 }.usage_bounds(1000).clamp(told).map(|usage| usage.completion_tokens), Some(0));
 }
 
 #[test]
 fn an_answer_that_is_made_of_what_the_client_sent_tells_nothing() {
-    assert_eq!(Work::default().most(1000).bound(Usage { prompt: 5, completion: 5, cached: None }), None);
+    assert_eq!(Work::default().usage_bounds(1000).clamp(TokenUsage { prompt_tokens: 5, completion_tokens: 5, cached_tokens: None }), None);
 }

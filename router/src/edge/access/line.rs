@@ -8,8 +8,8 @@ use http::Method;
 use tokio::time::Instant;
 
 use super::AccessFormat;
-use crate::dispatch::Usage;
-use crate::metrics::Outcome;
+use crate::dispatch::TokenUsage;
+use crate::metrics::AnswerOutcome;
 
 /// Bytes of a client's own word that are written; the rest is cut.
 const MOST_BYTES: usize = 128;
@@ -35,9 +35,9 @@ pub(super) struct Line {
     pub(super) held: Duration,
     pub(super) first: Option<Duration>,
     pub(super) total: Duration,
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<TokenUsage>,
     /// Of an answer that had begun.
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<AnswerOutcome>,
     pub(super) cause: Option<&'static str>,
     /// None: the client left before there was an answer.
     pub(super) status: Option<u16>,
@@ -73,10 +73,10 @@ impl Line {
     /// How it ended, in a word.
     fn outcome(&self) -> &'static str {
         match (self.outcome, self.status) {
-            (Some(outcome), _) => outcome.word(),
-            (None, None) => Outcome::ClientLeft.word(),
+            (Some(outcome), _) => outcome.as_str(),
+            (None, None) => AnswerOutcome::ClientLeft.as_str(),
             (None, Some(status)) if self.cause.is_some() || status >= 400 => "refused",
-            (None, Some(_)) => Outcome::Complete.word(),
+            (None, Some(_)) => AnswerOutcome::Complete.as_str(),
         }
     }
 
@@ -112,9 +112,9 @@ impl Line {
         fields.text("tenant", Some(&*self.tenant).filter(|tenant| !tenant.is_empty()));
         fields.text("replica", self.replica.as_deref());
         fields.number("attempts", Some(self.attempts).filter(|attempts| *attempts > 0));
-        fields.number("tokens_in", self.usage.map(|usage| usage.prompt));
-        fields.number("tokens_out", self.usage.map(|usage| usage.completion));
-        fields.number("tokens_cached", self.usage.and_then(|usage| usage.cached));
+        fields.number("tokens_in", self.usage.map(|usage| usage.prompt_tokens));
+        fields.number("tokens_out", self.usage.map(|usage| usage.completion_tokens));
+        fields.number("tokens_cached", self.usage.and_then(|usage| usage.cached_tokens));
         fields.seconds("held", self.replica.is_some().then_some(self.held));
         fields.seconds("first", self.first);
         fields.seconds("total", Some(self.total));

@@ -18,9 +18,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::dispatch::Usage;
+use crate::dispatch::TokenUsage;
 use crate::keys::Caller;
-use crate::metrics::Outcome;
+use crate::metrics::AnswerOutcome;
 use line::Line;
 use writer::Lines;
 pub use writer::{AccessLogError, Writing};
@@ -134,7 +134,7 @@ impl Entry {
     }
 
     /// The answer that had begun has ended; `cause` says why, where it broke.
-    pub fn ended(&self, outcome: Outcome, cause: Option<&'static str>, usage: Option<Usage>) {
+    pub fn ended(&self, outcome: AnswerOutcome, cause: Option<&'static str>, usage: Option<TokenUsage>) {
         self.note(|line| {
             line.outcome = Some(outcome);
             line.cause = line.cause.or(cause);

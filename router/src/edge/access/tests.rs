@@ -24,8 +24,8 @@ fn full() -> Line {
         held: Duration::from_micros(250_049),
         first: Some(Duration::from_millis(312)),
         total: Duration::from_secs(65),
-        usage: Some(Usage { prompt: 1200, completion: 64, cached: Some(1024) }),
-        outcome: Some(Outcome::Complete),
+        usage: Some(TokenUsage { prompt_tokens: 1200, completion_tokens: 64, cached_tokens: Some(1024) }),
+        outcome: Some(AnswerOutcome::Complete),
         status: Some(200),
         bytes: 9876,
         ..line()
@@ -69,11 +69,11 @@ fn the_outcome_is_a_word_for_how_it_ended() {
     assert_eq!(of(line()), pair("client_left", None), "before there was an answer");
     assert_eq!(of(Line { status: Some(200), ..line() }), pair("complete", None), "the router's own");
     assert_eq!(of(Line { status: Some(401), cause: Some("unauthenticated"), ..line() }), pair("refused", Some("unauthenticated")));
-    let broken = Line { status: Some(200), outcome: Some(Outcome::Broken), cause: Some("engine_lost"), ..line() };
+    let broken = Line { status: Some(200), outcome: Some(AnswerOutcome::Broken), cause: Some("engine_lost"), ..line() };
     assert_eq!(of(broken), pair("broken", Some("engine_lost")));
     assert_eq!(of(Line { status: Some(413), ..line() }), pair("refused", Some("too_large")));
     assert_eq!(of(Line { status: Some(404), ..line() }), pair("refused", Some("no_route")));
-    let engines = Line { status: Some(400), outcome: Some(Outcome::Complete), ..line() };
+    let engines = Line { status: Some(400), outcome: Some(AnswerOutcome::Complete), ..line() };
     assert_eq!(of(engines), pair("complete", Some("engine")));
 }
 

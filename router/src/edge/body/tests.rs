@@ -39,7 +39,7 @@ fn all() -> Room {
 }
 
 fn of(reading: &Reading) -> Room {
-    reading.room(Guest { tenant: 1, weight: 1.0, bytes: 0 }).unwrap()
+    reading.room(QueueShare { tenant: 1, weight: 1.0, bytes: 0 }).unwrap()
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_body_that_is_too_large_or_too_slow_is_not_waited_for() {
 #[test]
 fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
     let reading = Reading::new(64 * PIECE_BYTES);
-    let room = |tenant, bytes: usize| reading.room(Guest { tenant, weight: 1.0, bytes: bytes as u64 });
+    let room = |tenant, bytes: usize| reading.room(QueueShare { tenant, weight: 1.0, bytes: bytes as u64 });
     let held: Vec<Room> = (0..8).map(|tenant| room(tenant, 6 * PIECE_BYTES).unwrap()).collect();
     assert_eq!(room(8, 6 * PIECE_BYTES).unwrap_err(), NoRoom, "56 of the 64 pieces are for large ones");
     let small: Vec<Room> = (8..16).map(|tenant| room(tenant, 100).unwrap()).collect();
@@ -143,7 +143,7 @@ fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
 #[test]
 fn a_tenant_whose_bodies_take_most_of_the_memory_leaves_room_for_another() {
     let reading = Reading::new(80 * PIECE_BYTES);
-    let room = |tenant, bytes: usize| reading.room(Guest { tenant, weight: 1.0, bytes: bytes as u64 });
+    let room = |tenant, bytes: usize| reading.room(QueueShare { tenant, weight: 1.0, bytes: bytes as u64 });
     let flood: Vec<Room> = std::iter::from_fn(|| room(1, 6 * PIECE_BYTES).ok()).collect();
     // Of 70 pieces for large bodies so many that four times what is free is no more.
     assert_eq!(flood.len(), 8);
@@ -171,5 +171,5 @@ fn a_body_that_is_as_large_as_may_be_finds_room_within_what_is_for_large_ones() 
     let fits = |pieces, bytes| Reading::new(pieces * PIECE_BYTES).has_room_for(bytes);
     assert!(fits(8, 7 * PIECE_BYTES - 1) && !fits(8, 7 * PIECE_BYTES));
     let usual = RouterConfig::default();
-    assert!(Reading::new(usual.max_reading_bytes).has_room_for(usual.max_body_bytes));
+    assert!(Reading::new(usual.max_buffered_body_bytes).has_room_for(usual.max_body_bytes));
 }

@@ -27,7 +27,7 @@ use super::routes::Edge;
 use super::submit::Inquiry;
 use crate::dispatch::{self, Relay};
 use crate::keys::Caller;
-use crate::metrics::Refused;
+use crate::metrics::RefusalReason;
 use answer::{error, loaded, message_of, whole};
 use request::{Asked, Form, Wanted};
 use stream::Teller;
@@ -131,7 +131,7 @@ impl Edge {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
         let body = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
-            self.dispatch.metrics.refused(Refused::Request);
+            self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.refused("body");
         })?;
         Ok(Read { headers: head.headers, entry, body })
@@ -139,7 +139,7 @@ impl Edge {
 
     /// A request that cannot be understood.
     fn malformed(&self, entry: &Entry, message: &str) -> Response<EdgeBody> {
-        self.dispatch.metrics.refused(Refused::Request);
+        self.dispatch.metrics.count_refusal(RefusalReason::Request);
         entry.refused("malformed");
         failed(StatusCode::BAD_REQUEST, message)
     }
@@ -165,7 +165,7 @@ async fn retell_answer(reader: Reader, answer: dispatch::Answer) -> Response<Edg
     let Reader { form, model, streams, begun, explain } = reader;
     let status = u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
     let mut heads = headers::incoming(answer.head.headers);
-    headers::explain(&mut heads, &answer.reason, explain);
+    headers::explain(&mut heads, &answer.decision, explain);
     let is_stream = heads.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     // They speak of the engine's body.
     for name in [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::CONTENT_ENCODING] {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::admission::{Admission, Estimate};
+use crate::admission::{Admission, UsageEstimate};
 use crate::fleet::{Booking as Cost, Own};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ impl Fixture {
     /// A request that is computed for a second, and was expected to be answered then.
     fn book(&mut self, id: u64, seconds: u32) {
         let in_flight = self.own.enter(Cost { tokens: 100, uncached: 60, due: 1.0 }, None);
-        let permit = self.admission.admit(&Caller::anyone("a".into()), Estimate::default()).unwrap();
+        let permit = self.admission.admit(&Caller::anyone("a".into()), UsageEstimate::default()).unwrap();
         let expires = self.began + seconds * SECOND;
         let next = expires.min(self.began + SECOND);
         let owner = ("".into(), "a".into());

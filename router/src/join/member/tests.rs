@@ -5,15 +5,15 @@ use tonic::Code;
 
 use super::*;
 
-fn certified(node: &str, issued: u64, until: u64) -> Certified {
+fn certified(node: &str, issued: u64, until: u64) -> CertificateInfo {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::create(&folder.path().join("ca"), "f").unwrap();
     let request = NodeKey::load_or_create(&folder.path().join("key")).unwrap().request().unwrap();
-    let read = authority.issue(node, "0011223344556677", &request, Duration::from_secs(3600)).unwrap().certified;
-    Certified { issued, until, ..read }
+    let read = authority.issue(node, "0011223344556677", &request, Duration::from_secs(3600)).unwrap().info;
+    CertificateInfo { issued_at: issued, expires_at: until, ..read }
 }
 
-fn member(certified: &Certified, fence: &Arc<Fence>) -> Arc<Member> {
+fn member(certified: &CertificateInfo, fence: &Arc<Fence>) -> Arc<Member> {
     Arc::new(Member::new(certified.clone(), fence.clone()))
 }
 
@@ -37,20 +37,20 @@ fn a_certificate_is_refused_once_its_node_has_a_much_newer_one() {
     let old = certified("n1", now - 1000, now + 60);
     drop(member(&old, &fence).attach("n1").unwrap());
     // Another router whose clock is a little behind.
-    fence.issued(&Certified { issued: now - 1000 + BACKDATED, ..old.clone() });
+    fence.issued(&CertificateInfo { issued_at: now - 1000 + BACKDATE_SECONDS, ..old.clone() });
     drop(member(&old, &fence).attach("n1").unwrap());
-    fence.issued(&Certified { issued: now, ..old.clone() });
+    fence.issued(&CertificateInfo { issued_at: now, ..old.clone() });
     let refused = member(&old, &fence).attach("n1").unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
     assert!(refused.message().contains("newer certificate"), "{refused}");
-    drop(member(&Certified { node: "n2".into(), ..old }, &fence).attach("n2").unwrap());
+    drop(member(&CertificateInfo { node: "n2".into(), ..old }, &fence).attach("n2").unwrap());
 }
 
 #[tokio::test]
 async fn an_attachment_lasts_as_long_as_its_newest_certificate() {
     let good = certified("n1", hostler_tls::now(), hostler_tls::now() + 3600);
-    let until = |until: u64| member(&Certified { until, ..good.clone() }, &Arc::default());
-    let attached = until(good.until).attach("n1").unwrap();
+    let until = |expires_at: u64| member(&CertificateInfo { expires_at, ..good.clone() }, &Arc::default());
+    let attached = until(good.expires_at).attach("n1").unwrap();
     let ended = tokio::time::timeout(Duration::from_millis(50), attached.expired()).await;
     assert!(ended.is_err(), "it holds for an hour: {ended:?}");
     assert_eq!(until(hostler_tls::now()).attach("n1").unwrap_err().code(), Code::Unauthenticated);
@@ -63,7 +63,7 @@ async fn an_attachment_lasts_as_long_as_its_newest_certificate() {
 
     let renewed = until(hostler_tls::now() + 2);
     let attached = renewed.attach("n1").unwrap();
-    renewed.renewed(good.until);
+    renewed.renewed(good.expires_at);
     let ended = tokio::time::timeout(Duration::from_millis(2500), attached.expired()).await;
     assert!(ended.is_err(), "it goes on with the newer one: {ended:?}");
 }

@@ -34,7 +34,7 @@ impl Bench {
 }
 
 /// A call as `hostler` makes it.
-fn call(path: &str, via: Via, key: Option<&Secret>) -> Request {
+fn call(path: &str, via: CallOrigin, key: Option<&Secret>) -> Request {
     let mut request = Request::post(path).version(Version::HTTP_2).header(CONTENT_TYPE, "application/grpc").body(Body::empty()).unwrap();
     request.extensions_mut().insert(ConnectInfo(via));
     if let Some(key) = key {
@@ -50,14 +50,14 @@ fn with(mut request: Request, name: &'static str, value: &str) -> Request {
 }
 
 /// Whether such a call is let through.
-fn passes(guard: &Guard, path: &str, via: Via, key: Option<&Secret>) -> bool {
+fn passes(guard: &Guard, path: &str, via: CallOrigin, key: Option<&Secret>) -> bool {
     guard.check(&call(path, via, key)).is_ok()
 }
 
 #[test]
 fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() {
     let bench = bench();
-    for (listens, via) in [("127.0.0.1", Via::Loopback), ("0.0.0.0", Via::Loopback), ("0.0.0.0", Via::Network), ("::", Via::Network)] {
+    for (listens, via) in [("127.0.0.1", CallOrigin::Loopback), ("0.0.0.0", CallOrigin::Loopback), ("0.0.0.0", CallOrigin::Network), ("::", CallOrigin::Network)] {
         let guard = bench.guard(NeedKey::Auto, listens);
         for path in [LIST, DRAIN, "/", "/livez/", "//metrics"] {
             assert!(!passes(&guard, path, via, None), "{path}");
@@ -76,7 +76,7 @@ fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() 
 fn on_the_socket_nobody_needs_a_key() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Always, "0.0.0.0");
-    assert!([LIST, DRAIN, "/metrics", "/readyz"].iter().all(|path| passes(&guard, path, Via::Socket, None)));
+    assert!([LIST, DRAIN, "/metrics", "/readyz"].iter().all(|path| passes(&guard, path, CallOrigin::Socket, None)));
 }
 
 #[test]
@@ -84,17 +84,17 @@ fn without_a_key_file_operators_are_sent_to_the_socket() {
     let bench = Bench { keys: Keys::default(), ..bench() };
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
     for key in [None, Some(&bench.admin)] {
-        let refused = guard.check(&call(DRAIN, Via::Loopback, key)).unwrap_err().to_string();
+        let refused = guard.check(&call(DRAIN, CallOrigin::Loopback, key)).unwrap_err().to_string();
         assert!(refused.contains("router.keys_file") && refused.contains("/run/me/router-8002.sock"), "{refused}");
     }
-    assert!(passes(&guard, DRAIN, Via::Loopback, Some(&bench.own)) && passes(&guard, DRAIN, Via::Socket, None));
-    assert!(passes(&guard, "/metrics", Via::Network, None));
+    assert!(passes(&guard, DRAIN, CallOrigin::Loopback, Some(&bench.own)) && passes(&guard, DRAIN, CallOrigin::Socket, None));
+    assert!(passes(&guard, "/metrics", CallOrigin::Network, None));
 }
 
 #[test]
 fn the_metrics_page_needs_a_key_beyond_loopback_or_as_the_setting_says() {
     let bench = bench();
-    let needed = |metrics, listens| !passes(&bench.guard(metrics, listens), "/metrics", Via::Network, None);
+    let needed = |metrics, listens| !passes(&bench.guard(metrics, listens), "/metrics", CallOrigin::Network, None);
     assert_eq!([needed(NeedKey::Auto, "0.0.0.0"), needed(NeedKey::Auto, "127.0.0.1")], [true, false]);
     assert_eq!([needed(NeedKey::Always, "127.0.0.1"), needed(NeedKey::Never, "0.0.0.0")], [true, false]);
 }
@@ -103,7 +103,7 @@ fn the_metrics_page_needs_a_key_beyond_loopback_or_as_the_setting_says() {
 fn a_web_page_is_refused_whatever_key_or_socket_it_has() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
-    for via in [Via::Socket, Via::Loopback, Via::Network] {
+    for via in [CallOrigin::Socket, CallOrigin::Loopback, CallOrigin::Network] {
         let sound = || call(DRAIN, via, Some(&bench.admin));
         assert!(guard.check(&sound()).is_ok() && guard.check(&with(sound(), "content-type", "application/grpc+proto")).is_ok());
         for kind in
@@ -129,21 +129,21 @@ fn on_loopback_a_page_that_needs_no_key_is_shown_only_under_this_hosts_names() {
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
     let under = |path, via, host: &str| guard.check(&with(call(path, via, None), "host", host)).is_ok();
     for host in ["127.0.0.1:8002", "localhost:8002", "router-1:8002"] {
-        assert!(under("/metrics", Via::Loopback, host), "{host}");
+        assert!(under("/metrics", CallOrigin::Loopback, host), "{host}");
     }
-    assert!(!under("/metrics", Via::Loopback, "evil.example:8002"), "DNS rebinding");
+    assert!(!under("/metrics", CallOrigin::Loopback, "evil.example:8002"), "DNS rebinding");
     // A scraper elsewhere goes by a name of its own network, a load balancer by any.
-    assert!(under("/metrics", Via::Network, "router.cluster.local") && under("/readyz", Via::Loopback, "service"));
+    assert!(under("/metrics", CallOrigin::Network, "router.cluster.local") && under("/readyz", CallOrigin::Loopback, "service"));
     let keyed = bench.guard(NeedKey::Always, "127.0.0.1");
-    assert!(keyed.check(&with(call("/metrics", Via::Loopback, Some(&bench.admin)), "host", "router.cluster.local")).is_ok());
+    assert!(keyed.check(&with(call("/metrics", CallOrigin::Loopback, Some(&bench.admin)), "host", "router.cluster.local")).is_ok());
 }
 
 #[test]
 fn refusals_say_whom_they_are_for() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Auto, "0.0.0.0");
-    let grpc = call(LIST, Via::Network, Some(&bench.user));
-    let (missing, role) = (guard.check(&call(LIST, Via::Network, None)).unwrap_err(), guard.check(&grpc).unwrap_err());
+    let grpc = call(LIST, CallOrigin::Network, Some(&bench.user));
+    let (missing, role) = (guard.check(&call(LIST, CallOrigin::Network, None)).unwrap_err(), guard.check(&grpc).unwrap_err());
     assert!(missing.to_string().contains("HOSTLER_ADMIN_KEY") && missing.to_string().contains("/run/me/"), "{missing}");
     assert!(role.to_string().contains("--role admin"), "{role}");
     let plain = answer(&missing, false);

@@ -24,7 +24,7 @@ fn knows(keys: &Keys, secret: &Secret) -> bool {
 
 /// How often the file was read: with success, and without.
 fn counts(metrics: &RouterMetrics) -> (u64, u64) {
-    metrics.keys_were_read()
+    metrics.key_file_reads()
 }
 
 #[test]

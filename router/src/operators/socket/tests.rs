@@ -17,7 +17,7 @@ async fn the_sockets_of_routers_that_live_are_found_in_every_folder() {
     let folders = [folder(), folder()];
     let paths = folders.each_ref().map(|folder| folder.path().to_owned());
     let usual = |port: u16| SocketPlace { configured: PathBuf::new(), port }.paths(&paths);
-    let (first, second) = (OwnSocket::bind(&usual(8002)[0]).await.unwrap(), OwnSocket::bind(&usual(9002)[1]).await.unwrap());
+    let (first, second) = (PrivateSocket::bind(&usual(8002)[0]).await.unwrap(), PrivateSocket::bind(&usual(9002)[1]).await.unwrap());
     // Of a router that was killed, and of others.
     drop(UnixListener::bind(&usual(7002)[0]).unwrap());
     let _others = ["admin.sock", "router-x.sock"].map(|name| UnixListener::bind(paths[0].join(name)).unwrap());

@@ -2,34 +2,34 @@ use super::*;
 use crate::placement::prompt::tests::{exact, text};
 use crate::placement::tests::{FILES, Fixture};
 
-async fn record(id: u64, client_id: Option<&str>) -> Arc<Record> {
+async fn record(id: u64, client_id: Option<&str>) -> Arc<PlacementDecision> {
     let fixture = Fixture::guessed(2).await;
     let prompt = text(&"a".repeat(400));
-    Arc::new(Record { client_id: client_id.map(Arc::from), ..Record::new(id, &prompt, fixture.choose(&prompt)) })
+    Arc::new(PlacementDecision { client_id: client_id.map(Arc::from), ..PlacementDecision::new(id, &prompt, fixture.choose(&prompt)) })
 }
 
-fn ids(records: &[Arc<Record>]) -> Vec<u64> {
+fn ids(records: &[Arc<PlacementDecision>]) -> Vec<u64> {
     records.iter().map(|record| record.id).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_ring_forgets_the_oldest() {
-    let ring = Ring::new(3);
+    let ring = DecisionLog::new(3);
     for id in 1..=5 {
-        ring.record(record(id, None).await);
+        ring.push(record(id, None).await);
     }
     assert_eq!((ids(&ring.latest(10)), ids(&ring.latest(2))), (vec![5, 4, 3], vec![5, 4]));
     assert!(ring.find("1").is_empty());
-    let least = Ring::new(0);
-    least.record(record(1, None).await);
+    let least = DecisionLog::new(0);
+    least.push(record(1, None).await);
     assert_eq!(least.latest(10).len(), 1, "a ring of none is a ring of one");
 }
 
 #[tokio::test(start_paused = true)]
 async fn decisions_are_found_by_our_number_and_by_the_clients() {
-    let ring = Ring::new(10);
+    let ring = DecisionLog::new(10);
     for (id, client_id) in [(0xab, Some("mine")), (0xcd, None), (0xab, Some("mine")), (0xef, Some("cd"))] {
-        ring.record(record(id, client_id).await);
+        ring.push(record(id, client_id).await);
     }
     assert_eq!(ids(&ring.find("00000000000000ab")), [0xab, 0xab], "both attempts");
     assert_eq!(ids(&ring.find("mine")), [0xab, 0xab]);
@@ -42,7 +42,7 @@ async fn the_reason_is_one_line_that_a_script_can_read() {
     let (fixture, seats) = Fixture::known(2).await;
     let prompt = exact(4000, FILES);
     fixture.index.store(seats[1], &prompt.token_keys(16)[..200]);
-    let record = Record { held: 0.25, attempt: 2, ..Record::new(0xab, &prompt, fixture.choose(&prompt)) };
+    let record = PlacementDecision { queued_seconds: 0.25, attempt: 2, ..PlacementDecision::new(0xab, &prompt, fixture.choose(&prompt)) };
     let line = record.to_string();
     let (_, choice) = record.choice();
     let (first_token, cost) = (choice.terms.first_token(), choice.terms.total());
@@ -63,13 +63,13 @@ async fn of_a_large_fleet_the_chosen_one_and_the_cheapest_are_remembered() {
         fixture.index.store(*seat, &keys[..blocks + 1]);
     }
     let chosen = fixture.choose(&prompt);
-    let record = Record::new(1, &prompt, chosen);
-    assert_eq!((record.decision.candidates, record.names.len(), record.ages.len(), record.decision.scored.len()), (100, 64, 64, 64));
+    let record = PlacementDecision::new(1, &prompt, chosen);
+    assert_eq!((record.decision.candidates, record.replica_names.len(), record.report_ages.len(), record.decision.scored.len()), (100, 64, 64, 64));
     let (name, choice) = record.choice();
     assert_eq!((name, choice.candidate.matched), ("n/99", 1600));
     let least = record.decision.scored.iter().map(|scored| scored.candidate.matched).min();
     assert_eq!(least, Some(37 * 16), "the others cost more");
-    for (scored, name) in record.decision.scored.iter().zip(&record.names) {
+    for (scored, name) in record.decision.scored.iter().zip(&record.replica_names) {
         assert_eq!(fixture.fleet.view().replicas[scored.candidate.replica].id, *name);
     }
 }

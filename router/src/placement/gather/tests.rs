@@ -4,14 +4,14 @@ use super::*;
 
 const EVERY: Duration = Duration::from_millis(200);
 
-fn gather(every: Duration) -> (Gather, Instant) {
+fn gather(every: Duration) -> (PrefillWindows, Instant) {
     let now = Instant::now();
-    (Gather::new(every, now, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000)), now)
+    (PrefillWindows::new(every, now, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000)), now)
 }
 
 /// In which milliseconds of the first two seconds a busy replica is given prompts.
-fn open(gather: &Gather, begun: Instant) -> Vec<u64> {
-    (0..2_000).filter(|ms| gather.is_open(BUSY, begun + Duration::from_millis(*ms))).collect()
+fn open(gather: &PrefillWindows, begun: Instant) -> Vec<u64> {
+    (0..2_000).filter(|ms| gather.is_open(BUSY_IN_FLIGHT, begun + Duration::from_millis(*ms))).collect()
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_busy_replica_is_given_prompts_in_one_short_window_of_each_interval() {
 #[test]
 fn a_replica_that_is_not_busy_is_given_prompts_at_any_time() {
     let (gather, now) = gather(EVERY);
-    assert!((0..400).all(|ms| gather.is_open(BUSY - 1, now + Duration::from_millis(ms))));
+    assert!((0..400).all(|ms| gather.is_open(BUSY_IN_FLIGHT - 1, now + Duration::from_millis(ms))));
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_window_is_long_enough_to_be_seen_however_short_the_interval() {
 fn routers_that_started_at_different_moments_agree() {
     let (one, now) = gather(EVERY);
     let later = Duration::from_millis(777);
-    let other = Gather::new(EVERY, now + later, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000) + later);
+    let other = PrefillWindows::new(EVERY, now + later, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000) + later);
     let (ones, others) = (open(&one, now + later), open(&other, now + later));
     let shared = ones.iter().filter(|ms| others.contains(ms)).count();
     assert!(shared >= 240, "to a millisecond or two: {shared}");

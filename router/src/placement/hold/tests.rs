@@ -10,7 +10,7 @@ use crate::placement::tests::{FILES, Fixture as Placement};
 /// A fleet of one replica, whose queue is watched.
 struct Fixture {
     placed: Placement,
-    hold: Hold,
+    hold: RequestQueue,
     /// Who had a turn, in that order.
     log: Arc<Log<Vec<&'static str>>>,
 }
@@ -21,8 +21,8 @@ impl Fixture {
     }
 
     fn on(placed: Placement, most: usize, longest: Duration) -> Self {
-        let bounds = Bounds { requests: most, bytes: 1 << 20, longest };
-        let hold = Hold::start(placed.placer.clone(), bounds, CancellationToken::new());
+        let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait: longest };
+        let hold = RequestQueue::start(placed.placer.clone(), bounds, CancellationToken::new());
         Self { placed, hold, log: Arc::default() }
     }
 
@@ -47,21 +47,21 @@ impl Fixture {
     }
 }
 
-fn guest(tenant: u64, bytes: u64) -> Guest {
-    Guest { tenant, weight: 1.0, bytes }
+fn guest(tenant: u64, bytes: u64) -> QueueShare {
+    QueueShare { tenant, weight: 1.0, bytes }
 }
 
 /// A tenant's request that would go there.
-fn asked(tenant: u64, chosen: &Chosen) -> Waiting {
-    Waiting { priority: 0, tenant, weight: 1.0, uncached: chosen.uncached(), output: 0, since: 0.0 }
+fn asked(tenant: u64, chosen: &ChosenReplica) -> Waiting {
+    Waiting { priority: 0, tenant, weight: 1.0, uncached: chosen.uncached_tokens(), output: 0, since: 0.0 }
 }
 
 /// Has a prompt of so many tokens wait.
-async fn turn(hold: &Hold, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<Chosen>, Turn), Overload> {
+async fn turn(hold: &RequestQueue, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
     let waiting = Waiting { priority, ..asked(0, &chosen) };
-    hold.turn(&prompt, waiting, hold.take(guest(0, 4 * tokens as u64))?, chosen.outlook()).await
+    hold.wait_for_turn(&prompt, waiting, hold.take_slot(guest(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -75,7 +75,7 @@ async fn settle() {
 async fn nobody_is_held_while_a_replica_has_room() {
     let fixture = Fixture::start(8, LONG).await;
     assert_eq!(fixture.wait("at once", 0, 100).await.unwrap(), Ok(()));
-    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -94,8 +94,8 @@ async fn prompts_for_a_busy_replica_are_gathered_and_go_together() {
             let prompt = Arc::new(text("hello"));
             let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
             if !chosen.has_room() {
-                let spot = hold.take(guest(0, 5)).unwrap();
-                hold.turn(&prompt, asked(0, &chosen), spot, chosen.outlook()).await.unwrap();
+                let spot = hold.take_slot(guest(0, 5)).unwrap();
+                hold.wait_for_turn(&prompt, asked(0, &chosen), spot, chosen.wait_estimate()).await.unwrap();
             }
             begun.elapsed()
         }));
@@ -123,12 +123,12 @@ async fn the_lowest_priority_goes_first_and_then_the_shortest_prompt() {
         drop(fixture.wait(name, priority, uncached));
         settle().await;
     }
-    assert_eq!((fixture.hold.waiting(), fixture.log().len()), (4, 0));
-    assert!(fixture.hold.is_held(Some("m")));
+    assert_eq!((fixture.hold.waiting_count(), fixture.log().len()), (4, 0));
+    assert!(fixture.hold.has_waiting(Some("m")));
     drop(full);
     settle().await;
     assert_eq!(fixture.log(), ["first", "short", "long", "last"]);
-    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,7 +148,7 @@ async fn the_next_one_sees_what_the_one_before_it_takes() {
     drop(full);
     let taken = taking.await.unwrap();
     settle().await;
-    assert_eq!((fixture.log().len(), fixture.hold.waiting()), (0, 1), "there was room for one");
+    assert_eq!((fixture.log().len(), fixture.hold.waiting_count()), (0, 1), "there was room for one");
     drop(taken);
     settle().await;
     assert_eq!(fixture.log(), ["next"]);
@@ -166,7 +166,7 @@ async fn a_turn_that_is_not_used_holds_others_up_for_a_moment_only() {
     drop(full);
     let kept = idle.await.unwrap().unwrap();
     assert_eq!(fixture.log().len(), 0);
-    sleep(TURN_DEADLINE * 2).await;
+    sleep(TURN_TIMEOUT * 2).await;
     assert_eq!(fixture.log(), ["next"]);
     drop(kept);
 }
@@ -178,7 +178,7 @@ async fn no_more_wait_than_may() {
     let held = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
     settle().await;
     assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full(Full::Requests)), "not even the most urgent");
-    assert_eq!(fixture.hold.waiting(), 2);
+    assert_eq!(fixture.hold.waiting_count(), 2);
     drop(full);
     for held in held {
         assert_eq!(held.await.unwrap(), Ok(()));
@@ -193,14 +193,14 @@ async fn who_would_be_answered_too_late_does_not_wait() {
     let full = fixture.fill(0);
     let late = fixture.wait("late", 0, 20_000).await.unwrap();
     assert!(matches!(late, Err(Overload::TooLate { predicted, allowed: 2.5 }) if (2.8..4.0).contains(&predicted)), "{late:?}");
-    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")), "nothing is left of it");
+    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")), "nothing is left of it");
     let first = fixture.wait("first", 0, 8000);
     settle().await;
     let behind = fixture.wait("behind", 0, 9000).await.unwrap();
     assert!(matches!(behind, Err(Overload::TooLate { .. })), "what waits before it counts too: {behind:?}");
     let urgent = fixture.wait("urgent", -1, 9000);
     settle().await;
-    assert_eq!(fixture.hold.waiting(), 2, "nothing is ahead of it");
+    assert_eq!(fixture.hold.waiting_count(), 2, "nothing is ahead of it");
     drop(full);
     settle().await;
     assert!(first.is_finished() && urgent.is_finished());
@@ -214,7 +214,7 @@ async fn who_leaves_gives_up_its_place() {
     settle().await;
     leaving.abort();
     settle().await;
-    assert!(fixture.hold.waiting() == 0 && !fixture.hold.is_held(Some("m")));
+    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")));
     let next = fixture.wait("next", 0, 10);
     settle().await;
     drop(full);
@@ -238,14 +238,14 @@ async fn requests_for_another_model_are_not_held_up() {
     let _full = fixture.fill(0);
     let waits = fixture.wait("waits", 0, 10);
     settle().await;
-    assert!(fixture.hold.is_held(Some("m")) && !fixture.hold.is_held(Some("other")) && !fixture.hold.is_held(None));
+    assert!(fixture.hold.has_waiting(Some("m")) && !fixture.hold.has_waiting(Some("other")) && !fixture.hold.has_waiting(None));
     assert!(!waits.is_finished());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
     let (placed, seats) = Placement::known(2).await;
-    let hold = Hold::start(placed.placer.clone(), Bounds { requests: 8, bytes: 1 << 20, longest: LONG }, CancellationToken::new());
+    let hold = RequestQueue::start(placed.placer.clone(), QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG }, CancellationToken::new());
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(seats[0], &cached.token_keys(16));
     let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 30_000, uncached: 30_000, due: f64::MAX }, None);
@@ -254,7 +254,7 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     let (patient, prompt) = (hold.clone(), cached.clone());
     let waits = tokio::spawn(async move {
         patient
-            .turn(&prompt, asked(0, &chosen), patient.take(guest(0, 0))?, chosen.outlook())
+            .wait_for_turn(&prompt, asked(0, &chosen), patient.take_slot(guest(0, 0))?, chosen.wait_estimate())
             .await
             .map(|(chosen, _)| chosen.unwrap().replica.id.clone())
     });
@@ -272,7 +272,7 @@ fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> J
     tokio::spawn(async move {
         let prompt = Arc::new(text(&"a".repeat(400)));
         let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-        let turn = hold.turn(&prompt, asked(tenant, &chosen), hold.take(guest(tenant, bytes))?, chosen.outlook()).await?;
+        let turn = hold.wait_for_turn(&prompt, asked(tenant, &chosen), hold.take_slot(guest(tenant, bytes))?, chosen.wait_estimate()).await?;
         log.lock().push(name);
         drop(turn);
         Ok(())
@@ -288,8 +288,8 @@ async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
         flood.push(wait_for(&fixture, "flood", 1, 0));
         settle().await;
     }
-    assert_eq!(fixture.hold.waiting(), 8, "four fifths");
-    let reserve = |model, tenant| fixture.hold.reserve(Some(model), guest(tenant, 0)).map(|spot| spot.is_some());
+    assert_eq!(fixture.hold.waiting_count(), 8, "four fifths");
+    let reserve = |model, tenant| fixture.hold.take_slot_if_contended(Some(model), guest(tenant, 0)).map(|spot| spot.is_some());
     assert_eq!(reserve("m", 1), Err(Overload::Full(Full::Requests)));
     assert_eq!(reserve("m", 2), Ok(true));
     assert_eq!(reserve("other", 1), Ok(false), "which may have room");
@@ -300,7 +300,7 @@ async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
     let log = fixture.log();
     assert!(log.len() == 9 && log[..2].contains(&"light"), "{log:?}");
     let refused = futures_util::future::join_all(flood).await.into_iter().filter(|end| end.as_ref().unwrap().is_err()).count();
-    assert_eq!((refused, fixture.hold.waiting()), (4, 0));
+    assert_eq!((refused, fixture.hold.waiting_count()), (4, 0));
     assert_eq!(reserve("m", 1), Ok(false), "nobody waits");
 }
 
@@ -310,14 +310,14 @@ async fn a_place_is_taken_before_a_prompt_is_read_and_given_back_by_who_does_not
     let full = fixture.fill(0);
     let waits = wait_for(&fixture, "waits", 1, 0);
     settle().await;
-    let reading: Vec<Spot> = (0..3).map(|_| fixture.hold.reserve(Some("m"), guest(1, 0)).unwrap().unwrap()).collect();
-    assert!(fixture.hold.reserve(Some("m"), guest(1, 0)).is_err(), "those whose prompts are being read count");
-    assert_eq!(fixture.hold.waiting(), 1);
+    let reading: Vec<QueueSlot> = (0..3).map(|_| fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).unwrap().unwrap()).collect();
+    assert!(fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).is_err(), "those whose prompts are being read count");
+    assert_eq!(fixture.hold.waiting_count(), 1);
     drop(reading);
-    assert!(fixture.hold.reserve(Some("m"), guest(1, 0)).is_ok());
+    assert!(fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).is_ok());
     drop(full);
     settle().await;
-    assert!(waits.is_finished() && fixture.hold.0.lines.lock().places.taken() == 0);
+    assert!(waits.is_finished() && fixture.hold.0.queues.lock().slots.taken() == 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -329,12 +329,12 @@ async fn no_more_bytes_wait_than_may_and_they_are_free_again_when_a_client_leave
     assert_eq!(wait_for(&fixture, "too much", 2, 200_000).await.unwrap(), Err(Overload::Full(Full::Bytes)));
     drop(wait_for(&fixture, "small", 2, 100_000));
     settle().await;
-    assert_eq!(fixture.hold.waiting(), 2);
+    assert_eq!(fixture.hold.waiting_count(), 2);
     large.abort();
     settle().await;
     drop(wait_for(&fixture, "next", 3, 200_000));
     settle().await;
-    assert_eq!(fixture.hold.waiting(), 2);
+    assert_eq!(fixture.hold.waiting_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -344,7 +344,7 @@ async fn who_went_without_waiting_is_behind_who_had_nothing() {
     let full = fixture.fill(0);
     drop(wait_for(&fixture, "first", 3, 0));
     settle().await;
-    fixture.hold.passed(Some("m"), &Waiting { priority: 0, tenant: 1, weight: 1.0, uncached: 5000, output: 0, since: 0.0 });
+    fixture.hold.record_bypass(Some("m"), &Waiting { priority: 0, tenant: 1, weight: 1.0, uncached: 5000, output: 0, since: 0.0 });
     for (name, tenant) in [("served before", 1), ("new", 2)] {
         drop(wait_for(&fixture, name, tenant, 0));
         settle().await;

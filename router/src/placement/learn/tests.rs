@@ -1,35 +1,35 @@
 use std::time::Duration;
 
 use super::*;
-use crate::placement::Asked;
+use crate::placement::PlacementRequest;
 use crate::placement::prompt::tests::text;
 use crate::placement::tests::Fixture;
 
 /// A placed request, and where its text was noted.
-fn place(fixture: &Fixture, prompt: &Prompt) -> (Placed, InFlight, Arc<Record>) {
+fn place(fixture: &Fixture, prompt: &Prompt) -> (PlacementFeedback, InFlight, Arc<PlacementDecision>) {
     let chosen = fixture.choose(prompt);
-    let in_flight = fixture.placer.enter(prompt, &chosen, Instant::now());
-    let guessed = chosen.guessed();
-    let record = Arc::new(Record::new(1, prompt, chosen));
-    let placed = Placed::new(&fixture.placer, prompt, record.clone(), &in_flight, guessed);
+    let in_flight = fixture.placer.count_in_flight(prompt, &chosen, Instant::now());
+    let guessed = chosen.approx_prefix_slot();
+    let record = Arc::new(PlacementDecision::new(1, prompt, chosen));
+    let placed = PlacementFeedback::new(&fixture.placer, prompt, record.clone(), &in_flight, guessed);
     (placed, in_flight, record)
 }
 
 fn stream(of: char, bytes: usize) -> Prompt {
     let text = vec![of.to_string().repeat(bytes).into()];
-    Prompt::text(Asked { model: Some("m".into()), text, streams: true, ..Asked::default() }, "")
+    Prompt::from_text(PlacementRequest { model: Some("m".into()), prompt_parts: text, is_stream: true, ..PlacementRequest::default() }, "")
 }
 
-fn usage(completion: u64, cached: Option<u64>) -> Option<Usage> {
-    Some(Usage { prompt: 1000, completion, cached })
+fn usage(completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt_tokens: 1000, completion_tokens: completion, cached_tokens: cached })
 }
 
 #[test]
 fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_they_may() {
-    let outputs = Outputs::default();
+    let outputs = OutputLengths::default();
     assert_eq!((outputs.expected(None), outputs.expected(Some(10)), outputs.expected(Some(100_000))), (256.0, 10.0, 256.0));
     for _ in 0..500 {
-        outputs.seen(1000.0);
+        outputs.observe(1000.0);
     }
     assert!((990.0..=1000.0).contains(&outputs.expected(None)), "{}", outputs.expected(None));
 }
@@ -37,11 +37,11 @@ fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_the
 #[tokio::test(start_paused = true)]
 async fn nobody_teaches_a_longer_answer_than_he_could_have() {
     let fixture = Fixture::guessed(1).await;
-    let lengths = |most_output, context| {
-        let asked = Asked { model: Some("m".into()), text: vec!["hi".into()], most_output, ..Asked::default() };
-        let (placed, _in_flight, _) = place(&fixture, &Prompt::text(asked, ""));
-        placed.ended(usage(1_000_000_000_000_000_000, None), 0, context, true);
-        fixture.placer.outputs.expected(None)
+    let lengths = |max_output_tokens, context| {
+        let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], max_output_tokens, ..PlacementRequest::default() };
+        let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
+        placed.record_end(usage(1_000_000_000_000_000_000, None), 0, context, true);
+        fixture.placer.output_lengths.expected(None)
     };
     assert!(lengths(Some(300), 4096) < 300.0);
     assert!(lengths(None, 4096) < 4096.0);
@@ -51,19 +51,19 @@ async fn nobody_teaches_a_longer_answer_than_he_could_have() {
 #[tokio::test(start_paused = true)]
 async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
     let fixture = Fixture::guessed(1).await;
-    let before = fixture.placer.outputs.expected(None);
-    let asked = Asked { model: Some("m".into()), text: vec!["hi".into()], ..Asked::default() };
-    let (placed, _in_flight, _) = place(&fixture, &Prompt::text(asked, ""));
-    placed.ended(usage(131_072, None), 0, 131_072, false);
-    assert_eq!(fixture.placer.outputs.expected(None), before);
+    let before = fixture.placer.output_lengths.expected(None);
+    let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], ..PlacementRequest::default() };
+    let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
+    placed.record_end(usage(131_072, None), 0, 131_072, false);
+    assert_eq!(fixture.placer.output_lengths.expected(None), before);
 }
 
 #[test]
 fn the_cached_part_of_a_guess_is_never_more_than_the_whole() {
-    assert_eq!(scaled(1000, 50, 100), 500);
-    assert_eq!(scaled(u32::MAX, u64::MAX, 1), u32::MAX);
-    assert_eq!(scaled(4000, u64::MAX, u64::MAX), 4000);
-    assert_eq!(scaled(1000, 50, 0), 1000);
+    assert_eq!(scale_tokens(1000, 50, 100), 500);
+    assert_eq!(scale_tokens(u32::MAX, u64::MAX, 1), u32::MAX);
+    assert_eq!(scale_tokens(4000, u64::MAX, u64::MAX), 4000);
+    assert_eq!(scale_tokens(1000, 50, 0), 1000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,8 +75,8 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
     for of in 'a'..='t' {
         let (mut placed, in_flight, record) = place(&fixture, &stream(of, 16_000));
         tokio::time::sleep(Duration::from_secs(2)).await;
-        placed.began();
-        assert_eq!(record.outcome.lock().first_token, Some(2.0));
+        placed.record_start();
+        assert_eq!(record.outcome.lock().first_token_seconds, Some(2.0));
         drop(in_flight);
     }
     assert!(own.learned().rates.prefill > 2.0 * before, "{} was {before}", own.learned().rates.prefill);
@@ -88,10 +88,10 @@ async fn a_plain_answer_tells_no_speed_but_its_length() {
     let before = fixture.fleet.view().replicas[0].own.learned().rates;
     let (mut placed, _in_flight, record) = place(&fixture, &text(&"a".repeat(16_000)));
     tokio::time::sleep(Duration::from_secs(9)).await;
-    placed.began();
-    placed.ended(usage(1000, None), 0, 4096, true);
+    placed.record_start();
+    placed.record_end(usage(1000, None), 0, 4096, true);
     assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].own.learned().rates), (Default::default(), before));
-    assert!(fixture.placer.outputs.expected(None) > USUAL_OUTPUT);
+    assert!(fixture.placer.output_lengths.expected(None) > DEFAULT_OUTPUT_TOKENS);
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,10 +101,10 @@ async fn the_time_between_tokens_teaches_how_long_steps_take() {
     let before = own.learned().rates.step;
     for _ in 0..50 {
         let (mut placed, _in_flight, _) = place(&fixture, &stream('a', 100));
-        placed.began();
+        placed.record_start();
         tokio::time::sleep(Duration::from_secs(5)).await;
         // Without usage each event counts as a token.
-        placed.ended(None, 51, 4096, true);
+        placed.record_end(None, 51, 4096, true);
     }
     assert!(own.learned().rates.step > 2.0 * before, "{} was {before}", own.learned().rates.step);
 }
@@ -116,9 +116,9 @@ async fn what_an_engine_had_cached_is_kept_with_the_decision_and_what_it_had_not
     let matched = || fixture.choose(&prompt).decision.choice().candidate.matched;
     for cached in [0, 3900, 64] {
         let (mut placed, in_flight, record) = place(&fixture, &prompt);
-        placed.began();
-        placed.ended(usage(10, Some(cached)), 10, 4096, true);
-        assert_eq!(record.outcome.lock().cached.map(u64::from), Some(cached));
+        placed.record_start();
+        placed.record_end(usage(10, Some(cached)), 10, 4096, true);
+        assert_eq!(record.outcome.lock().cached_tokens.map(u64::from), Some(cached));
         drop(in_flight);
         assert_eq!(matched(), 62 * 64);
     }

@@ -8,52 +8,52 @@ use crate::prompt::tests::prove;
 
 /// A prompt of which only the text is known.
 pub(in crate::placement) fn text(text: &str) -> Prompt {
-    Prompt::text(asked(text), "")
+    Prompt::from_text(asked(text), "")
 }
 
 /// The same for an answer that streams.
 pub(in crate::placement) fn stream(text: &str) -> Prompt {
-    Prompt::text(Asked { streams: true, ..asked(text) }, "")
+    Prompt::from_text(PlacementRequest { is_stream: true, ..asked(text) }, "")
 }
 
 /// A prompt of this many tokens, as replicas with these files and the Python front-end see them, and without text.
 pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
-    let exact = Exact {
+    let exact = TokenizedPrompt {
         reader: python(files),
-        also: None,
+        equivalent_reader: None,
         tokens: (0..tokens).collect(),
-        unread: 0,
-        all: tokens,
+        unread_tokens: 0,
+        total_tokens: tokens,
         chain: Chain::new("", ""),
         keys: Mutex::default(),
     };
-    Prompt { exact: Some(exact), ..text("") }
+    Prompt { tokenized: Some(exact), ..text("") }
 }
 
 fn python(files: FilesHash) -> Reader {
     Reader { files, dialect: Dialect::Python }
 }
 
-fn asked(text: &str) -> Asked {
+fn asked(text: &str) -> PlacementRequest {
     let text = Some(text).filter(|text| !text.is_empty()).map(|text| Bytes::from(text.to_owned()));
-    Asked { model: Some("m".into()), path: "/v1/completions".into(), text: text.into_iter().collect(), ..Asked::default() }
+    PlacementRequest { model: Some("m".into()), path: "/v1/completions".into(), prompt_parts: text.into_iter().collect(), ..PlacementRequest::default() }
 }
 
 #[test]
 fn text_counts_as_a_token_for_four_bytes_and_has_keys_for_whole_blocks() {
     let prompt = text(&"a".repeat(1001));
-    assert_eq!((prompt.tokens(), prompt.text_keys().len()), (251, 3));
+    assert_eq!((prompt.token_count(), prompt.text_keys().len()), (251, 3));
     assert!(!prompt.is_exact_for(Some(python(FILES))) && prompt.token_keys(16).is_empty());
-    assert_eq!((text("").tokens(), text("").text_keys().len()), (0, 0));
+    assert_eq!((text("").token_count(), text("").text_keys().len()), (0, 0));
 }
 
 #[test]
 fn texts_with_the_same_beginning_share_its_keys_unless_they_are_for_other_models() {
     let (short, long) = (text(&"a".repeat(600)), text(&"a".repeat(1200)));
     assert_eq!(short.text_keys()[..], long.text_keys()[..2]);
-    let parts = Prompt::text(Asked { text: vec!["a".repeat(300).into(), "a".repeat(300).into()], ..asked("") }, "");
+    let parts = Prompt::from_text(PlacementRequest { prompt_parts: vec!["a".repeat(300).into(), "a".repeat(300).into()], ..asked("") }, "");
     assert_eq!(parts.text_keys()[..], short.text_keys()[..], "wherever it is cut");
-    let other = Prompt::text(Asked { model: Some("other".into()), ..asked(&"a".repeat(600)) }, "");
+    let other = Prompt::from_text(PlacementRequest { model: Some("other".into()), ..asked(&"a".repeat(600)) }, "");
     assert_ne!(other.text_keys()[0], short.text_keys()[0]);
 }
 
@@ -63,12 +63,12 @@ fn tokens_have_keys_for_each_size_of_block() {
     assert!(prompt.is_exact_for(Some(python(FILES))) && !prompt.is_exact_for(Some(python([8; 32]))) && !prompt.is_exact_for(None));
     let rust = Some(Reader { files: FILES, dialect: Dialect::Rust });
     assert!(!prompt.is_exact_for(rust));
-    let Prompt { exact: Some(exact), .. } = exact(100, FILES) else { panic!("it has tokens") };
-    let both = Prompt { exact: Some(Exact { also: rust, ..exact }), ..text("") };
+    let Prompt { tokenized: Some(exact), .. } = exact(100, FILES) else { panic!("it has tokens") };
+    let both = Prompt { tokenized: Some(TokenizedPrompt { equivalent_reader: rust, ..exact }), ..text("") };
     assert!(both.is_exact_for(rust) && both.is_exact_for(Some(python(FILES))) && !both.is_exact_for(None));
     assert_eq!((prompt.token_keys(16).len(), prompt.token_keys(48).len(), prompt.token_keys(101).len()), (6, 2, 0));
     assert!(Arc::ptr_eq(&prompt.token_keys(16), &prompt.token_keys(16)), "they are made once");
-    assert_eq!(prompt.tokens(), 100);
+    assert_eq!(prompt.token_count(), 100);
 }
 
 #[test]
@@ -92,23 +92,23 @@ fn a_request_counts_once_however_often_it_is_placed() {
 async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
     let hello = || asked(&"Hello, engine! ".repeat(10));
     let (one, _) = Fixture::known(1).await;
-    assert_eq!(one.placer.wanted(&Prompt::text(hello(), "")), None, "there is no choice");
+    assert_eq!(one.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "there is no choice");
     let (two, _) = Fixture::known(2).await;
-    let wanted = |asked: Asked| two.placer.wanted(&Prompt::text(asked, ""));
-    assert_eq!(wanted(hello()), Some(Wanted { reader: python(FILES), lora: String::new(), sizes: vec![16] }));
+    let wanted = |asked: PlacementRequest| two.placer.plan_reading(&Prompt::from_text(asked, ""));
+    assert_eq!(wanted(hello()), Some(ReadingPlan { reader: python(FILES), lora_adapter: String::new(), block_sizes: vec![16] }));
     assert_eq!(wanted(asked("a prompt of one block and a half at most")), None, "there is too little to find");
-    assert_eq!(wanted(Asked { model: Some("other".into()), ..hello() }), None, "nobody serves it");
-    assert_eq!(Fixture::guessed(2).await.placer.wanted(&Prompt::text(hello(), "")), None, "nobody says what is cached");
+    assert_eq!(wanted(PlacementRequest { model: Some("other".into()), ..hello() }), None, "nobody serves it");
+    assert_eq!(Fixture::guessed(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
-    let prompt = fixture.placer.read(Asked { body, ..asked(&"Hello, engine! ".repeat(10)) }, false).await;
-    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(python(FILES)))), ("tokenizer not ready", false));
-    let prompt = fixture.placer.read(asked("short"), false).await;
-    assert_eq!(prompt.fallback, "");
+    let prompt = fixture.placer.read_prompt(PlacementRequest { body, ..asked(&"Hello, engine! ".repeat(10)) }, false).await;
+    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("tokenizer not ready", false));
+    let prompt = fixture.placer.read_prompt(asked("short"), false).await;
+    assert_eq!(prompt.fallback_reason, "");
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,29 +116,29 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     let (fixture, _) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), Forms::ALL.without(Forms::default().with(Form::Continued)));
     let read = |body: &'static str| {
-        let asked = Asked { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
-        fixture.placer.read(asked, false)
+        let asked = PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
+        fixture.placer.read_prompt(asked, false)
     };
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
-    assert_eq!((plain.fallback, plain.is_exact_for(Some(python(FILES)))), ("", true));
+    assert_eq!((plain.fallback_reason, plain.is_exact_for(Some(python(FILES)))), ("", true));
     let continued = r#"{"messages":[{"role":"user","content":"hello"}],"add_generation_prompt":false,"continue_final_message":true}"#;
     let prompt = read(continued).await;
-    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
-    assert_eq!(fixture.choose(&prompt).level, Level::Text);
+    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
+    assert_eq!(fixture.choose(&prompt).level, CacheLevel::Text);
     // An engine with the other front-end agrees about it; the first one's cache is still known by text alone.
     let rust = Reader { files: FILES, dialect: Dialect::Rust };
     prove(&fixture.placer.prompts, &rust, Forms::ALL);
     assert!(!read(continued).await.is_exact_for(Some(rust)), "nobody has it");
     fixture.add_with_rust(2).await;
     let prompt = read(continued).await;
-    assert_eq!((prompt.fallback, prompt.is_exact_for(Some(rust)), prompt.is_exact_for(Some(python(FILES)))), ("", true, false));
+    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(rust)), prompt.is_exact_for(Some(python(FILES)))), ("", true, false));
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
     assert!(plain.is_exact_for(Some(rust)) && plain.is_exact_for(Some(python(FILES))));
 }
 
 /// A completion of this text, to be read.
-fn completion(text: &str) -> Asked {
-    Asked { body: format!(r#"{{"model":"m","prompt":"{text}"}}"#).into(), ..asked(text) }
+fn completion(text: &str) -> PlacementRequest {
+    PlacementRequest { body: format!(r#"{{"model":"m","prompt":"{text}"}}"#).into(), ..asked(text) }
 }
 
 /// Two replicas whose tokenizer is proved.
@@ -149,59 +149,59 @@ async fn proved() -> (Fixture, Vec<Seat>) {
 }
 
 fn read_tokens(prompt: &Prompt) -> &[u32] {
-    &prompt.exact.as_ref().unwrap().tokens
+    &prompt.tokenized.as_ref().unwrap().tokens
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
     let (fixture, seats) = proved().await;
     let text = "hello world ".repeat(2000);
-    let unknown = fixture.placer.read(completion(&text), false).await;
+    let unknown = fixture.placer.read_prompt(completion(&text), false).await;
     assert!(read_tokens(&unknown).len() < 100, "nobody has its first piece");
-    assert!((3900..4100).contains(&unknown.tokens()), "{}", unknown.tokens());
-    assert_eq!(unknown.blocks(16), unknown.tokens() / 16);
+    assert!((3900..4100).contains(&unknown.token_count()), "{}", unknown.token_count());
+    assert_eq!(unknown.block_count(16), unknown.token_count() / 16);
     assert!(unknown.is_estimate());
     drop(unknown);
-    let waits = fixture.placer.read(completion(&text), true).await;
-    assert_eq!((waits.tokens(), waits.is_estimate()), (4000, false), "one that will wait is read whole");
-    let tools = Asked { text: vec!["And then? ".repeat(20).into()], ..completion(&text) };
-    assert_eq!(fixture.placer.read(tools, false).await.tokens(), 4000, "so is one whose text is little of it");
+    let waits = fixture.placer.read_prompt(completion(&text), true).await;
+    assert_eq!((waits.token_count(), waits.is_estimate()), (4000, false), "one that will wait is read whole");
+    let tools = PlacementRequest { prompt_parts: vec!["And then? ".repeat(20).into()], ..completion(&text) };
+    assert_eq!(fixture.placer.read_prompt(tools, false).await.token_count(), 4000, "so is one whose text is little of it");
 
     let whole: Vec<u32> = (0..4000).map(|token| 1 + token % 2).collect();
     let keys = token_keys(Chain::new("", ""), &whole, 16);
     fixture.index.store(seats[1], &keys[..100]);
-    let known = fixture.placer.read(completion(&text), false).await;
+    let known = fixture.placer.read_prompt(completion(&text), false).await;
     assert!((1600..1900).contains(&read_tokens(&known).len()), "{}", read_tokens(&known).len());
     assert_eq!(read_tokens(&known)[..], whole[..read_tokens(&known).len()]);
     let chosen = fixture.choose(&known);
     assert_eq!((&*chosen.replica.id, chosen.decision.choice().candidate.matched), ("n/1", 1600));
 
     fixture.index.store(seats[1], &keys);
-    let cached = fixture.placer.read(completion(&text), false).await;
-    assert_eq!((read_tokens(&cached), cached.tokens()), (&whole[..], 4000));
+    let cached = fixture.placer.read_prompt(completion(&text), false).await;
+    assert_eq!((read_tokens(&cached), cached.token_count()), (&whole[..], 4000));
 }
 
 #[tokio::test(start_paused = true)]
 async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning_was_read() {
     let (fixture, _) = proved().await;
     let document = "hello world ".repeat(2000);
-    let alone = fixture.placer.read(completion(&document), false).await;
-    assert!(read_tokens(&fixture.placer.read(completion(&document), false).await).len() >= 4000, "the first is known before it is sent");
+    let alone = fixture.placer.read_prompt(completion(&document), false).await;
+    assert!(read_tokens(&fixture.placer.read_prompt(completion(&document), false).await).len() >= 4000, "the first is known before it is sent");
     drop(alone);
     let (first, before) =
-        (fixture.placer.read(completion(&document), false).await, fixture.placer.read(completion(&document), false).await);
+        (fixture.placer.read_prompt(completion(&document), false).await, fixture.placer.read_prompt(completion(&document), false).await);
     let chosen = fixture.choose(&first);
-    let _in_flight = fixture.placer.enter(&first, &chosen, tokio::time::Instant::now());
+    let _in_flight = fixture.placer.count_in_flight(&first, &chosen, tokio::time::Instant::now());
     let matched = |prompt: &Prompt| {
         let again = fixture.choose(prompt);
         let of_first = again.decision.scored.iter().find(|scored| scored.candidate.replica == chosen.decision.choice().candidate.replica);
         of_first.unwrap().candidate.matched
     };
     assert!(matched(&before) > 3800, "it came before the first was sent");
-    let question = fixture.placer.read(completion(&format!("{document}{}", "world ".repeat(500))), false).await;
+    let question = fixture.placer.read_prompt(completion(&format!("{document}{}", "world ".repeat(500))), false).await;
     assert!((3900..4500).contains(&read_tokens(&question).len()), "read as far as the text of the first: {}", read_tokens(&question).len());
     assert!((3600..4200).contains(&matched(&question)), "{}", matched(&question));
-    let other = fixture.placer.read(completion(&format!("{}{}", "hello world ".repeat(100), "world ".repeat(3000))), false).await;
+    let other = fixture.placer.read_prompt(completion(&format!("{}{}", "hello world ".repeat(100), "world ".repeat(3000))), false).await;
     assert!(read_tokens(&other).len() < 500, "{}", read_tokens(&other).len());
     assert!((100..300).contains(&matched(&other)), "{}", matched(&other));
 }
@@ -210,7 +210,7 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
 fn what_comes_after_the_first_medium_is_not_counted() {
     let image = r#"[{"type":"text","text":"What is this?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]"#;
     let (before, many) = (image.find("image_url").unwrap(), format!("{}{}", image, "A".repeat(100_000)));
-    assert!(text(&many).tokens() as usize <= before / TOKEN_BYTES + TOKEN_BYTES, "{}", text(&many).tokens());
+    assert!(text(&many).token_count() as usize <= before / BYTES_PER_TOKEN + BYTES_PER_TOKEN, "{}", text(&many).token_count());
     let speaks = r#"[{"type":"text","text":"an \"image_url\" and \"base64\""}]"#;
-    assert_eq!(text(speaks).tokens() as usize, speaks.len().div_ceil(TOKEN_BYTES), "a text that only speaks of media is none");
+    assert_eq!(text(speaks).token_count() as usize, speaks.len().div_ceil(BYTES_PER_TOKEN), "a text that only speaks of media is none");
 }

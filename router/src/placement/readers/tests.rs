@@ -24,8 +24,8 @@ async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way()
     let (directives, mut told) = Directives::connect();
     let replicas = vec![ready(0), with_files(1, Phase::Loading), with_files(2, Phase::Ready), with_files(3, Phase::Ready)];
     let _lane = attach_told(&fleet, 1, directives, replicas).await;
-    look(&prompts, &fleet, &mut JoinSet::new());
-    look(&prompts, &fleet, &mut JoinSet::new());
+    scan_fleet(&prompts, &fleet, &mut JoinSet::new());
+    scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     let Some(ToAgent::Directive(asked)) = told.try_recv().unwrap().unwrap().message else { panic!("no directive") };
     assert_eq!(asked.order, Some(Order::FetchFiles(FetchFiles { hash: FILES.to_vec().into() })));
     assert!(told.try_recv().is_err(), "two replicas have the same files");
@@ -33,7 +33,7 @@ async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way()
     assert_eq!(prompts.standing(&reader), Standing::Loading);
     // The agent does not send them.
     sleep(Duration::from_secs(60)).await;
-    look(&prompts, &fleet, &mut JoinSet::new());
+    scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     assert!(told.try_recv().is_ok());
 }
 

@@ -205,7 +205,7 @@ async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, lane) = engine(with_words_from(0));
-    lane.lose();
+    lane.mark_lost();
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
 }
@@ -236,7 +236,7 @@ async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
     });
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
-    assert_eq!(lane.open_requests(), 0);
+    assert_eq!(lane.open_request_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,7 +250,7 @@ async fn an_engine_that_says_nothing_is_waited_for_no_longer_than_the_deadline()
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
     assert!(begun.elapsed() >= super::SAMPLE_DEADLINE);
-    assert_eq!(lane.open_requests(), 0, "the request was cancelled");
+    assert_eq!(lane.open_request_count(), 0, "the request was cancelled");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::clients::{ANSWER, Client, EVENT, chat, chunk};
 use super::scene::settings;
-use crate::counted::{Counted, drive, flush};
+use crate::counted::{CountedThread, drive, flush};
 use crate::stand_in::{ANSWER_ALL, AWAIT};
 
 /// Streams that the engine steps together.
@@ -38,8 +38,8 @@ const WARM: u32 = 5;
 const START: Duration = Duration::from_secs(60);
 
 /// A fleet of one agent, which is counted.
-struct Scene {
-    agent: Counted,
+struct AgentFixture {
+    agent: CountedThread,
     edge: SocketAddr,
     /// Where the engine is told to answer.
     engine: UnixStream,
@@ -47,7 +47,7 @@ struct Scene {
     _folder: TempDir,
 }
 
-impl Scene {
+impl AgentFixture {
     async fn start() -> anyhow::Result<Self> {
         // Short: the paths of Unix sockets begin with it.
         let folder = tempfile::Builder::new().prefix("g-").tempdir_in("/tmp")?;
@@ -74,7 +74,7 @@ impl Scene {
         let program = std::env::current_exe()?;
         let shutdown = Shutdown::new();
         let ending = shutdown.clone();
-        let agent = Counted::start(move || async move {
+        let agent = CountedThread::start(move || async move {
             let agent = Agent::prepare_with(config, &program).await.expect("nothing that it needs is missing");
             agent.run(ending).await.expect("it has no address to bind");
         })?;
@@ -89,7 +89,7 @@ impl Scene {
 
     /// Has the engine answer every request that waits, so that the agent sees it all at once.
     async fn answer_all(&mut self) -> anyhow::Result<()> {
-        let hold = self.agent.hold().await;
+        let hold = self.agent.pause().await;
         let done = self.order(ANSWER_ALL, 0).await;
         drop(hold);
         done
@@ -103,7 +103,7 @@ impl Scene {
 
     /// Sends a request of each client, so that the agent sees all of them at once.
     async fn send(&self, clients: &mut [Client], request: &[u8]) -> anyhow::Result<()> {
-        let _hold = self.agent.hold().await;
+        let _hold = self.agent.pause().await;
         for client in clients {
             client.send(request).await?;
         }
@@ -148,7 +148,7 @@ async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
 /// Counts events.
 pub(crate) fn events() -> anyhow::Result<()> {
     drive(async {
-        let mut scene = Scene::start().await?;
+        let mut scene = AgentFixture::start().await?;
         let mut clients = Client::connect(scene.edge, STREAMS).await?;
         scene.send(&mut clients, &stream()).await?;
         scene.until_waiting(STREAMS).await?;
@@ -173,7 +173,7 @@ pub(crate) fn events() -> anyhow::Result<()> {
 /// Counts requests and their answers.
 pub(crate) fn requests() -> anyhow::Result<()> {
     drive(async {
-        let mut scene = Scene::start().await?;
+        let mut scene = AgentFixture::start().await?;
         let mut clients = Client::connect(scene.edge, AT_ONCE).await?;
         let request = chat("Hello", false);
         for round in 0..WARM + ROUNDS {

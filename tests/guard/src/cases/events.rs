@@ -1,7 +1,7 @@
 //! Events at the router: batches from the agent's lanes in, chunks to the clients out.
 
 use super::clients::{Client, EVENT, chat, chunk};
-use super::scene::{Scene, begin, piece};
+use super::scene::{RouterFixture, begin, piece};
 use crate::counted::drive;
 
 /// Streams that an engine steps together.
@@ -19,7 +19,7 @@ const WARM: u32 = 5;
 /// Counts `steps` of as many streams.
 pub(crate) fn streams(streams: u32, steps: u32) -> anyhow::Result<()> {
     drive(async move {
-        let mut scene = Scene::start(1).await?;
+        let mut scene = RouterFixture::start(1).await?;
         let mut clients = Client::connect(scene.edge, streams).await?;
         for client in &mut clients {
             client.send(&chat("Tell me about engines.", true)).await?;

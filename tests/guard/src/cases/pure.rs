@@ -8,7 +8,7 @@ use hostler_placement::affinity::Popularity;
 use hostler_placement::cost::{Ask, Candidate, Conditions, place};
 use hostler_placement::keys::{self, Chain};
 use hostler_placement::rates::Rates;
-use hostler_router::dispatch::{Dialect, Scanner};
+use hostler_router::dispatch::{Dialect, SseScanner};
 
 use super::clients::EVENT;
 use crate::counted::{counting_begins, counting_ends};
@@ -25,12 +25,12 @@ fn count(mut work: impl FnMut()) {
 
 /// The scanner over events that come one by one.
 pub(crate) fn scanner() -> anyhow::Result<()> {
-    let mut scanner = Scanner::new(Dialect::OpenAi);
+    let mut scanner = SseScanner::new(Dialect::OpenAi);
     let event = Bytes::from_static(EVENT.as_bytes());
     count(|| {
-        black_box(scanner.pass(black_box(event.clone())));
+        black_box(scanner.process(black_box(event.clone())));
     });
-    ensure!(scanner.events() == u64::from(TIMES + TIMES / 10), "the scanner saw only {} events", scanner.events());
+    ensure!(scanner.event_count() == u64::from(TIMES + TIMES / 10), "the scanner saw only {} events", scanner.event_count());
     Ok(())
 }
 

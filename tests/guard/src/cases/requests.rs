@@ -1,7 +1,7 @@
 //! Requests at the router: bytes of HTTP in, a frame to the agent out; the agent's frames in, an answer out.
 
 use super::clients::{ANSWER, Client, chat};
-use super::scene::{Scene, begin, piece};
+use super::scene::{RouterFixture, begin, piece};
 use crate::counted::drive;
 
 /// Clients that send at the same time.
@@ -28,7 +28,7 @@ pub(crate) fn long() -> anyhow::Result<()> {
 
 fn requests(replicas: u32, at_once: u32, rounds: u32, prompt: &str) -> anyhow::Result<()> {
     drive(async move {
-        let mut scene = Scene::start(replicas).await?;
+        let mut scene = RouterFixture::start(replicas).await?;
         let mut clients = Client::connect(scene.edge, at_once).await?;
         let request = chat(prompt, false);
         for round in 0..WARM + rounds {

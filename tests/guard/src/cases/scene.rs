@@ -7,29 +7,29 @@ use std::time::Duration;
 use anyhow::Context;
 use bytes::Bytes;
 use hostler_agent::AgentConfig;
-use hostler_agent::lane::{Incoming, Serving};
+use hostler_agent::lane::{IncomingRequest, RequestStream};
 use hostler_boot::Shutdown;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
 use hostler_router::{Router, RouterConfig};
-use hostler_scale::{Attached, Joining, Replica, attach};
+use hostler_scale::{Attachment, AttachRequest, Replica, attach};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-use crate::counted::{Counted, flush};
+use crate::counted::{CountedThread, flush};
 
 /// Longer than any case: nothing is to happen because of the time.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Scene {
+pub(crate) struct RouterFixture {
     /// The router.
-    pub(crate) router: Counted,
+    pub(crate) router: CountedThread,
     /// Where its clients connect.
     pub(crate) edge: SocketAddr,
-    taken: mpsc::UnboundedReceiver<Incoming>,
-    _attached: Attached,
+    taken: mpsc::UnboundedReceiver<IncomingRequest>,
+    _attached: Attachment,
     _folder: TempDir,
 }
 
@@ -51,13 +51,13 @@ pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
     }
 }
 
-impl Scene {
+impl RouterFixture {
     /// A router that has this many replicas.
     pub(crate) async fn start(replicas: u32) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = settings(&folder);
         let (tell, told) = tokio::sync::oneshot::channel();
-        let router = Counted::start(move || async move {
+        let router = CountedThread::start(move || async move {
             let router = Router::bind(config).await.expect("loopback has free ports");
             let _ = tell.send((router.edge_address(), router.agents_address()));
             router.run(Shutdown::new()).await;
@@ -65,28 +65,28 @@ impl Scene {
         let (edge, agents) = told.await.context("the router did not start")?;
         let (took, taken) = mpsc::unbounded_channel();
         let hello = Hello { node: "guard".into(), life: 1, ..Hello::default() };
-        let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.whole()).collect();
-        let attached = attach(agents, Joining { hello, replicas, lanes: AgentConfig::default().lanes }, &took, Arc::default()).await?;
+        let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.full_report()).collect();
+        let attached = attach(agents, AttachRequest { hello, replicas, lanes: AgentConfig::default().lanes }, &took, Arc::default()).await?;
         Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
     }
 
     /// The next request that the agent gets.
-    pub(crate) async fn taken(&mut self) -> anyhow::Result<Incoming> {
+    pub(crate) async fn taken(&mut self) -> anyhow::Result<IncomingRequest> {
         self.taken.recv().await.context("the router closed its lanes")
     }
 
     /// As many requests.
-    pub(crate) async fn take(&mut self, count: u32) -> anyhow::Result<Vec<Serving>> {
+    pub(crate) async fn take(&mut self, count: u32) -> anyhow::Result<Vec<RequestStream>> {
         let mut serving = Vec::new();
         for _ in 0..count {
-            serving.push(self.taken().await?.serving);
+            serving.push(self.taken().await?.stream);
         }
         Ok(serving)
     }
 
     /// Does something that the router sees all at once.
     pub(crate) async fn at_once(&self, work: impl AsyncFnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-        let hold = self.router.hold().await;
+        let hold = self.router.pause().await;
         let done = work().await;
         flush().await;
         drop(hold);
@@ -95,7 +95,7 @@ impl Scene {
 }
 
 /// Begins an answer.
-pub(crate) fn begin(serving: &Serving, content_type: &'static str, length: Option<usize>) {
+pub(crate) fn begin(serving: &RequestStream, content_type: &'static str, length: Option<usize>) {
     let header = |name: &'static str, value: String| Header { name: Bytes::from_static(name.as_bytes()), value: value.into() };
     let mut headers = vec![
         header("date", "Sun, 22 Nov 2026 05:00:00 GMT".into()),
@@ -103,10 +103,10 @@ pub(crate) fn begin(serving: &Serving, content_type: &'static str, length: Optio
         header("content-type", content_type.into()),
     ];
     headers.extend(length.map(|length| header("content-length", length.to_string())));
-    serving.head(ResponseHead { status: 200, headers });
+    serving.send_head(ResponseHead { status: 200, headers });
 }
 
 /// Sends a piece of an answer, which is small enough to need no credit.
-pub(crate) fn piece(serving: &Serving, bytes: &'static str) {
-    serving.push(Kind::Body(Bytes::from_static(bytes.as_bytes())));
+pub(crate) fn piece(serving: &RequestStream, bytes: &'static str) {
+    serving.send_frame(Kind::Body(Bytes::from_static(bytes.as_bytes())));
 }

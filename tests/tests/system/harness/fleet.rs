@@ -170,7 +170,7 @@ impl Fleet {
     pub(crate) async fn launch(setup: Setup) -> Self {
         // Seen when a test fails.
         let log = hostler_boot::telemetry::LogConfig { level: "info,h2=off".into(), ..Default::default() };
-        hostler_boot::telemetry::start(&log).unwrap();
+        hostler_boot::telemetry::init(&log).unwrap();
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
         let mut fleet = Self { routers: Vec::new(), agents: Vec::new(), setup: setup.clone(), directory };
         for index in 0..setup.routers {

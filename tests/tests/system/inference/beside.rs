@@ -60,7 +60,7 @@ fn slow_check(fleet: &Fleet, length: u32, sent: usize) -> AbortOnDropHandle<Resp
 async fn slow_health_checks_take_nothing_of_what_requests_share_and_end_in_time() {
     let limit = Duration::from_secs(2);
     let fleet = Fleet::start(Setup::agents(1).router(|router| {
-        (router.max_reading_bytes, router.max_body_bytes, router.header_timeout) = (1 << 20, 900_000, limit);
+        (router.max_buffered_body_bytes, router.max_body_bytes, router.header_timeout) = (1 << 20, 900_000, limit);
     }))
     .await;
     let checks = [slow_check(&fleet, 10 << 20, 500_000), slow_check(&fleet, 10 << 20, 500_000), slow_check(&fleet, 20, 3)];

@@ -7,7 +7,7 @@ const RUST: &str = include_str!("../../../../../tests/fixtures/vllm/metrics_0.32
 
 #[test]
 fn a_loaded_engine_tells_how_long_its_requests_were() {
-    let details = read_details(LOADED);
+    let details = parse_details(LOADED);
     assert_eq!((details.requests, details.longest_prompt, details.longest_answer), (53, Some(1_000), Some(200)));
     assert_eq!(details.deferred, 0);
     assert!(details.queued > 0 && details.queue_seconds > 0.0, "{details:?}");
@@ -16,16 +16,16 @@ fn a_loaded_engine_tells_how_long_its_requests_were() {
 
 #[test]
 fn a_front_end_that_has_served_nobody_tells_nothing() {
-    let details = read_details(RUST);
-    assert_eq!(details, Details { longest_prompt: details.longest_prompt, longest_answer: details.longest_answer, ..Details::default() });
+    let details = parse_details(RUST);
+    assert_eq!(details, EngineDetails { longest_prompt: details.longest_prompt, longest_answer: details.longest_answer, ..EngineDetails::default() });
     assert!(details.longest_prompt.unwrap_or(0) == 0, "{details:?}");
-    assert_eq!(read_details(""), Details::default());
+    assert_eq!(parse_details(""), EngineDetails::default());
 }
 
 #[test]
 fn what_is_longer_than_the_scale_is_not_guessed() {
     let page = "vllm:request_prompt_tokens_bucket{le=\"100.0\"} 3\nvllm:request_prompt_tokens_bucket{le=\"+Inf\"} 4\n";
-    assert_eq!(read_details(page).longest_prompt, None);
+    assert_eq!(parse_details(page).longest_prompt, None);
 }
 
 #[test]
@@ -34,14 +34,14 @@ fn buckets_of_several_engines_are_one_histogram() {
         vllm:request_prompt_tokens_bucket{engine=\"0\",le=\"+Inf\"} 2\n\
         vllm:request_prompt_tokens_bucket{engine=\"1\",le=\"10.0\"} 0\nvllm:request_prompt_tokens_bucket{engine=\"1\",le=\"20.0\"} 1\n\
         vllm:request_prompt_tokens_bucket{engine=\"1\",le=\"+Inf\"} 1\n";
-    assert_eq!(read_details(page).longest_prompt, Some(20));
+    assert_eq!(parse_details(page).longest_prompt, Some(20));
 }
 
 #[test]
 fn only_requests_that_wait_for_something_else_than_room_are_deferred() {
     let page = "vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 9\n\
         vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"deferred\"} 4\n";
-    assert_eq!(read_details(page).deferred, 4);
+    assert_eq!(parse_details(page).deferred, 4);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::super::trials::{ALL_BEGUN, MOST_TOGETHER};
+use super::super::trials::{TRIAL_START_TARGET, MAX_CONCURRENT_TRIALS};
 use super::*;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -44,13 +44,13 @@ struct Engine {
 
 /// A fleet whose first engine has just died with all of these in flight.
 struct Model {
-    table: Table,
+    table: SuspectTable,
     now: Instant,
     requests: Vec<Request>,
     states: Vec<State>,
     engines: Vec<Engine>,
     /// What agents have not told yet.
-    untold: Vec<(Instant, Life, Vec<Fingerprint>, Instant)>,
+    untold: Vec<(Instant, EngineLife, Vec<Fingerprint>, Instant)>,
     restart: Duration,
     random: u64,
     /// Engines that each request has killed.
@@ -63,7 +63,7 @@ impl Model {
     fn new(requests: Vec<Request>, engines: usize, restart: Duration, seed: u64) -> Self {
         let (mut table, now) = table();
         let all: Vec<Fingerprint> = (0..requests.len()).map(|index| index as Fingerprint).collect();
-        table.reported(&life("m/0", 1), &all, now, now);
+        table.record_reported_death(&life("m/0", 1), &all, now, now);
         let count = requests.len();
         Self {
             table,
@@ -113,11 +113,11 @@ impl Model {
     fn tell(&mut self) {
         let now = self.now;
         for (_, life, requests, at) in self.untold.extract_if(.., |(when, ..)| *when <= now) {
-            self.table.reported(&life, &requests, at, now);
+            self.table.record_reported_death(&life, &requests, at, now);
         }
     }
 
-    fn life(&self, engine: usize) -> Life {
+    fn life(&self, engine: usize) -> EngineLife {
         life(&format!("n{engine}/0"), self.engines[engine].epoch)
     }
 
@@ -137,7 +137,7 @@ impl Model {
                     self.kill(engine);
                 } else if ran >= length && strike.is_none() {
                     trial.iter().for_each(|trial| self.table.trials().end(*trial, fingerprint, true, now));
-                    self.table.clear(fingerprint, now);
+                    self.table.acquit(fingerprint, now);
                     self.states[index] = State::Answered;
                 } else if let Some(trial) = trial.filter(|_| streams && ran >= first_token) {
                     self.table.trials().pass(trial, now);
@@ -150,16 +150,16 @@ impl Model {
     fn place(&mut self, index: usize, since: Instant) {
         let (now, fingerprint) = (self.now, index as Fingerprint);
         let standing = self.table.standing(fingerprint, now);
-        if matches!(standing, Standing::Refused(_)) {
+        if matches!(standing, SuspectStanding::Banned(_)) {
             self.states[index] = State::Refused;
             return;
         }
         let up: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].up_at <= now).collect();
         let waiting = self.states.iter().filter(|state| matches!(state, State::Waits { .. })).count();
-        let bars = self.table.bars(fingerprint, Crowd { waiting, eligible: up.len(), waited: now - since }, now);
-        let is_open = |engine: &usize| !bars.closed.contains(&self.life(*engine).replica);
+        let bars = self.table.trial_constraints(fingerprint, TrialDemand { waiting, eligible: up.len(), waited: now - since }, now);
+        let is_open = |engine: &usize| !bars.closed_replicas.contains(&self.life(*engine).replica);
         let open: Vec<usize> = up.into_iter().filter(is_open).collect();
-        let free: Vec<usize> = open.iter().copied().filter(|engine| !bars.occupied.contains(&self.life(*engine).replica)).collect();
+        let free: Vec<usize> = open.iter().copied().filter(|engine| !bars.occupied_replicas.contains(&self.life(*engine).replica)).collect();
         let among = if free.is_empty() { open } else { free };
         if among.is_empty() {
             return;
@@ -167,9 +167,9 @@ impl Model {
         let engine = among[self.draw(among.len())];
         let Request { first_token, streams, .. } = self.requests[index];
         let mut trial = None;
-        if standing == Standing::Suspect {
+        if standing == SuspectStanding::Suspect {
             trial =
-                self.table.begin_trial(fingerprint, &self.life(engine), Expected { first_token, streams, together: bars.together }, now);
+                self.table.begin_trial(fingerprint, &self.life(engine), TrialEstimate { first_token, is_stream: streams, max_concurrent: bars.max_concurrent }, now);
             assert!(trial.is_some(), "what was open is open");
         }
         self.longest_wait = self.longest_wait.max(now - since);
@@ -184,7 +184,7 @@ impl Model {
             order.into_iter().filter(|index| matches!(self.states[*index], State::Runs { engine: at, .. } if at == engine)).collect();
         let names: Vec<Fingerprint> = lost.iter().map(|index| *index as Fingerprint).collect();
         if self.draw(2) == 0 {
-            self.table.reported(&life, &names, now, now);
+            self.table.record_reported_death(&life, &names, now, now);
         } else {
             let told_at = now + TICK * u32::try_from(self.draw(500)).unwrap();
             self.untold.push((told_at, life.clone(), names, now));
@@ -230,7 +230,7 @@ proptest! {
         requests in requests(60, proptest::collection::vec(killer(false), 1..4)), engines in 1..6_usize, restart in 0..500_u32, seed: u64,
     ) {
         let model = Model::new(requests, engines, TICK * restart, seed).run();
-        prop_assert!(model.most_kills() <= 2 + MOST_TOGETHER.ilog2() as usize, "{:?}", model.kills);
+        prop_assert!(model.most_kills() <= 2 + MAX_CONCURRENT_TRIALS.ilog2() as usize, "{:?}", model.kills);
         prop_assert_eq!(model.refused_innocents(), 0);
     }
 
@@ -248,7 +248,7 @@ proptest! {
         requests in requests(40, killer(true).prop_map(|killer| vec![killer])), engines in 1..6_usize, restart in 0..500_u32, seed: u64,
     ) {
         let model = Model::new(requests, engines, TICK * restart, seed).run();
-        prop_assert!(model.most_kills() <= 4 + MOST_TOGETHER.ilog2() as usize, "{:?}", model.kills);
+        prop_assert!(model.most_kills() <= 4 + MAX_CONCURRENT_TRIALS.ilog2() as usize, "{:?}", model.kills);
         prop_assert!(model.refused_innocents() <= 2, "{:?}", model.states);
     }
 
@@ -258,9 +258,9 @@ proptest! {
     ) {
         let longest = requests.iter().map(|one| if one.streams { one.first_token } else { one.first_token * 2 + SECOND }).max();
         let longest = longest.unwrap_or_default() + TICK * 2;
-        let rounds = u32::try_from(requests.len().div_ceil(MOST_TOGETHER * engines)).unwrap();
+        let rounds = u32::try_from(requests.len().div_ceil(MAX_CONCURRENT_TRIALS * engines)).unwrap();
         let model = Model::new(requests, engines, TICK, seed).run();
-        prop_assert!(model.longest_wait <= ALL_BEGUN + longest * (rounds + 1), "{:?}", model.longest_wait);
+        prop_assert!(model.longest_wait <= TRIAL_START_TARGET + longest * (rounds + 1), "{:?}", model.longest_wait);
         prop_assert_eq!(model.refused_innocents(), 0);
     }
 }

@@ -17,7 +17,7 @@ fn two_suspects_are_never_tried_on_one_replica_nor_one_on_two() {
 #[test]
 fn the_more_suspects_wait_and_the_longer_the_more_are_tried_together() {
     let (mut table, now) = table();
-    let together = |table: &mut Table, waiting, waited| table.trials().together(Crowd { waiting, eligible: 2, waited });
+    let together = |table: &mut SuspectTable, waiting, waited| table.trials().max_concurrent(TrialDemand { waiting, eligible: 2, waited });
     assert_eq!(together(&mut table, 4000, SECOND), 1, "before anything is known of how long a trial lasts");
     let trial = table.tries(1, &life("n1/0", 1), now).unwrap();
     table.trials().pass(trial, now + SECOND / 2);
@@ -34,10 +34,10 @@ fn a_trial_is_over_with_the_first_tokens_and_another_one_may_begin() {
     let engine = life("n1/0", 1);
     let trial = table.tries(KILLER, &engine, now).unwrap();
     assert!(table.trials().pass(trial, now) && !table.trials().pass(trial, now));
-    assert_eq!(table.standing(FELLOW, now), Standing::Clear);
+    assert_eq!(table.standing(FELLOW, now), SuspectStanding::Clear);
     assert!(table.barred_now(now).is_empty());
     assert!(table.tries(FELLOW, &engine, now).is_some());
-    assert_eq!(table.bars(3, FEW, now).occupied, [engine.replica], "where there are others, it is not the first choice");
+    assert_eq!(table.trial_constraints(3, FEW, now).occupied_replicas, [engine.replica], "where there are others, it is not the first choice");
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_plain_answer_is_on_trial_for_twice_the_predicted_time_to_its_first_token_an
     assert_eq!(table.barred_now(now + Duration::from_millis(1199)), ["n1/0"]);
     assert!(table.barred_now(now + Duration::from_millis(1200)).is_empty());
     let trial = table.tries(FELLOW, &life("n2/0", 1), now).unwrap();
-    table.trials().answered(trial, now + SECOND * 5);
+    table.trials().mark_answered(trial, now + SECOND * 5);
     assert_eq!(table.barred_now(now + SECOND * 5), ["n2/0"]);
     assert!(table.barred_now(now + SECOND * 6).is_empty(), "its client may read nothing");
 }
@@ -56,7 +56,7 @@ fn a_plain_answer_is_on_trial_for_twice_the_predicted_time_to_its_first_token_an
 fn nobody_joins_a_trial_that_an_engine_should_have_answered() {
     let (mut table, now) = table();
     table.tries_beside(KILLER, &life("n1/0", 1), 8, now).unwrap();
-    let closed = |table: &Table, at| table.bars(FELLOW, Crowd { waiting: 9, eligible: 1, waited: SECOND * 9 }, at).closed;
+    let closed = |table: &SuspectTable, at| table.trial_constraints(FELLOW, TrialDemand { waiting: 9, eligible: 1, waited: SECOND * 9 }, at).closed_replicas;
     assert!(closed(&table, now + SECOND).is_empty());
     assert_eq!(closed(&table, now + SECOND * 2), ["n1/0".into()]);
 }
@@ -66,7 +66,7 @@ fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_dea
     for reported_first in [false, true] {
         let (mut table, mut now) = table();
         let all: Vec<Fingerprint> = (1..=8).collect();
-        table.reported(&life("n0/0", 1), &all, now, now);
+        table.record_reported_death(&life("n0/0", 1), &all, now, now);
         for (epoch, group) in [(2, 8_usize), (3, 4), (4, 2)] {
             let engine = life("n1/0", epoch);
             now += SECOND;
@@ -74,19 +74,19 @@ fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_dea
             let more = table.tries_beside(100, &engine, 8, now);
             assert_eq!(more, None, "not even one that may be tried among more");
             if reported_first {
-                assert_eq!(table.reported(&engine, &all[..group], now, now), []);
+                assert_eq!(table.record_reported_death(&engine, &all[..group], now, now), []);
             }
             for (one, trial) in all.iter().zip(trials) {
                 assert!(table.blame(*one, &engine, now - SECOND, now).is_excused);
                 table.trials().end(trial, *one, false, now);
             }
-            assert_eq!(table.reported(&engine, &all[..group], now, now), []);
+            assert_eq!(table.record_reported_death(&engine, &all[..group], now, now), []);
         }
         let engine = life("n1/0", 5);
         table.tries_beside(KILLER, &engine, 8, now).unwrap();
         assert_eq!(table.tries_beside(FELLOW, &engine, 8, now), None);
         assert!(table.lost(KILLER, &engine, now).is_some());
-        assert!(all[1..].iter().all(|one| table.standing(*one, now) == Standing::Suspect));
+        assert!(all[1..].iter().all(|one| table.standing(*one, now) == SuspectStanding::Suspect));
     }
 }
 
@@ -95,22 +95,22 @@ fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
     for reported_first in [false, true] {
         let (mut table, now) = table();
         let (first, second) = (life("n0/0", 1), life("n1/0", 1));
-        table.reported(&first, &[KILLER, FELLOW], now, now);
+        table.record_reported_death(&first, &[KILLER, FELLOW], now, now);
         let fellow = table.tries(FELLOW, &second, now).unwrap();
         table.trials().pass(fellow, now);
         let now = now + SECOND;
         let trial = table.tries(KILLER, &second, now).unwrap();
         if reported_first {
-            table.reported(&second, &[3, FELLOW, KILLER], now, now);
+            table.record_reported_death(&second, &[3, FELLOW, KILLER], now, now);
         }
         table.lost(FELLOW, &second, now);
         table.lost(KILLER, &second, now);
         table.trials().end(trial, KILLER, false, now);
         table.lost(3, &second, now);
-        table.reported(&second, &[3, FELLOW, KILLER], now, now + SECOND);
+        table.record_reported_death(&second, &[3, FELLOW, KILLER], now, now + SECOND);
         assert!(table.is_refused(KILLER, now));
-        assert_eq!(table.standing(FELLOW, now), Standing::Suspect);
-        assert_eq!(table.standing(3, now), Standing::Suspect, "who had nothing to its name has one death now");
+        assert_eq!(table.standing(FELLOW, now), SuspectStanding::Suspect);
+        assert_eq!(table.standing(3, now), SuspectStanding::Suspect, "who had nothing to its name has one death now");
         // Not so where nobody else was on trial.
         table.lost(FELLOW, &life("n2/0", 1), now);
         assert!(table.is_refused(FELLOW, now));
@@ -120,7 +120,7 @@ fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
 #[test]
 fn one_that_is_spared_twice_is_tried_alone_and_until_its_answer_has_ended() {
     let (mut table, now) = table();
-    table.reported(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
+    table.record_reported_death(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
     for (replica, other) in [("n1/0", FELLOW), ("n2/0", 3)] {
         let engine = life(replica, 1);
         let trial = table.tries(KILLER, &engine, now).unwrap();
@@ -131,7 +131,7 @@ fn one_that_is_spared_twice_is_tried_alone_and_until_its_answer_has_ended() {
     }
     let engine = life("n3/0", 1);
     let trial = table.tries(KILLER, &engine, now).unwrap();
-    table.trials().answered(trial, now);
+    table.trials().mark_answered(trial, now);
     assert!(!table.trials().pass(trial, now));
     let later = now + SECOND * 9;
     assert_eq!(table.tries_beside(4, &engine, 8, later), None);
@@ -143,44 +143,44 @@ fn of_several_that_have_passed_and_die_together_none_is_refused() {
     let (mut table, now) = table();
     let all: Vec<Fingerprint> = (1..=20).collect();
     let engine = life("n1/0", 1);
-    table.reported(&life("n0/0", 1), &all, now, now);
+    table.record_reported_death(&life("n0/0", 1), &all, now, now);
     for one in &all {
         let trial = table.tries(*one, &engine, now).unwrap();
         table.trials().pass(trial, now);
     }
-    assert_eq!(table.reported(&engine, &all, now, now), []);
-    assert!(all.iter().all(|one| table.standing(*one, now) == Standing::Suspect));
+    assert_eq!(table.record_reported_death(&engine, &all, now, now), []);
+    assert!(all.iter().all(|one| table.standing(*one, now) == SuspectStanding::Suspect));
 }
 
 #[test]
 fn one_that_was_spared_stays_so_when_the_death_is_told_again_much_later() {
     let (mut table, now) = table();
     let (first, second) = (life("n0/0", 1), life("n1/0", 1));
-    table.reported(&first, &[KILLER, FELLOW], now, now);
+    table.record_reported_death(&first, &[KILLER, FELLOW], now, now);
     let fellow = table.tries(FELLOW, &second, now).unwrap();
     table.trials().pass(fellow, now);
     let now = now + SECOND;
     table.tries(KILLER, &second, now).unwrap();
-    table.reported(&second, &[KILLER, FELLOW], now, now);
+    table.record_reported_death(&second, &[KILLER, FELLOW], now, now);
     // A session that begins anew tells all deaths of the last ten minutes.
     let later = now + WINDOW / 2;
     table.sweep(later);
-    table.reported(&second, &[KILLER, FELLOW], now, later);
+    table.record_reported_death(&second, &[KILLER, FELLOW], now, later);
     assert!(table.is_refused(KILLER, later));
-    assert_eq!(table.standing(FELLOW, later), Standing::Suspect);
+    assert_eq!(table.standing(FELLOW, later), SuspectStanding::Suspect);
 }
 
 #[test]
 fn a_trial_that_was_given_up_unanswered_keeps_its_place_until_a_hang_would_be_known() {
     let (mut table, now) = table();
     let trial = table.tries(KILLER, &life("n1/0", 1), now).unwrap();
-    table.trials().give_up(trial, KILLER, now);
+    table.trials().abandon(trial, KILLER, now);
     let before = now + SECOND * 14;
     table.sweep(before);
     assert_eq!(table.barred_now(before), ["n1/0"]);
-    assert!(table.is_tried(KILLER, before), "nor does the same request hang another one meanwhile");
+    assert!(table.is_on_trial(KILLER, before), "nor does the same request hang another one meanwhile");
     let after = now + SECOND * 15;
-    assert!(table.barred_now(after).is_empty() && !table.is_tried(KILLER, after));
+    assert!(table.barred_now(after).is_empty() && !table.is_on_trial(KILLER, after));
     table.sweep(after);
     assert!(table.is_empty());
 }
@@ -198,10 +198,10 @@ fn a_copy_of_one_that_has_passed_need_not_wait_but_goes_where_that_runs() {
     let (mut table, now) = table();
     let (engine, other) = (life("n1/0", 1), life("n2/0", 1));
     let trial = table.tries(KILLER, &engine, now).unwrap();
-    assert!(table.is_tried(KILLER, now));
+    assert!(table.is_on_trial(KILLER, now));
     table.trials().pass(trial, now);
-    assert!(!table.is_tried(KILLER, now));
-    assert_eq!(table.bars(KILLER, FEW, now).only, Some(engine.clone()));
+    assert!(!table.is_on_trial(KILLER, now));
+    assert_eq!(table.trial_constraints(KILLER, FEW, now).required_engine, Some(engine.clone()));
     assert_eq!(table.tries(KILLER, &other, now), None, "one that kills late would kill two at once");
     let copy = table.tries(KILLER, &engine, now).unwrap();
     assert!(table.barred_now(now).is_empty(), "what has passed there needs no further trial");
