@@ -6,10 +6,10 @@
 pub mod advise;
 pub mod cache;
 mod config;
-pub mod deaths;
+pub mod crashes;
 pub mod engine;
 mod engine_client;
-pub mod files;
+pub mod prompt_files;
 pub mod gpu;
 pub mod host;
 pub mod join;
@@ -295,7 +295,7 @@ impl Agent {
             let traits = node::ReplicaTraits {
                 gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
                 token_budget: self.plan.token_budget(plan),
-                prompt_files: files::PromptFileSource::new(&self.engine, &self.config),
+                prompt_files: prompt_files::PromptFileSource::new(&self.engine, &self.config),
                 setup: self.engine_setup(plan, &spec.command),
             };
             node::Replica::new(plan.index, Engine::supervise(spec, adopted, supervisors), traits)

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advise::{self, AdvisedReplica, Finding, EngineSetup};
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
-use crate::files::{Bundle, PromptFilesError, PromptFileSource};
+use crate::prompt_files::{Bundle, PromptFilesError, PromptFileSource};
 use crate::gpu::{Reading, Readings};
 
 /// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.

@@ -2,7 +2,7 @@
 
 mod flow;
 mod gaps;
-mod named;
+mod crash_suspects;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use tokio::sync::watch;
 
 pub use self::flow::{ResponseFlow, EngineWait};
 pub use self::gaps::GapHistogram;
-use self::named::SuspectTracker;
-use crate::deaths::RequestFingerprint;
+use self::crash_suspects::SuspectTracker;
+use crate::crashes::RequestFingerprint;
 
 /// Which router a request came from: a number the uplink gives to each router it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! `hostler up`: a router and an agent in one process, for one machine.
 
-mod start;
+mod startup_progress;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use hostler_boot::{Settings, Shutdown};
 use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig};
 
-use self::start::StartupProgress;
+use self::startup_progress::StartupProgress;
 use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
 use crate::output::say;

@@ -4,7 +4,7 @@
 //! through `link` → `fleet`.
 
 pub mod admission;
-pub mod carry;
+pub mod lanes;
 mod config;
 pub mod dispatch;
 pub mod edge;
@@ -12,9 +12,9 @@ pub mod fleet;
 pub mod grpc;
 mod join;
 pub mod keys;
-mod link;
+mod agent_endpoint;
 mod metrics;
-mod openings;
+mod exposures;
 mod operators;
 pub mod placement;
 pub mod prompt;
@@ -44,7 +44,7 @@ use hostler_placement::affinity::Index;
 use keys::{Guard, Keys, KeysError, Secret, guarded};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
-pub use openings::Exposure;
+pub use exposures::Exposure;
 pub use operators::operators_sockets;
 use operators::{Operators, SocketPlace};
 use placement::{QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
@@ -180,7 +180,7 @@ impl Router {
     /// What is open to whoever reaches it, for those who start it.
     #[must_use]
     pub fn exposures(&self) -> Vec<Exposure> {
-        openings::find_exposures(&openings::Listeners {
+        exposures::find_exposures(&exposures::Listeners {
             edge: self.edge.1,
             agents: self.agents.1,
             admin: self.admin.1,
@@ -231,7 +231,7 @@ impl Router {
         };
         let (agents, admitting, link_metrics, link_end) = (self.agents.0, self.tls.agents.clone(), metrics.clone(), end.clone());
         let link = tokio::spawn(async move {
-            if let Err(error) = link::serve(agents, admitting, Arc::new(sessions), link_metrics, link_end).await {
+            if let Err(error) = agent_endpoint::serve(agents, admitting, Arc::new(sessions), link_metrics, link_end).await {
                 tracing::error!(%error, "the agents' listener ended");
             }
         });

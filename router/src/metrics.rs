@@ -1,6 +1,6 @@
 //! Everything the router counts, declared in one place. Handles are resolved once; the request path only adds to them.
 
-mod figures;
+mod fleet_figures;
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::dispatch::TokenUsage;
 use crate::placement::CacheLevel;
-pub(crate) use figures::MetricsSnapshot;
+pub(crate) use fleet_figures::MetricsSnapshot;
 
 /// How an answer that had begun came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,7 +197,7 @@ impl Default for RouterMetrics {
                 Counter::default(),
             ),
             page: {
-                page.describe(figures::descriptions());
+                page.describe(fleet_figures::descriptions());
                 page
             },
         }
@@ -271,7 +271,7 @@ impl RouterMetrics {
     #[must_use]
     pub(crate) fn page(&self, now: &MetricsSnapshot<'_>) -> String {
         let mut page = self.page.render();
-        figures::write_page(&mut page, now);
+        fleet_figures::write_page(&mut page, now);
         page
     }
 

@@ -21,9 +21,9 @@ mod reply;
 mod routes;
 mod scheduler;
 mod serve;
-mod slumber;
+mod sleep;
 mod sse;
-mod stored;
+mod response_store;
 mod tokens;
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::engine::{EngineHandle, Stepping};
 use crate::error::Error;
 use crate::kv_events::{KvEventsConfig, Publisher};
 use crate::routes;
-use crate::stored::ResponseStore;
+use crate::response_store::ResponseStore;
 
 /// Connections that may wait to be accepted; uvicorn's own number.
 const BACKLOG: u32 = 2048;

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::certified::{check_name, node_uri, token_uri};
+use crate::certificate_info::{check_name, node_uri, token_uri};
 use crate::files::{make_folder, read, write_new, write_public};
 use crate::{BACKDATE_SECONDS, CertificateInfo, Fingerprint, ROUTER_NAME, TlsError, read_private, write_private};
 

@@ -2,15 +2,15 @@
 //! settings of both ends of a connection. Router, agent and command line use it; nothing here knows of requests or replicas.
 
 mod authority;
-mod certified;
+mod certificate_info;
 mod client;
 mod error;
 mod files;
-mod names;
+mod node_names;
 mod server;
 mod stream;
 mod token;
-mod tokens;
+mod token_store;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,14 +18,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use authority::{Authority, IssuedCertificate, NodeKey};
-pub use certified::{CertificateInfo, Fingerprint, check_name};
+pub use certificate_info::{CertificateInfo, Fingerprint, check_name};
 pub use client::{EnrollmentVerifier, connect, member_config};
 pub use error::{TlsError, describe_for_agent, is_alert_about_certificate, describe_for_router};
 pub use files::{read_private, write_private};
 pub use server::{AgentsTls, EdgeFiles, EdgeTls};
 pub use stream::{Handshake, Stream, accept};
 pub use token::JoinToken;
-pub use tokens::{JoinRequest, TokenInfo, TokenScope, TokenError, TokenStore, UseLimit};
+pub use token_store::{JoinRequest, TokenInfo, TokenScope, TokenError, TokenStore, UseLimit};
 
 /// The TLS settings of one kind of client, ready to be used.
 pub use tokio_rustls::rustls::ClientConfig;

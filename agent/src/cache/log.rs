@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
 use super::mirror::{Change, CopyReporting, CacheDigest, Effects, BlockMirror};
-use super::wire::KvEvent;
+use super::kv_event::KvEvent;
 use super::{CacheCounters, CacheStatus};
 
 /// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes each.

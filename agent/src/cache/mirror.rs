@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use hostler_placement::keys::{Chain, Key};
 use rustc_hash::FxHashMap;
 
-use super::wire::{KvEvent, ExtraKey, BlocksRemoved, BlocksStored};
+use super::kv_event::{KvEvent, ExtraKey, BlocksRemoved, BlocksStored};
 
 /// Whether an engine tells each physical copy of a block, or each block once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

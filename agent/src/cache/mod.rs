@@ -5,7 +5,7 @@ mod extra;
 mod log;
 pub mod mirror;
 mod subscriber;
-pub mod wire;
+pub mod kv_event;
 
 use std::path::PathBuf;
 

@@ -13,7 +13,7 @@ use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocke
 
 use super::KvEventSource;
 use super::log::CacheLogWriter;
-use super::wire::{self, ReplayMessage, KvEventError};
+use super::kv_event::{self, ReplayMessage, KvEventError};
 
 /// How long it may take to reach an engine that has said it is ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -131,7 +131,7 @@ impl Subscriber<'_> {
     }
 
     async fn receive_live(&mut self, message: ZmqMessage) {
-        let (sequence, payload) = match wire::parse_live(&message.into_vec()) {
+        let (sequence, payload) = match kv_event::parse_live(&message.into_vec()) {
             Ok(live) => live,
             // Its number is not known either: if it had one, the next message shows the gap.
             Err(error) => return self.count_malformed(&error),
@@ -158,7 +158,7 @@ impl Subscriber<'_> {
             self.reset_log("cache events are lost");
         }
         self.next = sequence.saturating_add(1);
-        match wire::parse_events(payload) {
+        match kv_event::parse_events(payload) {
             Ok(events) => self.log.apply(&events),
             Err(error) => {
                 self.count_malformed(&error);
@@ -201,7 +201,7 @@ impl Subscriber<'_> {
         let request = vec![Bytes::new(), Bytes::copy_from_slice(&self.next.to_be_bytes())];
         socket.send(ZmqMessage::try_from(request).map_err(|_| ZmqError::NoMessage)?).await?;
         loop {
-            match wire::parse_replay(&socket.recv().await?.into_vec())? {
+            match kv_event::parse_replay(&socket.recv().await?.into_vec())? {
                 ReplayMessage::End => return Ok(()),
                 ReplayMessage::Batch(sequence, payload) if sequence >= self.next => self.apply_message(sequence, &payload),
                 ReplayMessage::Batch(..) => {}

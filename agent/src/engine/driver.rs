@@ -24,7 +24,7 @@ use super::state::{Action, Event, Limits, Machine, Stage, State};
 use super::turns::Turn;
 use super::{Adopted, Command, EngineSpec, Grip, Phase, Status};
 use crate::cache::CacheLog;
-use crate::deaths::CrashLog;
+use crate::crashes::CrashLog;
 use crate::gpu::Obstacle;
 use crate::keeper::wire::Request;
 use crate::probe::LoadSample;

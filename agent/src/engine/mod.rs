@@ -32,7 +32,7 @@ use self::progress::{Facts, Progress};
 use self::state::{Event, Stage, State, Then};
 use self::turns::Turns;
 use crate::cache::{self, CacheLog};
-use crate::deaths::CrashLog;
+use crate::crashes::CrashLog;
 use crate::gpu::{Binding, Free};
 use crate::host::HostError;
 use crate::keeper::wire::{Order, Request};

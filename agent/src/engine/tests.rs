@@ -355,7 +355,7 @@ async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_
     let keeper = keepers_of(&fixture.directory);
     assert_eq!(keeper.len(), 1);
     let request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
-    request.mark_sent(fixture.status.borrow().epoch, crate::deaths::RequestFingerprint(7));
+    request.mark_sent(fixture.status.borrow().epoch, crate::crashes::RequestFingerprint(7));
     rustix::process::kill_process(rustix::process::Pid::from_raw(keeper[0]).unwrap(), rustix::process::Signal::KILL).unwrap();
     let failed = fixture.until(|status| status.reason.contains("next start")).await;
     assert!(failed.reason.contains("keeper was lost"), "{}", failed.reason);

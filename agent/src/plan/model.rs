@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::shape::Shape;
 use super::weights::{self, Format, scaled};
-use crate::files;
+use crate::prompt_files;
 use crate::vllm::arguments::value_of;
 
 /// What is known of the model that shall be served.
@@ -76,7 +76,7 @@ impl Facts {
     #[must_use]
     pub fn read(model: &str, arguments: &[String], downloads: &Path) -> Model {
         let revision = value_of(arguments, "--revision");
-        let Some(folder) = files::resolve_folder(model, revision, downloads) else {
+        let Some(folder) = prompt_files::resolve_folder(model, revision, downloads) else {
             let because = format!(
                 "it is neither a folder nor downloaded to {}, so nothing can be computed: `hf download {model}` first, or decide with --tp",
                 downloads.display()

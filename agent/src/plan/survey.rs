@@ -6,7 +6,7 @@ use super::what_if::Described;
 use super::{Ground, Plan, PlanError, Room, front_end, plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
-use crate::files;
+use crate::prompt_files;
 use crate::gpu::{Gpu, Links};
 use crate::host::{self, Host, HostError, Resolved};
 use crate::vllm::releases::{NEWEST, RUST_FRONT_END_SINCE};
@@ -59,7 +59,7 @@ pub async fn make(found: Found, config: AgentConfig) -> Result<Plan, PlanError> 
             gpus: &gpus,
             links: &links,
             room,
-            downloads: &files::hub_cache(|name| std::env::var_os(name)),
+            downloads: &prompt_files::hub_cache(|name| std::env::var_os(name)),
         };
         plan(&ground, &config)
     });

@@ -1,9 +1,9 @@
 //! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
 
-mod bulk;
+mod transfers;
 pub(crate) mod dial;
 mod orders;
-mod redial;
+mod backoff;
 mod relay;
 mod report;
 mod session;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use redial::Backoff;
+pub use backoff::Backoff;
 
 use crate::join::RouterAccess;
 use crate::metrics::AgentMetrics;

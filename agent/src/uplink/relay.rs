@@ -11,7 +11,7 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::deaths::RequestFingerprint;
+use crate::crashes::RequestFingerprint;
 use crate::engine::Phase;
 use crate::engine_client::{Answer, EngineClient, Outgoing, RequestError};
 use crate::lane::{IncomingRequest, RequestStream};

@@ -4,9 +4,9 @@ use hostler_proto::agent::v1 as wire;
 
 use crate::advise::{Finding, EngineSetup};
 use crate::cache::CacheStatus;
-use crate::deaths::Crash;
+use crate::crashes::Crash;
 use crate::engine::{Phase, Status};
-use crate::files::Bundle;
+use crate::prompt_files::Bundle;
 use crate::gpu::{Gpu, Reading};
 use crate::node::{NodeState, Replica};
 use crate::traffic::RouterKey;

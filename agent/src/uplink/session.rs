@@ -23,10 +23,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
-use super::bulk::TransferQueue;
+use super::transfers::TransferQueue;
 use super::dial::{DialError, dial};
 use super::orders;
-use super::redial::{MAX_DELAY, Backoff};
+use super::backoff::{MAX_DELAY, Backoff};
 use super::relay;
 use super::report::Reporter;
 use crate::join::{self, Identity, JoinError};

@@ -8,7 +8,7 @@ use http::HeaderValue;
 use serde::Deserialize;
 
 use super::body::RequestOptions;
-use super::talk::Endpoint;
+use super::conversation::Endpoint;
 use crate::args::BenchArgs;
 use crate::client::{Client, ClientError};
 use crate::error::Error;

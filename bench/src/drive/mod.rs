@@ -1,11 +1,11 @@
 //! Makes the measurement that the command line asks for: every target in every round, in alternating order, a sweep step by step.
 
-mod begin;
+mod session_feed;
 mod body;
 mod endpoint;
 mod load;
 mod machine;
-mod talk;
+mod conversation;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -18,7 +18,7 @@ use crate::report::{Report, SweepStep, TargetReport};
 use crate::sweep::stop_reason;
 use crate::workload::{Scenario, Seed, Shape, sessions};
 use load::{Plan, load};
-use talk::Endpoint;
+use conversation::Endpoint;
 
 /// Clients of a warm-up that is a load of its own.
 const WARM_UP_CLIENTS: u32 = 4;

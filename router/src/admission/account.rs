@@ -2,8 +2,8 @@
 
 use super::UsageEstimate;
 use super::bucket::LeakyBucket;
-use super::rates::{RateLimit, RateLimits};
-use super::window::DailyWindow;
+use super::rate_limits::{RateLimit, RateLimits};
+use super::daily_window::DailyWindow;
 use crate::keys::Limits;
 
 /// A caller whose requests all run may try again after this: nobody knows when the first of them ends.

@@ -7,10 +7,10 @@
 
 mod account;
 mod bucket;
-mod rates;
+mod rate_limits;
 #[cfg(test)]
 mod tests;
-mod window;
+mod daily_window;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use account::Account;
 pub use account::LimitKind;
-pub use rates::{RateLimit, RateLimits};
+pub use rate_limits::{RateLimit, RateLimits};
 
 use crate::keys::{Caller, Limits};
 

@@ -6,7 +6,7 @@ use tokio::time::advance;
 
 use super::account::Account;
 use super::bucket::LeakyBucket;
-use super::window::DailyWindow;
+use super::daily_window::DailyWindow;
 use super::*;
 
 const MINUTE: u64 = 60_000;

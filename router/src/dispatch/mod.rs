@@ -1,17 +1,17 @@
 //! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
-mod bind;
-mod budget;
-mod flow;
-mod place;
-mod poison;
+mod binding;
+mod retry_budget;
+mod pipeline;
+mod external;
+mod crash_suspects;
 mod refusal;
 mod relay;
-mod scanner;
-mod silence;
-mod told;
-mod work;
+mod sse_scanner;
+mod failover;
+mod answer_parser;
+mod usage_bounds;
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -23,26 +23,26 @@ use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
-pub use budget::{RetryBudgets, RetryBudget};
-pub(crate) use place::ExternalPlacement;
-pub use poison::{Ban, Fingerprint, CrashSuspects, CrashWatch};
+pub use retry_budget::{RetryBudgets, RetryBudget};
+pub(crate) use external::ExternalPlacement;
+pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch};
 pub use refusal::Refusal;
 pub use relay::{RelayContext, Relay};
-use scanner::is_engine_death;
-pub use scanner::{Dialect, SseScanner};
-use silence::RetryContext;
-pub use told::TokenUsage;
-use told::{FinishState, AnswerParser};
-pub use work::Work;
+use sse_scanner::is_engine_death;
+pub use sse_scanner::{Dialect, SseScanner};
+use failover::RetryContext;
+pub use answer_parser::TokenUsage;
+use answer_parser::{FinishState, AnswerParser};
+pub use usage_bounds::Work;
 
 use crate::admission::{OutputTokens, Permit, ActualUsage};
-use crate::carry::Exchange;
+use crate::lanes::Exchange;
 use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
 use crate::sticky::{Keep, Named};
-use bind::Binding;
+use binding::Binding;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
@@ -200,7 +200,7 @@ impl Dispatch {
     /// When no engine's answer can be given; an engine's own refusal is an answer.
     pub async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
-        let fingerprint = poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
+        let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
         let mut watched = self.crash_suspects.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
@@ -218,7 +218,7 @@ impl Dispatch {
         // Attempts that were lost to others' doing, and those at engines that were full.
         let (mut excused, mut full) = (0, 0);
         loop {
-            let bound = if bind::has_attempts_left(tried.len() - excused, was_full) {
+            let bound = if binding::has_attempts_left(tried.len() - excused, was_full) {
                 let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hostler_placement::hold::Full;
 
-use super::poison::{Ban, TrialQueueFull};
+use super::crash_suspects::{Ban, TrialQueueFull};
 use crate::fleet::{FleetView, Phase, Replica};
 use crate::placement::Overload;
 

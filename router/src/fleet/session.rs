@@ -20,7 +20,7 @@ use super::caches::{CacheUpdate, Caches};
 use super::directives::Directives;
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
-use crate::carry::{Lanes, Tickets};
+use crate::lanes::{Lanes, Tickets};
 use crate::dispatch::CrashSuspects;
 use crate::join::{Attached, Member};
 use crate::prompt::{FilesHash, Prompts};

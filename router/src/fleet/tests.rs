@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use super::writer::Change;
 use super::writer::LOADS_WAIT;
 use super::*;
-use crate::carry::{Lane, Lanes};
+use crate::lanes::{Lane, Lanes};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::cache::Cache;
 use super::directives::Directives;
 use super::own::Own;
-use crate::carry::Lanes;
+use crate::lanes::Lanes;
 use crate::prompt::{FilesHash, Reader};
 
 /// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.

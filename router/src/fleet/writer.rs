@@ -14,7 +14,7 @@ use super::cache::Cache;
 use super::directives::Directives;
 use super::own::Own;
 use super::view::{FleetView, Load, Node, Replica, State};
-use crate::carry::Lanes;
+use crate::lanes::Lanes;
 
 /// How long a node that has lost its connection is still shown: long enough to see it go and come back.
 const SHOWN_AFTER_LOSS: Duration = Duration::from_secs(60);

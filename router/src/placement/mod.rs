@@ -1,13 +1,13 @@
 //! From a request and the fleet view to a replica: what its prompt is, where the beginning of it is cached, what each replica would
 //! take for it. The choice itself is the placement crate's, which knows neither requests nor views.
 
-mod explain;
-mod gather;
-mod hold;
-mod learn;
+mod decisions;
+mod prefill_windows;
+mod queue;
+mod feedback;
 mod prompt;
-mod readers;
-mod reading;
+mod tokenizer_upkeep;
+mod prompt_reading;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use hostler_placement::offered::Offered;
 use hostler_placement::rates::{Pool, Rates};
 use tokio::time::Instant;
 
-pub use explain::{PlacementOutcome, PlacementDecision, DecisionLog};
-pub use gather::PrefillWindows;
-pub use hold::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
-pub use learn::PlacementFeedback;
+pub use decisions::{PlacementOutcome, PlacementDecision, DecisionLog};
+pub use prefill_windows::PrefillWindows;
+pub use queue::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
+pub use feedback::PlacementFeedback;
 pub use prompt::{PlacementRequest, CacheLevel, Prompt};
-pub use readers::maintain_tokenizers;
+pub use tokenizer_upkeep::maintain_tokenizers;
 
 use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
-use learn::OutputLengths;
+use feedback::OutputLengths;
 
 /// Decisions that can be explained afterwards.
 const MAX_RECORDED_DECISIONS: usize = 10_000;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::reading::{BlockChain, PromptReading, PromptText};
+use super::prompt_reading::{BlockChain, PromptReading, PromptText};
 use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
 use crate::prompt::{Reader, Unread};

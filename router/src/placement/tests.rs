@@ -5,7 +5,7 @@ use hostler_proto::agent::v1 as wire;
 
 use super::prompt::tests::{exact, stream, text};
 use super::*;
-use crate::carry::Lane;
+use crate::lanes::Lane;
 use crate::fleet::tests::{Change, attach, fleet, ready, report, state};
 use crate::fleet::{Cache, Load, Phase, State, Update};
 use crate::prompt::FilesHash;

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::carry::Lanes;
+use crate::lanes::Lanes;
 use disk::Disk;
 use files::Short;
 use pool::{Pool, Refused};

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::pool::Pool;
-use crate::carry::Lanes;
+use crate::lanes::Lanes;
 
 /// How long an engine may take for one sample. It may be busy, but to tokenize is work for its front end only.
 const SAMPLE_DEADLINE: Duration = Duration::from_secs(30);

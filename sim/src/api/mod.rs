@@ -34,7 +34,7 @@ use std::sync::Arc;
 use crate::adapters::Adapters;
 use crate::args::EngineArgs;
 use crate::engine::EngineHandle;
-use crate::stored::ResponseStore;
+use crate::response_store::ResponseStore;
 
 /// What the routes of one engine share.
 #[derive(Debug)]

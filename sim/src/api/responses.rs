@@ -17,7 +17,7 @@ use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
 use crate::sse::{EventStream, EventWriter};
-use crate::stored::{CancelError, QUEUED, ResponseStore};
+use crate::response_store::{CancelError, QUEUED, ResponseStore};
 use crate::tokens::push_escaped;
 
 /// Answers one request.

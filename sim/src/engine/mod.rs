@@ -21,7 +21,7 @@ use crate::faults::Faults;
 use crate::mailbox::{Finish, Mailbox};
 use crate::metrics::Metrics;
 use crate::scheduler::{Limit, Limits, Scheduler, Sequence};
-use crate::slumber::SleepState;
+use crate::sleep::SleepState;
 use crate::tokens::{Continuation, hash_text, mix};
 
 /// Commands that may wait for the stepping task; senders wait when there are more.

@@ -6,7 +6,7 @@
 mod budget;
 mod cases;
 mod counted;
-mod stand_in;
+mod fake_engine;
 mod table;
 mod valgrind;
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     // The agent that is counted starts this program as its engine's keeper, and that as the engine.
     match arguments.first().and_then(|first| first.to_str()) {
         Some("keeper") => return hostler_agent::keeper::main(&arguments[1..]),
-        Some("sim") => return stand_in::main(&arguments[1..]),
+        Some("sim") => return fake_engine::main(&arguments[1..]),
         _ => {}
     }
     match guard(&Args::parse()) {

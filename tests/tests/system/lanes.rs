@@ -10,7 +10,7 @@ use hostler_agent::lane::{IncomingRequest, Lane as AgentLane, RequestBody, Reque
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{FrameBatch, RequestHead, ResponseHead};
 use hostler_proto::lane::{Broken, MAX_BODY_BYTES, WINDOW_BYTES};
-use hostler_router::carry::{Exchange, Lane as RouterLane};
+use hostler_router::lanes::{Exchange, Lane as RouterLane};
 use proptest::prelude::*;
 
 /// What may happen next. The number chooses a request, or how much.

@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::tests::{frames, removed, stored};
-use crate::cache::wire;
+use crate::cache::kv_event;
 
 /// Everything that happened in one recording, and the effects.
 fn recorded(name: &str) -> (Vec<KvEvent>, BlockMirror, Effects) {
     let messages = frames(name);
-    let events: Vec<KvEvent> = messages.iter().flat_map(|frames| wire::parse_events(&wire::parse_live(frames).unwrap().1).unwrap()).collect();
+    let events: Vec<KvEvent> = messages.iter().flat_map(|frames| kv_event::parse_events(&kv_event::parse_live(frames).unwrap().1).unwrap()).collect();
     let (mirror, effects) = applied(&events);
     (events, mirror, effects)
 }

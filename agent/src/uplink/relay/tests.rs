@@ -93,7 +93,7 @@ impl Fixture {
             let (client, wait) = (EngineClient::new(socket), Some(in_flight.track_wait()));
             let request = Outgoing::new(head, serving.body()).unwrap();
             let fingerprint = Some((LIFE, RequestFingerprint(5)));
-            let mut exchange = Exchange { client: &client, serving: &stream, in_flight: Some(&in_flight), wait, fingerprint: name, is_sent: false };
+            let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait, fingerprint, is_sent: false };
             let outcome = exchange.run(request).await.map_err(|error| root_cause(&error));
             drop(exchange);
             serving.end(&Ok(()));

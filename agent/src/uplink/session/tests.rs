@@ -14,13 +14,13 @@ use tonic::Response;
 use tonic::transport::Server;
 
 use super::*;
-use crate::cache::wire::{KvEvent, BlocksStored};
+use crate::cache::kv_event::{KvEvent, BlocksStored};
 use crate::cache::{self, CacheLogWriter};
-use crate::deaths::RequestFingerprint;
+use crate::crashes::RequestFingerprint;
 use crate::engine::http::tests::Scripted;
 use crate::engine::turns::Turns;
 use crate::engine::{Engine, EngineSpec};
-use crate::files::PromptFileSource;
+use crate::prompt_files::PromptFileSource;
 use crate::host::Resolved;
 use crate::keeper;
 use crate::node::{NodeState, Replica, ReplicaTraits};

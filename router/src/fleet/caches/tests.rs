@@ -5,7 +5,7 @@ use tokio::time::sleep;
 use tonic::Status;
 
 use super::*;
-use crate::carry::Lane;
+use crate::lanes::Lane;
 use crate::fleet::tests::{attach, fleet, ready, report as fleet_report};
 use crate::fleet::{Replica, writer::Change};
 

@@ -8,7 +8,7 @@ use hostler_proto::agent::v1::{Frame, FrameBatch, ResponseHead};
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
 
-use crate::carry::{Lane, Lanes};
+use crate::lanes::{Lane, Lanes};
 use crate::prompt::files::encoder;
 use crate::prompt::tests::{body, bundle, nothing_kept, reader, unproved};
 use crate::prompt::{Reader, Standing, Unread};

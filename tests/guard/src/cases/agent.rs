@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::clients::{ANSWER, Client, EVENT, chat, chunk};
 use super::scene::settings;
 use crate::counted::{CountedThread, drive, flush};
-use crate::stand_in::{ANSWER_ALL, AWAIT};
+use crate::fake_engine::{ANSWER_ALL, AWAIT};
 
 /// Streams that the engine steps together.
 pub(crate) const STREAMS: u32 = 256;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::bind::{Binding, has_attempts_left};
-use super::poison::{Clearance, CrashWatch};
+use super::binding::{Binding, has_attempts_left};
+use super::crash_suspects::{Clearance, CrashWatch};
 use super::{AttemptOutcome, Dispatch, OutboundRequest, Refusal};
 use crate::fleet::Replica;
 use crate::placement::Prompt;

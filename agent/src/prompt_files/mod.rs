@@ -3,7 +3,7 @@
 //!
 //! The node's state loads them whenever an engine becomes ready; sessions send them to routers that ask.
 
-mod model;
+mod tokenizer_spec;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use self::model::TokenizerSpec;
-pub(crate) use self::model::{resolve_folder, hub_cache};
+use self::tokenizer_spec::TokenizerSpec;
+pub(crate) use self::tokenizer_spec::{resolve_folder, hub_cache};
 use crate::config::AgentConfig;
 use crate::engine::http::Client;
 use crate::host::Resolved;

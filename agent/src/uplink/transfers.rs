@@ -9,7 +9,7 @@ use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message;
 
 use crate::cache::{CacheLog, Cursor, CacheDelta};
-use crate::files::Bundle;
+use crate::prompt_files::Bundle;
 
 /// Blocks in one message: 256 KiB of keys.
 const MAX_BLOCKS_PER_MESSAGE: usize = 32 * 1024;

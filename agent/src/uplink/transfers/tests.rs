@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::cache::CacheLogWriter;
-use crate::cache::wire::{KvEvent, BlocksStored};
+use crate::cache::kv_event::{KvEvent, BlocksStored};
 
 /// A log in its life `epoch`, with this many blocks, and what writes to it.
 fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, CacheLogWriter) {

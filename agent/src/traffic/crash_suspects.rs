@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use crate::deaths::RequestFingerprint;
+use crate::crashes::RequestFingerprint;
 
 /// How long a request that ended badly counts as having been there. vLLM's front-end ends its streams when its core is gone, and exits 2 to 5 s later.
 const FAILED_RETENTION: Duration = Duration::from_secs(10);

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 use serde::Deserialize;
 
-use super::told::{FinishState, AnswerParser, TokenUsage};
+use super::answer_parser::{FinishState, AnswerParser, TokenUsage};
 
 /// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::table::{Fingerprint, EngineLife, SuspectStanding, SuspectTable};
+use super::suspect_table::{Fingerprint, EngineLife, SuspectStanding, SuspectTable};
 use super::*;
 
 mod model;
@@ -89,7 +89,7 @@ fn what_the_router_alone_has_seen_lapses_unless_the_agent_reports_it() {
         table.lost(request, &life(&format!("n{index}/0"), 1), now);
     }
     table.record_reported_death(&life("n0/0", 1), &[KILLER], now, now + SECOND);
-    let later = now + table::UNCONFIRMED_TTL;
+    let later = now + suspect_table::UNCONFIRMED_TTL;
     assert_eq!((table.standing(KILLER, later), table.standing(FELLOW, later)), (SuspectStanding::Suspect, SuspectStanding::Clear));
     table.sweep(later);
     assert_eq!(table.suspect_count(), 1);
@@ -159,7 +159,7 @@ fn what_an_agent_invents_is_bounded_and_crowds_out_nothing_that_this_router_has_
     for epoch in 0..2000 {
         table.record_reported_death(&life("n0/1", epoch), &[1000], now, now);
     }
-    assert_eq!(table.lengths(), (table::MAX_REPORTED_RECORDS, 0, table::MAX_CRASHES));
+    assert_eq!(table.lengths(), (suspect_table::MAX_REPORTED_RECORDS, 0, suspect_table::MAX_CRASHES));
     table.lost(KILLER, &life("n1/0", 1), now);
     assert_eq!(table.standing(KILLER, now), SuspectStanding::Suspect);
     assert!(table.lost(KILLER, &life("n2/0", 1), now).is_some());

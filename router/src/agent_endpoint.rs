@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::carry::{Lane, Lanes};
+use crate::lanes::{Lane, Lanes};
 use crate::fleet::{Sessions, attach};
 use crate::join::{Connection, Fence, Joining, Peer};
 use crate::metrics::RouterMetrics;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::poison::{self, Clearance};
+use super::crash_suspects::{self, Clearance};
 use super::{Dispatch, OutboundRequest, Refusal};
 use crate::fleet::{InFlight, Replica};
 use crate::placement::PlacementDecision;
@@ -34,7 +34,7 @@ impl Dispatch {
     /// # Errors
     /// When no replica can take it, or it is one that engines die of.
     pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
-        let watched = self.crash_suspects.watch(poison::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
+        let watched = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
         if watched.clearance()? != Clearance::Free {
             let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });

@@ -2,7 +2,7 @@
 //!
 //! A lane is driven from outside: `receive` with each batch that came, `outbox` for what leaves, `lose` when its stream has ended.
 
-mod lanes;
+mod lane_set;
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
 
-pub use lanes::{Lanes, Tickets};
+pub use lane_set::{Lanes, Tickets};
 
 /// One lane: the requests that are open on it, and what waits to leave.
 #[derive(Debug)]

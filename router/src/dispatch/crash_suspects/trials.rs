@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::table::{Fingerprint, EngineLife};
+use super::suspect_table::{Fingerprint, EngineLife};
 
 /// Suspects that are on trial together at most. A death among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
 /// eight at a time, five hundred take nine rounds on seven engines.

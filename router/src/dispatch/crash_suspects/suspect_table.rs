@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
-use super::record::{Death, SuspectRecord, DeathVerdict};
+use super::suspect_record::{Death, SuspectRecord, DeathVerdict};
 use super::trials::{TrialDemand, TrialCandidate, TrialEstimate, CrashScene, Trials};
 
 /// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::files::{make_folder, read, write_new};
-use crate::names::{NameHolder, NodeNames};
+use crate::node_names::{NameHolder, NodeNames};
 use crate::token::{hash, is_id};
 use crate::{Authority, Fingerprint, TlsError, JoinToken, check_name, hex, format_time, read_private, parse_hex, write_private};
 

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::table::{Ban, Fingerprint, EngineLife, SuspectStanding};
+use super::suspect_table::{Ban, Fingerprint, EngineLife, SuspectStanding};
 use super::trials::{MAX_CONCURRENT_TRIALS, CrashScene};
 
 /// Deaths with which a request is refused.

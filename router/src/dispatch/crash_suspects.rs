@@ -17,8 +17,8 @@
 //! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node tell of, they are one death of a request that this
 //! router has not sent there.
 
-mod record;
-mod table;
+mod suspect_record;
+mod suspect_table;
 mod trials;
 
 use std::fmt;
@@ -34,9 +34,9 @@ use tokio::time::{Instant, timeout};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::fleet::Replica;
-pub(super) use table::TrialConstraints;
-pub use table::{Ban, Fingerprint};
-use table::{EngineLife, SuspectStanding, SuspectTable};
+pub(super) use suspect_table::TrialConstraints;
+pub use suspect_table::{Ban, Fingerprint};
+use suspect_table::{EngineLife, SuspectStanding, SuspectTable};
 use trials::TrialDemand;
 pub(super) use trials::TrialEstimate;
 
@@ -94,7 +94,7 @@ impl CrashSuspects {
         // A clock that began after that knows no such moment: then it was long ago, and too long.
         let Some(at) = now.checked_sub(Duration::from_millis(death.age_ms)) else { return };
         let life = EngineLife { replica: replica.into(), epoch: death.epoch };
-        let named = death.requests.iter().take(table::MAX_REQUESTS_PER_DEATH);
+        let named = death.requests.iter().take(suspect_table::MAX_REQUESTS_PER_DEATH);
         let requests: Vec<Fingerprint> = named.copied().map(Fingerprint::from).collect();
         let refused = self.update_table(|table| table.record_reported_death(&life, &requests, at, now));
         refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hostler_placement::hold::Waiting;
 use tokio::time::Instant;
 
-use super::poison::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
+use super::crash_suspects::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
 use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
 use crate::fleet::Replica;
 use crate::placement::{ChosenReplica, Prompt, DispatchTurn};

@@ -8,9 +8,9 @@ use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::poison::TrialProgress;
-use super::scanner::{ChunkOutcome, SseScanner};
-use super::told::{FinishState, AnswerParser};
+use super::crash_suspects::TrialProgress;
+use super::sse_scanner::{ChunkOutcome, SseScanner};
+use super::answer_parser::{FinishState, AnswerParser};
 use crate::edge::Outlet;
 use crate::sticky::Watch;
 
