@@ -1,0 +1,259 @@
+//! The production source of the workspace's crates, parsed: modules, the types that they define, what they import and mention. Tests (`#[cfg(test)]`)
+//! are left out, and what macros generate is not seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+/// The crates that users run, and what they consist of. The folder is the crate's name.
+const CRATES: [&str; 12] = ["agent", "bench", "boot", "cli", "http1", "placement", "prompt", "proto", "router", "sim", "simulate", "tls"];
+
+/// One crate.
+pub struct Crate {
+    pub name: String,
+    /// By path from the crate's root, which is the empty path.
+    pub modules: BTreeMap<Vec<String>, Module>,
+}
+
+/// One module that is a file of its own.
+#[derive(Default)]
+pub struct Module {
+    pub path: Vec<String>,
+    pub file: PathBuf,
+    /// Names of the structs, enums, traits and aliases that it defines.
+    pub types: Vec<String>,
+    /// Paths as they are written, without those of `use`.
+    pub paths: BTreeSet<Vec<String>>,
+    /// What `use` binds: the name here, and the path as it is written.
+    pub bindings: BTreeMap<String, Vec<String>>,
+    /// `tokio::spawn(…);` and `let _ = tokio::spawn(…);`.
+    pub dropped_tasks: Vec<String>,
+    pub has_arc_dyn: bool,
+}
+
+impl Module {
+    /// Whether a path beginning with `prefix` is written in it.
+    pub fn mentions(&self, prefix: &[&str]) -> bool {
+        self.paths.iter().chain(self.bindings.values()).any(|path| path.len() >= prefix.len() && path.iter().zip(prefix).all(|(name, wanted)| name == wanted))
+    }
+}
+
+/// All crates of [`CRATES`].
+pub fn production_crates() -> Vec<Crate> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    CRATES.iter().map(|name| read_crate(&root, name)).collect()
+}
+
+fn read_crate(root: &Path, name: &str) -> Crate {
+    let mut modules = BTreeMap::new();
+    read_module(root, &PathBuf::from(name).join("src/lib.rs"), Vec::new(), &mut modules);
+    Crate { name: name.to_owned(), modules }
+}
+
+/// Reads a file and the files of the modules that it declares.
+fn read_module(root: &Path, file: &Path, path: Vec<String>, modules: &mut BTreeMap<Vec<String>, Module>) {
+    let text = fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+    let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("cannot parse {}: {error}", file.display()));
+    let mut reader = Reader { module: Module { path: path.clone(), file: file.to_owned(), ..Module::default() }, children: Vec::new(), depth: 0 };
+    reader.visit_file(&parsed);
+    let folder = match file.file_name().and_then(|name| name.to_str()) {
+        Some("lib.rs" | "mod.rs") => file.with_file_name(""),
+        _ => file.with_extension(""),
+    };
+    for child in reader.children {
+        let (flat, nested) = (folder.join(format!("{child}.rs")), folder.join(&child).join("mod.rs"));
+        let file = if root.join(&flat).exists() { flat } else { nested };
+        read_module(root, &file, [path.clone(), vec![child]].concat(), modules);
+    }
+    modules.insert(path, reader.module);
+}
+
+struct Reader {
+    module: Module,
+    /// Modules that are files of their own.
+    children: Vec<String>,
+    /// How many functions lie around what is visited: the types in them are nobody else's.
+    depth: usize,
+}
+
+impl Reader {
+    fn add_path(&mut self, names: Vec<String>) {
+        self.module.paths.insert(names);
+    }
+
+    fn add_use(&mut self, tree: &syn::UseTree, mut path: Vec<String>) {
+        match tree {
+            syn::UseTree::Path(step) => {
+                path.push(step.ident.to_string());
+                self.add_use(&step.tree, path);
+            }
+            syn::UseTree::Group(group) => group.items.iter().for_each(|tree| self.add_use(tree, path.clone())),
+            syn::UseTree::Glob(_) => self.add_path(path),
+            syn::UseTree::Name(name) if name.ident == "self" => self.bind(path.last().cloned().unwrap_or_default(), path),
+            syn::UseTree::Name(name) => {
+                path.push(name.ident.to_string());
+                self.bind(name.ident.to_string(), path);
+            }
+            syn::UseTree::Rename(renamed) => {
+                if renamed.ident != "self" {
+                    path.push(renamed.ident.to_string());
+                }
+                match renamed.rename.to_string().as_str() {
+                    "_" => self.add_path(path),
+                    name => self.bind(name.to_owned(), path),
+                }
+            }
+        }
+    }
+
+    fn bind(&mut self, name: String, path: Vec<String>) {
+        // Types and functions of one name, or an import within a function: both paths count.
+        if let Some(other) = self.module.bindings.insert(name, path) {
+            self.add_path(other);
+        }
+    }
+
+    /// Macros' arguments are tokens: paths in them are names joined by `::`.
+    fn read_tokens(&mut self, tokens: TokenStream) {
+        let mut names: Vec<String> = Vec::new();
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                TokenTree::Ident(ident) => {
+                    if colons != 2 && !names.is_empty() {
+                        self.add_path(std::mem::take(&mut names));
+                    }
+                    names.push(ident.to_string());
+                    colons = 0;
+                }
+                other => {
+                    if !names.is_empty() {
+                        self.add_path(std::mem::take(&mut names));
+                    }
+                    colons = 0;
+                    if let TokenTree::Group(group) = other {
+                        self.read_tokens(group.stream());
+                    }
+                }
+            }
+        }
+        if !names.is_empty() {
+            self.add_path(names);
+        }
+    }
+
+    fn add_type(&mut self, ident: &syn::Ident) {
+        if self.depth == 0 {
+            self.module.types.push(ident.to_string());
+        }
+    }
+
+    fn note_dropped_task(&mut self, expression: &syn::Expr) {
+        if let syn::Expr::Call(call) = expression
+            && let syn::Expr::Path(function) = &*call.func
+            && names_of(&function.path) == ["tokio", "spawn"]
+        {
+            let file = self.module.file.display();
+            self.module.dropped_tasks.push(format!("{file}"));
+        }
+    }
+}
+
+fn names_of(path: &syn::Path) -> Vec<String> {
+    path.segments.iter().map(|segment| segment.ident.to_string()).collect()
+}
+
+fn is_test(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("test") || (attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test")))
+    })
+}
+
+impl<'a> Visit<'a> for Reader {
+    fn visit_item(&mut self, item: &'a syn::Item) {
+        let attributes = match item {
+            syn::Item::Fn(item) => &item.attrs,
+            syn::Item::Impl(item) => &item.attrs,
+            syn::Item::Mod(item) => &item.attrs,
+            syn::Item::Struct(item) => &item.attrs,
+            syn::Item::Enum(item) => &item.attrs,
+            syn::Item::Use(item) => &item.attrs,
+            _ => return visit::visit_item(self, item),
+        };
+        if !is_test(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_mod(&mut self, item: &'a syn::ItemMod) {
+        match item.content {
+            Some(_) => visit::visit_item_mod(self, item),
+            None => self.children.push(item.ident.to_string()),
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'a syn::ItemUse) {
+        self.add_use(&item.tree, Vec::new());
+    }
+
+    fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {
+        self.add_type(&item.ident);
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'a syn::ItemEnum) {
+        self.add_type(&item.ident);
+        visit::visit_item_enum(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'a syn::ItemTrait) {
+        self.add_type(&item.ident);
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_item_type(&mut self, item: &'a syn::ItemType) {
+        self.add_type(&item.ident);
+        visit::visit_item_type(self, item);
+    }
+
+    fn visit_block(&mut self, block: &'a syn::Block) {
+        self.depth += 1;
+        visit::visit_block(self, block);
+        self.depth -= 1;
+    }
+
+    fn visit_stmt(&mut self, statement: &'a syn::Stmt) {
+        match statement {
+            syn::Stmt::Expr(expression, Some(_)) => self.note_dropped_task(expression),
+            syn::Stmt::Local(local) if matches!(local.pat, syn::Pat::Wild(_)) => {
+                if let Some(init) = &local.init {
+                    self.note_dropped_task(&init.expr);
+                }
+            }
+            _ => {}
+        }
+        visit::visit_stmt(self, statement);
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        self.add_path(names_of(path));
+        if path.segments.last().is_some_and(|last| last.ident == "Arc" && holds_trait_object(&last.arguments)) {
+            self.module.has_arc_dyn = true;
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'a syn::Macro) {
+        self.read_tokens(call.tokens.clone());
+        visit::visit_macro(self, call);
+    }
+}
+
+fn holds_trait_object(arguments: &syn::PathArguments) -> bool {
+    let syn::PathArguments::AngleBracketed(arguments) = arguments else { return false };
+    arguments.args.iter().any(|argument| matches!(argument, syn::GenericArgument::Type(syn::Type::TraitObject(_))))
+}
