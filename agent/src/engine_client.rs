@@ -18,17 +18,17 @@ use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
-pub(crate) use answer::Answer;
-pub(crate) use outgoing::Outgoing;
+pub(crate) use answer::EngineResponse;
+pub(crate) use outgoing::OutgoingRequest;
 
 /// How long connections stay open without a request. The engine is told to keep them an hour.
 const POOL_IDLE: Duration = Duration::from_secs(300);
 
 /// How often it is looked for those that have been idle for so long, or that the engine has closed.
-const TEND_INTERVAL: Duration = Duration::from_secs(30);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The most that are kept: as many as an engine answers at a time, about.
-const MOST_IDLE: usize = 1024;
+const MAX_IDLE: usize = 1024;
 
 /// How long a connection may wait for a place in the engine's accept queue (vLLM's is 2,048 long).
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -41,11 +41,11 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(2);
 pub(crate) struct EngineClient {
     socket: PathBuf,
     /// The one that was used last at the back.
-    idle: Mutex<VecDeque<Idle>>,
+    idle: Mutex<VecDeque<IdleConnection>>,
 }
 
 #[derive(Debug)]
-struct Idle {
+struct IdleConnection {
     connection: Connection,
     since: Instant,
 }
@@ -72,11 +72,11 @@ impl EngineClient {
 
     /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once, when all of the request has left. To drop this
     /// future, or the answer, closes the connection, and the engine aborts.
-    pub(crate) async fn request(&self, mut outgoing: Outgoing, mut sent: impl FnMut()) -> Result<(ResponseHead, Answer<'_>), RequestError> {
+    pub(crate) async fn request(&self, mut outgoing: OutgoingRequest, mut sent: impl FnMut()) -> Result<(ResponseHead, EngineResponse<'_>), RequestError> {
         loop {
             let (mut connection, is_kept) = self.connection().await?;
-            match outgoing.ask(&mut connection, &mut sent).await {
-                Ok((head, body)) => return Ok((head, Answer::new(self, connection, outgoing, body))),
+            match outgoing.send_and_await_head(&mut connection, &mut sent).await {
+                Ok((head, body)) => return Ok((head, EngineResponse::new(self, connection, outgoing, body))),
                 Err(error @ RequestError::Request(_)) => return Err(error),
                 // The engine closed it while it was kept, which says nothing about this request.
                 Err(_) if is_kept && outgoing.is_untouched() => {}
@@ -86,9 +86,9 @@ impl EngineClient {
     }
 
     /// Closes what is kept too long or has been closed by the engine, for as long as it is polled.
-    pub(crate) async fn tend(&self) -> Infallible {
+    pub(crate) async fn prune_idle(&self) -> Infallible {
         loop {
-            sleep(TEND_INTERVAL).await;
+            sleep(PRUNE_INTERVAL).await;
             let now = Instant::now();
             self.idle.lock().retain_mut(|idle| now.saturating_duration_since(idle.since) < POOL_IDLE && idle.connection.is_quiet());
         }
@@ -98,7 +98,7 @@ impl EngineClient {
     async fn connection(&self) -> Result<(Connection, bool), RequestError> {
         let begun = Instant::now();
         loop {
-            while let Some(mut kept) = self.take() {
+            while let Some(mut kept) = self.take_idle() {
                 if kept.is_quiet() {
                     return Ok((kept, true));
                 }
@@ -112,19 +112,19 @@ impl EngineClient {
         }
     }
 
-    fn take(&self) -> Option<Connection> {
+    fn take_idle(&self) -> Option<Connection> {
         self.idle.lock().pop_back().map(|idle| idle.connection)
     }
 
     /// Keeps a connection on which nothing is to come, unless something has.
-    fn keep(&self, mut connection: Connection) {
+    fn put_back(&self, mut connection: Connection) {
         if !connection.is_quiet() {
             return;
         }
         connection.release();
         let mut idle = self.idle.lock();
-        idle.push_back(Idle { connection, since: Instant::now() });
-        let surplus = if idle.len() > MOST_IDLE { idle.pop_front() } else { None };
+        idle.push_back(IdleConnection { connection, since: Instant::now() });
+        let surplus = if idle.len() > MAX_IDLE { idle.pop_front() } else { None };
         // It is closed without the lock.
         drop(idle);
         drop(surplus);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::config::EngineKind;
 pub use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleError};
-use crate::gpu::{Driver, NoDriver, SliceNeedsUuid};
+use crate::gpu::{Driver, DriverError, SliceNeedsUuid};
 
 /// This host.
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ pub struct ReplicaPlan {
 
 /// Which program becomes an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resolved {
+pub enum EngineProgram {
     /// A real vLLM.
     Vllm {
         /// The program that was found.
@@ -50,7 +50,7 @@ pub enum Resolved {
 
 /// Where the `vllm` program was looked for and what was found.
 #[derive(Debug, Clone)]
-pub struct Lookup {
+pub struct ProgramLookup {
     /// The configured name or path.
     pub name: PathBuf,
     /// Where a name was looked for, in words.
@@ -110,23 +110,23 @@ impl Host {
     ///
     /// # Errors
     /// When the driver does not work, or this process may use none of its GPUs.
-    pub async fn discover(engine: &Resolved, library: &Path, visible: Option<&str>) -> Result<Self, HostError> {
+    pub async fn discover(engine: &EngineProgram, library: &Path, visible: Option<&str>) -> Result<Self, HostError> {
         let library = Some(library).filter(|path| !path.as_os_str().is_empty());
         let without = |reason: &str| Self { name: host_name(), gpus: Vec::new(), driver: None, no_gpu_because: Some(reason.to_owned()) };
-        if matches!(engine, Resolved::Simulated { .. }) && library.is_none() {
+        if matches!(engine, EngineProgram::Simulated { .. }) && library.is_none() {
             return Ok(without("the simulated engine needs none"));
         }
         let driver = match (Driver::open(library).await, library) {
             (Ok(driver), _) => driver,
-            (Err(NoDriver::Broken(reason)), _) => return Err(HostError::Driver { reason }),
-            (Err(NoDriver::Absent), Some(library)) => return Err(HostError::NoLibrary { library: library.display().to_string() }),
-            (Err(NoDriver::Absent), None) => return Ok(without("there is no NVIDIA driver")),
+            (Err(DriverError::Broken(reason)), _) => return Err(HostError::Driver { reason }),
+            (Err(DriverError::Absent), Some(library)) => return Err(HostError::NoLibrary { library: library.display().to_string() }),
+            (Err(DriverError::Absent), None) => return Ok(without("there is no NVIDIA driver")),
         };
         if driver.gpus().is_empty() && visible.is_none() {
             return Ok(without("the NVIDIA driver shows no GPU"));
         }
         let selection = visible::select(driver.gpus(), visible)?;
-        if let Some(entry) = selection.ends_at {
+        if let Some(entry) = selection.unknown_entry {
             let known = visible::describe(driver.gpus());
             tracing::warn!(entry, known, "CUDA_VISIBLE_DEVICES names a GPU that is not here; the list ends before it, as it does for CUDA");
         }
@@ -135,11 +135,11 @@ impl Host {
 }
 
 /// Which program becomes an engine. `this_program` is what the simulated engine is part of.
-pub fn resolve(kind: EngineKind, model_given: bool, vllm: &Lookup, this_program: &Path) -> Result<Resolved, HostError> {
-    let simulated = Resolved::Simulated { program: this_program.to_owned() };
+pub fn choose_program(kind: EngineKind, model_given: bool, vllm: &ProgramLookup, this_program: &Path) -> Result<EngineProgram, HostError> {
+    let simulated = EngineProgram::Simulated { program: this_program.to_owned() };
     match (kind, model_given, &vllm.found) {
         (EngineKind::Simulated, _, _) | (EngineKind::Auto, false, None) => Ok(simulated),
-        (EngineKind::Auto | EngineKind::Vllm, true, Some(program)) => Ok(Resolved::Vllm { program: program.clone() }),
+        (EngineKind::Auto | EngineKind::Vllm, true, Some(program)) => Ok(EngineProgram::Vllm { program: program.clone() }),
         (EngineKind::Auto | EngineKind::Vllm, true, None) => {
             Err(HostError::NoVllm { name: vllm.name.display().to_string(), searched: vllm.searched.clone() })
         }
@@ -160,17 +160,17 @@ pub fn kv_cache_gib(engines: usize) -> Option<u64> {
 }
 
 /// Looks for a program: a path as it is, a name in each directory of `search_path` (the value of `PATH`).
-pub fn look_up(name: &Path, search_path: Option<&OsStr>) -> Lookup {
+pub fn find_program(name: &Path, search_path: Option<&OsStr>) -> ProgramLookup {
     let runnable = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
     if name.components().count() > 1 {
-        return Lookup {
+        return ProgramLookup {
             name: name.to_owned(),
             searched: "a program at that path".to_owned(),
             found: Some(name.to_owned()).filter(runnable),
         };
     }
     let search_path = search_path.unwrap_or_default();
-    Lookup {
+    ProgramLookup {
         name: name.to_owned(),
         searched: format!("that name in PATH={}", search_path.display()),
         found: env::split_paths(search_path).map(|directory| directory.join(name)).find(runnable),

@@ -38,18 +38,18 @@ use tokio_util::task::TaskTracker;
 
 use advise::EngineSetup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
-use engine::turns::Turns;
+use engine::start_order::StartOrder;
 use engine::{Adopted, Engine, EngineSpec, Phase};
-use host::{Host, HostError, ReplicaPlan, Resolved};
+use host::{Host, HostError, ReplicaPlan, EngineProgram};
 use join::RouterAccess;
-use keeper::{Fate, Survivor};
+use keeper::{AgentDeathPolicy, SurvivingEngine};
 pub use metrics::AgentMetrics;
 use node::NodeState;
-use plan::{Found, Plan, PlanError, Room};
+use plan::{Inventory, Plan, PlanError, HostResources};
 use run_dir::{RunDir, RunDirError};
 use uplink::Uplink;
 use vllm::command_line::command_line;
-use vllm::{CommandLine, FrontEndInUse, Launch, plugin, version};
+use vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, version};
 
 /// Why the agent cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ pub enum AgentError {
 pub struct Agent {
     config: AgentConfig,
     node: String,
-    engine: Resolved,
+    engine: EngineProgram,
     plan: Plan,
     run_dir: RunDir,
     access: RouterAccess,
@@ -96,7 +96,7 @@ pub struct Agent {
     /// This program, for the engines' keepers.
     program: PathBuf,
     /// What becomes of the engines when this agent dies.
-    fate: Fate,
+    fate: AgentDeathPolicy,
     /// NVIDIA's driver; `None` without GPUs.
     driver: Option<gpu::Driver>,
 }
@@ -119,17 +119,17 @@ impl Agent {
         if config.router.is_empty() {
             return Err(AgentError::NoRouter);
         }
-        let vllm = host::look_up(&config.vllm_bin, std::env::var_os("PATH").as_deref());
-        let engine = host::resolve(config.engine, !config.model.is_empty(), &vllm, simulated)?;
+        let vllm = host::find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
+        let engine = host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)?;
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
         if let Some(reason) = &host.no_gpu_because {
             tracing::info!(reason, "no GPU");
         }
-        let installed = plan::installed(&engine).await?;
+        let installed = plan::probe_installed(&engine).await?;
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
         let plan =
-            plan::make(Found { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, room: Room::here() }, config.clone())
+            plan::plan_inventory(Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources: HostResources::detect() }, config.clone())
                 .await?;
         tracing::info!(plan = plan.summary(), "planned");
         for warning in &plan.warnings {
@@ -141,8 +141,8 @@ impl Agent {
             return Err(AgentError::NodeName(node));
         }
         let access = RouterAccess::open(&config, &node).await?;
-        let fate = Fate::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
-        let run_dir = open_run_dir(config.run_dir.clone(), node.clone(), fate != Fate::Kill).await?;
+        let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
+        let run_dir = open_run_dir(config.run_dir.clone(), node.clone(), fate != AgentDeathPolicy::Kill).await?;
         let program = simulated.to_owned();
         Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver })
     }
@@ -168,7 +168,7 @@ impl Agent {
             Ok(specs) => specs,
             Err(error) => {
                 // The engines in it live on.
-                self.run_dir.keep();
+                self.run_dir.leave_to_successor();
                 return Err(error);
             }
         };
@@ -197,7 +197,7 @@ impl Agent {
         let gpus = tokio::spawn(self.watch_gpus(&state, end.clone()));
         let sessions = tokio::spawn(Arc::new(uplink).run(self.config.router.clone(), end.clone()));
 
-        let keeps = self.fate != Fate::Kill;
+        let keeps = self.fate != AgentDeathPolicy::Kill;
         tokio::select! {
             () = drain(&engines, &shutdown, keeps, self.config.drain_timeout + self.config.stop_grace + KILL_TIMEOUT) => {}
             () = shutdown.wait_stop() => {
@@ -216,13 +216,13 @@ impl Agent {
         drop((engines, state));
         if stopped.is_err() {
             tracing::error!("an engine's processes do not die; the next agent in this run directory tries again");
-            self.run_dir.keep();
+            self.run_dir.leave_to_successor();
             return Ok(());
         }
         supervisors.close();
         supervisors.wait().await;
         if keeps && shutdown.is_by_hang_up() {
-            self.run_dir.keep();
+            self.run_dir.leave_to_successor();
         } else {
             self.run_dir.remove();
         }
@@ -230,14 +230,14 @@ impl Agent {
     }
 
     /// What each replica runs, with the life to go on with where a dead agent left the very engine that would be started; and what it left besides.
-    fn engine_specs(&self, mut survivors: Vec<Survivor>) -> Result<(Vec<ReplicaLaunch<'_>>, Vec<Survivor>), AgentError> {
+    fn engine_specs(&self, mut survivors: Vec<SurvivingEngine>) -> Result<(Vec<ReplicaLaunch<'_>>, Vec<SurvivingEngine>), AgentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
         let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
         let python_path = std::env::var_os("PYTHONPATH").unwrap_or_default();
         let spec_in = |plan, directory: PathBuf| {
             let plan: &ReplicaPlan = plan;
-            let launch = Launch {
+            let launch = LaunchContext {
                 engine: &self.engine,
                 version: self.plan.setup.version,
                 replica: plan,
@@ -254,17 +254,17 @@ impl Agent {
             let mut spec = EngineSpec::new(&launch, log, self.program.clone())?;
             if self.plan.front_end.may_fall_back {
                 let choices = self.plan.choices(plan, FrontEndInUse::Python);
-                spec.fallback = Some(command_line(&Launch { choices: &choices, front_end: FrontEndInUse::Python, ..launch })?);
+                spec.fallback = Some(command_line(&LaunchContext { choices: &choices, front_end: FrontEndInUse::Python, ..launch })?);
             }
             (spec.node, spec.if_agent_dies) = (self.node.clone(), self.fate);
             Ok::<_, HostError>(spec)
         };
         let described = self.plan.replicas.iter().map(|plan| {
-            if let Some(at) = survivors.iter().position(|survivor| survivor.life.index == plan.index) {
+            if let Some(at) = survivors.iter().position(|survivor| survivor.life_record.index == plan.index) {
                 // An engine that lives on stays where it is.
                 let spec = spec_in(plan, survivors[at].directory.clone())?;
-                if let Some(fell_back) = survivors[at].runs(&spec.command, spec.fallback.as_ref(), spec.version) {
-                    let adopted = Adopted { survivor: survivors.swap_remove(at), fell_back };
+                if let Some(fell_back) = survivors[at].matches_command(&spec.command, spec.fallback.as_ref(), spec.version) {
+                    let adopted = Adopted { survivor: survivors.swap_remove(at), uses_fallback: fell_back };
                     return Ok((plan, spec, Some(adopted)));
                 }
             }
@@ -275,16 +275,16 @@ impl Agent {
         let command = described.first().map(|(_, spec, _)| &spec.command);
         if let Some(allowed) = std::env::var_os("VLLM_PLUGINS")
             && command.is_some_and(CommandLine::has_plugin)
-            && plugin::is_left_out_by(&allowed)
+            && plugin::is_excluded_by(&allowed)
         {
             tracing::warn!(
                 ?allowed,
                 "VLLM_PLUGINS does not name `hostler`, so agent.switch_interval has no effect: add it, or set that to 0s"
             );
         }
-        let turns = Arc::new(Turns::among(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
+        let turns = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
         for (_, spec, _) in &mut described {
-            spec.turns = Arc::clone(&turns);
+            spec.start_order = Arc::clone(&turns);
         }
         Ok((self.bind_to_gpus(described), survivors))
     }
@@ -307,17 +307,17 @@ impl Agent {
     fn bind_to_gpus<'a>(&self, mut specs: Vec<ReplicaLaunch<'a>>) -> Vec<ReplicaLaunch<'a>> {
         let Some(driver) = &self.driver else { return specs };
         let gpus: Vec<_> = specs.iter().map(|(plan, ..)| plan.gpus.clone()).collect();
-        let bindings = if self.config.bind_cpus { gpu::bindings(driver, &gpus) } else { vec![None; gpus.len()] };
+        let bindings = if self.config.bind_cpus { gpu::plan_cpu_bindings(driver, &gpus) } else { vec![None; gpus.len()] };
         for (((_, spec, _), gpus), binding) in specs.iter_mut().zip(gpus).zip(bindings) {
-            spec.binding = binding;
-            spec.ready_to_start = (!gpus.is_empty()).then(|| gpu::Free::new(driver.clone(), gpus, self.plan.setup.utilization()));
+            spec.cpu_binding = binding;
+            spec.gpu_availability = (!gpus.is_empty()).then(|| gpu::GpuAvailability::new(driver.clone(), gpus, self.plan.setup.utilization()));
         }
         specs
     }
 
     /// Watches the GPUs that engines run on, until `end`.
     fn watch_gpus(&self, state: &NodeState, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
-        let watched = |replica: &node::Replica| gpu::Watched {
+        let watched = |replica: &node::Replica| gpu::WatchedReplica {
             name: format!("{}/{}", self.node, replica.index),
             gpus: replica.traits.setup.gpus.clone(),
             engine: replica.engine.clone(),
@@ -334,7 +334,7 @@ impl Agent {
     /// What the advisor and the routers are told of how a replica is started.
     fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
         EngineSetup {
-            simulated: matches!(self.engine, Resolved::Simulated { .. }),
+            simulated: matches!(self.engine, EngineProgram::Simulated { .. }),
             profile: self.config.profile.as_str(),
             python_front_end_reason: match self.plan.front_end.in_use {
                 FrontEndInUse::Python => self.plan.front_end.because.clone(),
@@ -377,7 +377,7 @@ async fn serve_admin(at: AdminListener, overview: Arc<AgentPages>, end: Cancella
 }
 
 /// Ends engines that a dead agent has left and this one would not start: of another model, or with other flags. Their memory is needed.
-async fn end_survivors(rejected: Vec<Survivor>) {
+async fn end_survivors(rejected: Vec<SurvivingEngine>) {
     for survivor in rejected {
         let directory = survivor.directory.clone();
         let ended = tokio::task::spawn_blocking(move || survivor.end()).await.expect("ending an engine does not panic");
@@ -390,7 +390,7 @@ async fn open_run_dir(configured: PathBuf, node: String, adopts: bool) -> Result
     let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured, &node, adopts)).await;
     let run_dir = opened.expect("opening the run directory does not panic")?;
     for cleared in run_dir.cleared() {
-        tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.left, "cleared up after an agent that had died");
+        tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.unkillable, "cleared up after an agent that had died");
     }
     Ok(run_dir)
 }

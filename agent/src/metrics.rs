@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use crate::advise::FindingKind;
 use crate::cache::CacheCounters;
 use crate::engine::Phase;
-use crate::gpu::{Gpu, Reading};
+use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -137,10 +137,10 @@ struct GpuMetric {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    value: fn(&Gpu, &Reading) -> Option<f64>,
+    value: fn(&Gpu, &GpuReading) -> Option<f64>,
 }
 
-const fn gpu_metric(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Gpu, &Reading) -> Option<f64>) -> GpuMetric {
+const fn gpu_metric(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Gpu, &GpuReading) -> Option<f64>) -> GpuMetric {
     GpuMetric { name, kind, help, value }
 }
 
@@ -234,7 +234,7 @@ fn write_header(page: &mut String, name: &str, kind: &str, help: &str) {
 struct ReplicaGpu {
     labels: String,
     gpu: Gpu,
-    reading: Reading,
+    reading: GpuReading,
 }
 
 /// A GPU that several engines share is there for each of them.

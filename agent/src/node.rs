@@ -12,7 +12,7 @@ use crate::advise::{self, AdvisedReplica, Finding, EngineSetup};
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
 use crate::prompt_files::{Bundle, PromptFilesError, PromptFileSource};
-use crate::gpu::{Reading, Readings};
+use crate::gpu::{GpuReading, GpuReadings};
 
 /// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
 const FILES_RETRY: Duration = Duration::from_secs(30);
@@ -86,7 +86,7 @@ pub struct NodeState {
     replicas: Vec<Replica>,
     changes: watch::Sender<u64>,
     /// How the node's GPUs do; nothing on a host without.
-    readings: Option<watch::Receiver<Arc<Readings>>>,
+    readings: Option<watch::Receiver<Arc<GpuReadings>>>,
 }
 
 impl NodeState {
@@ -98,13 +98,13 @@ impl NodeState {
 
     /// As it is, with the readings of the node's GPUs.
     #[must_use]
-    pub fn with_readings(self, readings: Option<watch::Receiver<Arc<Readings>>>) -> Self {
+    pub fn with_readings(self, readings: Option<watch::Receiver<Arc<GpuReadings>>>) -> Self {
         Self { readings, ..self }
     }
 
     /// How the GPUs of a replica do, in their order; none where the driver has not told.
     #[must_use]
-    pub fn gpu_readings(&self, replica: &Replica) -> Vec<Reading> {
+    pub fn gpu_readings(&self, replica: &Replica) -> Vec<GpuReading> {
         let Some(readings) = &self.readings else { return Vec::new() };
         let readings = readings.borrow();
         replica.traits.setup.gpus.iter().filter_map(|gpu| readings.of(&gpu.uuid).cloned()).collect()
@@ -143,7 +143,7 @@ impl NodeState {
             let gpus = || self.gpu_readings(replica);
             let Replica { index, engine, traits, findings, .. } = replica;
             let advising = advise::watch(AdvisedReplica { replica: *index, engine, setup: &traits.setup, findings }, gpus);
-            tokio::join!(self.signal_changes(replica), self.load_files(replica), advising, replica.client.tend())
+            tokio::join!(self.signal_changes(replica), self.load_files(replica), advising, replica.client.prune_idle())
         });
         tokio::select! {
             _ = futures_util::future::join_all(watching) => end.cancelled().await,
@@ -157,7 +157,7 @@ impl NodeState {
             (replica.engine.status(), replica.engine.samples(), replica.engine.traffic().subscribe());
         let (mut cache, mut files, mut findings) =
             (replica.engine.cache().watch(), replica.prompt_files.subscribe(), replica.findings.subscribe());
-        let mut deaths = replica.engine.deaths().subscribe();
+        let mut deaths = replica.engine.crashes().subscribe();
         // They change for all at once, whichever replica they are of.
         let mut readings = self.readings.clone().filter(|_| !replica.traits.setup.gpus.is_empty());
         loop {
@@ -206,7 +206,7 @@ impl NodeState {
 }
 
 /// The next readings of GPUs, if there are any.
-async fn next_readings(readings: Option<&mut watch::Receiver<Arc<Readings>>>) {
+async fn next_readings(readings: Option<&mut watch::Receiver<Arc<GpuReadings>>>) {
     if let Some(readings) = readings
         && readings.changed().await.is_ok()
     {

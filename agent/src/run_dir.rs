@@ -13,11 +13,11 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use crate::keeper::{Survivor, Unproven};
+use crate::keeper::{SurvivingEngine, AdoptionError};
 use crate::process::orphans::end_orphans;
 
 /// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/` and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.
-const LONGEST_BELOW: usize = 5 + 1 + 36;
+const MAX_PATH_BELOW: usize = 5 + 1 + 36;
 
 /// How long to wait for another agent that starts at the same moment; it may be waiting for processes to die.
 const LOCK_DEADLINE: Duration = Duration::from_secs(60);
@@ -72,13 +72,13 @@ pub enum RunDirError {
 
 /// What a dead agent had left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Cleared {
+pub(crate) struct ClearedRunDir {
     /// Its directory.
     pub(crate) path: PathBuf,
     /// How many of its engines' processes were killed.
     pub(crate) killed: usize,
     /// Processes that do not die; their directory stays until the next start.
-    pub(crate) left: Vec<i32>,
+    pub(crate) unkillable: Vec<i32>,
 }
 
 /// This agent's directory; removed when dropped.
@@ -86,11 +86,11 @@ pub(crate) struct Cleared {
 pub(crate) struct RunDir {
     path: PathBuf,
     /// What was found of dead agents, for the log.
-    cleared: Vec<Cleared>,
+    cleared: Vec<ClearedRunDir>,
     /// Directories of dead agents whose engines live on, with their locks: they are this agent's now.
-    inherited: Vec<(PathBuf, File)>,
+    inherited_dirs: Vec<(PathBuf, File)>,
     /// Those engines, until they are taken.
-    survivors: Vec<Survivor>,
+    survivors: Vec<SurvivingEngine>,
     /// Held as long as the agent lives; the kernel lets go of it however the agent ends.
     _lock: File,
 }
@@ -98,29 +98,29 @@ pub(crate) struct RunDir {
 impl RunDir {
     /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Engines that a dead agent of the same node has left to the next one are kept if this agent `adopts`; those of other nodes are left alone. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
     pub(crate) fn open(configured: &Path, node: &str, adopts: bool) -> Result<Self, RunDirError> {
-        let base = base(configured)?;
+        let base = base_dir(configured)?;
         // The agent's own name, and the separator before it.
-        let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + LONGEST_BELOW;
+        let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + MAX_PATH_BELOW;
         if length > MAX_PATH_BYTES {
             return Err(RunDirError::TooLong { excess: length - MAX_PATH_BYTES, path: base });
         }
         make_private(&base)?;
         // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
         let _making = wait_for_lock(&base)?;
-        let found = clear_dead(&base, &Heir { node, adopts })?;
+        let found = clear_dead_agents(&base, &ClearingAgent { node, adopts })?;
         let path = make_unique(&base)?;
         let lock = lock_file(&path.join(LOCK))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| unusable(&path.join(LOCK), errno.into()))?;
-        Ok(Self { path, cleared: found.cleared, inherited: found.inherited, survivors: found.survivors, _lock: lock })
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| unusable_error(&path.join(LOCK), errno.into()))?;
+        Ok(Self { path, cleared: found.cleared, inherited_dirs: found.inherited, survivors: found.survivors, _lock: lock })
     }
 
     /// The engines that a dead agent has left; the directories that they are in stay until this one is removed.
-    pub(crate) fn take_survivors(&mut self) -> Vec<Survivor> {
+    pub(crate) fn take_survivors(&mut self) -> Vec<SurvivingEngine> {
         std::mem::take(&mut self.survivors)
     }
 
     /// What was found of dead agents, for the log.
-    pub(crate) fn cleared(&self) -> &[Cleared] {
+    pub(crate) fn cleared(&self) -> &[ClearedRunDir] {
         &self.cleared
     }
 
@@ -135,7 +135,7 @@ impl RunDir {
     }
 
     /// Leaves the directory to the next agent, which ends what is recorded in it.
-    pub(crate) fn keep(self) {
+    pub(crate) fn leave_to_successor(self) {
         // Nothing is lost with the memory: the kernel lets go of the lock when the process ends.
         std::mem::forget(self);
     }
@@ -143,7 +143,7 @@ impl RunDir {
     /// Removes the directory. To be called once no engine is left; also for the way out that runs no destructors.
     pub(crate) fn remove(&self) {
         // Survivors that nobody took wait for another agent.
-        let inherited = self.inherited.iter().map(|(path, _)| path).filter(|_| self.survivors.is_empty());
+        let inherited = self.inherited_dirs.iter().map(|(path, _)| path).filter(|_| self.survivors.is_empty());
         for path in inherited.chain([&self.path]) {
             match fs::remove_dir_all(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -173,19 +173,19 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
             }
         }
     } else {
-        std::path::absolute(configured).map_err(|source| unusable(configured, source))?
+        std::path::absolute(configured).map_err(|source| unusable_error(configured, source))?
     };
-    DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|source| unusable(&path, source))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|source| unusable_error(&path, source))?;
     Ok(path)
 }
 
 /// A relative path would only seem to be short enough: engines make it absolute. `$XDG_RUNTIME_DIR` is no place for an agent that
 /// outlives its login, since it is removed at logout.
-fn base(configured: &Path) -> Result<PathBuf, RunDirError> {
+fn base_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     if configured.as_os_str().is_empty() {
         return Ok(fallback_run_dir());
     }
-    std::path::absolute(configured).map_err(|source| unusable(configured, source))
+    std::path::absolute(configured).map_err(|source| unusable_error(configured, source))
 }
 
 /// `$XDG_STATE_HOME`, else `~/.local/state`; paths that are not absolute do not count.
@@ -200,19 +200,19 @@ fn absolute_variable(name: &str) -> Option<PathBuf> {
 /// Makes a directory that only we can enter, or makes sure that the one there is such.
 fn make_private(path: &Path) -> Result<(), RunDirError> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(|source| unusable(parent, source))?;
+        fs::create_dir_all(parent).map_err(|source| unusable_error(parent, source))?;
     }
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(unusable(path, error)),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(unusable_error(path, error)),
         _ => check_private(path),
     }
 }
 
 /// A link does not count: in a directory for everybody, others could have placed it.
 fn check_private(path: &Path) -> Result<(), RunDirError> {
-    let metadata = fs::symlink_metadata(path).map_err(|source| unusable(path, source))?;
+    let metadata = fs::symlink_metadata(path).map_err(|source| unusable_error(path, source))?;
     if !metadata.is_dir() {
-        return Err(unusable(path, io::ErrorKind::NotADirectory.into()));
+        return Err(unusable_error(path, io::ErrorKind::NotADirectory.into()));
     }
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
     if owner != geteuid().as_raw() || mode & 0o077 != 0 {
@@ -228,13 +228,13 @@ fn make_unique(base: &Path) -> Result<PathBuf, RunDirError> {
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(unusable(&path, error)),
+            Err(error) => return Err(unusable_error(&path, error)),
         }
     }
 }
 
 fn lock_file(path: &Path) -> Result<File, RunDirError> {
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(|source| unusable(path, source))
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(|source| unusable_error(path, source))
 }
 
 #[expect(clippy::disallowed_methods, reason = "opening blocks by contract, before the agent has any engine")]
@@ -250,13 +250,13 @@ fn wait_for_lock(base: &Path) -> Result<File, RunDirError> {
             Err(Errno::WOULDBLOCK) => {
                 return Err(RunDirError::Busy { path: base.to_owned() });
             }
-            Err(errno) => return Err(unusable(&base.join(LOCK), errno.into())),
+            Err(errno) => return Err(unusable_error(&base.join(LOCK), errno.into())),
         }
     }
 }
 
 /// The agent that finds what others left.
-struct Heir<'a> {
+struct ClearingAgent<'a> {
     node: &'a str,
     /// It takes over the engines of its own node's earlier agents.
     adopts: bool,
@@ -264,26 +264,26 @@ struct Heir<'a> {
 
 /// What was found of dead agents.
 #[derive(Default)]
-struct Found {
-    cleared: Vec<Cleared>,
+struct ClearedRunDirs {
+    cleared: Vec<ClearedRunDir>,
     inherited: Vec<(PathBuf, File)>,
-    survivors: Vec<Survivor>,
+    survivors: Vec<SurvivingEngine>,
 }
 
 /// Clears away each directory whose lock nobody holds, unless engines live on in it.
-fn clear_dead(base: &Path, heir: &Heir<'_>) -> Result<Found, RunDirError> {
-    let entries = fs::read_dir(base).map_err(|source| unusable(base, source))?;
-    let mut found = Found::default();
+fn clear_dead_agents(base: &Path, heir: &ClearingAgent<'_>) -> Result<ClearedRunDirs, RunDirError> {
+    let entries = fs::read_dir(base).map_err(|source| unusable_error(base, source))?;
+    let mut found = ClearedRunDirs::default();
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        if let Some(lock) = dead(&path) {
-            found.sort(path, lock, heir);
+        if let Some(lock) = lock_of_dead_agent(&path) {
+            found.clear_or_inherit(path, lock, heir);
         }
     }
     Ok(found)
 }
 
 /// The lock of a directory whose agent does not live: it has an agent's name, and a lock that nobody holds, or nothing at all, when its agent died between two steps.
-fn dead(path: &Path) -> Option<Option<File>> {
+fn lock_of_dead_agent(path: &Path) -> Option<Option<File>> {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let is_ours =
         name.strip_prefix(b"a-").is_some_and(|rest| rest.len() == RANDOM_CHARACTERS && rest.iter().all(u8::is_ascii_alphanumeric));
@@ -296,15 +296,15 @@ fn dead(path: &Path) -> Option<Option<File>> {
     }
 }
 
-impl Found {
+impl ClearedRunDirs {
     /// Takes what a dead agent left: engines that live on are kept or left alone, all others ended.
-    fn sort(&mut self, path: PathBuf, lock: Option<File>, heir: &Heir<'_>) {
-        let mut cleared = Cleared { path: path.clone(), killed: 0, left: Vec::new() };
+    fn clear_or_inherit(&mut self, path: PathBuf, lock: Option<File>, heir: &ClearingAgent<'_>) {
+        let mut cleared = ClearedRunDir { path: path.clone(), killed: 0, unkillable: Vec::new() };
         let (mut kept, mut foreign) = (Vec::new(), false);
         let engines = fs::read_dir(&path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
         for engine in engines.filter(|engine| engine.is_dir()) {
-            match Survivor::at(&engine, heir.node) {
-                Err(Unproven::OtherNode(_) | Unproven::Elsewhere) => {
+            match SurvivingEngine::find(&engine, heir.node) {
+                Err(AdoptionError::OtherNode(_) | AdoptionError::OtherPidNamespace) => {
                     foreign = true;
                     continue;
                 }
@@ -312,12 +312,12 @@ impl Found {
                     kept.push(survivor);
                     continue;
                 }
-                Ok(_) | Err(Unproven::NoKeeper(_)) => {}
+                Ok(_) | Err(AdoptionError::NoKeeper(_)) => {}
                 Err(why) => tracing::warn!(%why, engine = %engine.display(), "an engine that a dead agent left cannot be taken over"),
             }
             match end_orphans(&engine) {
                 Ok(killed) => cleared.killed += killed,
-                Err(mut left) => cleared.left.append(&mut left),
+                Err(mut left) => cleared.unkillable.append(&mut left),
             }
         }
         if foreign {
@@ -328,7 +328,7 @@ impl Found {
             self.inherited.extend(lock.map(|lock| (path, lock)));
             return;
         }
-        if cleared.left.is_empty()
+        if cleared.unkillable.is_empty()
             && let Err(error) = fs::remove_dir_all(&path)
         {
             tracing::warn!(%error, path = %path.display(), "cannot remove a dead agent's directory");
@@ -337,7 +337,7 @@ impl Found {
     }
 }
 
-fn unusable(path: &Path, source: io::Error) -> RunDirError {
+fn unusable_error(path: &Path, source: io::Error) -> RunDirError {
     RunDirError::Unusable { path: path.to_owned(), source }
 }
 

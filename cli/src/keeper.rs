@@ -10,5 +10,5 @@ pub(crate) fn keeper() -> Option<ExitCode> {
     if arguments.next()? != "keeper" {
         return None;
     }
-    Some(hostler_agent::keeper::main(&arguments.collect::<Vec<OsString>>()))
+    Some(hostler_agent::keeper::run_subcommand(&arguments.collect::<Vec<OsString>>()))
 }

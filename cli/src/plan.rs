@@ -3,8 +3,8 @@
 use anyhow::Context;
 use clap::Args;
 use hostler_agent::AgentConfig;
-use hostler_agent::plan::what_if::describe;
-use hostler_agent::plan::{Supposed, preview};
+use hostler_agent::plan::what_if::parse_gpus;
+use hostler_agent::plan::{PreviewRequest, preview};
 use hostler_agent::vllm::Version;
 use hostler_boot::Settings;
 
@@ -33,18 +33,18 @@ pub(crate) struct PlanArgs {
 /// Prints the plan; fails with the arithmetic when the model does not fit.
 pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
-    let described = args.gpus.as_deref().map(|text| describe(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
+    let described = args.gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
     let release = |text: &String| Version::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;
-    let preview = preview(config, Supposed { described, version }).await?;
+    let preview = preview(config, PreviewRequest { gpus: described, version }).await?;
     if args.json {
         let mut told = preview.plan.json();
-        told["supposes"] = preview.supposes.into();
+        told["supposes"] = preview.assumptions.into();
         say(&serde_json::to_string_pretty(&told)?);
         return Ok(());
     }
     say(&preview.plan.page());
-    for sentence in preview.supposes {
+    for sentence in preview.assumptions {
         say(&format!("note       {sentence}"));
     }
     Ok(())

@@ -14,7 +14,7 @@ pub(crate) use self::rules::evaluate_rules;
 pub use self::rules::{Finding, FindingKind};
 pub use self::window::{Observation, EngineSetup, RuntimeFacts, Window};
 use crate::engine::{Engine, Phase, Status};
-use crate::gpu::Reading;
+use crate::gpu::GpuReading;
 use crate::probe::DetailReader;
 use crate::vllm::FrontEndInUse;
 
@@ -37,7 +37,7 @@ pub(crate) struct AdvisedReplica<'a> {
 }
 
 /// Watches one engine until dropped or until its task has ended; `gpus` tells how its GPUs do.
-pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Reading>) {
+pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<GpuReading>) {
     let AdvisedReplica { replica, engine, setup, findings } = advised;
     let mut details = DetailReader::new(engine.socket());
     let mut processes = FrontEndCpu::default();
@@ -67,7 +67,7 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Re
         window.push(now.epoch, observation);
         // Read before it is written: the channel's lock must be free by then.
         let standing = kinds(&findings.borrow());
-        let told = RuntimeFacts { lost_adapters: engine.lost_adapters(), ..runtime_facts(&now) };
+        let told = RuntimeFacts { lost_adapters: engine.missing_adapters(), ..runtime_facts(&now) };
         let found = evaluate_rules(&window, setup, &told, &standing);
         for finding in found.iter().filter(|finding| !standing.contains(&finding.kind)) {
             tracing::info!(replica, kind = finding.kind.as_str(), evidence = finding.evidence, advice = finding.advice, "advice");

@@ -362,11 +362,11 @@ impl RuleInput<'_> {
 }
 
 /// Why a GPU's clocks are held down, but for what is usual: at full load a GPU runs into its power limit, and that is where it belongs.
-fn throttle_reasons(gpu: &crate::gpu::Reading) -> impl Iterator<Item = &'static str> + '_ {
+fn throttle_reasons(gpu: &crate::gpu::GpuReading) -> impl Iterator<Item = &'static str> + '_ {
     gpu.throttled.iter().copied().filter(|reason| *reason != "power limit")
 }
 
-fn is_throttled(gpu: &crate::gpu::Reading) -> bool {
+fn is_throttled(gpu: &crate::gpu::GpuReading) -> bool {
     throttle_reasons(gpu).next().is_some()
 }
 

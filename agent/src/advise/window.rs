@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::engine::control::Adapter;
-use crate::gpu::{Gpu, Reading};
+use crate::gpu::{Gpu, GpuReading};
 use crate::probe::{EngineDetails, EngineMetrics};
 use crate::vllm::arguments::{is_given, value_of};
 
@@ -23,7 +23,7 @@ pub struct Observation {
     /// Share of a core that its busiest front-end process used.
     pub front_end_cpu: Option<f32>,
     /// How its GPUs do.
-    pub gpus: Vec<Reading>,
+    pub gpus: Vec<GpuReading>,
 }
 
 impl Observation {

@@ -6,9 +6,9 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::http::{Client, GetError};
-use super::subject::Subject;
-use crate::process::activity::{Activity, Look};
+use super::http::{Client, FetchError};
+use super::watched_engine::WatchedEngine;
+use crate::process::activity::{Activity, ProcessSnapshot};
 use crate::traffic::Traffic;
 
 /// How long the one token may take.
@@ -18,22 +18,22 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const FIRST_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Failures in a row that end an engine's life.
-const PATIENCE: u32 = 2;
+const MAX_FAILURES: u32 = 2;
 
 /// Between a failure and the next try.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// How one test completion went.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CanaryOutcome {
     /// The engine computed a token.
-    Proves,
+    Computed,
     /// It does not take such requests, as one that pools does not, so they will tell nothing.
-    Refuses(StatusCode),
+    Unsupported(StatusCode),
     /// It could not, for this reason.
-    Fails(String),
+    Failed(String),
     /// No answer came within this time.
-    Slow(Duration),
+    TimedOut(Duration),
 }
 
 /// Asks one life of an engine for test completions.
@@ -41,57 +41,57 @@ pub(super) enum Outcome {
 pub(super) struct Canary {
     client: Client,
     /// It has been answered before.
-    warm: bool,
+    has_answered: bool,
 }
 
 impl Canary {
-    pub(super) fn new(subject: &Subject) -> Self {
-        Self { client: Client::new(&subject.socket), warm: false }
+    pub(super) fn new(subject: &WatchedEngine) -> Self {
+        Self { client: Client::new(&subject.socket), has_answered: false }
     }
 
     /// Asks once, and waits for as long as a completion may take.
-    pub(super) async fn ask(&mut self, model: &str) -> Outcome {
-        let deadline = if self.warm { DEADLINE } else { FIRST_DEADLINE };
-        self.ask_within(model, deadline).await
+    pub(super) async fn probe(&mut self, model: &str) -> CanaryOutcome {
+        let deadline = if self.has_answered { DEADLINE } else { FIRST_DEADLINE };
+        self.probe_within(model, deadline).await
     }
 
     /// Asks once, and waits that long.
-    pub(super) async fn ask_within(&mut self, model: &str, deadline: Duration) -> Outcome {
+    pub(super) async fn probe_within(&mut self, model: &str, deadline: Duration) -> CanaryOutcome {
         // Every vocabulary has a token 1, and a prompt of tokens needs no tokenizer.
         let body = json!({"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0}).to_string();
         let outcome = match self.client.post("/v1/completions", body, deadline).await {
-            Ok(reply) if reply.status.is_success() => Outcome::Proves,
-            Ok(reply) if reply.status.is_server_error() => Outcome::Fails(format!("status {}", reply.status.as_u16())),
-            Ok(reply) => Outcome::Refuses(reply.status),
-            Err(GetError::Slow(deadline)) => Outcome::Slow(deadline),
-            Err(error) => Outcome::Fails(error.to_string()),
+            Ok(reply) if reply.status.is_success() => CanaryOutcome::Computed,
+            Ok(reply) if reply.status.is_server_error() => CanaryOutcome::Failed(format!("status {}", reply.status.as_u16())),
+            Ok(reply) => CanaryOutcome::Unsupported(reply.status),
+            Err(FetchError::Timeout(deadline)) => CanaryOutcome::TimedOut(deadline),
+            Err(error) => CanaryOutcome::Failed(error.to_string()),
         };
-        self.warm |= outcome == Outcome::Proves;
+        self.has_answered |= outcome == CanaryOutcome::Computed;
         outcome
     }
 }
 
 /// Asks a ready engine whenever it has had no request for a while; says why when it is to be given up. Waits for ever where it must not or cannot ask.
-pub(super) async fn watch(subject: &Subject) -> String {
+pub(super) async fn watch(subject: &WatchedEngine) -> String {
     let mut canary = Canary::new(subject);
-    let mut tally = Tally::default();
+    let mut tally = CanaryFailures::default();
     while !subject.canary_interval.is_zero() {
-        quiet(&subject.traffic, if tally.0 == 0 { subject.canary_interval } else { AGAIN_AFTER }).await;
+        await_idle(&subject.traffic, if tally.0 == 0 { subject.canary_interval } else { RETRY_PAUSE }).await;
         let Some(model) = subject.model_if_ready() else { continue };
-        let (progress, before) = (subject.progress(), Look::at(subject.group()).await);
+        let (progress, before) = (subject.work_counters(), ProcessSnapshot::take(subject.process_group()).await);
         let asked = Instant::now();
-        let outcome = canary.ask(&model).await;
-        let activity = Look::at(subject.group()).await.since(&before, asked.elapsed());
-        let moved = subject.progress() != progress;
+        let outcome = canary.probe(&model).await;
+        let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, asked.elapsed());
+        let moved = subject.work_counters() != progress;
         // One that has been drained or put to sleep meanwhile may refuse.
         if subject.model_if_ready().is_none() {
             continue;
         }
-        if let Outcome::Refuses(status) = outcome {
+        if let CanaryOutcome::Unsupported(status) = outcome {
             tracing::info!(socket = %subject.socket.display(), status = status.as_u16(), "the engine takes no test completions; while it is idle its health is all that is known");
             break;
         }
-        if let Some(reason) = tally.add(&outcome, moved, &activity) {
+        if let Some(reason) = tally.record(&outcome, moved, &activity) {
             return reason;
         }
     }
@@ -99,7 +99,7 @@ pub(super) async fn watch(subject: &Subject) -> String {
 }
 
 /// Resolves when no request has been in flight for that long.
-async fn quiet(traffic: &Traffic, interval: Duration) {
+async fn await_idle(traffic: &Traffic, interval: Duration) {
     loop {
         traffic.wait_idle().await;
         let served = traffic.served_total();
@@ -113,17 +113,17 @@ async fn quiet(traffic: &Traffic, interval: Duration) {
 
 /// Failures in a row.
 #[derive(Debug, Default)]
-struct Tally(u32);
+struct CanaryFailures(u32);
 
-impl Tally {
+impl CanaryFailures {
     /// Takes an outcome into account; says why the engine is to be given up after too many failures. `moved` says whether anything came out of the engine meanwhile.
-    fn add(&mut self, outcome: &Outcome, moved: bool, activity: &Activity) -> Option<String> {
+    fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &Activity) -> Option<String> {
         let failed = match outcome {
-            Outcome::Proves | Outcome::Refuses(_) => None,
-            Outcome::Fails(reason) => Some(reason.clone()),
+            CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) => None,
+            CanaryOutcome::Failed(reason) => Some(reason.clone()),
             // Whoever is at work may just be slow: the watchdog sees to it when requests wait.
-            Outcome::Slow(_) if moved || matches!(activity, Activity::Computing | Activity::Unknown) => None,
-            Outcome::Slow(deadline) => Some(format!("no answer within {} s", deadline.as_secs())),
+            CanaryOutcome::TimedOut(_) if moved || matches!(activity, Activity::Computing | Activity::Unknown) => None,
+            CanaryOutcome::TimedOut(deadline) => Some(format!("no answer within {} s", deadline.as_secs())),
         };
         let Some(reason) = failed else {
             self.0 = 0;
@@ -134,8 +134,8 @@ impl Tally {
             Activity::Stopped(process) => format!("; {process} is stopped"),
             Activity::Idle | Activity::Computing | Activity::Unknown => String::new(),
         };
-        (self.0 >= PATIENCE)
-            .then(|| format!("a test completion failed {PATIENCE} times in a row while no request was running: {reason}{found}"))
+        (self.0 >= MAX_FAILURES)
+            .then(|| format!("a test completion failed {MAX_FAILURES} times in a row while no request was running: {reason}{found}"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What operators order of one living engine over its own control routes: sleep and wake, load and unload a LoRA adapter. One task per engine carries the orders out, one after another and each within deadlines; it alone knows which adapters the next life of the engine must have again.
 
 mod routes;
-mod wanted;
+mod desired_adapters;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -10,23 +10,23 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 pub(super) use self::routes::is_asleep;
-use self::routes::{NO_SLEEP, SLEEP_DEADLINE, adapter};
-pub(super) use self::wanted::Wanted;
-use super::http::{Client, GetError};
-use super::{Engine, Phase, Shared, Status};
+use self::routes::{NO_SLEEP_ROUTE, SLEEP_DEADLINE, parse_adapter};
+pub(super) use self::desired_adapters::DesiredAdapters;
+use super::http::{Client, FetchError};
+use super::{Engine, Phase, EngineShared, Status};
 
 /// Orders that wait for the one at work.
-const WAITING_ORDERS: usize = 8;
+const MAX_QUEUED_REQUESTS: usize = 8;
 
 /// How long it may take until an order's effect is noted. The driver notes in microseconds; the models are read from the engine, whose front-end
 /// may be busy.
-const NOTED_DEADLINE: Duration = Duration::from_secs(10);
+const STATUS_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Between two questions whether the engine is awake.
-const POLL: Duration = Duration::from_millis(50);
+const WAKE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// From the moment when an adapter is no longer told until it is unloaded: reports leave every 10 ms, and requests that were placed before are on their way.
-const LEAVING: Duration = Duration::from_millis(200);
+const UNLOAD_DELAY: Duration = Duration::from_millis(200);
 
 /// A LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Adapter {
 
 /// What an operator wants of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
+pub enum ControlRequest {
     /// Finish what runs, then give the memory back.
     Sleep {
         /// 1 keeps the weights in host memory, 2 forgets them.
@@ -55,7 +55,7 @@ pub enum Order {
 
 /// Why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
+pub enum ControlError {
     /// The engine's phase does not allow it.
     #[error("the engine is {0}, and only a {1} one can do this")]
     Phase(&'static str, &'static str),
@@ -70,10 +70,10 @@ pub enum OrderError {
     Refused(String),
     /// The engine did not answer.
     #[error("the engine did not answer: {0}; `hostler logs` may say why")]
-    Unreachable(#[source] GetError),
+    Unreachable(#[source] FetchError),
     /// What was ordered did not come about.
     #[error("{0}")]
-    Undone(&'static str),
+    NoEffect(&'static str),
     /// The engine's life ended meanwhile.
     #[error("the engine ended or left service meanwhile")]
     Ended,
@@ -84,34 +84,34 @@ pub enum OrderError {
 
 /// An order and whoever waits for its outcome.
 #[derive(Debug)]
-pub(super) struct Ordered {
-    order: Order,
-    outcome: oneshot::Sender<Result<(), OrderError>>,
+pub(super) struct PendingRequest {
+    request: ControlRequest,
+    outcome: oneshot::Sender<Result<(), ControlError>>,
 }
 
 /// What the orders must know of the engine.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct ControlConfig {
     /// Its index on this node.
     pub(super) index: u32,
     /// It was started with the routes for sleeping. Where only the environment of the agent unlocks them, an engine obeys and frees nothing.
     pub(super) may_sleep: bool,
     /// How long running requests may take before it sleeps.
-    pub(super) drain: Duration,
+    pub(super) drain_timeout: Duration,
     /// How long the reading of its weights may take.
-    pub(super) startup: Duration,
+    pub(super) startup_timeout: Duration,
 }
 
 /// The task behind the orders for one engine.
 #[derive(Debug)]
-pub(super) struct Control {
-    terms: Terms,
-    orders: mpsc::Receiver<Ordered>,
-    wanted: watch::Sender<Wanted>,
+pub(super) struct ControlTask {
+    config: ControlConfig,
+    requests: mpsc::Receiver<PendingRequest>,
+    desired_adapters: watch::Sender<DesiredAdapters>,
     /// The life whose adapters are known.
-    known: u64,
+    adapters_epoch: u64,
     /// The life that sleeps and its level, if this agent has put it to sleep.
-    slept: Option<(u64, u8)>,
+    sleeping_life: Option<(u64, u8)>,
 }
 
 impl Engine {
@@ -119,30 +119,30 @@ impl Engine {
     ///
     /// # Errors
     /// With what an operator can do about it.
-    pub async fn order(&self, order: Order) -> Result<(), OrderError> {
+    pub async fn execute(&self, order: ControlRequest) -> Result<(), ControlError> {
         let (outcome, done) = oneshot::channel();
-        self.shared.orders.try_send(Ordered { order, outcome }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => OrderError::Busy,
-            mpsc::error::TrySendError::Closed(_) => OrderError::Ended,
+        self.shared.control_requests.try_send(PendingRequest { request: order, outcome }).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => ControlError::Busy,
+            mpsc::error::TrySendError::Closed(_) => ControlError::Ended,
         })?;
-        done.await.unwrap_or(Err(OrderError::Ended))
+        done.await.unwrap_or(Err(ControlError::Ended))
     }
 }
 
-impl Control {
+impl ControlTask {
     /// A task that does not run yet, the way to it, and what it wants.
-    pub(super) fn new(terms: Terms) -> (Self, mpsc::Sender<Ordered>, watch::Receiver<Wanted>) {
-        let (sender, orders) = mpsc::channel(WAITING_ORDERS);
-        let wanted = watch::Sender::new(Wanted::default());
+    pub(super) fn new(terms: ControlConfig) -> (Self, mpsc::Sender<PendingRequest>, watch::Receiver<DesiredAdapters>) {
+        let (sender, orders) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let wanted = watch::Sender::new(DesiredAdapters::default());
         let receiver = wanted.subscribe();
-        (Self { terms, orders, wanted, known: 0, slept: None }, sender, receiver)
+        (Self { config: terms, requests: orders, desired_adapters: wanted, adapters_epoch: 0, sleeping_life: None }, sender, receiver)
     }
 
     /// Carries orders out until the engine is stopped for good or its last handle is gone.
-    pub(super) async fn run(mut self, engine: Weak<Shared>, mut status: watch::Receiver<Status>) {
+    pub(super) async fn run(mut self, engine: Weak<EngineShared>, mut status: watch::Receiver<Status>) {
         loop {
             let ordered = tokio::select! {
-                ordered = self.orders.recv() => ordered,
+                ordered = self.requests.recv() => ordered,
                 changed = status.changed() => {
                     if changed.is_err() {
                         return;
@@ -154,12 +154,12 @@ impl Control {
             let Some(shared) = engine.upgrade() else { return };
             let engine = Engine { shared };
             match ordered {
-                None => self.take_over(&engine),
-                Some(Ordered { order, outcome }) => {
-                    tracing::info!(engine = self.terms.index, ?order, "carrying out");
-                    let done = self.carry_out(&engine, order).await;
+                None => self.adopt_adapters(&engine),
+                Some(PendingRequest { request: order, outcome }) => {
+                    tracing::info!(engine = self.config.index, ?order, "carrying out");
+                    let done = self.execute(&engine, order).await;
                     if let Err(error) = &done {
-                        tracing::warn!(engine = self.terms.index, %error, "not carried out");
+                        tracing::warn!(engine = self.config.index, %error, "not carried out");
                     }
                     // Whoever asked may have gone.
                     let _ = outcome.send(done);
@@ -169,68 +169,68 @@ impl Control {
     }
 
     /// A life that this task has not seen may be one that another agent began: its adapters are to be kept.
-    fn take_over(&mut self, engine: &Engine) {
+    fn adopt_adapters(&mut self, engine: &Engine) {
         let (epoch, models) = {
             let status = engine.status();
             let status = status.borrow();
-            if !matches!(status.phase, Phase::Ready | Phase::Sleeping) || status.epoch == self.known {
+            if !matches!(status.phase, Phase::Ready | Phase::Sleeping) || status.epoch == self.adapters_epoch {
                 return;
             }
             (status.epoch, Arc::clone(&status.models))
         };
-        self.known = epoch;
-        for adapter in models.iter().filter_map(adapter) {
-            self.remember(adapter);
+        self.adapters_epoch = epoch;
+        for adapter in models.iter().filter_map(parse_adapter) {
+            self.add_adapter(adapter);
         }
     }
 
-    async fn carry_out(&mut self, engine: &Engine, order: Order) -> Result<(), OrderError> {
+    async fn execute(&mut self, engine: &Engine, order: ControlRequest) -> Result<(), ControlError> {
         let (epoch, phase) = {
             let status = engine.status();
             let status = status.borrow();
             (status.epoch, status.phase)
         };
-        let wanted = if order == Order::Wake { Phase::Sleeping } else { Phase::Ready };
+        let wanted = if order == ControlRequest::Wake { Phase::Sleeping } else { Phase::Ready };
         if phase != wanted {
-            return Err(OrderError::Phase(word(phase), word(wanted)));
+            return Err(ControlError::Phase(phase_label(phase), phase_label(wanted)));
         }
         let over = engine.status();
         tokio::select! {
             biased;
-            done = self.obey(engine, epoch, order) => done,
-            () = life_over(over, epoch) => {
-                self.wanted.send_if_modified(|wanted| wanted.leaving.take().is_some());
-                Err(OrderError::Ended)
+            done = self.execute_in_life(engine, epoch, order) => done,
+            () = await_life_end(over, epoch) => {
+                self.desired_adapters.send_if_modified(|wanted| wanted.unloading.take().is_some());
+                Err(ControlError::Ended)
             }
         }
     }
 
-    async fn obey(&mut self, engine: &Engine, epoch: u64, order: Order) -> Result<(), OrderError> {
+    async fn execute_in_life(&mut self, engine: &Engine, epoch: u64, order: ControlRequest) -> Result<(), ControlError> {
         match order {
-            Order::Sleep { level } => self.sleep(engine, epoch, level).await,
-            Order::Wake => {
-                let level = self.slept.filter(|(life, _)| *life == epoch).map_or(2, |(_, level)| level);
+            ControlRequest::Sleep { level } => self.sleep(engine, epoch, level).await,
+            ControlRequest::Wake => {
+                let level = self.sleeping_life.filter(|(life, _)| *life == epoch).map_or(2, |(_, level)| level);
                 self.wake(engine, level).await
             }
-            Order::Load(adapter) => self.load(engine, adapter).await,
-            Order::Unload(name) => self.unload(engine, name).await,
+            ControlRequest::Load(adapter) => self.load(engine, adapter).await,
+            ControlRequest::Unload(name) => self.unload(engine, name).await,
         }
     }
 
-    async fn sleep(&mut self, engine: &Engine, epoch: u64, level: u8) -> Result<(), OrderError> {
+    async fn sleep(&mut self, engine: &Engine, epoch: u64, level: u8) -> Result<(), ControlError> {
         if !(1..=2).contains(&level) {
-            return Err(OrderError::Conflict(format!(
+            return Err(ControlError::Conflict(format!(
                 "there is no sleep of level {level}: 1 keeps the weights in host memory, 2 forgets them"
             )));
         }
-        if !self.terms.may_sleep {
-            return Err(OrderError::NoRoute(NO_SLEEP));
+        if !self.config.may_sleep {
+            return Err(ControlError::NoRoute(NO_SLEEP_ROUTE));
         }
         if level == 2
-            && let Some(loaded) = engine.status().borrow().models.iter().find_map(adapter)
+            && let Some(loaded) = engine.status().borrow().models.iter().find_map(parse_adapter)
         {
             let name = loaded.name;
-            return Err(OrderError::Conflict(format!(
+            return Err(ControlError::Conflict(format!(
                 "level 2 would forget the weights of LoRA adapter {name} and nothing reads those again: unload it first, or use level 1"
             )));
         }
@@ -238,105 +238,105 @@ impl Control {
         // Asked before requests are turned away for nothing.
         is_asleep(&mut client).await?;
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
-        noted(engine, |status| status.phase == Phase::Sleeping).await?;
-        if timeout(self.terms.drain, engine.traffic().wait_idle()).await.is_err() {
-            tracing::warn!(engine = self.terms.index, left = engine.traffic().in_flight(), "requests are cut short: the drain timeout is over");
+        await_status(engine, |status| status.phase == Phase::Sleeping).await?;
+        if timeout(self.config.drain_timeout, engine.traffic().wait_idle()).await.is_err() {
+            tracing::warn!(engine = self.config.index, left = engine.traffic().in_flight(), "requests are cut short: the drain timeout is over");
         }
         let asked = routes::sleep(&client, level).await;
         let failed = match (asked, is_asleep(&mut client).await) {
             // An engine that answers late may sleep all the same, and one that said yes is believed.
             (_, Ok(true)) | (Ok(()), Err(_)) => {
-                self.slept = Some((epoch, level));
+                self.sleeping_life = Some((epoch, level));
                 // The engine tells that its cache is empty with its next step, which is after it was woken.
                 engine.cache().clear();
                 return Ok(());
             }
             (Err(error), _) => error,
-            (Ok(()), Ok(false)) => OrderError::Undone("the engine says that it does not sleep, so it serves on"),
+            (Ok(()), Ok(false)) => ControlError::NoEffect("the engine says that it does not sleep, so it serves on"),
         };
         engine.wake_up();
         Err(failed)
     }
 
-    async fn wake(&self, engine: &Engine, level: u8) -> Result<(), OrderError> {
+    async fn wake(&self, engine: &Engine, level: u8) -> Result<(), ControlError> {
         let mut client = Client::new(engine.socket());
-        routes::wake(&client, level, self.terms.startup).await?;
+        routes::wake(&client, level, self.config.startup_timeout).await?;
         let awake = async {
             while is_asleep(&mut client).await? {
-                tokio::time::sleep(POLL).await;
+                tokio::time::sleep(WAKE_POLL_INTERVAL).await;
             }
             Ok(())
         };
         timeout(SLEEP_DEADLINE, awake)
             .await
-            .unwrap_or(Err(OrderError::Undone("the engine was told to wake and sleeps on; `hostler restart` starts it anew")))?;
+            .unwrap_or(Err(ControlError::NoEffect("the engine was told to wake and sleeps on; `hostler restart` starts it anew")))?;
         engine.wake_up();
-        noted(engine, |status| status.phase == Phase::Ready).await
+        await_status(engine, |status| status.phase == Phase::Ready).await
     }
 
-    async fn load(&self, engine: &Engine, adapter: Adapter) -> Result<(), OrderError> {
+    async fn load(&self, engine: &Engine, adapter: Adapter) -> Result<(), ControlError> {
         if adapter.name.is_empty() || adapter.path.is_empty() {
-            return Err(OrderError::Conflict("an adapter needs a name and a path".to_owned()));
+            return Err(ControlError::Conflict("an adapter needs a name and a path".to_owned()));
         }
-        let known = engine.status().borrow().models.iter().find(|model| model.id == adapter.name).map(routes::adapter);
+        let known = engine.status().borrow().models.iter().find(|model| model.id == adapter.name).map(routes::parse_adapter);
         match known {
             Some(None) => {
-                return Err(OrderError::Conflict(format!("{} is the name of the model itself; give the adapter another", adapter.name)));
+                return Err(ControlError::Conflict(format!("{} is the name of the model itself; give the adapter another", adapter.name)));
             }
             Some(Some(loaded)) if loaded.path != adapter.path => {
                 let (name, path) = (loaded.name, loaded.path);
-                return Err(OrderError::Conflict(format!("{name} is loaded from {path}; `hostler lora unload {name}` comes first")));
+                return Err(ControlError::Conflict(format!("{name} is loaded from {path}; `hostler lora unload {name}` comes first")));
             }
             // Loading again after some replicas have failed must not fail on the others.
             Some(Some(_)) => {}
             None => routes::load(&Client::new(engine.socket()), &adapter).await?,
         }
-        self.wanted.send_modify(|_| ());
-        let noted = noted(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
+        self.desired_adapters.send_modify(|_| ());
+        let noted = await_status(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
         // Not before the engine is known to have it, or it would be missed for a moment.
-        self.remember(adapter);
+        self.add_adapter(adapter);
         noted
     }
 
-    async fn unload(&self, engine: &Engine, name: String) -> Result<(), OrderError> {
-        let known = engine.status().borrow().models.iter().find(|model| model.id == name).map(adapter);
+    async fn unload(&self, engine: &Engine, name: String) -> Result<(), ControlError> {
+        let known = engine.status().borrow().models.iter().find(|model| model.id == name).map(parse_adapter);
         match known {
             None => {
-                self.forget(&name);
+                self.remove_adapter(&name);
                 return Ok(());
             }
-            Some(None) => return Err(OrderError::Conflict(format!("{name} is the model itself, not an adapter"))),
+            Some(None) => return Err(ControlError::Conflict(format!("{name} is the model itself, not an adapter"))),
             Some(Some(_)) => {}
         }
         // Routers place no request for it here any more once it is not told.
-        self.wanted.send_modify(|wanted| wanted.leaving = Some(name.clone()));
+        self.desired_adapters.send_modify(|wanted| wanted.unloading = Some(name.clone()));
         let unloaded = async {
-            noted(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
-            tokio::time::sleep(LEAVING).await;
+            await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
+            tokio::time::sleep(UNLOAD_DELAY).await;
             routes::unload(&Client::new(engine.socket()), &name).await
         };
         let unloaded = unloaded.await;
         if unloaded.is_ok() {
-            self.forget(&name);
+            self.remove_adapter(&name);
         }
-        self.wanted.send_modify(|wanted| wanted.leaving = None);
+        self.desired_adapters.send_modify(|wanted| wanted.unloading = None);
         unloaded
     }
 
-    fn remember(&self, adapter: Adapter) {
-        self.wanted.send_modify(|wanted| {
+    fn add_adapter(&self, adapter: Adapter) {
+        self.desired_adapters.send_modify(|wanted| {
             let others = wanted.adapters.iter().filter(|known| known.name != adapter.name).cloned();
             wanted.adapters = others.chain([adapter.clone()]).collect();
         });
     }
 
-    fn forget(&self, name: &str) {
-        self.wanted.send_modify(|wanted| wanted.adapters = wanted.adapters.iter().filter(|known| known.name != name).cloned().collect());
+    fn remove_adapter(&self, name: &str) {
+        self.desired_adapters.send_modify(|wanted| wanted.adapters = wanted.adapters.iter().filter(|known| known.name != name).cloned().collect());
     }
 }
 
 /// A phase as operators read it.
-pub(crate) fn word(phase: Phase) -> &'static str {
+pub(crate) fn phase_label(phase: Phase) -> &'static str {
     match phase {
         Phase::Starting => "starting",
         Phase::Loading => "loading",
@@ -350,16 +350,16 @@ pub(crate) fn word(phase: Phase) -> &'static str {
 }
 
 /// Waits until the driver has noted something.
-async fn noted(engine: &Engine, is: impl FnMut(&Status) -> bool) -> Result<(), OrderError> {
-    match timeout(NOTED_DEADLINE, engine.status().wait_for(is)).await {
+async fn await_status(engine: &Engine, is: impl FnMut(&Status) -> bool) -> Result<(), ControlError> {
+    match timeout(STATUS_DEADLINE, engine.status().wait_for(is)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(_)) => Err(OrderError::Ended),
-        Err(_) => Err(OrderError::Undone("the agent has not noted the change within 10 s; `hostler ps` shows the state")),
+        Ok(Err(_)) => Err(ControlError::Ended),
+        Err(_) => Err(ControlError::NoEffect("the agent has not noted the change within 10 s; `hostler ps` shows the state")),
     }
 }
 
 /// Resolves when the life of this epoch takes no orders any more.
-async fn life_over(mut status: watch::Receiver<Status>, epoch: u64) {
+async fn await_life_end(mut status: watch::Receiver<Status>, epoch: u64) {
     // A driver that is gone ends the life, too.
     let _ = status.wait_for(|status| status.epoch != epoch || !matches!(status.phase, Phase::Ready | Phase::Sleeping)).await;
 }

@@ -3,20 +3,20 @@
 //! `words`, which knows what vLLM, PyTorch and the libraries below them print.
 
 mod remedies;
-mod words;
+mod failure_patterns;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-use super::exception::{Ending, message};
-use super::health::LOST;
+use super::crash_output::{FinalLines, message};
+use super::health::LOST_PROCESS_PREFIX;
 
 /// The longest cause, in characters: a few lines of a terminal.
 const CAUSE_CAP: usize = 400;
 
 /// How a life ended.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ended {
+pub(crate) struct LifeEnd {
     /// The exit of the first process, where it was seen before we killed the group.
     pub(crate) status: Option<ExitStatus>,
     /// Our own sentence about the end: an exit, a failed check, a deadline, a spawn that failed.
@@ -29,7 +29,7 @@ pub(crate) struct Ended {
 
 /// What an engine died of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FailureKind {
     /// The program cannot be started at all.
     Program,
     /// A flag that this release does not have, or one that is missing.
@@ -94,9 +94,9 @@ pub enum Kind {
     Unknown,
 }
 
-impl Kind {
+impl FailureKind {
     /// One word for labels.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Program => "program",
             Self::BadFlag => "bad-flag",
@@ -137,7 +137,7 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnosis {
     /// Which known failure it is.
-    pub kind: Kind,
+    pub kind: FailureKind,
     /// What happened, in one sentence.
     pub cause: String,
     /// What to do about it, in one more.
@@ -145,94 +145,94 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    fn new(kind: Kind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
-        let (cause, remedy) = (shortened(&cause.into()), remedy.into());
+    fn new(kind: FailureKind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (cause, remedy) = (shorten(&cause.into()), remedy.into());
         Self { kind, cause, remedy }
     }
 }
 
 /// Finds the cause in how the engine ended and the lines of its life, oldest first.
-pub(crate) fn diagnose(ended: &Ended, lines: &[String]) -> Diagnosis {
+pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     // What we ourselves decided is the cause, whatever the engine printed meanwhile.
-    if let Some(ours) = by_our_sentence(ended) {
+    if let Some(ours) = diagnose_by_cause(ended) {
         return ours;
     }
-    let ending = Ending::of(lines, ended.was_ready);
-    if let Some(told) = words::read(ending, ended.was_ready) {
+    let ending = FinalLines::of(lines, ended.was_ready);
+    if let Some(told) = failure_patterns::diagnose_output(ending, ended.was_ready) {
         return told;
     }
     if let Some(signal) = ended.status.and_then(|status| status.signal()) {
-        return by_signal("the engine's first process", signal, ended);
+        return diagnose_signal("the engine's first process", signal, ended);
     }
-    if let Some((process, signal)) = words::failed_process(lines) {
-        return by_signal(&format!("its process {process}"), signal, ended);
+    if let Some((process, signal)) = failure_patterns::failed_process(lines) {
+        return diagnose_signal(&format!("its process {process}"), signal, ended);
     }
-    let dead = lines.iter().map(|line| message(line)).find_map(words::dead_process);
+    let dead = lines.iter().map(|line| message(line)).find_map(failure_patterns::dead_process);
     if let Some((process, Some(signal))) = dead {
-        return by_signal(&format!("its process {process}"), signal, ended);
+        return diagnose_signal(&format!("its process {process}"), signal, ended);
     }
-    let dead = dead.map(|(process, _)| process).or_else(|| lost(&ended.cause));
+    let dead = dead.map(|(process, _)| process).or_else(|| lost_process(&ended.cause));
     if dead.is_some()
-        || ending.messages().any(words::is_death_of_a_process)
+        || ending.messages().any(failure_patterns::is_process_death)
         || (ended.was_ready && ended.status.is_some_and(|status| status.success()))
     {
-        return core_died(dead, ended);
+        return diagnose_core_death(dead, ended);
     }
     let exception = ending.exception().filter(|_| !ended.was_ready || ending.gave_up());
-    if let Some(late) = by_a_deadline(ended, exception) {
+    if let Some(late) = diagnose_timeout(ended, exception) {
         return late;
     }
     let cause = exception.map_or_else(|| ended.cause.clone(), str::to_owned);
-    Diagnosis::new(Kind::Unknown, cause, remedies::UNKNOWN)
+    Diagnosis::new(FailureKind::Unknown, cause, remedies::UNKNOWN)
 }
 
-fn by_our_sentence(ended: &Ended) -> Option<Diagnosis> {
+fn diagnose_by_cause(ended: &LifeEnd) -> Option<Diagnosis> {
     let cause = ended.cause.as_str();
     if cause.starts_with("cannot start ") {
-        return Some(Diagnosis::new(Kind::Program, cause, remedies::program(cause)));
+        return Some(Diagnosis::new(FailureKind::Program, cause, remedies::remedy_for_program(cause)));
     }
     if cause.contains("XID") || cause.contains("Xid") {
-        return Some(Diagnosis::new(Kind::Hardware, cause, remedies::HARDWARE));
+        return Some(Diagnosis::new(FailureKind::Hardware, cause, remedies::HARDWARE));
     }
     let hangs = cause.starts_with("no token for ") || cause.starts_with("a test completion ");
-    hangs.then(|| Diagnosis::new(Kind::Hang, cause, remedies::HANG))
+    hangs.then(|| Diagnosis::new(FailureKind::Hang, cause, remedies::HANG))
 }
 
 /// A deadline of ours that passed; what the engine printed before may say why.
-fn by_a_deadline(ended: &Ended, exception: Option<&str>) -> Option<Diagnosis> {
+fn diagnose_timeout(ended: &LifeEnd, exception: Option<&str>) -> Option<Diagnosis> {
     let cause = match exception {
         Some(exception) => format!("{}; it had printed: {exception}", ended.cause),
         None => ended.cause.clone(),
     };
     if ended.cause.contains("was not ready within") {
-        return Some(Diagnosis::new(Kind::StartupTimeout, cause, remedies::STARTUP_TIMEOUT));
+        return Some(Diagnosis::new(FailureKind::StartupTimeout, cause, remedies::STARTUP_TIMEOUT));
     }
-    ended.cause.contains("health checks failed").then(|| Diagnosis::new(Kind::Unhealthy, cause, remedies::UNHEALTHY))
+    ended.cause.contains("health checks failed").then(|| Diagnosis::new(FailureKind::Unhealthy, cause, remedies::UNHEALTHY))
 }
 
 /// A process that a signal ended. `who` is told apart because only the first process's end is seen by us.
-fn by_signal(who: &str, signal: i32, ended: &Ended) -> Diagnosis {
-    const ILL: i32 = 4;
-    const BUS: i32 = 7;
-    const KILL: i32 = 9;
-    const TERM: i32 = 15;
+fn diagnose_signal(who: &str, signal: i32, ended: &LifeEnd) -> Diagnosis {
+    const SIGILL: i32 = 4;
+    const SIGBUS: i32 = 7;
+    const SIGKILL: i32 = 9;
+    const SIGTERM: i32 = 15;
     let when = if ended.was_ready { "while it served" } else { "before it was ready" };
     match signal {
-        KILL if ended.oom_killed => {
+        SIGKILL if ended.oom_killed => {
             let cause = format!("{who} was killed {when} by the kernel's out-of-memory killer");
-            Diagnosis::new(Kind::HostMemory, cause, remedies::HOST_MEMORY)
+            Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY)
         }
-        KILL => Diagnosis::new(Kind::Killed, format!("{who} was killed {when} (SIGKILL), not by hostler"), remedies::KILLED),
-        TERM => Diagnosis::new(Kind::Killed, format!("{who} was told to stop {when} (SIGTERM), not by hostler"), remedies::TERMINATED),
-        ILL => {
-            Diagnosis::new(Kind::Crashed, format!("{who} ended {when} with an illegal instruction (SIGILL)"), remedies::ILLEGAL_INSTRUCTION)
+        SIGKILL => Diagnosis::new(FailureKind::Killed, format!("{who} was killed {when} (SIGKILL), not by hostler"), remedies::KILLED),
+        SIGTERM => Diagnosis::new(FailureKind::Killed, format!("{who} was told to stop {when} (SIGTERM), not by hostler"), remedies::TERMINATED),
+        SIGILL => {
+            Diagnosis::new(FailureKind::Crashed, format!("{who} ended {when} with an illegal instruction (SIGILL)"), remedies::ILLEGAL_INSTRUCTION)
         }
-        BUS => Diagnosis::new(Kind::SharedMemory, format!("{who} ended {when} with a bus error (SIGBUS)"), remedies::SHARED_MEMORY),
-        other => Diagnosis::new(Kind::Crashed, format!("{who} ended {when} with {}", name_of(other)), remedies::CRASHED),
+        SIGBUS => Diagnosis::new(FailureKind::SharedMemory, format!("{who} ended {when} with a bus error (SIGBUS)"), remedies::SHARED_MEMORY),
+        other => Diagnosis::new(FailureKind::Crashed, format!("{who} ended {when} with {}", signal_name(other)), remedies::CRASHED),
     }
 }
 
-fn name_of(signal: i32) -> String {
+fn signal_name(signal: i32) -> String {
     match signal {
         3 => "SIGQUIT".to_owned(),
         6 => "an abort (SIGABRT)".to_owned(),
@@ -243,22 +243,22 @@ fn name_of(signal: i32) -> String {
 }
 
 /// The process that we saw to have ended.
-fn lost(cause: &str) -> Option<&str> {
-    Some(cause.strip_prefix(LOST)?.split_once(" has ended")?.0)
+fn lost_process(cause: &str) -> Option<&str> {
+    Some(cause.strip_prefix(LOST_PROCESS_PREFIX)?.split_once(" has ended")?.0)
 }
 
 /// The front-end ends with code 0 when a process behind it died, so this is a crash whatever the code.
-fn core_died(who: Option<&str>, ended: &Ended) -> Diagnosis {
+fn diagnose_core_death(who: Option<&str>, ended: &LifeEnd) -> Diagnosis {
     let who = who.unwrap_or("a process behind the front-end");
     if ended.oom_killed {
         let cause = format!("{who} died; the kernel's out-of-memory killer ended a process at that time");
-        return Diagnosis::new(Kind::HostMemory, cause, remedies::HOST_MEMORY);
+        return Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY);
     }
-    Diagnosis::new(Kind::CoreDied, format!("{who} died without saying why, so it was probably killed"), remedies::CORE_DIED)
+    Diagnosis::new(FailureKind::CoreDied, format!("{who} died without saying why, so it was probably killed"), remedies::CORE_DIED)
 }
 
 /// Cut at a word, and on one line.
-fn shortened(cause: &str) -> String {
+fn shorten(cause: &str) -> String {
     let one_line = cause.split_whitespace().collect::<Vec<_>>().join(" ");
     match one_line.char_indices().nth(CAUSE_CAP) {
         None => one_line,

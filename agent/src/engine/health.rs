@@ -10,11 +10,11 @@ use serde_json::value::RawValue;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::control::{self, Wanted};
-use super::http::{Client, GetError, Reply};
-use super::subject::Subject;
+use super::control::{self, DesiredAdapters};
+use super::http::{Client, FetchError, Reply};
+use super::watched_engine::WatchedEngine;
 use super::{canary, watchdog};
-use crate::process::activity::Look;
+use crate::process::activity::ProcessSnapshot;
 use crate::vllm::FrontEndInUse;
 
 /// How often an engine that starts is asked. A refused connection costs microseconds.
@@ -27,10 +27,10 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 const HEALTH_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Bad answers in a row that end an engine's life.
-const PATIENCE: u32 = 3;
+const MAX_BAD_ANSWERS: u32 = 3;
 
 /// How the sentence begins that says that a process of the engine has ended, of which another process is the parent.
-pub(super) const LOST: &str = "its process ";
+pub(super) const LOST_PROCESS_PREFIX: &str = "its process ";
 
 /// How often the models are read again: adapters come and go at run time.
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ const ROUTE_DEADLINE: Duration = Duration::from_secs(1);
 const TOKENIZE: &str = "/tokenize";
 
 /// Routes that a front-end must have, and for what.
-const NEEDED: [(&str, &str); 2] = [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
+const REQUIRED_ROUTES: [(&str, &str); 2] = [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
 /// One model as the engine describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct ModelCard {
 
 /// What was learnt about the engine.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum HealthEvent {
     /// Its model is being loaded.
     Loading,
     /// It has given its memory back, and answers all the same. Told before it is ready.
@@ -74,21 +74,21 @@ pub(crate) enum News {
 }
 
 /// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.
-pub(crate) async fn watch(subject: Subject, news: mpsc::Sender<News>) {
+pub(crate) async fn watch(subject: WatchedEngine, news: mpsc::Sender<HealthEvent>) {
     let mut client = Client::new(&subject.socket);
-    let mut wanted = subject.wanted.clone();
+    let mut wanted = subject.desired_adapters.clone();
     let Some(models) = await_ready(&mut client, &subject.socket, &news, &mut wanted).await else {
         return;
     };
     let front_end = subject.status.borrow().front_end;
-    if let Some(reason) = lacking(&mut client, front_end).await
-        && news.send(News::LacksRoute(reason)).await.is_err()
+    if let Some(reason) = missing_route(&mut client, front_end).await
+        && news.send(HealthEvent::LacksRoute(reason)).await.is_err()
     {
         return;
     }
     // Another agent may have put it to sleep, and requests that reach it now would wait until it is woken.
     let asleep = subject.may_sleep && control::is_asleep(&mut client).await.is_ok_and(|asleep| asleep);
-    if (asleep && news.send(News::Asleep).await.is_err()) || news.send(News::Ready(models)).await.is_err() {
+    if (asleep && news.send(HealthEvent::Asleep).await.is_err()) || news.send(HealthEvent::Ready(models)).await.is_err() {
         return;
     }
     let reason = tokio::select! {
@@ -98,7 +98,7 @@ pub(crate) async fn watch(subject: Subject, news: mpsc::Sender<News>) {
     };
     if let Some(reason) = reason {
         // The driver may have seen the exit first.
-        let _ = news.send(News::Unhealthy(reason)).await;
+        let _ = news.send(HealthEvent::Unhealthy(reason)).await;
     }
 }
 
@@ -106,8 +106,8 @@ pub(crate) async fn watch(subject: Subject, news: mpsc::Sender<News>) {
 async fn await_ready(
     client: &mut Client,
     socket: &Path,
-    news: &mpsc::Sender<News>,
-    wanted: &mut watch::Receiver<Wanted>,
+    news: &mpsc::Sender<HealthEvent>,
+    wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<Vec<ModelCard>> {
     let mut bound = false;
     let mut complained = String::new();
@@ -115,7 +115,7 @@ async fn await_ready(
         // vLLM binds its socket when its imports are done and listens when all is loaded.
         if !bound && socket.exists() {
             bound = true;
-            news.send(News::Loading).await.ok()?;
+            news.send(HealthEvent::Loading).await.ok()?;
         }
         if news.is_closed() {
             return None;
@@ -138,8 +138,8 @@ async fn await_ready(
 
 /// A route that is needed beside those that told that the engine is ready, if its front-end does not have it. Both of vLLM's answer a GET
 /// of a route that they do not have with 404, and of one that wants POST with 405.
-async fn lacking(client: &mut Client, front_end: FrontEndInUse) -> Option<String> {
-    for (route, purpose) in NEEDED {
+async fn missing_route(client: &mut Client, front_end: FrontEndInUse) -> Option<String> {
+    for (route, purpose) in REQUIRED_ROUTES {
         // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
             continue;
@@ -156,39 +156,39 @@ async fn lacking(client: &mut Client, front_end: FrontEndInUse) -> Option<String
 }
 
 /// The models of an engine that has become healthy, with the adapters that it had in its last life.
-async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch::Receiver<Wanted>) -> Result<Vec<ModelCard>, String> {
+async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch::Receiver<DesiredAdapters>) -> Result<Vec<ModelCard>, String> {
     let models = read_models(client).await?;
     let now = wanted.borrow_and_update().clone();
     if now.adapters.is_empty() {
         return Ok(models);
     }
     now.restore(socket, &models).await;
-    read_models(client).await.map(|models| now.told(models))
+    read_models(client).await.map(|models| now.visible_models(models))
 }
 
 /// Asks a ready engine for its health and its models; says why it is to be given up, or nothing when nobody listens any more.
 async fn await_unhealthy(
     client: &mut Client,
-    subject: &Subject,
-    news: &mpsc::Sender<News>,
-    wanted: &mut watch::Receiver<Wanted>,
+    subject: &WatchedEngine,
+    news: &mpsc::Sender<HealthEvent>,
+    wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<String> {
-    let mut tally = Tally::default();
-    let when_ready = Look::at(subject.group()).await;
+    let mut tally = HealthFailures::default();
+    let when_ready = ProcessSnapshot::take(subject.process_group()).await;
     let mut health_at = Instant::now() + HEALTH_INTERVAL;
     let mut models_at = Instant::now() + MODELS_INTERVAL;
     while !news.is_closed() {
         tokio::select! {
             () = sleep_until(health_at) => {
                 let answer = client.get("/health", HEALTH_DEADLINE).await;
-                if let Some(reason) = tally.add(&answer) {
+                if let Some(reason) = tally.record(&answer) {
                     return Some(reason);
                 }
                 // Whose core has ended will not answer well again: there is nothing to be patient for.
-                if let Some(reason) = complaint(&answer)
-                    && let Some(lost) = Look::at(subject.group()).await.lost_since(&when_ready)
+                if let Some(reason) = health_error(&answer)
+                    && let Some(lost) = ProcessSnapshot::take(subject.process_group()).await.process_lost_since(&when_ready)
                 {
-                    return Some(format!("{LOST}{lost} has ended, and health checks failed: {reason}"));
+                    return Some(format!("{LOST_PROCESS_PREFIX}{lost} has ended, and health checks failed: {reason}"));
                 }
                 health_at = Instant::now() + HEALTH_INTERVAL;
             }
@@ -199,7 +199,7 @@ async fn await_unhealthy(
             let now = wanted.borrow_and_update().clone();
             if let Ok(models) = read_models(client).await {
                 // A closed channel ends the loop.
-                let _ = news.send(News::Models(now.told(models))).await;
+                let _ = news.send(HealthEvent::Models(now.visible_models(models))).await;
             }
         }
     }
@@ -208,17 +208,17 @@ async fn await_unhealthy(
 
 /// Bad health answers in a row.
 #[derive(Debug, Default)]
-struct Tally(u32);
+struct HealthFailures(u32);
 
-impl Tally {
+impl HealthFailures {
     /// Takes an answer into account; says why the engine is to be given up when there have been too many bad ones.
-    fn add(&mut self, answer: &Result<Reply, GetError>) -> Option<String> {
-        let Some(reason) = complaint(answer) else {
+    fn record(&mut self, answer: &Result<Reply, FetchError>) -> Option<String> {
+        let Some(reason) = health_error(answer) else {
             self.0 = 0;
             return None;
         };
         self.0 += 1;
-        (self.0 >= PATIENCE).then(|| format!("{PATIENCE} health checks failed in a row: {reason}"))
+        (self.0 >= MAX_BAD_ANSWERS).then(|| format!("{MAX_BAD_ANSWERS} health checks failed in a row: {reason}"))
     }
 
     fn is_clean(&self) -> bool {
@@ -227,7 +227,7 @@ impl Tally {
 }
 
 /// What is wrong with a health answer, if anything.
-fn complaint(answer: &Result<Reply, GetError>) -> Option<String> {
+fn health_error(answer: &Result<Reply, FetchError>) -> Option<String> {
     match answer {
         Ok(reply) if reply.status == StatusCode::OK => None,
         Ok(reply) => Some(format!("status {}", reply.status.as_u16())),

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio_util::task::AbortOnDropHandle;
 
 /// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
-const BODY_CAP: usize = 8 * 1024 * 1024;
+const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 
 /// What the engine answered.
 #[derive(Debug)]
@@ -26,13 +26,13 @@ pub(crate) struct Reply {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum GetError {
+pub enum FetchError {
     /// Nobody listens at the socket.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
     /// The deadline passed.
     #[error("no answer within {} s", .0.as_secs_f32())]
-    Slow(Duration),
+    Timeout(Duration),
     /// The connection or the reply broke.
     #[error("the connection broke: {0}")]
     Broken(String),
@@ -59,7 +59,7 @@ impl Client {
     }
 
     /// Reads one page, connecting first if need be, all within `deadline`.
-    pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<Reply, GetError> {
+    pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<Reply, FetchError> {
         let kept = self.connection.take();
         let exchange = async {
             if let Some(mut connection) = kept {
@@ -72,22 +72,22 @@ impl Client {
             let reply = connection.ask(get(path)?).await?;
             Ok((connection, reply))
         };
-        let (connection, reply) = tokio::time::timeout(deadline, exchange).await.map_err(|_| GetError::Slow(deadline))??;
+        let (connection, reply) = tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))??;
         self.connection = Some(connection);
         Ok(reply)
     }
 
     /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
     /// have obeyed although its answer is lost.
-    pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<Reply, GetError> {
+    pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<Reply, FetchError> {
         let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(broken)?;
         let exchange = async { self.connect().await?.ask(request).await };
-        tokio::time::timeout(deadline, exchange).await.map_err(|_| GetError::Slow(deadline))?
+        tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
-    async fn connect(&self) -> Result<Connection, GetError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(GetError::Connect)?;
-        let (sender, mover) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| GetError::Broken(error.to_string()))?;
+    async fn connect(&self) -> Result<Connection, FetchError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(FetchError::Connect)?;
+        let (sender, mover) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| FetchError::Broken(error.to_string()))?;
         let mover = tokio::spawn(async move {
             // Whoever waits for the reply gets the same error.
             let _ = mover.await;
@@ -97,22 +97,22 @@ impl Client {
 }
 
 impl Connection {
-    async fn ask(&mut self, mut request: Request<Full<Bytes>>) -> Result<Reply, GetError> {
+    async fn ask(&mut self, mut request: Request<Full<Bytes>>) -> Result<Reply, FetchError> {
         request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
         self.sender.ready().await.map_err(broken)?;
         let response = self.sender.send_request(request).await.map_err(broken)?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, BODY_CAP).collect().await.map_err(broken)?.to_bytes();
+        let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(broken)?.to_bytes();
         Ok(Reply { status: head.status, body })
     }
 }
 
-fn get(path: &str) -> Result<Request<Full<Bytes>>, GetError> {
+fn get(path: &str) -> Result<Request<Full<Bytes>>, FetchError> {
     Request::get(path).body(Full::default()).map_err(broken)
 }
 
-fn broken(error: impl std::fmt::Display) -> GetError {
-    GetError::Broken(error.to_string())
+fn broken(error: impl std::fmt::Display) -> FetchError {
+    FetchError::Broken(error.to_string())
 }
 
 #[cfg(test)]

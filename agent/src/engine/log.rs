@@ -9,28 +9,28 @@ use parking_lot::Mutex;
 const TAIL_LINES: usize = 1_000;
 
 /// Bytes kept of one line in memory; the file has all of it.
-const LINE_CAP: usize = 2_000;
+const MAX_LINE_BYTES: usize = 2_000;
 
 /// What vLLM prints when it is past its imports and starts to build the engine.
-const LOADING_SIGNS: [&str; 2] = ["Initializing a V1 LLM engine", "Starting to load model"];
+const LOADING_MARKERS: [&str; 2] = ["Initializing a V1 LLM engine", "Starting to load model"];
 
 /// Whether a line says that the engine has begun to load its model.
 pub(crate) fn is_sign_of_loading(line: &str) -> bool {
-    LOADING_SIGNS.iter().any(|sign| line.contains(sign))
+    LOADING_MARKERS.iter().any(|sign| line.contains(sign))
 }
 
 /// The log of one engine over all its lives. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Log {
-    tail: Arc<Mutex<Tail>>,
+pub(crate) struct EngineLog {
+    tail: Arc<Mutex<LogTail>>,
 }
 
-impl Log {
+impl EngineLog {
     /// Writes a line of the agent's own, which begins a new life.
-    pub(crate) fn begin(&self, line: &str) {
+    pub(crate) fn begin_life(&self, line: &str) {
         let mut tail = self.tail.lock();
         tail.note(line);
-        tail.life = 0;
+        tail.lines_of_life = 0;
     }
 
     /// Writes a line of the agent's own.
@@ -39,81 +39,81 @@ impl Log {
     }
 
     /// Takes output as it comes, cut anywhere; calls `on_line` for each whole line, and for each state of a progress bar.
-    pub(crate) fn take(&self, output: &[u8], on_line: &mut impl FnMut(&str)) {
-        self.tail.lock().read(output, on_line);
+    pub(crate) fn push_output(&self, output: &[u8], on_line: &mut impl FnMut(&str)) {
+        self.tail.lock().push_output(output, on_line);
     }
 
     /// The engine prints no more: what it printed last is a line.
-    pub(crate) fn end(&self) {
-        self.tail.lock().finish();
+    pub(crate) fn finish_line(&self) {
+        self.tail.lock().finish_line();
     }
 
     /// The last lines, oldest first.
-    pub(crate) fn last(&self, count: usize) -> Vec<String> {
-        self.tail.lock().last(count)
+    pub(crate) fn last_lines(&self, count: usize) -> Vec<String> {
+        self.tail.lock().last_lines(count)
     }
 
     /// The last lines of the present life, oldest first.
-    pub(crate) fn last_of_life(&self, count: usize) -> Vec<String> {
+    pub(crate) fn last_lines_of_life(&self, count: usize) -> Vec<String> {
         let tail = self.tail.lock();
-        tail.last(count.min(tail.life))
+        tail.last_lines(count.min(tail.lines_of_life))
     }
 }
 
 /// The last lines, and the one that is not finished.
 #[derive(Debug, Default)]
-struct Tail {
+struct LogTail {
     lines: VecDeque<String>,
     unfinished: Vec<u8>,
     /// What comes next replaces the unfinished line, as a progress bar does it.
-    rewound: bool,
+    has_carriage_return: bool,
     /// Lines since the present life began.
-    life: usize,
+    lines_of_life: usize,
 }
 
-impl Tail {
+impl LogTail {
     /// Takes bytes as they come, cut anywhere.
-    fn read(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
+    fn push_output(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-            self.go_on(&rest[..end], on_line);
+            self.push_after_return(&rest[..end], on_line);
             if rest[end] == b'\r' {
-                self.rewound = true;
-            } else if self.finish() {
+                self.has_carriage_return = true;
+            } else if self.finish_line() {
                 on_line(self.lines.back().expect("a line was just finished"));
             }
             rest = &rest[end + 1..];
         }
-        self.go_on(rest, on_line);
+        self.push_after_return(rest, on_line);
     }
 
     /// What comes after a carriage return replaces what was before it, unless that was the line's end, as Windows has it.
-    fn go_on(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
-        if self.rewound && !bytes.is_empty() {
-            self.rewound = false;
+    fn push_after_return(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
+        if self.has_carriage_return && !bytes.is_empty() {
+            self.has_carriage_return = false;
             if !self.unfinished.is_empty() {
                 on_line(String::from_utf8_lossy(&self.unfinished).trim_end());
             }
             self.unfinished.clear();
         }
-        self.take(bytes);
+        self.append(bytes);
     }
 
     /// A line that the engine did not print.
     fn note(&mut self, line: &str) {
-        self.finish();
-        self.take(line.as_bytes());
-        self.finish();
+        self.finish_line();
+        self.append(line.as_bytes());
+        self.finish_line();
     }
 
-    fn take(&mut self, bytes: &[u8]) {
-        let room = LINE_CAP.saturating_sub(self.unfinished.len());
+    fn append(&mut self, bytes: &[u8]) {
+        let room = MAX_LINE_BYTES.saturating_sub(self.unfinished.len());
         self.unfinished.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     /// Ends the unfinished line; false if there was nothing in it.
-    fn finish(&mut self) -> bool {
-        self.rewound = false;
+    fn finish_line(&mut self) -> bool {
+        self.has_carriage_return = false;
         if self.unfinished.is_empty() {
             return false;
         }
@@ -123,11 +123,11 @@ impl Tail {
             self.lines.pop_front();
         }
         self.lines.push_back(line);
-        self.life += 1;
+        self.lines_of_life += 1;
         true
     }
 
-    fn last(&self, count: usize) -> Vec<String> {
+    fn last_lines(&self, count: usize) -> Vec<String> {
         let skipped = self.lines.len().saturating_sub(count);
         self.lines.iter().skip(skipped).cloned().collect()
     }

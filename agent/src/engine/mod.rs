@@ -3,16 +3,16 @@
 mod canary;
 pub mod control;
 pub mod diagnosis;
-mod driver;
-mod exception;
+mod supervisor;
+mod crash_output;
 mod health;
 pub(crate) mod http;
-mod life;
+mod engine_life;
 mod log;
-pub mod progress;
+pub mod startup_progress;
 mod state;
-mod subject;
-pub mod turns;
+mod watched_engine;
+pub mod start_order;
 mod watchdog;
 
 use std::path::{Path, PathBuf};
@@ -23,28 +23,28 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use self::control::{Adapter, Control, Wanted};
+use self::control::{Adapter, ControlTask, DesiredAdapters};
 use self::diagnosis::Diagnosis;
-use self::driver::Driver;
+use self::supervisor::Supervisor;
 pub use self::health::ModelCard;
-use self::log::Log;
-use self::progress::{Facts, Progress};
-use self::state::{Event, Stage, State, Then};
-use self::turns::Turns;
+use self::log::EngineLog;
+use self::startup_progress::{LogFacts, StartupProgress};
+use self::state::{EngineEvent, LiveStage, EngineState, AfterExit};
+use self::start_order::StartOrder;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
-use crate::gpu::{Binding, Free};
+use crate::gpu::{CpuBinding, GpuAvailability};
 use crate::host::HostError;
-use crate::keeper::wire::{Order, Request};
-use crate::keeper::{self, Fate, Link, Notices, Survivor};
+use crate::keeper::wire::{LaunchSpec, KeeperRequest};
+use crate::keeper::{self, AgentDeathPolicy, KeeperLink, KeeperNotices, SurvivingEngine};
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 use crate::vllm::command_line::{cache_source, command_line};
-use crate::vllm::directory::{prepare, socket_in};
-use crate::vllm::{CommandLine, FrontEndInUse, Launch, Version};
+use crate::vllm::directory::{prepare, socket_path};
+use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, Version};
 
 /// Commands waiting for the driver, which never waits long for anything else.
-const WAITING_COMMANDS: usize = 16;
+const MAX_QUEUED_COMMANDS: usize = 16;
 
 /// Everything needed to run one engine.
 #[derive(Debug, Clone)]
@@ -74,15 +74,15 @@ pub struct EngineSpec {
     /// This program: it has the subcommand `keeper`, whose processes stand between the agent and its engines.
     pub keeper: PathBuf,
     /// What becomes of the engine when the agent dies.
-    pub if_agent_dies: Fate,
+    pub if_agent_dies: AgentDeathPolicy,
     /// Where the engine's processes may run; `None` leaves it to the kernel.
-    pub binding: Option<Binding>,
+    pub cpu_binding: Option<CpuBinding>,
     /// Tells before each start whether its GPUs are free.
-    pub ready_to_start: Option<Free>,
+    pub gpu_availability: Option<GpuAvailability>,
     /// What is run instead of `command` once that has not become ready, or lacks a route.
     pub fallback: Option<CommandLine>,
     /// Who of this node's engines may start when.
-    pub turns: Arc<Turns>,
+    pub start_order: Arc<StartOrder>,
     /// How long an engine with work may show no progress, at least, until it counts as hung.
     pub stall_timeout: Duration,
     /// After this time without requests the engine is asked for one token; zero turns it off.
@@ -92,7 +92,7 @@ pub struct EngineSpec {
 impl EngineSpec {
     /// The engine that the configuration describes, with the defaults for what the agent as a whole decides: it ends with the agent, is bound
     /// nowhere, has one command line and starts at once. Fails as `command_line` does.
-    pub fn new(launch: &Launch<'_>, log: PathBuf, keeper: PathBuf) -> Result<Self, HostError> {
+    pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keeper: PathBuf) -> Result<Self, HostError> {
         Ok(Self {
             node: launch.config.node.clone(),
             index: launch.replica.index,
@@ -106,11 +106,11 @@ impl EngineSpec {
             probe_interval: launch.config.probe_interval,
             cache: cache_source(launch),
             keeper,
-            if_agent_dies: Fate::Kill,
-            binding: None,
-            ready_to_start: None,
+            if_agent_dies: AgentDeathPolicy::Kill,
+            cpu_binding: None,
+            gpu_availability: None,
             fallback: None,
-            turns: Arc::new(Turns::at_once()),
+            start_order: Arc::new(StartOrder::unordered()),
             stall_timeout: launch.config.stall_timeout,
             canary_interval: launch.config.canary_interval,
         })
@@ -138,17 +138,17 @@ pub enum Phase {
     Sleeping,
 }
 
-impl From<State> for Phase {
-    fn from(state: State) -> Self {
+impl From<EngineState> for Phase {
+    fn from(state: EngineState) -> Self {
         match state {
-            State::Waiting | State::Alive(Stage::Starting) => Self::Starting,
-            State::Alive(Stage::Loading) => Self::Loading,
-            State::Alive(Stage::Ready) => Self::Ready,
-            State::Alive(Stage::Sleeping) => Self::Sleeping,
-            State::Killing { then: Then::BackOff } | State::BackingOff { .. } => Self::Failed,
-            State::Killing { then: Then::Quarantine } | State::Quarantined => Self::Quarantined,
-            State::Draining { .. } | State::Stopping { .. } | State::Killing { .. } => Self::Draining,
-            State::Stopped => Self::Stopped,
+            EngineState::Waiting | EngineState::Alive(LiveStage::Starting) => Self::Starting,
+            EngineState::Alive(LiveStage::Loading) => Self::Loading,
+            EngineState::Alive(LiveStage::Ready) => Self::Ready,
+            EngineState::Alive(LiveStage::Sleeping) => Self::Sleeping,
+            EngineState::Killing { then: AfterExit::BackOff } | EngineState::BackingOff { .. } => Self::Failed,
+            EngineState::Killing { then: AfterExit::Quarantine } | EngineState::Quarantined => Self::Quarantined,
+            EngineState::Draining { .. } | EngineState::Stopping { .. } | EngineState::Killing { .. } => Self::Draining,
+            EngineState::Stopped => Self::Stopped,
         }
     }
 }
@@ -173,19 +173,19 @@ pub struct Status {
     /// How long this life took to become ready.
     pub ready_in: Option<Duration>,
     /// How far the start has come; `None` unless it starts or loads.
-    pub progress: Option<Progress>,
+    pub progress: Option<StartupProgress>,
     /// What the last life died of; `None` once the engine is ready again.
     pub failure: Option<Diagnosis>,
     /// What the log of this life told.
-    pub facts: Facts,
+    pub facts: LogFacts,
     /// Which front-end this life has, or the next one will have.
     pub front_end: FrontEndInUse,
 }
 
 /// What the driver is asked to do.
 #[derive(Debug)]
-struct Command {
-    event: Event,
+struct EngineCommand {
+    event: EngineEvent,
     /// Why, for what the status says; may be empty.
     reason: String,
 }
@@ -194,38 +194,38 @@ struct Command {
 #[derive(Debug)]
 pub(crate) struct Adopted {
     /// The engine and its keeper.
-    pub(crate) survivor: Survivor,
+    pub(crate) survivor: SurvivingEngine,
     /// It runs with the second command line.
-    pub(crate) fell_back: bool,
+    pub(crate) uses_fallback: bool,
 }
 
 /// The processes of an engine, for whoever must end them at once.
 #[derive(Debug, Default)]
-struct Grip {
-    link: Option<Link>,
+struct ProcessHandle {
+    keeper: Option<KeeperLink>,
     /// No further process may be created.
-    closed: bool,
+    is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct EngineShared {
     socket: PathBuf,
-    commands: mpsc::Sender<Command>,
-    orders: mpsc::Sender<control::Ordered>,
-    wanted: watch::Receiver<Wanted>,
+    commands: mpsc::Sender<EngineCommand>,
+    control_requests: mpsc::Sender<control::PendingRequest>,
+    desired_adapters: watch::Receiver<DesiredAdapters>,
     status: watch::Receiver<Status>,
     samples: watch::Receiver<Option<LoadSample>>,
     traffic: Arc<Traffic>,
-    deaths: Arc<CrashLog>,
+    crashes: Arc<CrashLog>,
     cache: Arc<CacheLog>,
-    log: Log,
-    grip: Arc<Mutex<Grip>>,
+    log: EngineLog,
+    process_handle: Arc<Mutex<ProcessHandle>>,
 }
 
 /// A supervised engine. Cheap to clone; when the last clone is gone the engine is stopped.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
 }
 
 impl Engine {
@@ -236,36 +236,36 @@ impl Engine {
 
     /// As `start`, with a life that another agent began, if there is one; the directory in `spec` is that life's then.
     pub(crate) fn supervise(spec: EngineSpec, adopted: Option<Adopted>, tracker: &TaskTracker) -> Self {
-        let (commands, waiting) = mpsc::channel(WAITING_COMMANDS);
+        let (commands, waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let traffic = Traffic::new();
-        let grip = Arc::new(Mutex::new(Grip::default()));
-        let log = Log::default();
-        let socket = socket_in(&spec.directory);
+        let grip = Arc::new(Mutex::new(ProcessHandle::default()));
+        let log = EngineLog::default();
+        let socket = socket_path(&spec.directory);
         let (samples_out, samples) = watch::channel(None);
         let cache = Arc::new(CacheLog::default());
         let deaths = Arc::new(CrashLog::default());
-        let (control, orders, wanted) = Control::new(control::Terms {
+        let (control, orders, wanted) = ControlTask::new(control::ControlConfig {
             index: spec.index,
             may_sleep: spec.command.unlocks_sleep(),
-            drain: spec.drain_timeout,
-            startup: spec.startup_timeout,
+            drain_timeout: spec.drain_timeout,
+            startup_timeout: spec.startup_timeout,
         });
-        let (driver, status) = Driver::new(driver::Parts {
+        let (driver, status) = Supervisor::new(supervisor::SupervisorDeps {
             spec,
             commands: waiting,
             samples: samples_out,
             traffic: Arc::clone(&traffic),
-            deaths: Arc::clone(&deaths),
+            crashes: Arc::clone(&deaths),
             cache: Arc::clone(&cache),
             log: log.clone(),
-            grip: Arc::clone(&grip),
-            wanted: wanted.clone(),
+            process_handle: Arc::clone(&grip),
+            desired_adapters: wanted.clone(),
             tasks: tracker.clone(),
             adopted,
         });
         tracker.spawn(driver.run());
         let shared =
-            Arc::new(Shared { socket, commands, orders, wanted, status: status.clone(), samples, traffic, deaths, cache, log, grip });
+            Arc::new(EngineShared { socket, commands, control_requests: orders, desired_adapters: wanted, status: status.clone(), samples, traffic, crashes: deaths, cache, log, process_handle: grip });
         tracker.spawn(control.run(Arc::downgrade(&shared), status));
         Self { shared }
     }
@@ -296,107 +296,107 @@ impl Engine {
     }
 
     /// What was in flight when lives of this engine ended that nobody had ended.
-    pub fn deaths(&self) -> &Arc<CrashLog> {
-        &self.shared.deaths
+    pub fn crashes(&self) -> &Arc<CrashLog> {
+        &self.shared.crashes
     }
 
     /// The last lines that the engine printed, oldest first, over all its lives; 1,000 at most.
     pub fn log_tail(&self, count: usize) -> Vec<String> {
-        self.shared.log.last(count)
+        self.shared.log.last_lines(count)
     }
 
     /// Lets running requests finish within the drain timeout, then stops the engine until `restart`.
     pub fn drain(&self) {
-        self.send(Event::Drain);
+        self.send(EngineEvent::Drain);
     }
 
     /// As `drain`, for an agent that is leaving: no `restart` revives the engine.
     pub fn retire(&self) {
-        self.send(Event::Retire);
+        self.send(EngineEvent::Retire);
     }
 
     /// As `retire`, but the engine lives on, for the next agent; not where it ends with its agent.
     pub fn hand_over(&self) {
-        self.send(Event::HandOver);
+        self.send(EngineEvent::HandOver);
     }
 
     /// Drains the engine and starts it again; brings back a stopped or failed one at once.
     pub fn restart(&self) {
-        self.send(Event::Restart);
+        self.send(EngineEvent::Restart);
     }
 
     /// Takes the engine out of service until `release`, and says why. With `at_once` its processes are killed now; else running requests may finish first, within the drain timeout.
     pub fn quarantine(&self, reason: String, at_once: bool) {
-        self.tell(if at_once { Event::QuarantineNow } else { Event::Quarantine }, reason);
+        self.send_with_reason(if at_once { EngineEvent::QuarantineNow } else { EngineEvent::Quarantine }, reason);
     }
 
     /// Ends this life as a crash with this cause: its processes are killed, and the next life follows after the usual pause.
     pub fn fail(&self, reason: String) {
-        self.tell(Event::Fail, reason);
+        self.send_with_reason(EngineEvent::Fail, reason);
     }
 
     /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten.
     pub fn release(&self) {
-        self.send(Event::Release);
+        self.send(EngineEvent::Release);
     }
 
     /// Notes that a ready engine is about to give its memory back, and why; the phase changes at once.
     pub fn fall_asleep(&self, reason: String) {
-        self.tell(Event::FallAsleep, reason);
+        self.send_with_reason(EngineEvent::FallAsleep, reason);
     }
 
     /// Notes that a sleeping engine has its memory again.
     pub fn wake_up(&self) {
-        self.send(Event::WakeUp);
+        self.send(EngineEvent::WakeUp);
     }
 
     /// The adapters that operators had loaded and that it could not load again.
-    pub(crate) fn lost_adapters(&self) -> Vec<Adapter> {
+    pub(crate) fn missing_adapters(&self) -> Vec<Adapter> {
         let status = self.shared.status.borrow();
-        if status.phase == Phase::Ready { self.shared.wanted.borrow().lacking(&status.models).cloned().collect() } else { Vec::new() }
+        if status.phase == Phase::Ready { self.shared.desired_adapters.borrow().missing_adapters(&status.models).cloned().collect() } else { Vec::new() }
     }
 
     /// Stops the engine for good, without waiting for its requests. Resolves when no process of it is left: after the stop grace and, as a rule, milliseconds more, but never while a killed process does not die. The deadline is the caller's.
     pub async fn stop(&self) {
         // A driver that is gone has stopped.
-        let _ = self.shared.commands.send(Command { event: Event::Stop, reason: String::new() }).await;
+        let _ = self.shared.commands.send(EngineCommand { event: EngineEvent::Stop, reason: String::new() }).await;
         self.shared.commands.closed().await;
     }
 
     /// Kills every process of the engine and prevents further ones. Does not wait: for the way out after a second signal.
     pub fn kill_now(&self) {
-        let mut grip = self.shared.grip.lock();
-        grip.closed = true;
-        grip.say(&Request::Kill);
+        let mut grip = self.shared.process_handle.lock();
+        grip.is_closed = true;
+        grip.send(&KeeperRequest::Kill);
     }
 
-    fn send(&self, event: Event) {
-        self.tell(event, String::new());
+    fn send(&self, event: EngineEvent) {
+        self.send_with_reason(event, String::new());
     }
 
-    fn tell(&self, event: Event, reason: String) {
-        if let Err(error) = self.shared.commands.try_send(Command { event, reason }) {
+    fn send_with_reason(&self, event: EngineEvent, reason: String) {
+        if let Err(error) = self.shared.commands.try_send(EngineCommand { event, reason }) {
             tracing::warn!(?event, %error, "engine does not take the command");
         }
     }
 }
 
-impl Grip {
+impl ProcessHandle {
     /// Creates a keeper, and through it an engine, unless that is over.
-    fn start(&mut self, order: Order) -> std::io::Result<Notices> {
-        if self.closed {
+    fn start(&mut self, order: LaunchSpec) -> std::io::Result<KeeperNotices> {
+        if self.is_closed {
             return Err(std::io::Error::other("the agent is stopping"));
         }
         prepare(Path::new(&order.directory))?;
         let (link, notices) = keeper::start(order)?;
-        self.link = Some(link);
+        self.keeper = Some(link);
         Ok(notices)
     }
 
     /// Tells the keeper, if there is one.
-    fn say(&self, request: &Request) {
-        if let Some(link) = &self.link {
-            link.say(request);
+    fn send(&self, request: &KeeperRequest) {
+        if let Some(link) = &self.keeper {
+            link.send(request);
         }
     }
 }

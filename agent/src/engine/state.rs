@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The first pause after a crash; each further crash doubles it.
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 
 /// The longest pause between two starts.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(5 * 60);
+const MAX_BACKOFF: Duration = Duration::from_secs(5 * 60);
 
 /// An engine that was ready this long has recovered: its next crash counts as its first.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10 * 60);
@@ -17,11 +17,11 @@ const RECOVERED_AFTER: Duration = Duration::from_secs(10 * 60);
 const STARTING_GRACE: Duration = Duration::from_secs(2);
 
 /// How long an engine that had been ready may take to answer the agent that adopts it. It has nothing left to load; an answer takes milliseconds.
-const ADOPTION_LIMIT: Duration = Duration::from_secs(10);
+const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long each part of an engine's life may take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct PhaseTimeouts {
     /// From the spawn until the engine is ready.
     pub(crate) startup: Duration,
     /// From the beginning of a drain until the engine is told to stop with requests still running.
@@ -32,7 +32,7 @@ pub(crate) struct Limits {
 
 /// What has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum EngineEvent {
     /// Begin the first life.
     Start,
     /// Go on with a life that another agent began.
@@ -41,7 +41,7 @@ pub(crate) enum Event {
         was_ready: bool,
     },
     /// It is this engine's turn to start.
-    Turn,
+    MayStart,
     /// Finish what runs, then stop.
     Drain,
     /// As `Drain`, and for good: no restart revives it.
@@ -75,7 +75,7 @@ pub(crate) enum Event {
     /// The engine stopped answering its health probe.
     Unhealthy,
     /// The engine's front-end cannot do what is needed of it.
-    Unfit,
+    LacksRoute,
     /// The engine's first process has exited, with whatever code.
     Exited,
     /// No process of the engine's group is left.
@@ -88,9 +88,9 @@ pub(crate) enum Event {
 
 /// What the driver must do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum SupervisorAction {
     /// Report `Turn` once this engine may start. A turn that was had before is given up first.
-    AwaitTurn,
+    RequestStart,
     /// Start every further life with the other command line.
     FallBack,
     /// Start the engine; report `SpawnFailed` if that is impossible.
@@ -100,14 +100,14 @@ pub(crate) enum Action {
     /// Send SIGKILL to the whole group and report `GroupEmpty` once nothing is left of it.
     KillGroup,
     /// Leave the engine and its keeper to the next agent.
-    LetGo,
+    Detach,
     /// Tell people: the engine ended without having been asked to.
     ReportCrash,
 }
 
 /// What follows once the process group is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum AfterExit {
     /// Stay stopped.
     Stop,
     /// Start again at once.
@@ -117,24 +117,24 @@ pub(crate) enum Then {
     /// Stay out of service until released.
     Quarantine,
     /// Live on without this agent; stay stopped if it dies before.
-    LetGo,
+    Detach,
 }
 
-impl Then {
+impl AfterExit {
     /// What the engine does then.
-    pub(crate) fn in_words(self) -> &'static str {
+    pub(crate) fn describe(self) -> &'static str {
         match self {
             Self::Stop => "stays stopped",
             Self::Spawn | Self::BackOff => "starts again",
             Self::Quarantine => "stays out of service until it is released",
-            Self::LetGo => "goes on under the next agent",
+            Self::Detach => "goes on under the next agent",
         }
     }
 }
 
 /// How far a living engine has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum LiveStage {
     /// The process exists.
     Starting,
     /// It loads its model.
@@ -147,7 +147,7 @@ pub(crate) enum Stage {
 
 /// Where the engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum EngineState {
     /// No process, and none wanted.
     Stopped,
     /// No process, and none allowed until it is released.
@@ -155,25 +155,25 @@ pub(crate) enum State {
     /// No process; the next one starts when its turn has come.
     Waiting,
     /// A process that is wanted.
-    Alive(Stage),
+    Alive(LiveStage),
     /// Running requests may finish until `until`.
     Draining {
         /// What follows.
-        then: Then,
+        then: AfterExit,
         /// When SIGTERM is sent even though requests run.
         until: Instant,
     },
     /// SIGTERM was sent.
     Stopping {
         /// What follows.
-        then: Then,
+        then: AfterExit,
         /// When the group is killed.
         until: Instant,
     },
     /// The group was killed, and something of it may still be there.
     Killing {
         /// What follows.
-        then: Then,
+        then: AfterExit,
     },
     /// No process; the next one starts at `until`.
     BackingOff {
@@ -184,13 +184,13 @@ pub(crate) enum State {
 
 /// One engine's state with the little it must remember between states.
 #[derive(Debug, Clone)]
-pub(crate) struct Machine {
-    limits: Limits,
-    state: State,
+pub(crate) struct EngineStateMachine {
+    timeouts: PhaseTimeouts,
+    state: EngineState,
     /// When the present life must be ready.
     ready_by: Option<Instant>,
     /// Since when the present life is ready.
-    ready: Option<Instant>,
+    ready_since: Option<Instant>,
     /// Crashes since the engine last recovered.
     crashes: u32,
     /// There is another command line, to be used once this one has failed to serve.
@@ -201,14 +201,14 @@ pub(crate) struct Machine {
     closing: bool,
 }
 
-impl Machine {
+impl EngineStateMachine {
     /// A stopped engine; `Event::Start` begins its first life. `may_fall_back` says that it has a second command line.
-    pub(crate) fn new(limits: Limits, may_fall_back: bool) -> Self {
-        Self { limits, state: State::Stopped, ready_by: None, ready: None, crashes: 0, may_fall_back, quarantined: false, closing: false }
+    pub(crate) fn new(limits: PhaseTimeouts, may_fall_back: bool) -> Self {
+        Self { timeouts: limits, state: EngineState::Stopped, ready_by: None, ready_since: None, crashes: 0, may_fall_back, quarantined: false, closing: false }
     }
 
     /// Where the engine is.
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> EngineState {
         self.state
     }
 
@@ -219,234 +219,234 @@ impl Machine {
 
     /// Whether the engine was stopped for good and nothing of it is left.
     pub(crate) fn is_finished(&self) -> bool {
-        self.closing && self.state == State::Stopped
+        self.closing && self.state == EngineState::Stopped
     }
 
     /// When the driver must deliver the next `Tick`, if ever.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         match self.state {
-            State::Alive(Stage::Starting | Stage::Loading) => self.ready_by,
-            State::Draining { until, .. } | State::Stopping { until, .. } | State::BackingOff { until } => Some(until),
-            State::Stopped | State::Quarantined | State::Waiting => None,
-            State::Alive(Stage::Ready | Stage::Sleeping) | State::Killing { .. } => None,
+            EngineState::Alive(LiveStage::Starting | LiveStage::Loading) => self.ready_by,
+            EngineState::Draining { until, .. } | EngineState::Stopping { until, .. } | EngineState::BackingOff { until } => Some(until),
+            EngineState::Stopped | EngineState::Quarantined | EngineState::Waiting => None,
+            EngineState::Alive(LiveStage::Ready | LiveStage::Sleeping) | EngineState::Killing { .. } => None,
         }
     }
 
     /// Takes one event into account and returns what must be done, in order. An event that means nothing in the present state is ignored.
-    pub(crate) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
-        let event = self.remember(event);
+    pub(crate) fn handle(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
+        let event = self.record_intent(event);
         match self.state {
-            State::Stopped | State::Quarantined => self.while_down(event, now),
-            State::Waiting => self.while_waiting(event, now),
-            State::Alive(stage) => self.while_alive(stage, event, now),
-            State::Draining { then, until } => self.while_draining(then, until, event, now),
-            State::Stopping { then, until } => self.while_stopping(then, until, event, now),
-            State::Killing { then } => self.while_killing(then, event, now),
-            State::BackingOff { until } => self.while_backing_off(until, event, now),
+            EngineState::Stopped | EngineState::Quarantined => self.while_down(event, now),
+            EngineState::Waiting => self.while_waiting(event, now),
+            EngineState::Alive(stage) => self.while_alive(stage, event, now),
+            EngineState::Draining { then, until } => self.while_draining(then, until, event, now),
+            EngineState::Stopping { then, until } => self.while_stopping(then, until, event, now),
+            EngineState::Killing { then } => self.while_killing(then, event, now),
+            EngineState::BackingOff { until } => self.while_backing_off(until, event, now),
         }
     }
 
     /// What holds for every later state: whether the engine may live again, and at whose wish.
-    fn remember(&mut self, event: Event) -> Event {
+    fn record_intent(&mut self, event: EngineEvent) -> EngineEvent {
         match event {
-            Event::Retire | Event::HandOver | Event::Stop => self.closing = true,
-            Event::Quarantine | Event::QuarantineNow => self.quarantined = true,
-            Event::Release if !self.closing => {
+            EngineEvent::Retire | EngineEvent::HandOver | EngineEvent::Stop => self.closing = true,
+            EngineEvent::Quarantine | EngineEvent::QuarantineNow => self.quarantined = true,
+            EngineEvent::Release if !self.closing => {
                 self.quarantined = false;
                 self.crashes = 0;
             }
             _ => {}
         }
-        if event == Event::Retire { Event::Drain } else { event }
+        if event == EngineEvent::Retire { EngineEvent::Drain } else { event }
     }
 
     fn may_start(&self) -> bool {
         !self.closing && !self.quarantined
     }
 
-    fn while_down(&mut self, event: Event, now: Instant) -> Vec<Action> {
+    fn while_down(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         match event {
-            Event::Start | Event::Restart | Event::Release if self.may_start() => self.queue(now),
-            Event::Adopt { was_ready } if self.may_start() => {
-                let limit = if was_ready { self.limits.startup.min(ADOPTION_LIMIT) } else { self.limits.startup };
+            EngineEvent::Start | EngineEvent::Restart | EngineEvent::Release if self.may_start() => self.wait_for_start(now),
+            EngineEvent::Adopt { was_ready } if self.may_start() => {
+                let limit = if was_ready { self.timeouts.startup.min(ADOPTION_TIMEOUT) } else { self.timeouts.startup };
                 self.ready_by = Some(now + limit);
-                self.ready = was_ready.then_some(now);
-                self.state = State::Alive(Stage::Loading);
+                self.ready_since = was_ready.then_some(now);
+                self.state = EngineState::Alive(LiveStage::Loading);
                 Vec::new()
             }
-            Event::Quarantine | Event::QuarantineNow if !self.closing => self.enter(State::Quarantined),
-            Event::Drain | Event::HandOver | Event::Stop => self.enter(State::Stopped),
+            EngineEvent::Quarantine | EngineEvent::QuarantineNow if !self.closing => self.enter(EngineState::Quarantined),
+            EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => self.enter(EngineState::Stopped),
             _ => Vec::new(),
         }
     }
 
-    fn while_waiting(&mut self, event: Event, now: Instant) -> Vec<Action> {
+    fn while_waiting(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         match event {
-            Event::Turn => self.spawn(now),
-            Event::Fail => {
+            EngineEvent::MayStart => self.spawn(now),
+            EngineEvent::Fail => {
                 self.crashes = self.crashes.saturating_add(1);
-                self.enter(State::BackingOff { until: now + backoff(self.crashes) })
+                self.enter(EngineState::BackingOff { until: now + backoff(self.crashes) })
             }
-            Event::Quarantine | Event::QuarantineNow => self.enter(State::Quarantined),
-            Event::Drain | Event::HandOver | Event::Stop => self.enter(State::Stopped),
+            EngineEvent::Quarantine | EngineEvent::QuarantineNow => self.enter(EngineState::Quarantined),
+            EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => self.enter(EngineState::Stopped),
             _ => Vec::new(),
         }
     }
 
-    fn while_alive(&mut self, stage: Stage, event: Event, now: Instant) -> Vec<Action> {
+    fn while_alive(&mut self, stage: LiveStage, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         match event {
-            Event::Loading if stage == Stage::Starting => self.enter(State::Alive(Stage::Loading)),
-            Event::Ready if matches!(stage, Stage::Starting | Stage::Loading) => {
-                self.ready = Some(now);
-                self.enter(State::Alive(Stage::Ready))
+            EngineEvent::Loading if stage == LiveStage::Starting => self.enter(EngineState::Alive(LiveStage::Loading)),
+            EngineEvent::Ready if matches!(stage, LiveStage::Starting | LiveStage::Loading) => {
+                self.ready_since = Some(now);
+                self.enter(EngineState::Alive(LiveStage::Ready))
             }
-            Event::FoundAsleep if matches!(stage, Stage::Starting | Stage::Loading) => {
-                self.ready = Some(now);
-                self.enter(State::Alive(Stage::Sleeping))
+            EngineEvent::FoundAsleep if matches!(stage, LiveStage::Starting | LiveStage::Loading) => {
+                self.ready_since = Some(now);
+                self.enter(EngineState::Alive(LiveStage::Sleeping))
             }
-            Event::FallAsleep if stage == Stage::Ready => self.enter(State::Alive(Stage::Sleeping)),
-            Event::WakeUp if stage == Stage::Sleeping => self.enter(State::Alive(Stage::Ready)),
-            Event::Unfit if self.may_fall_back => self.fall_back(),
-            Event::Exited | Event::SpawnFailed | Event::Unhealthy => self.fail_to_live(now),
-            Event::Tick if self.wake_at().is_some_and(|at| now >= at) => self.fail_to_live(now),
-            Event::Fail => self.crash(Then::BackOff, now),
-            Event::Drain => self.leave(stage, Then::Stop, now),
-            Event::HandOver => self.leave(stage, Then::LetGo, now),
-            Event::Restart => self.leave(stage, Then::Spawn, now),
-            Event::Quarantine => self.leave(stage, Then::Quarantine, now),
-            Event::QuarantineNow => self.kill(Then::Quarantine),
-            Event::Stop => self.terminate(Then::Stop, now),
+            EngineEvent::FallAsleep if stage == LiveStage::Ready => self.enter(EngineState::Alive(LiveStage::Sleeping)),
+            EngineEvent::WakeUp if stage == LiveStage::Sleeping => self.enter(EngineState::Alive(LiveStage::Ready)),
+            EngineEvent::LacksRoute if self.may_fall_back => self.fall_back(),
+            EngineEvent::Exited | EngineEvent::SpawnFailed | EngineEvent::Unhealthy => self.handle_failed_start(now),
+            EngineEvent::Tick if self.wake_at().is_some_and(|at| now >= at) => self.handle_failed_start(now),
+            EngineEvent::Fail => self.crash(AfterExit::BackOff, now),
+            EngineEvent::Drain => self.drain_or_terminate(stage, AfterExit::Stop, now),
+            EngineEvent::HandOver => self.drain_or_terminate(stage, AfterExit::Detach, now),
+            EngineEvent::Restart => self.drain_or_terminate(stage, AfterExit::Spawn, now),
+            EngineEvent::Quarantine => self.drain_or_terminate(stage, AfterExit::Quarantine, now),
+            EngineEvent::QuarantineNow => self.kill(AfterExit::Quarantine),
+            EngineEvent::Stop => self.terminate(AfterExit::Stop, now),
             _ => Vec::new(),
         }
     }
 
-    fn while_draining(&mut self, then: Then, until: Instant, event: Event, now: Instant) -> Vec<Action> {
+    fn while_draining(&mut self, then: AfterExit, until: Instant, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         match event {
-            Event::Idle => self.terminate(then, now),
-            Event::Tick if now >= until => self.terminate(then, now),
-            Event::Exited | Event::Unhealthy | Event::Fail => self.crash(then, now),
-            Event::Stop => self.terminate(Then::Stop, now),
-            Event::QuarantineNow => self.kill(self.amended(then, event)),
+            EngineEvent::Idle => self.terminate(then, now),
+            EngineEvent::Tick if now >= until => self.terminate(then, now),
+            EngineEvent::Exited | EngineEvent::Unhealthy | EngineEvent::Fail => self.crash(then, now),
+            EngineEvent::Stop => self.terminate(AfterExit::Stop, now),
+            EngineEvent::QuarantineNow => self.kill(self.amend(then, event)),
             _ => {
-                let then = self.amended(then, event);
-                self.enter(State::Draining { then, until })
+                let then = self.amend(then, event);
+                self.enter(EngineState::Draining { then, until })
             }
         }
     }
 
-    fn while_stopping(&mut self, then: Then, until: Instant, event: Event, now: Instant) -> Vec<Action> {
+    fn while_stopping(&mut self, then: AfterExit, until: Instant, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         match event {
-            Event::Exited | Event::Fail => self.kill(then),
-            Event::Tick if now >= until => self.kill(then),
-            Event::QuarantineNow => self.kill(self.amended(then, event)),
+            EngineEvent::Exited | EngineEvent::Fail => self.kill(then),
+            EngineEvent::Tick if now >= until => self.kill(then),
+            EngineEvent::QuarantineNow => self.kill(self.amend(then, event)),
             _ => {
-                let then = self.amended(then, event);
-                self.enter(State::Stopping { then, until })
+                let then = self.amend(then, event);
+                self.enter(EngineState::Stopping { then, until })
             }
         }
     }
 
-    fn while_killing(&mut self, then: Then, event: Event, now: Instant) -> Vec<Action> {
-        if event != Event::GroupEmpty {
-            let then = self.amended(then, event);
-            return self.enter(State::Killing { then });
+    fn while_killing(&mut self, then: AfterExit, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
+        if event != EngineEvent::GroupEmpty {
+            let then = self.amend(then, event);
+            return self.enter(EngineState::Killing { then });
         }
         match then {
-            Then::Stop | Then::LetGo => self.enter(State::Stopped),
-            Then::Quarantine => self.enter(State::Quarantined),
-            Then::Spawn => self.queue(now),
-            Then::BackOff => self.enter(State::BackingOff { until: now + backoff(self.crashes) }),
+            AfterExit::Stop | AfterExit::Detach => self.enter(EngineState::Stopped),
+            AfterExit::Quarantine => self.enter(EngineState::Quarantined),
+            AfterExit::Spawn => self.wait_for_start(now),
+            AfterExit::BackOff => self.enter(EngineState::BackingOff { until: now + backoff(self.crashes) }),
         }
     }
 
-    fn while_backing_off(&mut self, until: Instant, event: Event, now: Instant) -> Vec<Action> {
+    fn while_backing_off(&mut self, until: Instant, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         match event {
-            Event::Tick if now >= until => self.queue(now),
-            Event::Restart | Event::Release => self.queue(now),
-            Event::Quarantine | Event::QuarantineNow => self.enter(State::Quarantined),
-            Event::Drain | Event::HandOver | Event::Stop => self.enter(State::Stopped),
+            EngineEvent::Tick if now >= until => self.wait_for_start(now),
+            EngineEvent::Restart | EngineEvent::Release => self.wait_for_start(now),
+            EngineEvent::Quarantine | EngineEvent::QuarantineNow => self.enter(EngineState::Quarantined),
+            EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => self.enter(EngineState::Stopped),
             _ => Vec::new(),
         }
     }
 
     /// The last wish counts, except that nothing revives an engine that was stopped for good, and only `Release` one that is quarantined.
-    fn amended(&self, then: Then, event: Event) -> Then {
+    fn amend(&self, then: AfterExit, event: EngineEvent) -> AfterExit {
         match event {
             // One that was to end is not left to anybody.
-            Event::Drain | Event::HandOver | Event::Stop => Then::Stop,
-            Event::Quarantine | Event::QuarantineNow if !self.closing => Then::Quarantine,
-            Event::Restart | Event::Release if self.may_start() => Then::Spawn,
+            EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => AfterExit::Stop,
+            EngineEvent::Quarantine | EngineEvent::QuarantineNow if !self.closing => AfterExit::Quarantine,
+            EngineEvent::Restart | EngineEvent::Release if self.may_start() => AfterExit::Spawn,
             _ => then,
         }
     }
 
     /// Only an engine that serves can have requests to finish.
-    fn leave(&mut self, stage: Stage, then: Then, now: Instant) -> Vec<Action> {
-        if !matches!(stage, Stage::Ready | Stage::Sleeping) {
+    fn drain_or_terminate(&mut self, stage: LiveStage, then: AfterExit, now: Instant) -> Vec<SupervisorAction> {
+        if !matches!(stage, LiveStage::Ready | LiveStage::Sleeping) {
             return self.terminate(then, now);
         }
-        self.enter(State::Draining { then, until: now + self.limits.drain })
+        self.enter(EngineState::Draining { then, until: now + self.timeouts.drain })
     }
 
-    fn terminate(&mut self, then: Then, now: Instant) -> Vec<Action> {
-        if then == Then::LetGo {
-            self.state = State::Stopped;
-            return vec![Action::LetGo];
+    fn terminate(&mut self, then: AfterExit, now: Instant) -> Vec<SupervisorAction> {
+        if then == AfterExit::Detach {
+            self.state = EngineState::Stopped;
+            return vec![SupervisorAction::Detach];
         }
-        let grace = match self.ready {
-            Some(_) => self.limits.grace,
-            None => self.limits.grace.min(STARTING_GRACE),
+        let grace = match self.ready_since {
+            Some(_) => self.timeouts.grace,
+            None => self.timeouts.grace.min(STARTING_GRACE),
         };
-        self.state = State::Stopping { then, until: now + grace };
-        vec![Action::Terminate]
+        self.state = EngineState::Stopping { then, until: now + grace };
+        vec![SupervisorAction::Terminate]
     }
 
     /// A life that never served is the command line's fault where there is another one to be tried.
-    fn fail_to_live(&mut self, now: Instant) -> Vec<Action> {
-        if self.may_fall_back && self.ready.is_none() { self.fall_back() } else { self.crash(Then::BackOff, now) }
+    fn handle_failed_start(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        if self.may_fall_back && self.ready_since.is_none() { self.fall_back() } else { self.crash(AfterExit::BackOff, now) }
     }
 
     /// Tried once: when the other command line fails as well, the usual pauses follow.
-    fn fall_back(&mut self) -> Vec<Action> {
+    fn fall_back(&mut self) -> Vec<SupervisorAction> {
         self.may_fall_back = false;
-        let mut actions = vec![Action::FallBack];
-        actions.append(&mut self.kill(Then::Spawn));
+        let mut actions = vec![SupervisorAction::FallBack];
+        actions.append(&mut self.kill(AfterExit::Spawn));
         actions
     }
 
-    fn crash(&mut self, then: Then, now: Instant) -> Vec<Action> {
-        self.forgive(now);
+    fn crash(&mut self, then: AfterExit, now: Instant) -> Vec<SupervisorAction> {
+        self.reset_crashes_if_recovered(now);
         self.crashes = self.crashes.saturating_add(1);
-        let mut actions = vec![Action::ReportCrash];
+        let mut actions = vec![SupervisorAction::ReportCrash];
         actions.append(&mut self.kill(then));
         actions
     }
 
-    fn kill(&mut self, then: Then) -> Vec<Action> {
-        self.state = State::Killing { then };
-        vec![Action::KillGroup]
+    fn kill(&mut self, then: AfterExit) -> Vec<SupervisorAction> {
+        self.state = EngineState::Killing { then };
+        vec![SupervisorAction::KillGroup]
     }
 
     /// A long healthy life wipes out the crashes before it, however it ends.
-    fn forgive(&mut self, now: Instant) {
-        if self.ready.take().is_some_and(|since| now.saturating_duration_since(since) >= RECOVERED_AFTER) {
+    fn reset_crashes_if_recovered(&mut self, now: Instant) {
+        if self.ready_since.take().is_some_and(|since| now.saturating_duration_since(since) >= RECOVERED_AFTER) {
             self.crashes = 0;
         }
     }
 
-    fn queue(&mut self, now: Instant) -> Vec<Action> {
-        self.forgive(now);
-        self.state = State::Waiting;
-        vec![Action::AwaitTurn]
+    fn wait_for_start(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        self.reset_crashes_if_recovered(now);
+        self.state = EngineState::Waiting;
+        vec![SupervisorAction::RequestStart]
     }
 
-    fn spawn(&mut self, now: Instant) -> Vec<Action> {
-        self.ready_by = Some(now + self.limits.startup);
-        self.state = State::Alive(Stage::Starting);
-        vec![Action::Spawn]
+    fn spawn(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        self.ready_by = Some(now + self.timeouts.startup);
+        self.state = EngineState::Alive(LiveStage::Starting);
+        vec![SupervisorAction::Spawn]
     }
 
-    fn enter(&mut self, state: State) -> Vec<Action> {
+    fn enter(&mut self, state: EngineState) -> Vec<SupervisorAction> {
         self.state = state;
         Vec::new()
     }
@@ -455,7 +455,7 @@ impl Machine {
 /// The pause after the given number of crashes in a row.
 fn backoff(crashes: u32) -> Duration {
     let doublings = crashes.saturating_sub(1).min(16);
-    (FIRST_BACKOFF * 2_u32.pow(doublings)).min(LONGEST_BACKOFF)
+    (INITIAL_BACKOFF * 2_u32.pow(doublings)).min(MAX_BACKOFF)
 }
 
 #[cfg(test)]

@@ -45,11 +45,11 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         probe_interval: Duration::from_millis(50),
         cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
         keeper: crate::keeper::tests::program(parent.path()),
-        if_agent_dies: Fate::Kill,
-        binding: None,
-        ready_to_start: None,
+        if_agent_dies: AgentDeathPolicy::Kill,
+        cpu_binding: None,
+        gpu_availability: None,
         fallback: None,
-        turns: Arc::new(Turns::at_once()),
+        start_order: Arc::new(StartOrder::unordered()),
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,
     };
@@ -251,7 +251,7 @@ async fn an_engine_that_something_outside_has_failed_ends_and_starts_again_after
     let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
     assert!(failed.reason.contains("GPU 0 was reset"), "{}", failed.reason);
     assert_eq!(failed.phase, Phase::Failed);
-    assert!(fixture.engine.deaths().recent_crashes().is_empty(), "no request was the cause");
+    assert!(fixture.engine.crashes().recent_crashes().is_empty(), "no request was the cause");
     fixture.engine.release();
     fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
     fixture.engine.stop().await;
@@ -319,11 +319,11 @@ async fn a_front_end_that_lacks_a_route_is_replaced_before_it_gets_requests() {
 #[tokio::test]
 async fn an_engine_waits_for_its_turn_says_for_whom_and_stops_at_once() {
     let gpu = || vec!["GPU-1".to_owned()];
-    let turns = Arc::new(Turns::new(vec![gpu(), gpu()], false, Duration::from_secs(600)));
-    let first = turns.turn(0).await;
+    let turns = Arc::new(StartOrder::new(vec![gpu(), gpu()], false, Duration::from_secs(600)));
+    let first = turns.acquire(0).await;
     let mut fixture = start_with("exec sleep 600", |spec| {
         spec.index = 1;
-        spec.turns = Arc::clone(&turns);
+        spec.start_order = Arc::clone(&turns);
         // Counted from the spawn, not from the wait.
         spec.startup_timeout = Duration::from_millis(300);
     });
@@ -336,10 +336,10 @@ async fn an_engine_waits_for_its_turn_says_for_whom_and_stops_at_once() {
     fixture.until(|status| status.phase == Phase::Failed).await;
     fixture.engine.stop().await;
 
-    let held = turns.turn(0).await;
+    let held = turns.acquire(0).await;
     let mut fixture = start_with("exec sleep 600", |spec| {
         spec.index = 1;
-        spec.turns = Arc::clone(&turns);
+        spec.start_order = Arc::clone(&turns);
     });
     fixture.until(|status| status.reason.contains("replica 0")).await;
     fixture.engine.drain();
@@ -361,7 +361,7 @@ async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_
     assert!(failed.reason.contains("keeper was lost"), "{}", failed.reason);
     assert!(fixture.processes().iter().all(|pid| !before.contains(pid)));
     fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;
-    assert_eq!(fixture.engine.deaths().recent_crashes(), [], "no request's doing");
+    assert_eq!(fixture.engine.crashes().recent_crashes(), [], "no request's doing");
     fixture.engine.stop().await;
     assert!(fixture.processes().is_empty());
 }
@@ -441,7 +441,7 @@ async fn an_engine_that_is_not_ready_in_time_is_killed_and_the_reason_says_so() 
     let mut fixture = start_with(STUBBORN, |spec| spec.startup_timeout = Duration::from_millis(200));
     let failed = fixture.until(|status| status.reason.contains("next start")).await;
     assert!(failed.reason.contains("not ready within 0.2 s") && failed.reason.contains("; next start in 1 s"), "{}", failed.reason);
-    assert_eq!(failed.failure.unwrap().kind, diagnosis::Kind::StartupTimeout);
+    assert_eq!(failed.failure.unwrap().kind, diagnosis::FailureKind::StartupTimeout);
     assert!(fixture.processes().is_empty());
     fixture.engine.stop().await;
 }

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::canary::{Canary, Outcome};
-use super::subject::{Progress, Subject};
-use crate::process::activity::{Activity, Look};
+use super::canary::{Canary, CanaryOutcome};
+use super::watched_engine::{WorkCounters, WatchedEngine};
+use crate::process::activity::{Activity, ProcessSnapshot};
 
 /// How often it is looked at whether anything has moved.
-const TICK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The most time that one look may add to a stall: what passed while this program itself did not run is not the engine's.
-const MOST_PER_TICK: Duration = Duration::from_secs(1);
+const MAX_STALL_PER_CHECK: Duration = Duration::from_secs(1);
 
 /// A pause of this many usual ones is none any more: those of the slowest hundredth.
-const USUAL_PAUSES: u32 = 20;
+const P99_FACTOR: u32 = 20;
 
 /// Streams that pause for more than six seconds as a rule are of no use to anybody, so they allow no more than twenty times that.
-const LONGEST_LIMIT: Duration = Duration::from_secs(120);
+const MAX_STALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// An engine that computes gets this many times the limit. One long step moves nothing: a prefill on a CPU, a kernel that is compiled for a new
 /// shape. But a hang may compute too, collectives of NCCL wait at 100 % of a core, so it must end at some time.
@@ -29,146 +29,146 @@ const BUSY_FACTOR: u32 = 6;
 const BUSY_FACTOR_ON_CPU: u32 = 60;
 
 /// How long a test completion may take that decides about a stall. The engine does nothing else then.
-const TEST_DEADLINE: Duration = Duration::from_secs(5);
+const CANARY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What follows from a stall.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
+enum StallVerdict {
     /// It may still move.
     Wait,
     /// A test completion decides: it looks as if the requests had not reached the core, as while the front-end loads a picture from elsewhere.
-    Test,
+    ProbeCanary,
     /// It does not move any more, for this reason.
     Hung(String),
 }
 
 /// How long an engine may show nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Limits {
+struct StallLimits {
     /// While it does nothing.
     idle: Duration,
     /// While it computes.
     busy: Duration,
 }
 
-impl Limits {
+impl StallLimits {
     /// For an engine whose streams usually pause for `p99`.
     fn new(stall_timeout: Duration, p99: Option<Duration>, on_gpus: bool) -> Self {
-        let usual = p99.unwrap_or_default().saturating_mul(USUAL_PAUSES).min(LONGEST_LIMIT);
+        let usual = p99.unwrap_or_default().saturating_mul(P99_FACTOR).min(MAX_STALL_LIMIT);
         let idle = stall_timeout.max(usual);
         Self { idle, busy: idle * if on_gpus { BUSY_FACTOR } else { BUSY_FACTOR_ON_CPU } }
     }
 }
 
 /// What to do about a stall that has lasted this long. `holds` says whether the engine itself knows of requests in it, `testable` whether it takes test completions.
-fn judge(lasted: Duration, limits: Limits, holds: bool, testable: bool, activity: &Activity) -> Verdict {
+fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, activity: &Activity) -> StallVerdict {
     if lasted < limits.idle {
-        return Verdict::Wait;
+        return StallVerdict::Wait;
     }
     let at_last = lasted >= limits.idle * BUSY_FACTOR;
     match activity {
-        Activity::Stopped(process) => Verdict::Hung(format!("its process {process} is stopped")),
-        Activity::Idle if holds => Verdict::Hung("its processes do nothing".to_owned()),
-        Activity::Idle if testable => Verdict::Test,
-        Activity::Idle if at_last => Verdict::Hung("its processes do nothing".to_owned()),
-        Activity::Computing if lasted >= limits.busy => Verdict::Hung("its processes compute, but for too long".to_owned()),
-        Activity::Unknown if at_last => Verdict::Hung("its processes cannot be seen".to_owned()),
-        Activity::Idle | Activity::Computing | Activity::Unknown => Verdict::Wait,
+        Activity::Stopped(process) => StallVerdict::Hung(format!("its process {process} is stopped")),
+        Activity::Idle if holds => StallVerdict::Hung("its processes do nothing".to_owned()),
+        Activity::Idle if testable => StallVerdict::ProbeCanary,
+        Activity::Idle if at_last => StallVerdict::Hung("its processes do nothing".to_owned()),
+        Activity::Computing if lasted >= limits.busy => StallVerdict::Hung("its processes compute, but for too long".to_owned()),
+        Activity::Unknown if at_last => StallVerdict::Hung("its processes cannot be seen".to_owned()),
+        Activity::Idle | Activity::Computing | Activity::Unknown => StallVerdict::Wait,
     }
 }
 
 /// For how long requests have waited and nothing has moved. Time without requests that wait neither counts nor clears: an engine that hangs
 /// does not move because its clients gave up.
 #[derive(Debug)]
-struct Stall {
-    progress: Progress,
-    at: Instant,
-    lasted: Duration,
+struct StallTimer {
+    counters: WorkCounters,
+    checked_at: Instant,
+    duration: Duration,
 }
 
-impl Stall {
-    fn new(progress: Progress, now: Instant) -> Self {
-        Self { progress, at: now, lasted: Duration::ZERO }
+impl StallTimer {
+    fn new(progress: WorkCounters, now: Instant) -> Self {
+        Self { counters: progress, checked_at: now, duration: Duration::ZERO }
     }
 
     /// Takes in what is seen now.
-    fn tick(&mut self, waiting: u32, progress: Progress, now: Instant) -> Duration {
-        let passed = now.saturating_duration_since(self.at).min(MOST_PER_TICK);
-        self.at = now;
-        if progress != self.progress {
+    fn update(&mut self, waiting: u32, progress: WorkCounters, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.checked_at).min(MAX_STALL_PER_CHECK);
+        self.checked_at = now;
+        if progress != self.counters {
             *self = Self::new(progress, now);
         } else if waiting > 0 {
-            self.lasted += passed;
+            self.duration += passed;
         }
-        self.lasted
+        self.duration
     }
 }
 
 /// Watches a ready engine until it hangs; says why it is to be given up.
-pub(super) async fn watch(subject: &Subject) -> String {
+pub(super) async fn watch(subject: &WatchedEngine) -> String {
     let flow = subject.traffic.flow();
     let mut tests = Canary::new(subject);
     let mut testable = true;
-    let mut stall = Stall::new(subject.progress(), Instant::now());
+    let mut stall = StallTimer::new(subject.work_counters(), Instant::now());
     // The last look at the processes, and how long the stall had lasted then.
-    let mut looked: Option<(Look, Duration)> = None;
-    let mut ticks = interval(TICK);
+    let mut looked: Option<(ProcessSnapshot, Duration)> = None;
+    let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         // An idle engine costs no wake-ups.
         subject.traffic.wait_busy().await;
         ticks.tick().await;
         let Some(model) = subject.model_if_ready() else {
-            stall = Stall::new(subject.progress(), Instant::now());
+            stall = StallTimer::new(subject.work_counters(), Instant::now());
             continue;
         };
         flow.gaps().decay();
         let waiting = flow.waiting();
-        let lasted = stall.tick(waiting, subject.progress(), Instant::now());
-        let limits = Limits::new(subject.stall_timeout, flow.gaps().p99(), subject.on_gpus);
+        let lasted = stall.update(waiting, subject.work_counters(), Instant::now());
+        let limits = StallLimits::new(subject.stall_timeout, flow.gaps().p99(), subject.uses_gpus);
         if lasted < limits.idle / 2 {
             looked = None;
             continue;
         }
         // The processes are looked at when half of the time is over, and again each time when as much has passed.
         let Some((earlier, before)) = &looked else {
-            looked = Some((Look::at(subject.group()).await, lasted));
+            looked = Some((ProcessSnapshot::take(subject.process_group()).await, lasted));
             continue;
         };
         if waiting == 0 || lasted < limits.idle || lasted - *before < limits.idle / 2 {
             continue;
         }
-        let look = Look::at(subject.group()).await;
+        let look = ProcessSnapshot::take(subject.process_group()).await;
         // Hours may have passed in which nobody waited, and nothing was computed.
-        let activity = look.since(earlier, lasted - *before);
-        let why = match judge(lasted, limits, subject.holds_requests(), testable, &activity) {
-            Verdict::Wait => {
+        let activity = look.activity_since(earlier, lasted - *before);
+        let why = match judge(lasted, limits, subject.has_requests(), testable, &activity) {
+            StallVerdict::Wait => {
                 looked = Some((look, lasted));
                 continue;
             }
-            Verdict::Hung(why) => why,
-            Verdict::Test => match tests.ask_within(&model, TEST_DEADLINE).await {
-                Outcome::Proves => {
+            StallVerdict::Hung(why) => why,
+            StallVerdict::ProbeCanary => match tests.probe_within(&model, CANARY_DEADLINE).await {
+                CanaryOutcome::Computed => {
                     tracing::info!(socket = %subject.socket.display(), seconds = lasted.as_secs(), waiting, "no answer moves, but a test completion does: the requests wait for something else");
-                    stall = Stall::new(subject.progress(), Instant::now());
+                    stall = StallTimer::new(subject.work_counters(), Instant::now());
                     continue;
                 }
-                Outcome::Refuses(_) => {
+                CanaryOutcome::Unsupported(_) => {
                     testable = false;
                     looked = Some((look, lasted));
                     continue;
                 }
-                Outcome::Fails(reason) => format!("a test completion failed: {reason}"),
+                CanaryOutcome::Failed(reason) => format!("a test completion failed: {reason}"),
                 // The first use of a kernel may compile it.
-                Outcome::Slow(deadline) if Look::at(subject.group()).await.since(&look, deadline) == Activity::Computing => {
+                CanaryOutcome::TimedOut(deadline) if ProcessSnapshot::take(subject.process_group()).await.activity_since(&look, deadline) == Activity::Computing => {
                     looked = Some((look, lasted));
                     continue;
                 }
-                Outcome::Slow(deadline) => format!("a test completion got no answer within {} s", deadline.as_secs()),
+                CanaryOutcome::TimedOut(deadline) => format!("a test completion got no answer within {} s", deadline.as_secs()),
             },
         };
         // Looking and asking took time, in which it may have moved after all, or been told to stop.
-        if subject.progress() == stall.progress && subject.model_if_ready().is_some() {
+        if subject.work_counters() == stall.counters && subject.model_if_ready().is_some() {
             return reason(lasted, waiting, &why);
         }
     }

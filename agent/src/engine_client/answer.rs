@@ -7,43 +7,43 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes, BytesMut};
 use hostler_http1::{Body, Connection, Framing};
 
-use super::outgoing::Outgoing;
+use super::outgoing::OutgoingRequest;
 use super::{EngineClient, RequestError};
 
 /// A piece up to this size, as events are, is copied out of the buffer that it was read into. Until it has left, it would hold the whole buffer, and each
 /// event of a step would need one of its own: to take those from the operating system cost a fifth of all that the agent did for an event.
-const COPIED_BYTES: usize = 2048;
+const MAX_COPIED_BYTES: usize = 2048;
 
 /// The body of an answer. Dropped before its end, it closes the connection.
 #[derive(Debug)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct EngineResponse<'a> {
     client: &'a EngineClient,
     connection: Connection,
     body: Body,
     /// The rest of the request, where the engine answers before it has all of it.
-    rest: Option<Box<Outgoing>>,
+    unsent_request: Option<Box<OutgoingRequest>>,
     /// What the router broke off of the request.
-    broken: Option<RequestError>,
+    request_error: Option<RequestError>,
 }
 
-impl<'a> Answer<'a> {
-    pub(super) fn new(client: &'a EngineClient, connection: Connection, outgoing: Outgoing, body: Body) -> Self {
+impl<'a> EngineResponse<'a> {
+    pub(super) fn new(client: &'a EngineClient, connection: Connection, outgoing: OutgoingRequest, body: Body) -> Self {
         let rest = (!outgoing.is_sent()).then(|| Box::new(outgoing));
-        Self { client, connection, body, rest, broken: None }
+        Self { client, connection, body, unsent_request: rest, request_error: None }
     }
 
     /// The next piece, a chunk where the answer has chunks; nothing after the last.
-    pub(crate) async fn piece(&mut self) -> Option<Result<Bytes, RequestError>> {
-        poll_fn(|context| self.poll_piece(context).map(Result::transpose)).await
+    pub(crate) async fn next_chunk(&mut self) -> Option<Result<Bytes, RequestError>> {
+        poll_fn(|context| self.poll_chunk(context).map(Result::transpose)).await
     }
 
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RequestError>> {
+    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RequestError>> {
         self.send(context);
         // The engine would wait for the rest of it, and nobody would end its answer.
-        if let Some(broken) = self.broken.take() {
+        if let Some(broken) = self.request_error.take() {
             return Poll::Ready(Err(broken));
         }
-        Poll::Ready(Ok(ready!(self.connection.poll_piece(context, &mut self.body.framing, taken_out))?))
+        Poll::Ready(Ok(ready!(self.connection.poll_piece(context, &mut self.body.framing, copy_out))?))
     }
 
     /// Whether the last piece was there, as far as is known without reading on.
@@ -61,26 +61,26 @@ impl<'a> Answer<'a> {
     }
 
     /// All of it was read: the connection may be used again.
-    pub(crate) fn end(self) {
-        if self.body.keeps_alive && self.rest.is_none() {
-            self.client.keep(self.connection);
+    pub(crate) fn recycle(self) {
+        if self.body.keeps_alive && self.unsent_request.is_none() {
+            self.client.put_back(self.connection);
         }
     }
 
     fn send(&mut self, context: &mut Context<'_>) {
-        let Some(rest) = &mut self.rest else { return };
+        let Some(rest) = &mut self.unsent_request else { return };
         if let Poll::Ready(sent) = rest.poll_send(&mut self.connection, context) {
             // An engine that does not want the rest may say so and close: its answer is what counts.
             self.body.keeps_alive &= sent.is_ok();
-            self.rest = None;
-            self.broken = sent.err().filter(|error| matches!(error, RequestError::Request(_)));
+            self.unsent_request = None;
+            self.request_error = sent.err().filter(|error| matches!(error, RequestError::Request(_)));
         }
     }
 }
 
 /// So many bytes of what was read, without holding much more.
-fn taken_out(read: &mut BytesMut, length: usize) -> Bytes {
-    if length > COPIED_BYTES {
+fn copy_out(read: &mut BytesMut, length: usize) -> Bytes {
+    if length > MAX_COPIED_BYTES {
         return read.split_to(length).freeze();
     }
     let piece = Bytes::copy_from_slice(&read[..length]);
@@ -94,10 +94,10 @@ mod tests {
 
     #[test]
     fn only_a_small_piece_is_copied_out_of_the_buffer() {
-        for (length, is_copied) in [(COPIED_BYTES, true), (COPIED_BYTES + 1, false)] {
+        for (length, is_copied) in [(MAX_COPIED_BYTES, true), (MAX_COPIED_BYTES + 1, false)] {
             let mut read = BytesMut::from(&vec![b'x'; length][..]);
             let begin = read.as_ptr();
-            let piece = taken_out(&mut read, length);
+            let piece = copy_out(&mut read, length);
             assert_eq!(piece.as_ptr() != begin, is_copied, "{length}");
         }
     }

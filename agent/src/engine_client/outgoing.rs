@@ -16,17 +16,17 @@ use crate::lane::RequestBody;
 
 /// What is still to be sent of a request.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingRequest {
     head: Bytes,
     piece: Bytes,
     body: RequestBody,
     /// Bytes of the body that have not come from the router.
-    left: u64,
+    remaining_bytes: u64,
     is_head: bool,
     is_untouched: bool,
 }
 
-impl Outgoing {
+impl OutgoingRequest {
     /// The request of this head; `None` when HTTP does not allow it.
     pub(crate) fn new(head: RequestHead, body: RequestBody) -> Option<Self> {
         let method = Method::from_bytes(head.method.as_bytes()).ok()?;
@@ -48,7 +48,7 @@ impl Outgoing {
         }
         text.extend_from_slice(b"\r\n");
         let is_head = method == Method::HEAD;
-        Some(Self { head: text.into(), piece: Bytes::new(), body, left: head.body_bytes, is_head, is_untouched: true })
+        Some(Self { head: text.into(), piece: Bytes::new(), body, remaining_bytes: head.body_bytes, is_head, is_untouched: true })
     }
 
     /// Whether no engine has seen anything of it.
@@ -58,11 +58,11 @@ impl Outgoing {
 
     /// Whether an engine has all of it.
     pub(super) fn is_sent(&self) -> bool {
-        self.left == 0 && self.head.is_empty() && self.piece.is_empty()
+        self.remaining_bytes == 0 && self.head.is_empty() && self.piece.is_empty()
     }
 
     /// Sends itself and waits for the head of the answer, when some of it may be left to send.
-    pub(super) async fn ask(&mut self, connection: &mut Connection, sent: &mut impl FnMut()) -> Result<(ResponseHead, Body), RequestError> {
+    pub(super) async fn send_and_await_head(&mut self, connection: &mut Connection, sent: &mut impl FnMut()) -> Result<(ResponseHead, Body), RequestError> {
         poll_fn(|context| {
             let sending = self.poll_send(connection, context);
             if matches!(sending, Poll::Ready(Ok(()))) {
@@ -75,7 +75,7 @@ impl Outgoing {
                 Poll::Ready(Err(error)) => Some(error),
                 _ => None,
             };
-            let answer = ready!(connection.poll_head(context, self.is_head, copied)).map_err(|error| broken.unwrap_or(error.into()))?;
+            let answer = ready!(connection.poll_head(context, self.is_head, copy_head)).map_err(|error| broken.unwrap_or(error.into()))?;
             sent();
             Poll::Ready(Ok(answer))
         })
@@ -85,9 +85,9 @@ impl Outgoing {
     /// Sends what is there; ready when all of it has been sent.
     pub(super) fn poll_send(&mut self, connection: &mut Connection, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
         while !self.is_sent() {
-            if self.piece.is_empty() && self.left > 0 {
+            if self.piece.is_empty() && self.remaining_bytes > 0 {
                 match self.body.poll_bytes(context) {
-                    Poll::Ready(Ok(Some(piece))) => self.take(piece)?,
+                    Poll::Ready(Ok(Some(piece))) => self.take_chunk(piece)?,
                     Poll::Ready(Ok(None)) => return Poll::Ready(Err(Broken::protocol("the router sent less than it announced").into())),
                     Poll::Ready(Err(broken)) => return Poll::Ready(Err(broken.into())),
                     Poll::Pending if self.head.is_empty() => return Poll::Pending,
@@ -105,15 +105,15 @@ impl Outgoing {
         Poll::Ready(Ok(()))
     }
 
-    fn take(&mut self, piece: Bytes) -> Result<(), RequestError> {
-        let left = self.left.checked_sub(piece.len() as u64);
-        self.left = left.ok_or_else(|| Broken::protocol("the router sent more than it announced"))?;
+    fn take_chunk(&mut self, piece: Bytes) -> Result<(), RequestError> {
+        let left = self.remaining_bytes.checked_sub(piece.len() as u64);
+        self.remaining_bytes = left.ok_or_else(|| Broken::protocol("the router sent more than it announced"))?;
         self.piece = piece;
         Ok(())
     }
 }
 
-fn copied(status: u16, headers: &[http1::Header<'_>]) -> ResponseHead {
+fn copy_head(status: u16, headers: &[http1::Header<'_>]) -> ResponseHead {
     let copied = |header: &http1::Header<'_>| Header {
         name: Bytes::copy_from_slice(header.name.as_bytes()),
         value: Bytes::copy_from_slice(header.value),

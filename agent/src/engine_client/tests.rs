@@ -38,7 +38,7 @@ impl Fixture {
     }
 
     /// A request that announces this length, of which the router has sent this much.
-    fn outgoing(&mut self, method: &str, announced: u64, body: &'static [u8]) -> Outgoing {
+    fn outgoing(&mut self, method: &str, announced: u64, body: &'static [u8]) -> OutgoingRequest {
         let id = self.requests.len() as u64 + 1;
         let headers = vec![Header { name: "x-a".into(), value: "1".into() }, Header { name: "Content-Length".into(), value: "77".into() }];
         let head =
@@ -46,7 +46,7 @@ impl Fixture {
         let frames = vec![Frame::new(id, Kind::Request(head)), Frame::new(id, Kind::Body(body.into()))];
         let IncomingRequest { head, stream: serving } = self.lane.receive(FrameBatch { frames }).pop().unwrap();
         self.requests.push(serving);
-        Outgoing::new(head, self.requests[self.requests.len() - 1].body()).unwrap()
+        OutgoingRequest::new(head, self.requests[self.requests.len() - 1].body()).unwrap()
     }
 
     fn ask(&mut self, method: &str, announced: u64, body: &'static [u8]) -> Outcome {
@@ -55,10 +55,10 @@ impl Fixture {
             let failed = |error: RequestError| error.to_string();
             let (head, mut answer) = client.request(outgoing, || {}).await.map_err(failed)?;
             let mut body = Vec::new();
-            while let Some(piece) = answer.piece().await {
+            while let Some(piece) = answer.next_chunk().await {
                 body.extend_from_slice(&piece.map_err(failed)?);
             }
-            answer.end();
+            answer.recycle();
             Ok((head.status, body))
         })
     }
@@ -216,8 +216,8 @@ async fn the_rest_of_a_request_goes_on_while_nobody_takes_the_answer() {
         never = answer.keep_sending() => match never {},
         read = read_to(&mut engine, "dy") => assert_eq!(read, "dy"),
     }
-    while answer.piece().await.is_some() {}
-    answer.end();
+    while answer.next_chunk().await.is_some() {}
+    answer.recycle();
     assert_eq!(fixture.kept(), 1);
 }
 
@@ -257,12 +257,12 @@ async fn what_is_kept_is_given_up_after_its_time_or_when_the_engine_closes_it() 
     }
     tokio::time::pause();
     let client = fixture.client.clone();
-    let tending = tokio::spawn(async move { client.tend().await });
+    let tending = tokio::spawn(async move { client.prune_idle().await });
     assert_eq!(fixture.kept(), 2);
     engines.pop();
-    sleep(TEND_INTERVAL + CONNECT_PAUSE).await;
+    sleep(PRUNE_INTERVAL + CONNECT_PAUSE).await;
     assert_eq!(fixture.kept(), 1);
-    sleep(POOL_IDLE + TEND_INTERVAL).await;
+    sleep(POOL_IDLE + PRUNE_INTERVAL).await;
     assert_eq!(fixture.kept(), 0);
     tending.abort();
 }

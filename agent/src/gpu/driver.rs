@@ -8,10 +8,10 @@ use std::time::Duration;
 use nvml_wrapper::Nvml;
 use tokio::sync::{oneshot, watch};
 
-use super::binding::Neighbourhood;
-use super::questions::{self, NoLibrary};
-use super::thread::{Silent, Thread};
-use super::{Gpu, Links, Readings};
+use super::cpu_binding::GpuLocality;
+use super::nvml::{self, LibraryError};
+use super::driver_thread::{DriverTimeout, DriverThread};
+use super::{Gpu, Links, GpuReadings};
 
 /// The driver normally answers within 20 ms; one with a lost GPU may never do.
 const OPEN_DEADLINE: Duration = Duration::from_secs(30);
@@ -21,7 +21,7 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Why the driver names no GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoDriver {
+pub enum DriverError {
     /// There is none, so this is a host without GPUs.
     Absent,
     /// There is one that does not work: to go on without GPUs would be a guess.
@@ -31,24 +31,24 @@ pub enum NoDriver {
 /// The driver with what it found when it was opened. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct DriverShared {
     version: String,
     gpus: Vec<Gpu>,
     links: Links,
-    wholes: Vec<Whole>,
-    readings: watch::Sender<Arc<Readings>>,
+    whole_gpus: Vec<WholeGpu>,
+    readings: watch::Sender<Arc<GpuReadings>>,
 }
 
 /// A whole GPU with the thread for questions about it.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct WholeGpu {
     pub(super) gpu: Gpu,
-    neighbourhood: Neighbourhood,
-    thread: Thread,
+    locality: GpuLocality,
+    thread: DriverThread,
 }
 
 impl Driver {
@@ -56,20 +56,20 @@ impl Driver {
     ///
     /// # Errors
     /// When there is no driver, or it does not work.
-    pub async fn open(library: Option<&Path>) -> Result<Self, NoDriver> {
+    pub async fn open(library: Option<&Path>) -> Result<Self, DriverError> {
         let library: PathBuf = library.map_or_else(|| LIBRARY.into(), Path::to_owned);
         let (answer, answered) = oneshot::channel();
         // Not one of the runtime's threads: the end of the program waits for those.
         let asked = std::thread::Builder::new().name("gpu-discovery".to_owned()).spawn(move || {
-            let _ = answer.send(find(&library));
+            let _ = answer.send(discover(&library));
         });
         if let Err(error) = asked {
-            return Err(NoDriver::Broken(format!("no thread could be started to ask it: {error}")));
+            return Err(DriverError::Broken(format!("no thread could be started to ask it: {error}")));
         }
         match tokio::time::timeout(OPEN_DEADLINE, answered).await {
             Ok(Ok(shared)) => Ok(Self { shared: Arc::new(shared?) }),
-            Ok(Err(_)) => Err(NoDriver::Broken("asking it failed".to_owned())),
-            Err(_) => Err(NoDriver::Broken("it does not answer".to_owned())),
+            Ok(Err(_)) => Err(DriverError::Broken("asking it failed".to_owned())),
+            Err(_) => Err(DriverError::Broken("it does not answer".to_owned())),
         }
     }
 
@@ -93,47 +93,47 @@ impl Driver {
 
     /// How the GPUs do that are watched, once a second.
     #[must_use]
-    pub fn readings(&self) -> watch::Receiver<Arc<Readings>> {
+    pub fn readings(&self) -> watch::Receiver<Arc<GpuReadings>> {
         self.shared.readings.subscribe()
     }
 
-    pub(super) fn readings_out(&self) -> &watch::Sender<Arc<Readings>> {
+    pub(super) fn readings_sender(&self) -> &watch::Sender<Arc<GpuReadings>> {
         &self.shared.readings
     }
 
     /// The whole GPU with this UUID.
-    pub(super) fn whole(&self, uuid: &str) -> Option<&Whole> {
-        self.shared.wholes.iter().find(|whole| whole.gpu.uuid == uuid)
+    pub(super) fn whole_gpu(&self, uuid: &str) -> Option<&WholeGpu> {
+        self.shared.whole_gpus.iter().find(|whole| whole.gpu.uuid == uuid)
     }
 
     /// Where a GPU is on this host.
-    pub(super) fn neighbourhood(&self, gpu: &Gpu) -> Neighbourhood {
-        self.whole(gpu.whole()).map(|whole| whole.neighbourhood.clone()).unwrap_or_default()
+    pub(super) fn locality(&self, gpu: &Gpu) -> GpuLocality {
+        self.whole_gpu(gpu.whole()).map(|whole| whole.locality.clone()).unwrap_or_default()
     }
 }
 
-impl Whole {
+impl WholeGpu {
     /// Asks about this GPU; `Silent` when the driver does not answer within ten seconds.
-    pub(super) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, Silent> {
-        self.thread.ask(question).await
+    pub(super) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, DriverTimeout> {
+        self.thread.call(question).await
     }
 }
 
-fn find(library: &Path) -> Result<Shared, NoDriver> {
-    let driver = questions::load(library).map_err(|error| match error {
-        NoLibrary::Absent => NoDriver::Absent,
-        NoLibrary::Broken(reason) => NoDriver::Broken(reason),
+fn discover(library: &Path) -> Result<DriverShared, DriverError> {
+    let driver = nvml::load(library).map_err(|error| match error {
+        LibraryError::Absent => DriverError::Absent,
+        LibraryError::Broken(reason) => DriverError::Broken(reason),
     })?;
     let driver = Arc::new(driver);
-    let count = driver.device_count().map_err(|error| NoDriver::Broken(format!("it cannot count its GPUs: {error}")))?;
+    let count = driver.device_count().map_err(|error| DriverError::Broken(format!("it cannot count its GPUs: {error}")))?;
     let (mut gpus, mut wholes) = (Vec::new(), Vec::new());
     for index in 0..count {
-        match questions::describe(&driver, index) {
+        match nvml::describe(&driver, index) {
             Ok((whole, mut visible)) => {
-                let thread = Thread::start(format!("gpu-{index}"), Arc::clone(&driver));
-                let thread = thread.map_err(|error| NoDriver::Broken(format!("no thread could be started to ask it: {error}")))?;
-                let neighbourhood = Neighbourhood::of(&whole.pci, questions::near_cpus(&driver, index));
-                wholes.push(Whole { gpu: whole, neighbourhood, thread });
+                let thread = DriverThread::start(format!("gpu-{index}"), Arc::clone(&driver));
+                let thread = thread.map_err(|error| DriverError::Broken(format!("no thread could be started to ask it: {error}")))?;
+                let neighbourhood = GpuLocality::of(&whole.pci, nvml::near_cpus(&driver, index));
+                wholes.push(WholeGpu { gpu: whole, locality: neighbourhood, thread });
                 gpus.append(&mut visible);
             }
             // One GPU that is lost must not hide the others; where it was asked for by name, `select` says that it is not there.
@@ -141,9 +141,9 @@ fn find(library: &Path) -> Result<Shared, NoDriver> {
         }
     }
     let undivided: Vec<Gpu> = gpus.iter().filter(|gpu| gpu.slice.is_none()).cloned().collect();
-    let links = questions::links(&driver, &undivided);
+    let links = nvml::links(&driver, &undivided);
     let version = driver.sys_driver_version().unwrap_or_default();
-    Ok(Shared { version, gpus, links, wholes, readings: watch::Sender::new(Arc::default()) })
+    Ok(DriverShared { version, gpus, links, whole_gpus: wholes, readings: watch::Sender::new(Arc::default()) })
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! What can happen to a GPU, and what becomes of the engines on it. The decision is pure; the words are for operators, who read them in
 //! `hostler ps`.
 
-use super::xid::{self, Class};
+use super::xid::{self, XidClass};
 
 /// Something that the driver told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum IncidentKind {
     /// It reported a fault, once.
     Xid(u64),
     /// The GPU cannot be reached. Told again with each reading.
@@ -24,17 +24,17 @@ pub(super) enum What {
 
 /// Something that happened to a whole GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Incident {
+pub(super) struct GpuIncident {
     /// Its UUID.
     pub(super) whole: String,
     /// Its index.
     pub(super) index: u32,
-    pub(super) what: What,
+    pub(super) kind: IncidentKind,
 }
 
 /// What becomes of one engine on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Response {
+pub(super) enum IncidentResponse {
     /// Nothing but a line in the log.
     Log(String),
     /// It is restarted.
@@ -49,36 +49,36 @@ pub(super) enum Response {
 
 /// What becomes of an engine of which this GPU, or a slice of it, is a part. A quarantine's reason ends with what must be done first: that
 /// `hostler release` ends it is said of every quarantine.
-pub(super) fn respond(incident: &Incident, on_slice: bool) -> Response {
+pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentResponse {
     let gpu = incident.index;
-    let at_once = |reason: String| Response::Quarantine { reason, at_once: true };
-    let later = |reason: String| Response::Quarantine { reason, at_once: false };
-    match incident.what {
-        What::Xid(79) => at_once(format!("XID 79: GPU {gpu} has fallen off the bus, reboot the node")),
-        What::Xid(number) => {
-            let (class, meaning) = xid::meaning(number);
+    let at_once = |reason: String| IncidentResponse::Quarantine { reason, at_once: true };
+    let later = |reason: String| IncidentResponse::Quarantine { reason, at_once: false };
+    match incident.kind {
+        IncidentKind::Xid(79) => at_once(format!("XID 79: GPU {gpu} has fallen off the bus, reboot the node")),
+        IncidentKind::Xid(number) => {
+            let (class, meaning) = xid::classify(number);
             let told = format!("XID {number} on GPU {gpu}: {meaning}");
             match class {
-                Class::Logged => Response::Log(told),
+                XidClass::Logged => IncidentResponse::Log(told),
                 // It belongs to one slice, and the driver's library does not tell which; the engine that it hit gets an error and ends.
-                Class::RestartEngine if on_slice => Response::Log(told),
-                Class::RestartEngine => Response::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient")),
-                Class::ResetSoon => later(format!("{told}, reset the GPU or reboot the node")),
-                Class::ResetNow => at_once(format!("{told}, reset the GPU or reboot the node")),
+                XidClass::RestartEngine if on_slice => IncidentResponse::Log(told),
+                XidClass::RestartEngine => IncidentResponse::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient")),
+                XidClass::ResetSoon => later(format!("{told}, reset the GPU or reboot the node")),
+                XidClass::ResetNow => at_once(format!("{told}, reset the GPU or reboot the node")),
             }
         }
-        What::Lost => at_once(format!("GPU {gpu} is lost: the driver does not reach it any more, reboot the node")),
-        What::NeedsReset => at_once(format!("GPU {gpu} does not work before it is reset: reset it or reboot the node")),
-        What::RemapFailed => later(format!("GPU {gpu} could not replace a failed row of its memory, have the GPU replaced")),
-        What::RemapPending => {
-            Response::Log(format!("GPU {gpu} replaces failed rows of its memory at its next reset: reset it when convenient"))
+        IncidentKind::Lost => at_once(format!("GPU {gpu} is lost: the driver does not reach it any more, reboot the node")),
+        IncidentKind::NeedsReset => at_once(format!("GPU {gpu} does not work before it is reset: reset it or reboot the node")),
+        IncidentKind::RemapFailed => later(format!("GPU {gpu} could not replace a failed row of its memory, have the GPU replaced")),
+        IncidentKind::RemapPending => {
+            IncidentResponse::Log(format!("GPU {gpu} replaces failed rows of its memory at its next reset: reset it when convenient"))
         }
-        What::Silent => {
+        IncidentKind::Silent => {
             let told =
                 format!("the driver does not answer questions about GPU {gpu}: its figures are unknown, and `nvidia-smi` may hang as well");
-            Response::Log(told)
+            IncidentResponse::Log(told)
         }
-        What::Answers => Response::Log(format!("the driver answers questions about GPU {gpu} again")),
+        IncidentKind::Answers => IncidentResponse::Log(format!("the driver answers questions about GPU {gpu} again")),
     }
 }
 

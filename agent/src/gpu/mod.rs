@@ -1,24 +1,24 @@
 //! The GPUs of this host: what they are, which of them this process may use, how they do, and what becomes of an engine whose GPU fails. All
 //! talk with NVIDIA's driver is in here, on threads of its own; nothing on the path of a request asks it anything.
 
-mod binding;
+mod cpu_binding;
 mod driver;
-mod free;
+mod availability;
 mod incident;
 mod links;
-mod questions;
+mod nvml;
 mod readings;
-mod thread;
+mod driver_thread;
 pub mod visible;
 mod watch;
 mod xid;
 
-pub use binding::{Binding, bindings};
-pub use driver::{Driver, NoDriver};
-pub use free::{Free, Obstacle};
+pub use cpu_binding::{CpuBinding, plan_cpu_bindings};
+pub use driver::{Driver, DriverError};
+pub use availability::{GpuAvailability, StartObstacle};
 pub use links::Links;
-pub use readings::{Reading, Readings};
-pub use watch::{Watched, watch};
+pub use readings::{GpuReading, GpuReadings};
+pub use watch::{WatchedReplica, watch};
 
 /// One GPU, or one slice of a GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -2,14 +2,14 @@
 
 /// All GPUs of this host that engines run on.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Readings {
+pub struct GpuReadings {
     /// One for each GPU, in the order of discovery.
-    pub gpus: Vec<Reading>,
+    pub readings: Vec<GpuReading>,
 }
 
 /// One GPU, or one slice. What the driver does not say is `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Reading {
+pub struct GpuReading {
     /// The GPU or slice.
     pub uuid: String,
     /// Memory in use, by anybody.
@@ -38,10 +38,10 @@ pub struct Reading {
     pub last_xid: u32,
 }
 
-impl Readings {
+impl GpuReadings {
     /// The reading of one GPU.
     #[must_use]
-    pub fn of(&self, uuid: &str) -> Option<&Reading> {
-        self.gpus.iter().find(|reading| reading.uuid == uuid)
+    pub fn of(&self, uuid: &str) -> Option<&GpuReading> {
+        self.readings.iter().find(|reading| reading.uuid == uuid)
     }
 }

@@ -32,7 +32,7 @@ pub struct Selection {
     /// In the variable's order; all when it is not set.
     pub gpus: Vec<Gpu>,
     /// The entry that is not here, where the list ends; for the log.
-    pub ends_at: Option<String>,
+    pub unknown_entry: Option<String>,
 }
 
 /// The GPUs that a value of `CUDA_VISIBLE_DEVICES` allows. Entries are positions in PCI order or beginnings of UUIDs, also of MIG slices. The
@@ -43,7 +43,7 @@ pub struct Selection {
 /// When it allows none, or begins with what is not there.
 pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, VisibleError> {
     let Some(visible) = visible else {
-        return Ok(Selection { gpus: devices.to_vec(), ends_at: None });
+        return Ok(Selection { gpus: devices.to_vec(), unknown_entry: None });
     };
     let mut gpus: Vec<Gpu> = Vec::new();
     for entry in visible.split(',').map(str::trim) {
@@ -56,7 +56,7 @@ pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, Visib
             return Err(VisibleError::Unknown { entry: entry.to_owned(), known: describe(devices) });
         }
         if found.is_empty() {
-            return Ok(Selection { gpus, ends_at: Some(entry.to_owned()) });
+            return Ok(Selection { gpus, unknown_entry: Some(entry.to_owned()) });
         }
         for gpu in found {
             if !gpus.contains(gpu) {
@@ -67,7 +67,7 @@ pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, Visib
     if gpus.is_empty() {
         return Err(VisibleError::Nothing);
     }
-    Ok(Selection { gpus, ends_at: None })
+    Ok(Selection { gpus, unknown_entry: None })
 }
 
 /// What one entry means: a GPU, a slice, or all slices of a GPU.

@@ -7,7 +7,7 @@
 
 /// What is to be done about an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
+pub(super) enum XidClass {
     /// The fault of a process, a consequence of another fault, or a note: it is only logged.
     Logged,
     /// The GPU goes on; what ran on it is damaged.
@@ -19,8 +19,8 @@ pub(super) enum Class {
 }
 
 /// Class and meaning of an XID; one that is not in the table is logged.
-pub(super) fn meaning(xid: u64) -> (Class, &'static str) {
-    use Class::{Logged, ResetNow, ResetSoon, RestartEngine};
+pub(super) fn classify(xid: u64) -> (XidClass, &'static str) {
+    use XidClass::{Logged, ResetNow, ResetSoon, RestartEngine};
     match xid {
         13 => (Logged, "an exception in a process's kernel"),
         31 => (Logged, "a process used memory that is not its own"),

@@ -2,16 +2,16 @@
 
 use super::*;
 
-fn vllm() -> Resolved {
-    Resolved::Vllm { program: "/opt/vllm".into() }
+fn vllm() -> EngineProgram {
+    EngineProgram::Vllm { program: "/opt/vllm".into() }
 }
 
-fn simulated() -> Resolved {
-    Resolved::Simulated { program: "/opt/hostler".into() }
+fn simulated() -> EngineProgram {
+    EngineProgram::Simulated { program: "/opt/hostler".into() }
 }
 
-fn lookup(found: bool) -> Lookup {
-    Lookup { name: "vllm".into(), searched: "that name in PATH=/bin".to_owned(), found: found.then(|| "/opt/vllm".into()) }
+fn lookup(found: bool) -> ProgramLookup {
+    ProgramLookup { name: "vllm".into(), searched: "that name in PATH=/bin".to_owned(), found: found.then(|| "/opt/vllm".into()) }
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn the_engine_kind_follows_from_what_is_given_and_found() {
         (EngineKind::Simulated, false, false, Ok(simulated())),
     ];
     for (kind, model_given, found, expected) in table {
-        let resolved = resolve(kind, model_given, &lookup(found), Path::new("/opt/hostler"));
+        let resolved = choose_program(kind, model_given, &lookup(found), Path::new("/opt/hostler"));
         assert_eq!(resolved, expected, "{kind:?} {model_given} {found}");
     }
 }
@@ -42,14 +42,14 @@ fn a_program_is_looked_up_by_path_or_by_name() {
     let search = directory.path().as_os_str();
     let name = Path::new("vllm");
 
-    let missing = look_up(name, Some(search));
+    let missing = find_program(name, Some(search));
     assert_eq!(missing.found, None);
     assert!(missing.searched.contains(search.to_str().unwrap()));
 
     fs::write(&path, "").unwrap();
-    assert_eq!(look_up(name, Some(search)).found, None, "not executable");
+    assert_eq!(find_program(name, Some(search)).found, None, "not executable");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(look_up(name, Some(search)).found, Some(path.clone()));
-    assert_eq!(look_up(&path, None).found, Some(path));
-    assert_eq!(look_up(name, None).found, None);
+    assert_eq!(find_program(name, Some(search)).found, Some(path.clone()));
+    assert_eq!(find_program(&path, None).found, Some(path));
+    assert_eq!(find_program(name, None).found, None);
 }

@@ -4,11 +4,11 @@
 //! engine's first process goes with it (`exec` asks the kernel for that), and the agent ends the others. It has two threads: all waiting is on
 //! the one, files are written by the other, because a disk may hang and the engine's output must still be read.
 
-mod echo;
-mod file;
-mod guard;
-mod link;
-mod peer;
+mod output_replay;
+mod log_file;
+mod server;
+mod client;
+mod agent_connection;
 pub(crate) mod wire;
 
 use std::ffi::OsString;
@@ -23,14 +23,14 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::link::{Link, Notices, Survivor, Unproven, start};
+pub(crate) use self::client::{KeeperLink, KeeperNotices, SurvivingEngine, AdoptionError, start};
 use crate::config::IfAgentDies;
 use crate::vllm::CommandLine;
 use crate::vllm::version::Version;
 
 /// What becomes of an engine whose agent dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum AgentDeathPolicy {
     /// Nothing of it survives.
     Kill,
     /// It lives on for the next agent.
@@ -40,7 +40,7 @@ pub enum Fate {
     },
 }
 
-impl Fate {
+impl AgentDeathPolicy {
     /// What a setting means for a process with this environment. `auto` keeps engines only under systemd, which starts the agent again: in a batch
     /// job or a terminal nobody would come for them. Every program that a service starts inherits its variables, so only the service's first process counts.
     pub(crate) fn of(setting: IfAgentDies, wait: Duration, variable: impl Fn(&str) -> Option<String>) -> Self {
@@ -57,35 +57,35 @@ impl Fate {
 }
 
 /// The name under which keepers appear in lists of processes; 15 bytes are shown. It does not begin with the program's own: who kills that by name must leave the keepers to do their work.
-const NAME: &std::ffi::CStr = c"engine-keeper";
+const PROCESS_NAME: &std::ffi::CStr = c"engine-keeper";
 
 /// Has the allocator take memory as it is needed: else the first small piece takes 8 MiB of huge pages, as was seen, for a keeper that needs 2.
-const THRIFT: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
+const ALLOCATOR_SETTING: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
 
 /// Environment that may differ between two agents without making another engine: what it says depends on how much memory was free, or on the shell.
-const NOT_COMPARED: [&str; 2] = ["VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH"];
+const FINGERPRINT_IGNORED: [&str; 2] = ["VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH"];
 
 /// Inherited variables that make another engine begin with these.
-const COMPARED: [&[u8]; 3] = [b"VLLM_", b"CUDA_", b"NCCL_"];
+const FINGERPRINT_PREFIXES: [&[u8]; 3] = [b"VLLM_", b"CUDA_", b"NCCL_"];
 
 /// Where the keeper of an engine with this directory waits for the next agent.
-fn socket_in(directory: &Path) -> PathBuf {
+fn socket_path(directory: &Path) -> PathBuf {
     directory.join("keeper.sock")
 }
 
 /// Where the step before the engine says why there is none.
-fn failure_in(directory: &Path) -> PathBuf {
+fn exec_error_path(directory: &Path) -> PathBuf {
     directory.join("not-started")
 }
 
 /// The subcommand `keeper` of the program, with what follows it: nothing for the keeper itself, whose agent is at its standard input; for the
 /// step that becomes the engine `exec`, its keeper's process id, the engine's directory, the program and its arguments.
 #[must_use]
-pub fn main(arguments: &[OsString]) -> ExitCode {
+pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
     let ended = match arguments {
-        [] => keep(),
+        [] => run_keeper(),
         [exec, keeper, directory, program, arguments @ ..] if exec == "exec" => {
-            Err(become_engine(keeper, Path::new(directory), program, arguments))
+            Err(exec_engine(keeper, Path::new(directory), program, arguments))
         }
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the agent starts keepers, nobody else")),
     };
@@ -93,16 +93,16 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn keep() -> io::Result<()> {
+fn run_keeper() -> io::Result<()> {
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let _ = rustix::thread::set_name(NAME);
+    let _ = rustix::thread::set_name(PROCESS_NAME);
     set_child_subreaper(Some(getpid()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(guard::keep(agent))
+    runtime.block_on(server::run(agent))
 }
 
 /// Becomes the engine's first process, which the kernel kills when its keeper dies. Returns only if that fails.
-fn become_engine(keeper: &OsString, directory: &Path, program: &OsString, arguments: &[OsString]) -> io::Error {
+fn exec_engine(keeper: &OsString, directory: &Path, program: &OsString, arguments: &[OsString]) -> io::Error {
     let keeper = keeper.to_str().and_then(|id| Pid::from_raw(id.parse().ok()?));
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return error.into();
@@ -113,7 +113,7 @@ fn become_engine(keeper: &OsString, directory: &Path, program: &OsString, argume
     }
     let error = Command::new(program).args(arguments).exec();
     // If the disk is full too, the exit code is all that is left.
-    let _ = std::fs::write(failure_in(directory), guard::cannot_start(program, &error));
+    let _ = std::fs::write(exec_error_path(directory), server::describe_start_error(program, &error));
     error
 }
 
@@ -126,13 +126,13 @@ pub(crate) fn fingerprint(line: &CommandLine, version: Option<Version>) -> Strin
     };
     add(line.program.as_os_str().as_encoded_bytes());
     line.arguments.iter().for_each(|argument| add(argument.as_encoded_bytes()));
-    for (name, value) in line.set.iter().filter(|(name, _)| !NOT_COMPARED.contains(name)) {
+    for (name, value) in line.set.iter().filter(|(name, _)| !FINGERPRINT_IGNORED.contains(name)) {
         add(name.as_bytes());
         add(value.as_encoded_bytes());
     }
     // A scheduler's limit, and settings of the service, reach the engine through what it inherits.
     let mut inherited: Vec<_> =
-        std::env::vars_os().filter(|(name, _)| COMPARED.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix))).collect();
+        std::env::vars_os().filter(|(name, _)| FINGERPRINT_PREFIXES.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix))).collect();
     inherited.sort();
     for (name, value) in inherited {
         add(name.as_encoded_bytes());

@@ -26,13 +26,13 @@ fn plays_the_keeper() {
     let output = std::fs::File::options().write(true).open("/proc/self/fd/3").unwrap();
     rustix::stdio::dup2_stdout(&output).unwrap();
     drop(output);
-    let _ = main(&arguments);
+    let _ = run_subcommand(&arguments);
 }
 
 /// Who must end however the test does.
 struct Kept {
     /// `None` once the agent is gone.
-    connection: Option<(Link, Notices)>,
+    connection: Option<(KeeperLink, KeeperNotices)>,
     directory: PathBuf,
     output: Vec<u8>,
     _parent: tempfile::TempDir,
@@ -44,10 +44,10 @@ impl Drop for Kept {
     }
 }
 
-fn order(parent: &Path, script: &str) -> wire::Order {
+fn order(parent: &Path, script: &str) -> wire::LaunchSpec {
     let directory = parent.join("e0");
     crate::vllm::directory::prepare(&directory).unwrap();
-    wire::Order {
+    wire::LaunchSpec {
         keeper: program(parent).into(),
         program: "/bin/sh".into(),
         arguments: vec!["-c".into(), script.into()],
@@ -57,7 +57,7 @@ fn order(parent: &Path, script: &str) -> wire::Order {
         log: parent.join("e0.log").into(),
         wait_seconds: None,
         cpus: Vec::new(),
-        life: wire::Life { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: None },
+        life: wire::LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: None },
     }
 }
 
@@ -66,7 +66,7 @@ impl Kept {
         Self::start_with(script, |_| {})
     }
 
-    fn start_with(script: &str, change: impl FnOnce(&mut wire::Order)) -> Self {
+    fn start_with(script: &str, change: impl FnOnce(&mut wire::LaunchSpec)) -> Self {
         let parent = tempfile::tempdir().unwrap();
         let mut order = order(parent.path(), script);
         change(&mut order);
@@ -75,29 +75,29 @@ impl Kept {
         Self { connection, directory, output: Vec::new(), _parent: parent }
     }
 
-    fn say(&self, request: &wire::Request) {
-        self.connection.as_ref().unwrap().0.say(request);
+    fn say(&self, request: &wire::KeeperRequest) {
+        self.connection.as_ref().unwrap().0.send(request);
     }
 
-    async fn next(&mut self) -> Option<wire::FromKeeper> {
+    async fn next(&mut self) -> Option<wire::KeeperFrame> {
         let notices = &mut self.connection.as_mut().unwrap().1;
         tokio::time::timeout(Duration::from_secs(20), notices.next()).await.expect("the keeper says nothing").unwrap()
     }
 
     /// The next thing that is told besides output.
-    async fn told(&mut self) -> Option<wire::Notice> {
+    async fn told(&mut self) -> Option<wire::KeeperNotice> {
         loop {
             match self.next().await? {
-                wire::FromKeeper::Output(output) => self.output.extend_from_slice(&output),
-                wire::FromKeeper::Notice(notice) => return Some(notice),
+                wire::KeeperFrame::Output(output) => self.output.extend_from_slice(&output),
+                wire::KeeperFrame::Notice(notice) => return Some(notice),
             }
         }
     }
 
     async fn started(&mut self) -> crate::process::Leader {
-        assert_eq!(self.told().await, Some(wire::Notice::Hello { protocol: wire::PROTOCOL, running: None }));
+        assert_eq!(self.told().await, Some(wire::KeeperNotice::Hello { protocol: wire::PROTOCOL, running: None }));
         match self.told().await {
-            Some(wire::Notice::Started(leader)) => leader,
+            Some(wire::KeeperNotice::Started(leader)) => leader,
             other => panic!("{other:?}"),
         }
     }
@@ -106,7 +106,7 @@ impl Kept {
     async fn printed(&mut self, line: &str) {
         while !String::from_utf8_lossy(&self.output).lines().any(|printed| printed == line) {
             match self.next().await {
-                Some(wire::FromKeeper::Output(output)) => self.output.extend_from_slice(&output),
+                Some(wire::KeeperFrame::Output(output)) => self.output.extend_from_slice(&output),
                 Some(_) => {}
                 None => panic!("the keeper is gone; printed was {}", String::from_utf8_lossy(&self.output)),
             }
@@ -135,9 +135,9 @@ async fn output_and_exit_are_passed_on_and_written_down() {
     let mut kept = Kept::start("echo \"home=$HOME name=$NAME\" >&2; printf last; exit 3");
     kept.started().await;
     let exited = kept.told().await;
-    assert_eq!(exited, Some(wire::Notice::Exited(3 << 8)));
-    kept.say(&wire::Request::Kill);
-    assert_eq!(kept.told().await, Some(wire::Notice::Empty));
+    assert_eq!(exited, Some(wire::KeeperNotice::Exited(3 << 8)));
+    kept.say(&wire::KeeperRequest::Kill);
+    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Empty));
     assert_eq!(kept.told().await, None, "a keeper without an engine ends");
     assert_eq!(String::from_utf8_lossy(&kept.output), "home= name=value\nlast");
     let log = std::fs::read_to_string(kept.directory.with_extension("log")).unwrap();
@@ -151,7 +151,7 @@ async fn an_engine_gets_none_of_the_keepers_files_and_none_of_its_variables() {
     kept.printed("done").await;
     let text = String::from_utf8_lossy(&kept.output).into_owned();
     assert!(text.contains("0 -> /dev/null") && text.contains("2 -> pipe:"), "{text}");
-    for leaked in ["socket:", "eventpoll", "e0.log", crate::process::KEEPER_OF, THRIFT.0] {
+    for leaked in ["socket:", "eventpoll", "e0.log", crate::process::KEEPER_OF, ALLOCATOR_SETTING.0] {
         assert!(!text.contains(leaked), "{leaked} in {text}");
     }
 }
@@ -164,8 +164,8 @@ async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
     assert_eq!(kept.processes().len(), 3);
     let stray = kept.processes().into_iter().filter_map(crate::process::table::Process::read).any(|process| process.group != leader.pid);
     assert!(stray, "no process has left the group");
-    kept.say(&wire::Request::Kill);
-    while kept.told().await != Some(wire::Notice::Empty) {}
+    kept.say(&wire::KeeperRequest::Kill);
+    while kept.told().await != Some(wire::KeeperNotice::Empty) {}
     assert_eq!(kept.processes(), Vec::<i32>::new(), "told empty with processes left");
 }
 
@@ -184,12 +184,12 @@ async fn sigterm_goes_to_the_first_process_alone() {
     let mut kept = Kept::start("trap 'echo asked; exit 0' TERM; (trap '' TERM; exec sleep 600) & echo up; wait; wait");
     kept.started().await;
     kept.printed("up").await;
-    kept.say(&wire::Request::Terminate);
-    assert_eq!(kept.told().await, Some(wire::Notice::Exited(0)));
+    kept.say(&wire::KeeperRequest::Terminate);
+    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Exited(0)));
     kept.printed("asked").await;
     assert_eq!(kept.processes().len(), 1);
-    kept.say(&wire::Request::Kill);
-    assert_eq!(kept.told().await, Some(wire::Notice::Empty));
+    kept.say(&wire::KeeperRequest::Kill);
+    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Empty));
 }
 
 #[tokio::test]
@@ -206,12 +206,12 @@ async fn the_whole_tree_is_bound_to_its_cpus() {
 #[tokio::test]
 async fn cpus_that_cannot_be_had_are_told_and_the_engine_runs_all_the_same() {
     let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.cpus = vec![1023]);
-    assert!(matches!(kept.told().await, Some(wire::Notice::Hello { .. })));
+    assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Hello { .. })));
     match kept.told().await {
-        Some(wire::Notice::Warning(text)) => assert!(text.contains("cannot be bound to CPUs [1023]"), "{text}"),
+        Some(wire::KeeperNotice::Warning(text)) => assert!(text.contains("cannot be bound to CPUs [1023]"), "{text}"),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(kept.told().await, Some(wire::Notice::Started(_))));
+    assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Started(_))));
     kept.printed("up").await;
 }
 
@@ -220,7 +220,7 @@ async fn a_program_that_does_not_exist_is_said_to_be_so() {
     let mut kept = Kept::start_with("", |order| order.program = "/nonexistent/vllm".into());
     kept.started().await;
     match kept.told().await {
-        Some(wire::Notice::StartFailed(text)) => assert!(text.starts_with("cannot start /nonexistent/vllm: No such file"), "{text}"),
+        Some(wire::KeeperNotice::StartFailed(text)) => assert!(text.starts_with("cannot start /nonexistent/vllm: No such file"), "{text}"),
         other => panic!("{other:?}"),
     }
 }
@@ -230,7 +230,7 @@ async fn a_log_that_cannot_be_written_does_not_hurt_the_engine() {
     let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.log = "/dev/full".into());
     kept.started().await;
     match kept.told().await {
-        Some(wire::Notice::Warning(text)) => assert!(text.contains("/dev/full") && text.contains("goes on without it"), "{text}"),
+        Some(wire::KeeperNotice::Warning(text)) => assert!(text.contains("/dev/full") && text.contains("goes on without it"), "{text}"),
         other => panic!("{other:?}"),
     }
     kept.printed("up").await;
@@ -243,7 +243,7 @@ async fn a_keeper_that_is_killed_takes_the_first_process_with_it() {
     let leader = kept.started().await;
     kept.connection.as_ref().unwrap().0.end_keeper();
     assert_eq!(kept.told().await, None);
-    while crate::process::table::Process::read(leader.pid).is_some_and(|process| !process.ended) {
+    while crate::process::table::Process::read(leader.pid).is_some_and(|process| !process.is_zombie) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -253,18 +253,18 @@ async fn a_kept_engine_is_handed_over_with_what_it_has_printed() {
     let mut kept = Kept::start_with("echo first; echo second; exec sleep 600", |order| order.wait_seconds = Some(600));
     let leader = kept.started().await;
     kept.printed("second").await;
-    let life = wire::Life { node: "n0".to_owned(), index: 0, fingerprint: "g".to_owned(), epoch: 7, lives: 4, ready_in_ms: None };
-    kept.say(&wire::Request::Note(life.clone()));
+    let life = wire::LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "g".to_owned(), epoch: 7, lives: 4, ready_in_ms: None };
+    kept.say(&wire::KeeperRequest::Note(life.clone()));
     kept.connection = None;
     kept.output.clear();
-    let survivor = Survivor::at(&kept.directory, "n0").unwrap();
-    assert_eq!((survivor.leader, &survivor.life), (leader, &life));
+    let survivor = SurvivingEngine::find(&kept.directory, "n0").unwrap();
+    assert_eq!((survivor.leader, &survivor.life_record), (leader, &life));
     kept.connection = Some(survivor.adopt().unwrap());
     kept.printed("second").await;
     assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
-    kept.say(&wire::Request::Kill);
-    assert!(matches!(kept.told().await, Some(wire::Notice::Exited(_))));
-    assert_eq!(kept.told().await, Some(wire::Notice::Empty));
+    kept.say(&wire::KeeperRequest::Kill);
+    assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Exited(_))));
+    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Empty));
 }
 
 #[tokio::test]
@@ -279,14 +279,14 @@ async fn what_is_printed_between_a_look_and_the_adoption_comes_once() {
     kept.printed("first").await;
     kept.connection = None;
     kept.output.clear();
-    let survivor = Survivor::at(&kept.directory, "n0").unwrap();
+    let survivor = SurvivingEngine::find(&kept.directory, "n0").unwrap();
     std::fs::write(kept.directory.join("go"), "").unwrap();
     while !kept.directory.join("went").exists() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     kept.connection = Some(survivor.adopt().unwrap());
     kept.printed("second").await;
-    kept.say(&wire::Request::Kill);
+    kept.say(&wire::KeeperRequest::Kill);
     while kept.told().await.is_some() {}
     assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
 }
@@ -295,22 +295,22 @@ async fn what_is_printed_between_a_look_and_the_adoption_comes_once() {
 async fn a_kept_engine_must_be_proven() {
     let mut kept = Kept::start_with("exec sleep 600", |order| order.wait_seconds = Some(600));
     kept.started().await;
-    let life = wire::Life { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: Some(5) };
-    kept.say(&wire::Request::Note(life));
+    let life = wire::LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: Some(5) };
+    kept.say(&wire::KeeperRequest::Note(life));
     kept.connection = None;
     // It was ready, so it must listen.
-    assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::NoSocket);
+    assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::NoSocket);
     let _listens = UnixListener::bind(kept.directory.join("engine.sock")).unwrap();
-    assert!(Survivor::at(&kept.directory, "n0").is_ok());
+    assert!(SurvivingEngine::find(&kept.directory, "n0").is_ok());
     let record = kept.directory.join("engine.pid");
     // One that is in order, and another node's.
-    assert_eq!(Survivor::at(&kept.directory, "n1").unwrap_err(), Unproven::OtherNode("n0".to_owned()));
-    std::fs::write(&record, format!("1 1 1 {}", crate::process::table::birthplace())).unwrap();
-    assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::OtherProcess);
-    assert_eq!(Survivor::at(&kept.directory, "n1").unwrap_err(), Unproven::OtherNode("n0".to_owned()), "nor is it ours to end");
+    assert_eq!(SurvivingEngine::find(&kept.directory, "n1").unwrap_err(), AdoptionError::OtherNode("n0".to_owned()));
+    std::fs::write(&record, format!("1 1 1 {}", crate::process::table::boot_and_namespace())).unwrap();
+    assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::OtherProcess);
+    assert_eq!(SurvivingEngine::find(&kept.directory, "n1").unwrap_err(), AdoptionError::OtherNode("n0".to_owned()), "nor is it ours to end");
     std::fs::write(&record, "1 1 1 elsewhere").unwrap();
-    assert_eq!(Survivor::at(&kept.directory, "n0").unwrap_err(), Unproven::Elsewhere);
-    assert!(matches!(Survivor::at(kept.directory.parent().unwrap(), "n0"), Err(Unproven::NoKeeper(_))));
+    assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::OtherPidNamespace);
+    assert!(matches!(SurvivingEngine::find(kept.directory.parent().unwrap(), "n0"), Err(AdoptionError::NoKeeper(_))));
 }
 
 #[tokio::test]
@@ -327,19 +327,19 @@ fn engines_are_kept_only_where_somebody_starts_the_agent_again() {
     let wait = Duration::from_secs(600);
     let own = std::process::id().to_string();
     let of = |setting, variables: &[(&str, &str)]| {
-        Fate::of(setting, wait, |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        AgentDeathPolicy::of(setting, wait, |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
     };
-    let keep = Fate::Keep { wait };
-    assert_eq!(of(IfAgentDies::Auto, &[]), Fate::Kill);
+    let keep = AgentDeathPolicy::Keep { wait };
+    assert_eq!(of(IfAgentDies::Auto, &[]), AgentDeathPolicy::Kill);
     assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a")]), keep);
     assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), ("SYSTEMD_EXEC_PID", &own)]), keep);
     // A terminal that a service has opened.
-    assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), ("SYSTEMD_EXEC_PID", "1")]), Fate::Kill);
+    assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), ("SYSTEMD_EXEC_PID", "1")]), AgentDeathPolicy::Kill);
     for job in ["PBS_JOBID", "SLURM_JOB_ID"] {
-        assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), (job, "1")]), Fate::Kill);
+        assert_eq!(of(IfAgentDies::Auto, &[("INVOCATION_ID", "a"), (job, "1")]), AgentDeathPolicy::Kill);
         assert_eq!(of(IfAgentDies::Keep, &[(job, "1")]), keep);
     }
-    assert_eq!(of(IfAgentDies::Kill, &[("INVOCATION_ID", "a")]), Fate::Kill);
+    assert_eq!(of(IfAgentDies::Kill, &[("INVOCATION_ID", "a")]), AgentDeathPolicy::Kill);
 }
 
 #[test]

@@ -12,14 +12,14 @@ use crate::process::Leader;
 pub(crate) const PROTOCOL: u32 = 1;
 
 /// The longest frame: an order with all its arguments is some kilobytes, a piece of output 16 KiB.
-const FRAME_CAP: usize = 4 * 1024 * 1024;
+const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
 
-const WORDS: u8 = 0;
-const OUTPUT: u8 = 1;
+const MESSAGE_FRAME: u8 = 0;
+const OUTPUT_FRAME: u8 = 1;
 
 /// Everything that a keeper must know to start its engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Order {
+pub(crate) struct LaunchSpec {
     /// The program that has the subcommand `keeper`, for the step before the engine.
     pub(crate) keeper: OsString,
     /// What is run.
@@ -39,12 +39,12 @@ pub(crate) struct Order {
     /// CPUs for the whole tree; empty leaves it to the kernel.
     pub(crate) cpus: Vec<u32>,
     /// What the next agent must know.
-    pub(crate) life: Life,
+    pub(crate) life: LifeRecord,
 }
 
 /// One life of an engine, as one agent tells it to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Life {
+pub(crate) struct LifeRecord {
     /// The node's name in the fleet.
     pub(crate) node: String,
     /// Which replica of the node.
@@ -61,13 +61,13 @@ pub(crate) struct Life {
 
 /// From the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Request {
+pub(crate) enum KeeperRequest {
     /// Start the engine.
-    Start(Box<Order>),
+    Start(Box<LaunchSpec>),
     /// This agent takes the running engine over.
     Adopt,
     /// What the next agent must know has changed.
-    Note(Life),
+    Note(LifeRecord),
     /// Send SIGTERM to the first process.
     Terminate,
     /// Kill every process, tell `Empty`, and end.
@@ -76,13 +76,13 @@ pub(crate) enum Request {
 
 /// From the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Notice {
+pub(crate) enum KeeperNotice {
     /// The first of all.
     Hello {
         /// `PROTOCOL` of the keeper.
         protocol: u32,
         /// The engine that runs, if one does.
-        running: Option<(Leader, Life)>,
+        running: Option<(Leader, LifeRecord)>,
     },
     /// The engine's first process exists.
     Started(Leader),
@@ -102,25 +102,25 @@ pub(crate) enum Notice {
 
 /// One frame from a keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum FromKeeper {
+pub(crate) enum KeeperFrame {
     /// Words.
-    Notice(Notice),
+    Notice(KeeperNotice),
     /// What the engine printed.
     Output(Bytes),
 }
 
 /// Appends words as one frame.
-pub(crate) fn put(words: &impl Serialize, out: &mut BytesMut) {
+pub(crate) fn write_message(words: &impl Serialize, out: &mut BytesMut) {
     let body = serde_json::to_vec(words).expect("these types have no map with keys other than strings");
-    frame(WORDS, &body, out);
+    write_frame(MESSAGE_FRAME, &body, out);
 }
 
 /// Appends a piece of output as one frame.
-pub(crate) fn put_output(piece: &[u8], out: &mut BytesMut) {
-    frame(OUTPUT, piece, out);
+pub(crate) fn write_output(piece: &[u8], out: &mut BytesMut) {
+    write_frame(OUTPUT_FRAME, piece, out);
 }
 
-fn frame(kind: u8, body: &[u8], out: &mut BytesMut) {
+fn write_frame(kind: u8, body: &[u8], out: &mut BytesMut) {
     let length = u32::try_from(body.len() + 1).expect("no body comes near 4 GiB");
     out.put_u32(length);
     out.put_u8(kind);
@@ -128,28 +128,28 @@ fn frame(kind: u8, body: &[u8], out: &mut BytesMut) {
 }
 
 /// Takes the next whole frame, if there is one, as a request.
-pub(crate) fn request(buffer: &mut BytesMut) -> io::Result<Option<Request>> {
-    match split(buffer)? {
-        Some((WORDS, body)) => read(&body).map(Some),
+pub(crate) fn parse_request(buffer: &mut BytesMut) -> io::Result<Option<KeeperRequest>> {
+    match split_frame(buffer)? {
+        Some((MESSAGE_FRAME, body)) => parse_message(&body).map(Some),
         Some(_) => Err(malformed("an agent prints nothing")),
         None => Ok(None),
     }
 }
 
 /// Takes the next whole frame, if there is one, as a keeper's.
-pub(crate) fn from_keeper(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
-    match split(buffer)? {
-        Some((WORDS, body)) => read(&body).map(|notice| Some(FromKeeper::Notice(notice))),
-        Some((OUTPUT, body)) => Ok(Some(FromKeeper::Output(body))),
+pub(crate) fn parse_keeper_frame(buffer: &mut BytesMut) -> io::Result<Option<KeeperFrame>> {
+    match split_frame(buffer)? {
+        Some((MESSAGE_FRAME, body)) => parse_message(&body).map(|notice| Some(KeeperFrame::Notice(notice))),
+        Some((OUTPUT_FRAME, body)) => Ok(Some(KeeperFrame::Output(body))),
         Some(_) => Err(malformed("a frame of an unknown kind")),
         None => Ok(None),
     }
 }
 
-fn split(buffer: &mut BytesMut) -> io::Result<Option<(u8, Bytes)>> {
+fn split_frame(buffer: &mut BytesMut) -> io::Result<Option<(u8, Bytes)>> {
     let Some(head) = buffer.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_be_bytes(*head) as usize;
-    if length == 0 || length > FRAME_CAP {
+    if length == 0 || length > MAX_FRAME_BYTES {
         return Err(malformed("a frame of an impossible length"));
     }
     if buffer.len() < 4 + length {
@@ -161,7 +161,7 @@ fn split(buffer: &mut BytesMut) -> io::Result<Option<(u8, Bytes)>> {
     Ok(Some((kind, frame)))
 }
 
-fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> io::Result<T> {
+fn parse_message<'a, T: Deserialize<'a>>(body: &'a [u8]) -> io::Result<T> {
     serde_json::from_slice(body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 

@@ -16,13 +16,13 @@ fn every_family_is_described_once_and_counters_are_named_so() {
 
 #[test]
 fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
-    let reading = Reading {
+    let reading = GpuReading {
         memory_used_bytes: Some(1_000),
         utilisation: Some(87),
         watts: Some(612.5),
         throttled: vec!["temperature", "power limit"],
         last_xid: 13,
-        ..Reading::default()
+        ..GpuReading::default()
     };
     let gpu = Gpu { index: 3, memory_bytes: 4_000, ..Gpu::default() };
     let labels = "replica=\"0\",gpu=\"3\",uuid=\"GPU-1\"".to_owned();

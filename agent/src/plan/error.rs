@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::memory::Memory;
+use super::memory::MemoryBudget;
 use super::setup::GIB;
 use crate::gpu::Gpu;
 
@@ -11,12 +11,12 @@ use crate::gpu::Gpu;
 pub enum PlanError {
     /// The model does not fit the GPUs.
     #[error("{0}")]
-    DoesNotFit(Box<Misfit>),
+    DoesNotFit(Box<ModelDoesNotFit>),
     /// There are not enough GPUs.
-    #[error("{}", too_many(*.asked, *.possible, *.gpus, *.tp))]
+    #[error("{}", describe_too_many(*.requested, *.possible, *.gpus, *.tp))]
     TooManyReplicas {
         /// Asked for.
-        asked: u32,
+        requested: u32,
         /// How many there could be.
         possible: u32,
         /// GPUs there are.
@@ -59,7 +59,7 @@ pub enum PlanError {
     },
 }
 
-fn too_many(asked: u32, possible: u32, gpus: u32, tp: u32) -> String {
+fn describe_too_many(asked: u32, possible: u32, gpus: u32, tp: u32) -> String {
     let each = if tp > 1 { format!(", of which a replica takes {tp} that reach each other") } else { String::new() };
     let use_instead = if possible == 0 { "use a smaller --tp".to_owned() } else { format!("use --replicas {possible} or fewer") };
     let replicas = if asked == 1 { "1 replica was" } else { &format!("{asked} replicas were") };
@@ -72,7 +72,7 @@ fn list(numbers: &[u32]) -> String {
 
 /// The arithmetic of a model that does not fit.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Misfit {
+pub struct ModelDoesNotFit {
     pub(super) gpu: Gpu,
     /// How many of them there are.
     pub(super) gpus: u32,
@@ -83,16 +83,16 @@ pub struct Misfit {
     /// The context that was wanted.
     pub(super) context: u32,
     /// The longest that would fit, as far as cache goes.
-    pub(super) longest: u32,
+    pub(super) max_context: u32,
     pub(super) sliced: bool,
-    pub(super) least_cache: u64,
-    pub(super) memory: Memory,
-    pub(super) would_fit: Vec<WouldFit>,
+    pub(super) min_cache: u64,
+    pub(super) memory: MemoryBudget,
+    pub(super) alternatives: Vec<Alternative>,
 }
 
 /// What would fit instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WouldFit {
+pub enum Alternative {
     /// The model in a smaller format on these GPUs.
     Format {
         /// Which.
@@ -111,39 +111,39 @@ pub enum WouldFit {
     },
 }
 
-impl Misfit {
+impl ModelDoesNotFit {
     /// All memory of the GPUs that were tried.
     pub(super) fn group_bytes(&self) -> u64 {
         self.gpu.memory_bytes * u64::from(self.gpus)
     }
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for ModelDoesNotFit {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = &self.memory;
         let what = if self.sliced { "MIG slice" } else { "GPU" };
         let plural = if self.gpus == 1 { "" } else { "s" };
-        write!(out, "the model does not fit {} {what}{plural} of {} ({}): ", self.gpus, gib(memory.total), self.gpu.name)?;
+        write!(out, "the model does not fit {} {what}{plural} of {} ({}): ", self.gpus, format_gib(memory.total), self.gpu.name)?;
         let over = if self.tp > 1 { format!(" over {} of them", self.tp) } else { String::new() };
-        write!(out, "its {} of {} weights{over} are {} on each, ", gib(self.weight_bytes), self.format, gib(memory.weights))?;
-        write!(out, "an engine may use {}, ", gib(memory.usable))?;
-        write!(out, "and running takes {}", gib(memory.runtime + memory.activations))?;
+        write!(out, "its {} of {} weights{over} are {} on each, ", format_gib(self.weight_bytes), self.format, format_gib(memory.weights))?;
+        write!(out, "an engine may use {}, ", format_gib(memory.usable))?;
+        write!(out, "and running takes {}", format_gib(memory.runtime + memory.activations))?;
         if memory.missing > 0 {
-            write!(out, ", so {} are missing", gib(memory.missing))?;
+            write!(out, ", so {} are missing", format_gib(memory.missing))?;
         } else {
-            write!(out, ", so {} are left for the KV cache", gib(memory.cache))?;
-            if memory.cache < self.least_cache {
-                write!(out, ", which is less than a tenth of the memory ({})", gib(self.least_cache))?;
+            write!(out, ", so {} are left for the KV cache", format_gib(memory.cache))?;
+            if memory.cache < self.min_cache {
+                write!(out, ", which is less than a tenth of the memory ({})", format_gib(self.min_cache))?;
             }
-            if self.longest < self.context {
-                write!(out, " and holds {} tokens of a context of {}", self.longest, self.context)?;
+            if self.max_context < self.context {
+                write!(out, " and holds {} tokens of a context of {}", self.max_context, self.context)?;
             }
         }
-        if self.would_fit.is_empty() {
+        if self.alternatives.is_empty() {
             return write!(out, "; use GPUs with more memory");
         }
         write!(out, "; what would fit: ")?;
-        for (at, fits) in self.would_fit.iter().enumerate() {
+        for (at, fits) in self.alternatives.iter().enumerate() {
             write!(out, "{}{fits}", if at == 0 { "" } else { ", or " })?;
         }
         if memory.weights <= memory.usable && !self.sliced {
@@ -153,18 +153,18 @@ impl fmt::Display for Misfit {
     }
 }
 
-impl fmt::Display for WouldFit {
+impl fmt::Display for Alternative {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Format { name, weight_bytes, tp: 1 } => write!(out, "{name} weights ({}) on one of them", gib(*weight_bytes)),
-            Self::Format { name, weight_bytes, tp } => write!(out, "{name} weights ({}) on {tp} of them", gib(*weight_bytes)),
+            Self::Format { name, weight_bytes, tp: 1 } => write!(out, "{name} weights ({}) on one of them", format_gib(*weight_bytes)),
+            Self::Format { name, weight_bytes, tp } => write!(out, "{name} weights ({}) on {tp} of them", format_gib(*weight_bytes)),
             Self::Gpus { tp, gib } => write!(out, "{tp} GPUs of {gib} GiB joined by NVLink"),
         }
     }
 }
 
 /// Bytes as GiB with one digit after the point, rounded half up; small ones as MiB.
-pub(crate) fn gib(bytes: u64) -> String {
+pub(crate) fn format_gib(bytes: u64) -> String {
     if (1..GIB / 10).contains(&bytes) {
         return format!("{} MiB", bytes >> 20);
     }

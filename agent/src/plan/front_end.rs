@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 
 use super::error::PlanError;
 #[cfg(test)]
-use super::model::Facts;
-use super::model::Model;
-use super::setup::Setup;
+use super::model::ModelFacts;
+use super::model::ModelInfo;
+use super::setup::EnginePlanSetup;
 use crate::config::{FrontEnd, Profile};
 use crate::vllm::FrontEndInUse;
-use crate::vllm::arguments::Given;
-use crate::vllm::front_end::{REFUSED, REFUSED_BEFORE};
+use crate::vllm::arguments::EngineArguments;
+use crate::vllm::front_end::{RUST_UNSUPPORTED_FLAGS, RUST_FLAGS_SINCE};
 use crate::vllm::releases::RUST_TOKENIZE_SINCE;
 
 /// The front-end of all engines of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chosen {
+pub struct FrontEndChoice {
     /// Which.
     pub in_use: FrontEndInUse,
     /// Ends a sentence.
@@ -29,12 +29,12 @@ pub struct Chosen {
 ///
 /// # Errors
 /// When the Rust one was asked for and is not there.
-pub(super) fn choose(setting: FrontEnd, binary: Option<&Path>, setup: &Setup, model: &Model) -> Result<Chosen, PlanError> {
-    let python = |because: &str| Chosen { in_use: FrontEndInUse::Python, because: because.to_owned(), may_fall_back: false };
+pub(super) fn choose(setting: FrontEnd, binary: Option<&Path>, setup: &EnginePlanSetup, model: &ModelInfo) -> Result<FrontEndChoice, PlanError> {
+    let python = |because: &str| FrontEndChoice { in_use: FrontEndInUse::Python, because: because.to_owned(), may_fall_back: false };
     if setup.simulated {
         return Ok(python("the simulated engine has its own"));
     }
-    let rust = |because: &str, may_fall_back| Chosen { in_use: FrontEndInUse::Rust, because: because.to_owned(), may_fall_back };
+    let rust = |because: &str, may_fall_back| FrontEndChoice { in_use: FrontEndInUse::Rust, because: because.to_owned(), may_fall_back };
     let absent = || match setup.version {
         Some(version) => format!("the installed vLLM {version} comes without it"),
         None => "the version of vLLM is unknown".to_owned(),
@@ -44,7 +44,7 @@ pub(super) fn choose(setting: FrontEnd, binary: Option<&Path>, setup: &Setup, mo
         (FrontEnd::Rust, None) => Err(PlanError::NoRustFrontEnd { because: absent() }),
         (FrontEnd::Rust, Some(_)) => Ok(rust("agent.front_end says so", false)),
         (FrontEnd::Auto, None) => Ok(python(&format!("{}: the Rust one ships with vLLM for GPUs since 0.22", absent()))),
-        (FrontEnd::Auto, Some(_)) => match against(setup, model) {
+        (FrontEnd::Auto, Some(_)) => match rust_obstacle(setup, model) {
             Some(because) => Ok(python(&because)),
             None => Ok(rust(
                 "it serves more tokens a second; it has no /v1/responses and no /v1/messages, for which use --front-end python",
@@ -55,25 +55,25 @@ pub(super) fn choose(setting: FrontEnd, binary: Option<&Path>, setup: &Setup, mo
 }
 
 /// Why the Rust front-end is not the better one here.
-fn against(setup: &Setup, model: &Model) -> Option<String> {
+fn rust_obstacle(setup: &EnginePlanSetup, model: &ModelInfo) -> Option<String> {
     if !setup.since(RUST_TOKENIZE_SINCE) {
         return Some(format!("the Rust one has what routers need since vLLM {}.{}", RUST_TOKENIZE_SINCE.major, RUST_TOKENIZE_SINCE.minor));
     }
     if setup.profile == Profile::Conservative {
         return Some("the profile is conservative".to_owned());
     }
-    let given = Given(&setup.arguments);
-    let not_yet = REFUSED_BEFORE.iter().filter(|(_, since)| !setup.since(*since)).map(|(flag, _)| flag);
-    if let Some(flag) = REFUSED.iter().chain(not_yet).find(|flag| given.has(flag)) {
+    let given = EngineArguments(&setup.arguments);
+    let not_yet = RUST_FLAGS_SINCE.iter().filter(|(_, since)| !setup.since(*since)).map(|(flag, _)| flag);
+    if let Some(flag) = RUST_UNSUPPORTED_FLAGS.iter().chain(not_yet).find(|flag| given.has(flag)) {
         return Some(format!("the Rust one does not do {flag}"));
     }
-    let other = model.facts().filter(|facts| !facts.generates())?;
+    let other = model.facts().filter(|facts| !facts.is_generative())?;
     Some(format!("the Rust one serves text generation only, and {} is something else", other.architecture))
 }
 
 /// The Rust front-end that this process's environment names in place of the installed one.
 #[must_use]
-pub(super) fn named_binary(variable: Option<std::ffi::OsString>) -> Option<PathBuf> {
+pub(super) fn binary_from_environment(variable: Option<std::ffi::OsString>) -> Option<PathBuf> {
     let path = PathBuf::from(variable?);
     path.is_file().then_some(path)
 }

@@ -1,33 +1,33 @@
 //! Which GPUs make a replica: the smallest number of them, within one NVLink domain, that leaves room for the model's context, and as many
 //! replicas as there are GPUs. Pure: what is known of the model and the host is in the question, and so is what the user has decided.
 
-use super::error::{Misfit, PlanError, WouldFit};
-use super::memory::Memory;
-use super::model::{Facts, Model};
-use super::setup::{GIB, Setup};
-use super::weights::smaller;
+use super::error::{ModelDoesNotFit, PlanError, Alternative};
+use super::memory::MemoryBudget;
+use super::model::{ModelFacts, ModelInfo};
+use super::setup::{GIB, EnginePlanSetup};
+use super::weights::quantized_sizes;
 use crate::gpu::{Gpu, Links};
 
 /// The least context with which a model is started where its own does not fit.
-const LEAST_CONTEXT: u32 = 8_192;
+const MIN_CONTEXT: u32 = 8_192;
 
 /// A cache of less than a tenth of the memory serves so few requests at once that a quantized model, or one more GPU, gives many times more.
-const LEAST_CACHE_PART: u64 = 10;
+const MIN_CACHE_DIVISOR: u64 = 10;
 
 /// A cache that holds so many full contexts is large enough, whatever its part of the memory.
-const ENOUGH_CONTEXTS: u64 = 4;
+const AMPLE_CONTEXTS: u64 = 4;
 
 /// GPUs of one replica, at most: hosts have no more that are joined.
-const MOST_GPUS: u32 = 16;
+const MAX_GPUS_PER_REPLICA: u32 = 16;
 
 /// Contexts that are chosen here are multiples of this.
 const CONTEXT_STEP: u32 = 1_024;
 
 /// What a layout depends on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Question<'a> {
+pub(super) struct LayoutRequest<'a> {
     /// What shall be served.
-    pub(super) model: &'a Model,
+    pub(super) model: &'a ModelInfo,
     /// The GPUs that may be used.
     pub(super) gpus: &'a [Gpu],
     /// Which of them are joined by NVLink.
@@ -37,29 +37,29 @@ pub(super) struct Question<'a> {
     /// Number of replicas, when the user has decided; 0 otherwise.
     pub(super) replicas: u32,
     /// How the engines are set up.
-    pub(super) setup: &'a Setup,
+    pub(super) setup: &'a EnginePlanSetup,
 }
 
 /// What is made of all GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct GpuLayout {
     /// One for each kind of GPU that is used.
-    pub shares: Vec<Share>,
+    pub shares: Vec<GpuGroupLayout>,
     /// GPUs that no replica uses, and why.
-    pub spare: Vec<Spare>,
+    pub spare: Vec<UnusedGpu>,
 }
 
 /// What is made of the GPUs of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct GpuGroupLayout {
     /// The GPUs of each replica, in the order of its ranks. They are all of one size.
     pub replicas: Vec<Vec<Gpu>>,
     /// GPUs of one replica.
     pub tp: u32,
     /// Why so many.
-    pub why: Why,
+    pub why: SizeReason,
     /// Where each GPU's memory goes; `None` where the model or the memory is unknown.
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryBudget>,
     /// The longest context of a request; `None` where the model is unknown.
     pub context: Option<u32>,
     /// Whether `context` was chosen here because the model's own does not fit.
@@ -67,16 +67,16 @@ pub struct Share {
     /// Whether the GPUs of a replica are not all joined by NVLink.
     pub over_pcie: bool,
     /// The arithmetic of half as many GPUs, where that is why there are so many.
-    pub refused: Option<Memory>,
+    pub rejected: Option<MemoryBudget>,
 }
 
 /// Why a replica has so many GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum SizeReason {
     /// It is the smallest number that leaves room for the cache.
     Smallest,
     /// The user said so.
-    Asked,
+    Requested,
     /// Nothing is known that would say otherwise.
     Unknown,
     /// They are slices of GPUs, which cannot work together.
@@ -85,7 +85,7 @@ pub enum Why {
 
 /// A GPU without a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spare {
+pub struct UnusedGpu {
     /// Which.
     pub gpu: Gpu,
     /// Ends a sentence.
@@ -93,7 +93,7 @@ pub struct Spare {
 }
 
 /// How a size of a replica fits.
-enum Fit {
+enum SizeFit {
     /// With the whole context, or with so much of it.
     Context { tokens: u32, shortened: bool },
     /// Not, or hardly.
@@ -104,11 +104,11 @@ enum Fit {
 ///
 /// # Errors
 /// When the model does not fit, or what the user asked for cannot be.
-pub(super) fn layout(question: &Question<'_>) -> Result<Layout, PlanError> {
-    let mut whole = Layout::default();
-    let mut misfit: Option<Misfit> = None;
-    for group in groups(question.gpus) {
-        match share(question, &group) {
+pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, PlanError> {
+    let mut whole = GpuLayout::default();
+    let mut misfit: Option<ModelDoesNotFit> = None;
+    for group in group_gpus(question.gpus) {
+        match plan_group(question, &group) {
             Ok(share) => {
                 let used: Vec<&Gpu> = share.replicas.iter().flatten().collect();
                 let because = match share.tp {
@@ -116,11 +116,11 @@ pub(super) fn layout(question: &Question<'_>) -> Result<Layout, PlanError> {
                     tp => format!("a replica needs {tp} alike that reach each other"),
                 };
                 let left = group.iter().filter(|gpu| !used.contains(gpu));
-                whole.spare.extend(left.map(|gpu| Spare { gpu: gpu.clone(), because: because.clone() }));
+                whole.spare.extend(left.map(|gpu| UnusedGpu { gpu: gpu.clone(), because: because.clone() }));
                 whole.shares.push(share);
             }
             Err(PlanError::DoesNotFit(found)) => {
-                whole.spare.extend(group.iter().map(|gpu| Spare { gpu: gpu.clone(), because: "the model does not fit there".to_owned() }));
+                whole.spare.extend(group.iter().map(|gpu| UnusedGpu { gpu: gpu.clone(), because: "the model does not fit there".to_owned() }));
                 let larger = misfit.as_ref().is_none_or(|known| known.group_bytes() < found.group_bytes());
                 misfit = if larger { Some(*found) } else { misfit };
             }
@@ -131,17 +131,17 @@ pub(super) fn layout(question: &Question<'_>) -> Result<Layout, PlanError> {
         Some(misfit) if whole.shares.is_empty() => return Err(PlanError::DoesNotFit(Box::new(misfit))),
         _ => {}
     }
-    keep(&mut whole, question)?;
+    limit_replicas(&mut whole, question)?;
     Ok(whole)
 }
 
 /// Leaves no more replicas than were asked for.
-fn keep(layout: &mut Layout, question: &Question<'_>) -> Result<(), PlanError> {
+fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Result<(), PlanError> {
     let possible: usize = layout.shares.iter().map(|share| share.replicas.len()).sum();
     let asked = usize::try_from(question.replicas).unwrap_or(usize::MAX);
     if possible == 0 || asked > possible {
         return Err(PlanError::TooManyReplicas {
-            asked: question.replicas.max(1),
+            requested: question.replicas.max(1),
             possible: u32::try_from(possible).unwrap_or(u32::MAX),
             gpus: u32::try_from(question.gpus.len()).unwrap_or(u32::MAX),
             tp: layout.shares.first().map_or(question.tp.max(1), |share| share.tp),
@@ -154,7 +154,7 @@ fn keep(layout: &mut Layout, question: &Question<'_>) -> Result<(), PlanError> {
     for share in &mut layout.shares {
         let unused = share.replicas.split_off(left.min(share.replicas.len()));
         let because = || "no more replicas were asked for".to_owned();
-        layout.spare.extend(unused.into_iter().flatten().map(|gpu| Spare { gpu, because: because() }));
+        layout.spare.extend(unused.into_iter().flatten().map(|gpu| UnusedGpu { gpu, because: because() }));
         left -= share.replicas.len();
     }
     layout.shares.retain(|share| !share.replicas.is_empty());
@@ -162,7 +162,7 @@ fn keep(layout: &mut Layout, question: &Question<'_>) -> Result<(), PlanError> {
 }
 
 /// GPUs of one name and size, in the order of the first of each. Slices go together by their size.
-fn groups(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
+fn group_gpus(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
     let mut groups: Vec<Vec<Gpu>> = Vec::new();
     for gpu in gpus {
         let alike = |group: &&mut Vec<Gpu>| {
@@ -178,54 +178,54 @@ fn groups(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
 }
 
 /// What becomes of GPUs of one kind.
-fn share(question: &Question<'_>, group: &[Gpu]) -> Result<Share, PlanError> {
+fn plan_group(question: &LayoutRequest<'_>, group: &[Gpu]) -> Result<GpuGroupLayout, PlanError> {
     let sliced = group[0].slice.is_some();
     if question.tp > 1 && sliced {
         return Err(PlanError::SlicesTogether { tp: question.tp });
     }
     let facts = match question.model {
-        Model::Known(facts) if group[0].memory_bytes > 0 => facts,
+        ModelInfo::Known(facts) if group[0].memory_bytes > 0 => facts,
         _ => {
             let why = match (question.tp, sliced) {
-                (1.., _) => Why::Asked,
-                (0, true) => Why::Slices,
-                (0, false) => Why::Unknown,
+                (1.., _) => SizeReason::Requested,
+                (0, true) => SizeReason::Slices,
+                (0, false) => SizeReason::Unknown,
             };
-            return Ok(blind(question, group, why));
+            return Ok(plan_without_facts(question, group, why));
         }
     };
-    let host = Sizes { question, group, facts };
+    let host = SizeSearch { question, group, facts };
     if question.tp > 0 {
-        return host.asked();
+        return host.plan_requested();
     }
     let mut share = host.smallest()?;
     if sliced {
-        share.why = Why::Slices;
+        share.why = SizeReason::Slices;
     }
     Ok(share)
 }
 
 /// One GPU a replica, or as many as were asked for, with nothing computed.
-fn blind(question: &Question<'_>, group: &[Gpu], why: Why) -> Share {
+fn plan_without_facts(question: &LayoutRequest<'_>, group: &[Gpu], why: SizeReason) -> GpuGroupLayout {
     let tp = question.tp.max(1);
-    let (replicas, over_pcie) = match sets(group, tp, Some(question.links)) {
+    let (replicas, over_pcie) = match partition(group, tp, Some(question.links)) {
         joined if !joined.is_empty() => (joined, false),
-        _ => (sets(group, tp, None), true),
+        _ => (partition(group, tp, None), true),
     };
     let context = question.setup.context().or_else(|| question.model.facts().map(|facts| facts.context));
-    Share { replicas, tp, why, memory: None, context, shortened: false, over_pcie, refused: None }
+    GpuGroupLayout { replicas, tp, why, memory: None, context, shortened: false, over_pcie, rejected: None }
 }
 
 /// The sizes that a replica may have on one kind of GPU.
-struct Sizes<'a> {
-    question: &'a Question<'a>,
+struct SizeSearch<'a> {
+    question: &'a LayoutRequest<'a>,
     group: &'a [Gpu],
-    facts: &'a Facts,
+    facts: &'a ModelFacts,
 }
 
-impl Sizes<'_> {
-    fn memory(&self, tp: u32) -> Memory {
-        Memory::new(self.facts, &self.group[0], tp, self.question.setup)
+impl SizeSearch<'_> {
+    fn memory(&self, tp: u32) -> MemoryBudget {
+        MemoryBudget::new(self.facts, &self.group[0], tp, self.question.setup)
     }
 
     /// The context that shall fit.
@@ -233,45 +233,45 @@ impl Sizes<'_> {
         self.question.setup.context().unwrap_or(self.facts.context)
     }
 
-    fn fit(&self, memory: &Memory) -> Fit {
+    fn fit(&self, memory: &MemoryBudget) -> SizeFit {
         let context = self.context();
         // Nothing is cached by token: a model that only has states.
         let Some(contexts) = memory.requests_of(u64::from(context)) else {
-            return if memory.missing == 0 { Fit::Context { tokens: context, shortened: false } } else { Fit::Not };
+            return if memory.missing == 0 { SizeFit::Context { tokens: context, shortened: false } } else { SizeFit::Not };
         };
-        let roomy = memory.cache >= memory.total / LEAST_CACHE_PART;
-        if contexts >= ENOUGH_CONTEXTS || contexts >= 1 && roomy {
-            return Fit::Context { tokens: context, shortened: false };
+        let roomy = memory.cache >= memory.total / MIN_CACHE_DIVISOR;
+        if contexts >= AMPLE_CONTEXTS || contexts >= 1 && roomy {
+            return SizeFit::Context { tokens: context, shortened: false };
         }
-        let longest = memory.longest(context) / CONTEXT_STEP * CONTEXT_STEP;
+        let longest = memory.max_request_tokens(context) / CONTEXT_STEP * CONTEXT_STEP;
         // What the user has decided is not changed.
-        if roomy && longest >= LEAST_CONTEXT.min(context) && self.question.setup.context().is_none() {
-            return Fit::Context { tokens: longest, shortened: true };
+        if roomy && longest >= MIN_CONTEXT.min(context) && self.question.setup.context().is_none() {
+            return SizeFit::Context { tokens: longest, shortened: true };
         }
-        Fit::Not
+        SizeFit::Not
     }
 
     /// The smallest size that fits: first with the whole context and NVLink, then with a shorter one, and over PCIe only when all that fails.
-    fn smallest(&self) -> Result<Share, PlanError> {
+    fn smallest(&self) -> Result<GpuGroupLayout, PlanError> {
         let slices = self.group[0].slice.is_some();
-        let sizes: Vec<u32> = self.possible().take_while(|tp| !slices || *tp == 1).collect();
+        let sizes: Vec<u32> = self.candidate_sizes().take_while(|tp| !slices || *tp == 1).collect();
         for (over_pcie, may_shorten) in [(false, false), (false, true), (true, false), (true, true)] {
             for &tp in &sizes {
                 let links = (!over_pcie).then_some(self.question.links);
-                let replicas = sets(self.group, tp, links);
+                let replicas = partition(self.group, tp, links);
                 let memory = self.memory(tp);
                 match self.fit(&memory) {
-                    Fit::Context { tokens, shortened } if !replicas.is_empty() && (may_shorten || !shortened) => {
+                    SizeFit::Context { tokens, shortened } if !replicas.is_empty() && (may_shorten || !shortened) => {
                         let refused = (tp > 1).then(|| self.memory(tp / 2));
-                        return Ok(Share {
+                        return Ok(GpuGroupLayout {
                             replicas,
                             tp,
-                            why: Why::Smallest,
+                            why: SizeReason::Smallest,
                             memory: Some(memory),
                             context: Some(tokens),
                             shortened,
                             over_pcie,
-                            refused,
+                            rejected: refused,
                         });
                     }
                     _ => {}
@@ -282,11 +282,11 @@ impl Sizes<'_> {
     }
 
     /// What the user asked for, unless it cannot be: weights that do not fit will not fit in spite of it, while the rest is an estimate.
-    fn asked(&self) -> Result<Share, PlanError> {
+    fn plan_requested(&self) -> Result<GpuGroupLayout, PlanError> {
         let tp = self.question.tp;
         let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
-        if !divides(self.facts, tp) {
-            let possible = (1..=MOST_GPUS.min(self.facts.shape.heads)).filter(|tp| divides(self.facts, *tp)).collect();
+        if !is_divisible(self.facts, tp) {
+            let possible = (1..=MAX_GPUS_PER_REPLICA.min(self.facts.shape.heads)).filter(|tp| is_divisible(self.facts, *tp)).collect();
             return Err(PlanError::DoesNotDivide { tp, heads: self.facts.shape.heads, possible });
         }
         let memory = self.memory(tp);
@@ -294,69 +294,69 @@ impl Sizes<'_> {
             return Err(PlanError::DoesNotFit(Box::new(self.misfit(tp))));
         }
         let (tokens, shortened) = match self.fit(&memory) {
-            Fit::Context { tokens, shortened } => (tokens, shortened),
-            Fit::Not => (self.context(), false),
+            SizeFit::Context { tokens, shortened } => (tokens, shortened),
+            SizeFit::Not => (self.context(), false),
         };
-        let joined = sets(self.group, tp, Some(self.question.links));
+        let joined = partition(self.group, tp, Some(self.question.links));
         let over_pcie = joined.is_empty() && tp <= in_group;
-        let replicas = if over_pcie { sets(self.group, tp, None) } else { joined };
-        Ok(Share { replicas, tp, why: Why::Asked, memory: Some(memory), context: Some(tokens), shortened, over_pcie, refused: None })
+        let replicas = if over_pcie { partition(self.group, tp, None) } else { joined };
+        Ok(GpuGroupLayout { replicas, tp, why: SizeReason::Requested, memory: Some(memory), context: Some(tokens), shortened, over_pcie, rejected: None })
     }
 
     /// Powers of two that divide the model's heads, as many as there are GPUs.
-    fn possible(&self) -> impl Iterator<Item = u32> {
+    fn candidate_sizes(&self) -> impl Iterator<Item = u32> {
         let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
-        (0..).map(|power| 1 << power).take_while(move |tp| *tp <= in_group.min(MOST_GPUS)).filter(|tp| divides(self.facts, *tp))
+        (0..).map(|power| 1 << power).take_while(move |tp| *tp <= in_group.min(MAX_GPUS_PER_REPLICA)).filter(|tp| is_divisible(self.facts, *tp))
     }
 
-    fn misfit(&self, tp: u32) -> Misfit {
+    fn misfit(&self, tp: u32) -> ModelDoesNotFit {
         let memory = self.memory(tp);
-        Misfit {
+        ModelDoesNotFit {
             gpu: self.group[0].clone(),
             gpus: u32::try_from(self.group.len()).unwrap_or(u32::MAX),
             tp,
             weight_bytes: self.facts.weight_bytes,
             format: self.facts.format.name.clone(),
             context: self.context(),
-            longest: memory.longest(self.context()),
+            max_context: memory.max_request_tokens(self.context()),
             sliced: self.group[0].slice.is_some(),
-            least_cache: memory.total / LEAST_CACHE_PART,
-            would_fit: self.would_fit(),
+            min_cache: memory.total / MIN_CACHE_DIVISOR,
+            alternatives: self.would_fit(),
             memory,
         }
     }
 
     /// What would fit: the model in smaller formats on these GPUs, or as it is on more of them.
-    fn would_fit(&self) -> Vec<WouldFit> {
+    fn would_fit(&self) -> Vec<Alternative> {
         let mut found = Vec::new();
-        let formats = if self.facts.format.is_unquantized() { smaller(self.facts.parameters).to_vec() } else { Vec::new() };
-        let last = if self.group[0].slice.is_some() { 1 } else { MOST_GPUS };
+        let formats = if self.facts.format.is_unquantized() { quantized_sizes(self.facts.parameters).to_vec() } else { Vec::new() };
+        let last = if self.group[0].slice.is_some() { 1 } else { MAX_GPUS_PER_REPLICA };
         for (format, weight_bytes) in formats {
-            let facts = Facts { weight_bytes, ..self.facts.clone() };
-            let smaller = Sizes { facts: &facts, ..*self };
-            if let Some(tp) = smaller.possible().take_while(|tp| *tp <= last).find(|tp| smaller.fits(*tp)) {
-                found.push(WouldFit::Format { name: format, weight_bytes, tp });
+            let facts = ModelFacts { weight_bytes, ..self.facts.clone() };
+            let smaller = SizeSearch { facts: &facts, ..*self };
+            if let Some(tp) = smaller.candidate_sizes().take_while(|tp| *tp <= last).find(|tp| smaller.fits(*tp)) {
+                found.push(Alternative::Format { name: format, weight_bytes, tp });
             }
         }
-        let more = (0..5).map(|power| 1_u32 << power).filter(|tp| divides(self.facts, *tp) && *tp <= last);
-        found.extend(more.into_iter().find(|tp| self.fits(*tp)).map(|tp| WouldFit::Gpus { tp, gib: self.group[0].memory_bytes / GIB }));
+        let more = (0..5).map(|power| 1_u32 << power).filter(|tp| is_divisible(self.facts, *tp) && *tp <= last);
+        found.extend(more.into_iter().find(|tp| self.fits(*tp)).map(|tp| Alternative::Gpus { tp, gib: self.group[0].memory_bytes / GIB }));
         found
     }
 
     fn fits(&self, tp: u32) -> bool {
-        matches!(self.fit(&self.memory(tp)), Fit::Context { .. })
+        matches!(self.fit(&self.memory(tp)), SizeFit::Context { .. })
     }
 }
 
 /// Whether vLLM can divide the model by so many: query heads evenly, key and value heads evenly or each to an equal number of GPUs.
-fn divides(facts: &Facts, tp: u32) -> bool {
+fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
     let shape = &facts.shape;
     let shared = shape.latent.is_some() || shape.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(shape.kv_heads);
     tp > 0 && shape.heads.is_multiple_of(tp) && shared
 }
 
 /// Disjoint sets of so many GPUs, each within one NVLink domain where `links` are given, in the order of the GPUs.
-fn sets(group: &[Gpu], size: u32, links: Option<&Links>) -> Vec<Vec<Gpu>> {
+fn partition(group: &[Gpu], size: u32, links: Option<&Links>) -> Vec<Vec<Gpu>> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let mut left: Vec<&Gpu> = group.iter().collect();
     let mut sets = Vec::new();

@@ -1,18 +1,18 @@
 //! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
 
-use super::model::Facts;
-use super::setup::{CacheFormat, GIB, Setup, Steps};
-use super::shape::Shape;
+use super::model::ModelFacts;
+use super::setup::{CacheFormat, GIB, EnginePlanSetup, StepLimits};
+use super::shape::ModelShape;
 use super::weights::scaled;
 use crate::gpu::Gpu;
 
 /// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate on the safe side: contexts and workspaces
 /// take half to three quarters of a GiB, vLLM's graphs of small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of
 /// the GPU that it does not give out.
-const RUNTIME: u64 = 3 * GIB / 2;
+const RUNTIME_BYTES: u64 = 3 * GIB / 2;
 
 /// Buffers of NCCL and of the direct all-reduce, on each GPU of a replica that has several.
-const EXCHANGE: u64 = GIB / 2;
+const EXCHANGE_BYTES: u64 = GIB / 2;
 
 /// Copies of a token's hidden state that are alive at once in a layer, and of its feed-forward state: residual, input, attention's query, key,
 /// value and output; gate, up and their product.
@@ -24,7 +24,7 @@ const LOGIT_BYTES: u64 = 8;
 
 /// Where the memory of one GPU goes, for one size of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryBudget {
     /// All of it.
     pub total: u64,
     /// What the engine may use of it.
@@ -40,20 +40,20 @@ pub struct Memory {
     /// What is missing before anything could be cached.
     pub missing: u64,
     tp: u64,
-    shape: Shape,
+    shape: ModelShape,
     format: CacheFormat,
     step: u32,
 }
 
-impl Memory {
+impl MemoryBudget {
     /// The arithmetic for one GPU of a replica of `tp`.
-    pub(super) fn new(facts: &Facts, gpu: &Gpu, tp: u32, setup: &Setup) -> Self {
+    pub(super) fn new(facts: &ModelFacts, gpu: &Gpu, tp: u32, setup: &EnginePlanSetup) -> Self {
         let (total, steps) = (gpu.memory_bytes, setup.steps(Some(gpu)));
         let parts = u64::from(tp);
         let usable = scaled(total, setup.utilization());
         let weights = facts.weight_bytes.div_ceil(parts).saturating_sub(setup.offloaded_bytes());
-        let runtime = RUNTIME + if tp > 1 { EXCHANGE } else { 0 };
-        let activations = activations(facts, parts, steps);
+        let runtime = RUNTIME_BYTES + if tp > 1 { EXCHANGE_BYTES } else { 0 };
+        let activations = activation_bytes(facts, parts, steps);
         let taken = weights + runtime + activations;
         Self {
             total,
@@ -117,7 +117,7 @@ impl Memory {
 
     /// The longest request that fits, up to `limit`.
     #[must_use]
-    pub fn longest(&self, limit: u32) -> u32 {
+    pub fn max_request_tokens(&self, limit: u32) -> u32 {
         let (mut fits, mut too_long) = (0_u32, limit.saturating_add(1));
         while too_long - fits > 1 {
             let middle = fits + (too_long - fits) / 2;
@@ -127,7 +127,7 @@ impl Memory {
     }
 }
 
-fn activations(facts: &Facts, parts: u64, steps: Steps) -> u64 {
+fn activation_bytes(facts: &ModelFacts, parts: u64, steps: StepLimits) -> u64 {
     let shape = &facts.shape;
     let token = HIDDEN_COPIES * shape.hidden + FEED_FORWARD_COPIES * shape.active / parts;
     u64::from(steps.tokens) * token * facts.format.plain_bytes + u64::from(steps.sequences) * shape.vocabulary * LOGIT_BYTES

@@ -7,7 +7,7 @@ mod layout;
 mod memory;
 mod model;
 mod profile;
-mod room;
+mod host_resources;
 mod setup;
 mod shape;
 mod survey;
@@ -17,32 +17,32 @@ pub mod what_if;
 
 use std::path::Path;
 
-pub(crate) use self::error::gib;
-pub use self::error::{Misfit, PlanError, WouldFit};
-pub use self::front_end::Chosen;
-pub use self::layout::{Layout, Share, Spare, Why};
-pub use self::memory::Memory;
-pub use self::model::{Facts, Measured, Model};
-pub use self::room::Room;
-pub use self::setup::{CacheFormat, Setup, Steps};
-pub use self::shape::Shape;
-pub use self::survey::{Found, Preview, Supposed, installed, make, preview};
-pub use self::weights::Format;
+pub(crate) use self::error::format_gib;
+pub use self::error::{ModelDoesNotFit, PlanError, Alternative};
+pub use self::front_end::FrontEndChoice;
+pub use self::layout::{GpuLayout, GpuGroupLayout, UnusedGpu, SizeReason};
+pub use self::memory::MemoryBudget;
+pub use self::model::{ModelFacts, WeightSizeSource, ModelInfo};
+pub use self::host_resources::HostResources;
+pub use self::setup::{CacheFormat, EnginePlanSetup, StepLimits};
+pub use self::shape::ModelShape;
+pub use self::survey::{Inventory, PlanPreview, PreviewRequest, probe_installed, plan_inventory, preview};
+pub use self::weights::WeightFormat;
 pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, Links};
-use crate::host::{ReplicaPlan, Resolved};
+use crate::host::{ReplicaPlan, EngineProgram};
 use crate::vllm::FrontEndInUse;
-pub use crate::vllm::{Choice, Origin};
+pub use crate::vllm::{FlagChoice, FlagOrigin};
 
 /// Simulated engines on a host that names no number: two, so that placement has a choice.
 const SIMULATED_REPLICAS: u32 = 2;
 
 /// What a plan is made from, besides the settings.
 #[derive(Debug, Clone, Copy)]
-pub struct Ground<'a> {
+pub struct PlanInput<'a> {
     /// Which program becomes an engine.
-    pub engine: &'a Resolved,
+    pub engine: &'a EngineProgram,
     /// The installed vLLM's release, if known.
     pub version: Option<crate::vllm::version::Version>,
     /// Its Rust front-end, if it has one.
@@ -52,7 +52,7 @@ pub struct Ground<'a> {
     /// Which of them are joined by NVLink.
     pub links: &'a Links,
     /// What else there is for engines.
-    pub room: Room,
+    pub resources: HostResources,
     /// Where downloaded models are.
     pub downloads: &'a Path,
 }
@@ -65,13 +65,13 @@ pub struct Plan {
     /// The replicas, in their order.
     pub replicas: Vec<ReplicaPlan>,
     /// What is known of the model.
-    pub model: Model,
+    pub model: ModelInfo,
     /// What is made of the GPUs; `None` where there are none.
-    pub layout: Option<Layout>,
+    pub layout: Option<GpuLayout>,
     /// The HTTP front-end of all engines.
-    pub front_end: Chosen,
+    pub front_end: FrontEndChoice,
     /// How the engines are set up.
-    pub setup: Setup,
+    pub setup: EnginePlanSetup,
     /// There is room for a process around the model of each engine.
     pub has_workers: bool,
     /// What somebody should know before it runs, a sentence each.
@@ -82,24 +82,24 @@ pub struct Plan {
 ///
 /// # Errors
 /// When the model does not fit, or what the settings ask for cannot be.
-pub fn plan(ground: &Ground<'_>, config: &AgentConfig) -> Result<Plan, PlanError> {
-    let setup = Setup::new(ground.engine, ground.version, config);
+pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, PlanError> {
+    let setup = EnginePlanSetup::new(ground.engine, ground.version, config);
     let model = if setup.simulated {
-        Model::Unknown { because: "the simulated engine has no model".to_owned() }
+        ModelInfo::Unknown { because: "the simulated engine has no model".to_owned() }
     } else {
-        Facts::read(&config.model, &setup.arguments, ground.downloads)
+        ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
     };
-    decide(ground, config, setup, model)
+    plan_for_model(ground, config, setup, model)
 }
 
 /// As `plan`, for a model that was read before.
-fn decide(ground: &Ground<'_>, config: &AgentConfig, setup: Setup, model: Model) -> Result<Plan, PlanError> {
+fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePlanSetup, model: ModelInfo) -> Result<Plan, PlanError> {
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
     let (layout, replicas) = if ground.gpus.is_empty() {
-        (None, without_gpus(config, &setup)?)
+        (None, plan_cpu_replicas(config, &setup)?)
     } else {
-        let question = layout::Question {
+        let question = layout::LayoutRequest {
             model: &model,
             gpus: ground.gpus,
             links: ground.links,
@@ -107,18 +107,18 @@ fn decide(ground: &Ground<'_>, config: &AgentConfig, setup: Setup, model: Model)
             replicas: config.replicas,
             setup: &setup,
         };
-        let layout = layout::layout(&question)?;
+        let layout = layout::plan_layout(&question)?;
         let sets = layout.shares.iter().flat_map(|share| &share.replicas);
         let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone() }).collect();
         (Some(layout), replicas)
     };
-    let has_workers = ground.room.has_workers(replicas.len());
+    let has_workers = ground.resources.allows_workers(replicas.len());
     let mut plan = Plan { name: config.model.clone(), replicas, model, layout, front_end, setup, has_workers, warnings: Vec::new() };
     plan.warnings = text::warnings(&plan);
     Ok(plan)
 }
 
-fn without_gpus(config: &AgentConfig, setup: &Setup) -> Result<Vec<ReplicaPlan>, PlanError> {
+fn plan_cpu_replicas(config: &AgentConfig, setup: &EnginePlanSetup) -> Result<Vec<ReplicaPlan>, PlanError> {
     if config.tp > 1 && !setup.simulated {
         return Err(PlanError::NoGpus { tp: config.tp });
     }
@@ -130,22 +130,22 @@ fn without_gpus(config: &AgentConfig, setup: &Setup) -> Result<Vec<ReplicaPlan>,
 impl Plan {
     /// What was made of the GPUs of a replica's kind; `None` on the CPU.
     #[must_use]
-    pub fn share(&self, replica: &ReplicaPlan) -> Option<&Share> {
+    pub fn share(&self, replica: &ReplicaPlan) -> Option<&GpuGroupLayout> {
         self.layout.as_ref()?.shares.iter().find(|share| share.replicas.contains(&replica.gpus))
     }
 
     /// The flags of a replica with that front-end, in the order of its command line.
     #[must_use]
-    pub fn choices(&self, replica: &ReplicaPlan, front_end: FrontEndInUse) -> Vec<Choice> {
+    pub fn choices(&self, replica: &ReplicaPlan, front_end: FrontEndInUse) -> Vec<FlagChoice> {
         let share = self.share(replica);
-        let place = profile::Place {
+        let place = profile::ReplicaContext {
             gpu: replica.gpus.first(),
             tp: u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX),
             shortened: share.filter(|share| share.shortened).and_then(|share| share.context),
             front_end,
             has_workers: self.has_workers,
         };
-        profile::choices(&self.setup, &place)
+        profile::choose_flags(&self.setup, &place)
     }
 
     /// Tokens that an engine computes in one step at most; 0 when that is not known.

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::shape::Shape;
-use super::weights::{self, Format, scaled};
+use super::shape::ModelShape;
+use super::weights::{self, WeightFormat, scaled};
 use crate::prompt_files;
 use crate::vllm::arguments::value_of;
 
 /// What is known of the model that shall be served.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Model {
+pub enum ModelInfo {
     /// Its size and shape.
-    Known(Box<Facts>),
+    Known(Box<ModelFacts>),
     /// Nothing, and why; one GPU per replica is assumed then.
     Unknown {
         /// Ends a sentence.
@@ -23,10 +23,10 @@ pub enum Model {
     },
 }
 
-impl Model {
+impl ModelInfo {
     /// The facts, where there are any.
     #[must_use]
-    pub fn facts(&self) -> Option<&Facts> {
+    pub fn facts(&self) -> Option<&ModelFacts> {
         match self {
             Self::Known(facts) => Some(facts),
             Self::Unknown { .. } => None,
@@ -36,7 +36,7 @@ impl Model {
 
 /// A model's size and shape.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Facts {
+pub struct ModelFacts {
     /// The class that implements it, as `LlamaForCausalLM`; empty where none is named.
     pub architecture: String,
     /// All of its parameters.
@@ -44,18 +44,18 @@ pub struct Facts {
     /// What its weights take in memory, over all GPUs of a replica.
     pub weight_bytes: u64,
     /// Where that number comes from.
-    pub measured: Measured,
+    pub size_source: WeightSizeSource,
     /// How its weights are kept.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Its layers and their widths.
-    pub shape: Shape,
+    pub shape: ModelShape,
     /// The longest context that it was made for.
     pub context: u32,
 }
 
 /// Where the size of the weights comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Measured {
+pub enum WeightSizeSource {
     /// The index of the weight files.
     Index,
     /// The sizes of the weight files.
@@ -64,83 +64,83 @@ pub enum Measured {
     Shapes,
 }
 
-impl Facts {
+impl ModelFacts {
     /// Whether it generates text, as far as its class tells.
     #[must_use]
-    pub fn generates(&self) -> bool {
+    pub fn is_generative(&self) -> bool {
         let ends = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
         self.architecture.is_empty() || ends.iter().any(|end| self.architecture.ends_with(end))
     }
 
     /// Reads a model's folder, or its place in the cache of downloaded ones. `arguments` are the engine's: some change what is loaded.
     #[must_use]
-    pub fn read(model: &str, arguments: &[String], downloads: &Path) -> Model {
+    pub fn read(model: &str, arguments: &[String], downloads: &Path) -> ModelInfo {
         let revision = value_of(arguments, "--revision");
         let Some(folder) = prompt_files::resolve_folder(model, revision, downloads) else {
             let because = format!(
                 "it is neither a folder nor downloaded to {}, so nothing can be computed: `hf download {model}` first, or decide with --tp",
                 downloads.display()
             );
-            return Model::Unknown { because };
+            return ModelInfo::Unknown { because };
         };
-        match Self::in_folder(&folder, arguments) {
-            Ok(facts) => Model::Known(Box::new(facts)),
-            Err(because) => Model::Unknown { because },
+        match Self::read_folder(&folder, arguments) {
+            Ok(facts) => ModelInfo::Known(Box::new(facts)),
+            Err(because) => ModelInfo::Unknown { because },
         }
     }
 
-    fn in_folder(folder: &Path, arguments: &[String]) -> Result<Self, String> {
+    fn read_folder(folder: &Path, arguments: &[String]) -> Result<Self, String> {
         let path = folder.join("config.json");
         let text = fs::read_to_string(&path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
         let config: Value = serde_json::from_str(&text).map_err(|error| format!("{} is not JSON: {error}", path.display()))?;
         let on_disk = weight_files(folder);
-        Self::of_config(&config, on_disk, arguments).ok_or_else(|| format!("{} does not name the model's shapes", path.display()))
+        Self::from_config(&config, on_disk, arguments).ok_or_else(|| format!("{} does not name the model's shapes", path.display()))
     }
 
     /// The facts of a `config.json`, with the size of the weights on disk where there are any. `None` when it lacks what is needed.
-    pub(super) fn of_config(config: &Value, on_disk: Option<(u64, Measured)>, arguments: &[String]) -> Option<Self> {
+    pub(super) fn from_config(config: &Value, on_disk: Option<(u64, WeightSizeSource)>, arguments: &[String]) -> Option<Self> {
         // Models that see or hear keep their language model's shapes one level down.
         let nested =
             ["text_config", "llm_config", "language_config"].iter().find_map(|name| config.get(*name).filter(|part| part.is_object()));
-        let text = Text(nested.unwrap_or(config));
+        let text = TextConfig(nested.unwrap_or(config));
         let shape = text.shape()?;
-        let format = Format::of(config, text.0, arguments);
-        let by_shape = weights::parameters(text.0, &shape);
+        let format = WeightFormat::of(config, text.0, arguments);
+        let by_shape = weights::count_parameters(text.0, &shape);
         let (weight_bytes, parameters, measured) = match on_disk {
             Some((bytes, measured)) => {
                 // What is not quantized has as many parameters as its bytes say, whatever the model is.
                 let parameters = if format.is_plain() { bytes / format.stored_bytes() } else { by_shape.total() };
-                (format.loaded(bytes, &by_shape), parameters, measured)
+                (format.loaded_bytes(bytes, &by_shape), parameters, measured)
             }
-            None => (format.bytes_of(&by_shape), by_shape.total(), Measured::Shapes),
+            None => (format.bytes_of(&by_shape), by_shape.total(), WeightSizeSource::Shapes),
         };
         let architecture = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
-        Some(Self { architecture: architecture.to_owned(), parameters, weight_bytes, measured, format, context: text.context(), shape })
+        Some(Self { architecture: architecture.to_owned(), parameters, weight_bytes, size_source: measured, format, context: text.context(), shape })
     }
 }
 
 /// The part of a `config.json` that describes the language model.
-struct Text<'a>(&'a Value);
+struct TextConfig<'a>(&'a Value);
 
-impl Text<'_> {
+impl TextConfig<'_> {
     fn number(&self, names: &[&str]) -> Option<u64> {
         names.iter().find_map(|name| self.0.get(*name)?.as_u64())
     }
 
-    fn small(&self, names: &[&str]) -> Option<u32> {
+    fn number_u32(&self, names: &[&str]) -> Option<u32> {
         u32::try_from(self.number(names)?).ok()
     }
 
-    fn shape(&self) -> Option<Shape> {
+    fn shape(&self) -> Option<ModelShape> {
         let hidden = self.number(&["hidden_size", "n_embd", "d_model"])?;
-        let layers = self.small(&["num_hidden_layers", "n_layer", "num_layers", "n_layers"])?;
-        let heads = self.small(&["num_attention_heads", "n_head", "n_heads"])?.max(1);
-        let kv_heads = self.small(&["num_key_value_heads", "num_kv_heads", "multi_query_group_num"]).unwrap_or(heads).max(1);
-        let head_dim = self.small(&["head_dim", "attention_head_dim"]).or_else(|| u32::try_from(hidden / u64::from(heads)).ok())?;
+        let layers = self.number_u32(&["num_hidden_layers", "n_layer", "num_layers", "n_layers"])?;
+        let heads = self.number_u32(&["num_attention_heads", "n_head", "n_heads"])?.max(1);
+        let kv_heads = self.number_u32(&["num_key_value_heads", "num_kv_heads", "multi_query_group_num"]).unwrap_or(heads).max(1);
+        let head_dim = self.number_u32(&["head_dim", "attention_head_dim"]).or_else(|| u32::try_from(hidden / u64::from(heads)).ok())?;
         let (full_layers, windowed_layers, recurrent_layers) = self.layer_kinds(layers);
         let intermediate = self.number(&["intermediate_size", "n_inner", "ffn_dim"]).unwrap_or(4 * hidden);
         let chosen = self.number(&["num_experts_per_tok", "num_experts_per_token", "moe_topk"]).unwrap_or(0);
-        Some(Shape {
+        Some(ModelShape {
             hidden,
             intermediate,
             active: intermediate.max(chosen * self.number(&["moe_intermediate_size"]).unwrap_or(intermediate)),
@@ -151,15 +151,15 @@ impl Text<'_> {
             head_dim,
             full_layers,
             windowed_layers,
-            window: self.small(&["sliding_window"]).unwrap_or(0),
+            window: self.number_u32(&["sliding_window"]).unwrap_or(0),
             recurrent_layers,
-            latent: self.small(&["kv_lora_rank"]).map(|rank| rank + self.small(&["qk_rope_head_dim"]).unwrap_or(0)),
+            latent: self.number_u32(&["kv_lora_rank"]).map(|rank| rank + self.number_u32(&["qk_rope_head_dim"]).unwrap_or(0)),
         })
     }
 
     /// How many layers keep all tokens, a window of them, or a state.
     fn layer_kinds(&self, layers: u32) -> (u32, u32, u32) {
-        let window = self.small(&["sliding_window"]).filter(|window| *window > 0);
+        let window = self.number_u32(&["sliding_window"]).filter(|window| *window > 0);
         let window = window.filter(|_| self.0.get("use_sliding_window").and_then(Value::as_bool) != Some(false));
         if let Some(kinds) = self.0.get("layer_types").or_else(|| self.0.get("layers_block_type")).and_then(Value::as_array) {
             let count = |test: fn(&str) -> bool| {
@@ -176,7 +176,7 @@ impl Text<'_> {
             let attention = u32::try_from(pattern.chars().filter(|kind| *kind == '*').count()).unwrap_or(layers).min(layers);
             return (attention, 0, layers - attention);
         }
-        if let Some(period) = self.small(&["full_attention_interval", "attn_layer_period"]).filter(|period| *period > 0) {
+        if let Some(period) = self.number_u32(&["full_attention_interval", "attn_layer_period"]).filter(|period| *period > 0) {
             let attention = (layers / period).max(1);
             return (attention, 0, layers.saturating_sub(attention));
         }
@@ -184,7 +184,7 @@ impl Text<'_> {
             let attention = u32::try_from(indices.len()).unwrap_or(layers).min(layers);
             return (attention, 0, layers - attention);
         }
-        match (window, self.small(&["sliding_window_pattern"]).filter(|pattern| *pattern > 0)) {
+        match (window, self.number_u32(&["sliding_window_pattern"]).filter(|pattern| *pattern > 0)) {
             (Some(_), Some(pattern)) => (layers / pattern, layers - layers / pattern, 0),
             // Gemma 2 said so in its code alone before layer types were written down.
             (Some(_), None) if self.0.get("model_type").and_then(Value::as_str) == Some("gemma2") => (layers / 2, layers - layers / 2, 0),
@@ -197,11 +197,11 @@ impl Text<'_> {
     /// says is not followed.
     fn context(&self) -> u32 {
         let names = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length"];
-        let made_for = self.small(&names).unwrap_or(2_048);
+        let made_for = self.number_u32(&names).unwrap_or(2_048);
         let scaling = self.0.get("rope_scaling").filter(|scaling| scaling.is_object()).or_else(|| self.0.get("rope_parameters"));
         let kind = scaling.and_then(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type"))).and_then(Value::as_str);
         match kind {
-            Some("longrope") => self.small(&["original_max_position_embeddings"]).unwrap_or(made_for),
+            Some("longrope") => self.number_u32(&["original_max_position_embeddings"]).unwrap_or(made_for),
             // Gemma 3 has its scaling in the number already.
             Some("linear" | "dynamic") if !self.0.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.contains("gemma3")) => {
                 let factor = scaling.and_then(|scaling| scaling.get("factor")?.as_f64()).unwrap_or(1.0);
@@ -213,12 +213,12 @@ impl Text<'_> {
 }
 
 /// The bytes of the weights in a folder: what their index says, else the sizes of the files that the engine would load.
-fn weight_files(folder: &Path) -> Option<(u64, Measured)> {
+fn weight_files(folder: &Path) -> Option<(u64, WeightSizeSource)> {
     for index in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
         let text = fs::read_to_string(folder.join(index)).ok();
         let total = text.and_then(|text| serde_json::from_str::<Value>(&text).ok()?.get("metadata")?.get("total_size")?.as_u64());
         if let Some(total) = total.filter(|total| *total > 0) {
-            return Some((total, Measured::Index));
+            return Some((total, WeightSizeSource::Index));
         }
     }
     let entries: Vec<PathBuf> = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -233,7 +233,7 @@ fn weight_files(folder: &Path) -> Option<(u64, Measured)> {
     };
     let sums = [("", ".safetensors"), ("consolidated", ".safetensors"), ("pytorch_model", ".bin"), ("", ".pt")];
     let bytes = sums.iter().map(|(prefix, suffix)| sum(prefix, suffix)).find(|bytes| *bytes > 0)?;
-    Some((bytes, Measured::Files))
+    Some((bytes, WeightSizeSource::Files))
 }
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
 //! The flags of an engine: which of them the agent gives, which are this release's defaults already, which the user has given, and why each.
 //! What a release does not know is not given to it: an unknown flag costs an engine thirteen seconds and its life.
 
-use super::setup::Setup;
+use super::setup::EnginePlanSetup;
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::FrontEndInUse;
-use crate::vllm::arguments::Given;
-use crate::vllm::flag::{Choice, EXECUTOR, Origin};
+use crate::vllm::arguments::EngineArguments;
+use crate::vllm::flag::{FlagChoice, EXECUTOR_FLAG, FlagOrigin};
 use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
 };
 
 /// A limit below this would turn away bursts that a single replica can well hold.
-const LEAST_QUEUE_LIMIT: u64 = 256;
+const MIN_QUEUE_LIMIT: u64 = 256;
 
 /// What the flags of one replica depend on, besides the setup.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct ReplicaContext<'a> {
     /// Its first GPU; `None` on the CPU.
     pub(super) gpu: Option<&'a Gpu>,
     /// Its number of GPUs.
@@ -30,76 +30,76 @@ pub(super) struct Place<'a> {
 }
 
 /// The flags of one replica, in the order of the command line.
-pub(super) fn choices(setup: &Setup, place: &Place<'_>) -> Vec<Choice> {
-    let mut list = List { given: Given(&setup.arguments), choices: Vec::new() };
+pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) -> Vec<FlagChoice> {
+    let mut list = FlagList { given: EngineArguments(&setup.arguments), choices: Vec::new() };
     if !setup.simulated {
-        stopping(&mut list, setup);
+        add_shutdown_flags(&mut list, setup);
     }
     if let Some(gpu) = place.gpu.filter(|_| !setup.simulated) {
-        room(&mut list, setup, place);
-        steps(&mut list, setup, gpu, place.front_end);
-        schedule(&mut list, setup);
-        graphs(&mut list, setup, gpu);
-        workers(&mut list, setup, place);
+        add_memory_flags(&mut list, setup, place);
+        add_step_flags(&mut list, setup, gpu, place.front_end);
+        add_scheduling_flags(&mut list, setup);
+        add_graph_flags(&mut list, setup, gpu);
+        add_executor_flag(&mut list, setup, place);
     }
-    reporting(&mut list);
+    add_reporting_flags(&mut list);
     list.choices
 }
 
 /// Collects choices; what the user gave is the user's.
-struct List<'a> {
-    given: Given<'a>,
-    choices: Vec<Choice>,
+struct FlagList<'a> {
+    given: EngineArguments<'a>,
+    choices: Vec<FlagChoice>,
 }
 
-impl List<'_> {
-    fn add(&mut self, flag: &'static str, value: impl Into<String>, origin: Origin, because: impl Into<String>) {
-        let choice = match self.given.shown(flag) {
-            Some(given) => Choice { flag, value: given, origin: Origin::User, because: "you gave it after `--`".to_owned() },
-            None => Choice { flag, value: value.into(), origin, because: because.into() },
+impl FlagList<'_> {
+    fn add(&mut self, flag: &'static str, value: impl Into<String>, origin: FlagOrigin, because: impl Into<String>) {
+        let choice = match self.given.display_value(flag) {
+            Some(given) => FlagChoice { flag, value: given, origin: FlagOrigin::User, because: "you gave it after `--`".to_owned() },
+            None => FlagChoice { flag, value: value.into(), origin, because: because.into() },
         };
         self.choices.push(choice);
     }
 }
 
-fn stopping(list: &mut List<'_>, setup: &Setup) {
+fn add_shutdown_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     if setup.since(SHUTDOWN_TIMEOUT_SINCE) {
         let seconds = setup.drain_timeout.as_secs().to_string();
         // A batch system may send SIGTERM to the engine just when it sends it to the agent.
         list.add(
             "--shutdown-timeout",
             seconds,
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "running answers finish when the engine is told to stop, as long as agent.drain_timeout",
         );
     }
 }
 
-fn room(list: &mut List<'_>, setup: &Setup, place: &Place<'_>) {
+fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
     if place.tp > 1 {
-        list.add("--tensor-parallel-size", place.tp.to_string(), Origin::Hostler, "the GPUs of one replica, see the layout");
+        list.add("--tensor-parallel-size", place.tp.to_string(), FlagOrigin::Hostler, "the GPUs of one replica, see the layout");
     }
     if let Some(tokens) = place.shortened {
         list.add(
             "--max-model-len",
             tokens.to_string(),
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "the model's own context does not fit; the engine would not start with it",
         );
     }
     let utilization = setup.utilization().to_string();
     match setup.profile {
         Profile::Conservative => {
-            list.add("--gpu-memory-utilization", utilization, Origin::Hostler, "leaves memory for what vLLM does not count");
+            list.add("--gpu-memory-utilization", utilization, FlagOrigin::Hostler, "leaves memory for what vLLM does not count");
         }
-        _ => list.add("--gpu-memory-utilization", utilization, Origin::Engine, "the rest is for CUDA and what vLLM does not count"),
+        _ => list.add("--gpu-memory-utilization", utilization, FlagOrigin::Engine, "the rest is for CUDA and what vLLM does not count"),
     }
 }
 
-fn steps(list: &mut List<'_>, setup: &Setup, gpu: &Gpu, front_end: FrontEndInUse) {
+fn add_step_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu, front_end: FrontEndInUse) {
     let (steps, default) = (setup.steps(Some(gpu)), setup.default_steps(Some(gpu)));
     let chosen = setup.profile_steps(Some(gpu)).is_some();
-    let origin = |differs| if chosen && differs { Origin::Hostler } else { Origin::Engine };
+    let origin = |differs| if chosen && differs { FlagOrigin::Hostler } else { FlagOrigin::Engine };
     let (few, small) = match setup.profile {
         Profile::Throughput => {
             ("more requests in each step give more tokens a second, as far as the cache reaches", "larger steps read prompts faster")
@@ -114,33 +114,33 @@ fn steps(list: &mut List<'_>, setup: &Setup, gpu: &Gpu, front_end: FrontEndInUse
     let limited = setup.profile != Profile::Conservative && setup.since(QUEUE_LIMIT_SINCE) && front_end == FrontEndInUse::Python;
     if limited && steps.sequences > 0 {
         // As many again as run: a burst waits, and what comes beyond it is better off at another replica.
-        let most = (2 * u64::from(steps.sequences)).max(LEAST_QUEUE_LIMIT).to_string();
+        let most = (2 * u64::from(steps.sequences)).max(MIN_QUEUE_LIMIT).to_string();
         list.add(
             "--max-num-queued-reqs",
             most,
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "beyond so many requests, running or waiting, the engine says 503 and the router tries another replica",
         );
     }
 }
 
-fn schedule(list: &mut List<'_>, setup: &Setup) {
+fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     let tuned = setup.profile != Profile::Conservative;
-    list.add("--enable-prefix-caching", "", Origin::Engine, "what was computed for a prompt serves the next one that begins alike");
-    list.add("--enable-chunked-prefill", "", Origin::Engine, "long prompts are read in parts, between the tokens of others");
-    list.add("--enforce-eager", "off", Origin::Engine, "CUDA graphs start the kernels of a step at once");
+    list.add("--enable-prefix-caching", "", FlagOrigin::Engine, "what was computed for a prompt serves the next one that begins alike");
+    list.add("--enable-chunked-prefill", "", FlagOrigin::Engine, "long prompts are read in parts, between the tokens of others");
+    list.add("--enforce-eager", "off", FlagOrigin::Engine, "CUDA graphs start the kernels of a step at once");
     if setup.since(ASYNC_AUTO_SINCE) {
         list.add(
             "--async-scheduling",
             "",
-            Origin::Engine,
+            FlagOrigin::Engine,
             "the next step is planned while the GPU computes this one, where the model allows it",
         );
     } else if setup.since(ASYNC_SINCE) && tuned && !list.given.has("--speculative-config") {
         list.add(
             "--async-scheduling",
             "",
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "the next step is planned while the GPU computes this one; this release does not do so by itself",
         );
     }
@@ -148,34 +148,34 @@ fn schedule(list: &mut List<'_>, setup: &Setup) {
         list.add(
             "--performance-mode",
             "interactivity",
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "CUDA graphs for every small number of requests, not only for some",
         );
     }
     if setup.since(STREAM_INTERVAL_SINCE) {
-        list.add("--stream-interval", "1", Origin::Engine, "each token is sent as soon as it is there");
+        list.add("--stream-interval", "1", FlagOrigin::Engine, "each token is sent as soon as it is there");
     }
 }
 
-fn graphs(list: &mut List<'_>, setup: &Setup, gpu: &Gpu) {
+fn add_graph_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu) {
     if let Some(most) = setup.graph_tokens(Some(gpu)) {
         let sizes: Vec<String> = graph_sizes(most).iter().map(ToString::to_string).collect();
         list.add(
             "--cudagraph-capture-sizes",
             sizes.join(" "),
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "CUDA graphs for steps that read prompts too: by itself the engine makes them for 512 tokens and less",
         );
     }
 }
 
 /// With several GPUs the engine has such processes by itself.
-fn workers(list: &mut List<'_>, setup: &Setup, place: &Place<'_>) {
+fn add_executor_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
     if setup.profile == Profile::Throughput && place.tp == 1 && place.has_workers {
         list.add(
-            EXECUTOR,
+            EXECUTOR_FLAG,
             "mp",
-            Origin::Hostler,
+            FlagOrigin::Hostler,
             "the model runs in a process of its own, while the engine's plans the next step: worth it from eight CPUs an engine on",
         );
     }
@@ -191,10 +191,10 @@ fn graph_sizes(most: u32) -> Vec<u32> {
 }
 
 /// Every engine has these, the simulated one too.
-fn reporting(list: &mut List<'_>) {
-    list.add("--disable-uvicorn-access-log", "", Origin::Hostler, "requests are logged and counted by the router");
-    list.add("--enable-prompt-tokens-details", "", Origin::Hostler, "routers learn how much of a prompt was cached");
-    list.add("--enable-request-id-headers", "", Origin::Hostler, "answers carry the id of their request");
+fn add_reporting_flags(list: &mut FlagList<'_>) {
+    list.add("--disable-uvicorn-access-log", "", FlagOrigin::Hostler, "requests are logged and counted by the router");
+    list.add("--enable-prompt-tokens-details", "", FlagOrigin::Hostler, "routers learn how much of a prompt was cached");
+    list.add("--enable-request-id-headers", "", FlagOrigin::Hostler, "answers carry the id of their request");
 }
 
 #[cfg(test)]

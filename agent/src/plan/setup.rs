@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use super::model::{Facts, Model};
+use super::model::{ModelFacts, ModelInfo};
 use super::weights::scaled;
 use crate::config::{AgentConfig, Profile};
 use crate::gpu::Gpu;
-use crate::host::Resolved;
-use crate::vllm::arguments::Given;
-use crate::vllm::arguments::{value_of, with_file};
+use crate::host::EngineProgram;
+use crate::vllm::arguments::EngineArguments;
+use crate::vllm::arguments::{value_of, expand_config_file};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::Version;
 
@@ -17,13 +17,13 @@ use crate::vllm::version::Version;
 pub(super) const GIB: u64 = 1 << 30;
 
 /// vLLM makes graphs for steps of at most this many tokens by itself.
-const USUAL_GRAPH_TOKENS: u32 = 512;
+const DEFAULT_GRAPH_TOKENS: u32 = 512;
 
 /// Steps with more tokens than this take so long to compute that the time to start their kernels is hidden behind it.
-const MOST_GRAPH_TOKENS: u32 = 4_096;
+const MAX_GRAPH_TOKENS: u32 = 4_096;
 
 /// A user who gives an argument that begins like this decides about graphs, or about something that graphs must fit.
-const GRAPHS_DECIDED_BY: [&str; 9] = [
+const GRAPH_ARGUMENTS: [&str; 9] = [
     "--enforce-eager",
     "--compilation-config",
     "-cc",
@@ -39,14 +39,14 @@ const GRAPHS_DECIDED_BY: [&str; 9] = [
 const CONSERVATIVE_UTILIZATION: f64 = 0.85;
 
 /// The simulated engine's own defaults.
-const SIMULATED: Steps = Steps { tokens: 8_192, sequences: 256 };
+const SIMULATED_STEPS: StepLimits = StepLimits { tokens: 8_192, sequences: 256 };
 
 /// vLLM's defaults on a CPU.
-const CPU: Steps = Steps { tokens: 2_048, sequences: 128 };
+const CPU_STEPS: StepLimits = StepLimits { tokens: 2_048, sequences: 128 };
 
 /// How the engines of a node are set up.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct EnginePlanSetup {
     /// Whether it is the simulated engine.
     pub simulated: bool,
     /// vLLM's release; unknown counts as older than every one.
@@ -56,7 +56,7 @@ pub struct Setup {
     /// The user's own arguments for the engines, those of their `--config` file included.
     pub arguments: Vec<String>,
     /// Whether the size of a step is the engine's to decide, because of the model. See `for_model`.
-    pub own_steps: bool,
+    pub leaves_steps_to_engine: bool,
     /// Whether the engines tell of their caches.
     pub kv_events: bool,
     /// How long running requests may take on a drain.
@@ -65,7 +65,7 @@ pub struct Setup {
 
 /// The most work of one step of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Steps {
+pub struct StepLimits {
     /// Tokens in one step, `--max-num-batched-tokens`.
     pub tokens: u32,
     /// Requests in one step, `--max-num-seqs`.
@@ -81,16 +81,16 @@ pub struct CacheFormat {
     pub windows_count: bool,
 }
 
-impl Setup {
+impl EnginePlanSetup {
     /// As the agent's settings say.
     #[must_use]
-    pub fn new(engine: &Resolved, version: Option<Version>, config: &AgentConfig) -> Self {
+    pub fn new(engine: &EngineProgram, version: Option<Version>, config: &AgentConfig) -> Self {
         Self {
-            simulated: matches!(engine, Resolved::Simulated { .. }),
+            simulated: matches!(engine, EngineProgram::Simulated { .. }),
             version,
             profile: config.profile,
-            arguments: with_file(&config.engine_args),
-            own_steps: false,
+            arguments: expand_config_file(&config.engine_args),
+            leaves_steps_to_engine: false,
             kv_events: config.kv_events,
             drain_timeout: config.drain_timeout,
         }
@@ -99,9 +99,9 @@ impl Setup {
     /// The same for this model. A model with states has room for so many requests only, and the engine does not start when it is to take more; one
     /// that generates no text reads prompts whole, however long they are.
     #[must_use]
-    pub(super) fn for_model(self, model: &Model) -> Self {
-        let own_steps = model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0 || !facts.generates());
-        Self { own_steps, ..self }
+    pub(super) fn for_model(self, model: &ModelInfo) -> Self {
+        let own_steps = model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0 || !facts.is_generative());
+        Self { leaves_steps_to_engine: own_steps, ..self }
     }
 
     /// Whether the release is this one or a later one.
@@ -113,7 +113,7 @@ impl Setup {
     /// The longest context that the user wants.
     #[must_use]
     pub fn context(&self) -> Option<u32> {
-        value_of(&self.arguments, "--max-model-len").and_then(human_number).filter(|tokens| *tokens > 0)
+        value_of(&self.arguments, "--max-model-len").and_then(parse_human_number).filter(|tokens| *tokens > 0)
     }
 
     /// The part of a GPU's memory that an engine may use.
@@ -142,26 +142,26 @@ impl Setup {
 
     /// The most work of one step on that GPU, or on the CPU.
     #[must_use]
-    pub fn steps(&self, gpu: Option<&Gpu>) -> Steps {
+    pub fn steps(&self, gpu: Option<&Gpu>) -> StepLimits {
         let chosen = self.profile_steps(gpu);
         let wanted = chosen.unwrap_or_else(|| self.default_steps(gpu));
-        let given = |flag, otherwise| value_of(&self.arguments, flag).map_or(otherwise, |value| human_number(value).unwrap_or(0));
+        let given = |flag, otherwise| value_of(&self.arguments, flag).map_or(otherwise, |value| parse_human_number(value).unwrap_or(0));
         // No step has more requests than tokens: the engine does not start with that. What the user gave is not changed.
         let least = if chosen.is_some() { given("--max-num-seqs", 0) } else { 0 };
         let tokens = given("--max-num-batched-tokens", wanted.tokens.max(least));
         let most = if tokens == 0 { u32::MAX } else { tokens };
-        Steps { tokens, sequences: given("--max-num-seqs", wanted.sequences.min(most)) }
+        StepLimits { tokens, sequences: given("--max-num-seqs", wanted.sequences.min(most)) }
     }
 
     /// What the profile makes of it; `None` leaves it to the engine, as does a file or a mode of the user's own that may say otherwise.
     #[must_use]
-    pub fn profile_steps(&self, gpu: Option<&Gpu>) -> Option<Steps> {
+    pub fn profile_steps(&self, gpu: Option<&Gpu>) -> Option<StepLimits> {
         let gpu = gpu.filter(|gpu| !self.simulated && gpu.memory_bytes > 0)?;
         if self.version.is_none() || ["--config", "--performance-mode"].iter().any(|flag| value_of(&self.arguments, flag).is_some()) {
             return None;
         }
         // Prompts that are not read in parts must fit one step whole, however long they are.
-        if self.own_steps || Given(&self.arguments).negates("--enable-chunked-prefill") {
+        if self.leaves_steps_to_engine || EngineArguments(&self.arguments).negates("--enable-chunked-prefill") {
             return None;
         }
         let default = self.default_steps(Some(gpu));
@@ -169,9 +169,9 @@ impl Setup {
         // doubled and the latency profile's numbers are choices, not measured.
         match (self.profile, gpu.memory_bytes / GIB) {
             (Profile::Conservative, _) => None,
-            (Profile::Latency, _) => Some(Steps { tokens: default.tokens.min(2_048), sequences: 128 }),
-            (Profile::Throughput, 70..) => Some(Steps { sequences: 1_024, ..default }),
-            (Profile::Throughput, 16..) => Some(Steps { tokens: 2 * default.tokens, sequences: 2 * default.sequences }),
+            (Profile::Latency, _) => Some(StepLimits { tokens: default.tokens.min(2_048), sequences: 128 }),
+            (Profile::Throughput, 70..) => Some(StepLimits { sequences: 1_024, ..default }),
+            (Profile::Throughput, 16..) => Some(StepLimits { tokens: 2 * default.tokens, sequences: 2 * default.sequences }),
             (Profile::Throughput, _) => None,
         }
     }
@@ -180,21 +180,21 @@ impl Setup {
     /// a profile and user that leave the steps to the agent.
     #[must_use]
     pub fn graph_tokens(&self, gpu: Option<&Gpu>) -> Option<u32> {
-        let decides = |argument: &String| GRAPHS_DECIDED_BY.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
+        let decides = |argument: &String| GRAPH_ARGUMENTS.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
         if self.profile != Profile::Throughput || !self.since(GRAPHS_COUNTED_SINCE) || self.arguments.iter().any(decides) {
             return None;
         }
         self.profile_steps(gpu)?;
-        Some(self.steps(gpu).tokens.min(MOST_GRAPH_TOKENS)).filter(|tokens| *tokens > USUAL_GRAPH_TOKENS)
+        Some(self.steps(gpu).tokens.min(MAX_GRAPH_TOKENS)).filter(|tokens| *tokens > DEFAULT_GRAPH_TOKENS)
     }
 
     /// What the release does by itself. What vLLM makes of it for models with unusual limits is not followed.
     #[must_use]
-    pub fn default_steps(&self, gpu: Option<&Gpu>) -> Steps {
+    pub fn default_steps(&self, gpu: Option<&Gpu>) -> StepLimits {
         if self.simulated {
-            return SIMULATED;
+            return SIMULATED_STEPS;
         }
-        let Some(gpu) = gpu else { return CPU };
+        let Some(gpu) = gpu else { return CPU_STEPS };
         let is_a100 = gpu.name.to_lowercase().contains("a100");
         let (tokens, sequences) = match gpu.memory_bytes / GIB {
             160.. if self.since(LARGE_STEPS_SINCE) => (16_384, 1_024),
@@ -202,7 +202,7 @@ impl Setup {
             _ => (2_048, 256),
         };
         let factor = if value_of(&self.arguments, "--performance-mode") == Some("throughput") { 2 } else { 1 };
-        Steps { tokens: factor * tokens, sequences: factor * sequences }
+        StepLimits { tokens: factor * tokens, sequences: factor * sequences }
     }
 
     /// Tokens that an engine computes in one step at most; 0 when that is not known.
@@ -214,7 +214,7 @@ impl Setup {
 
     /// How the cache is kept.
     #[must_use]
-    pub fn cache_format(&self, facts: &Facts) -> CacheFormat {
+    pub fn cache_format(&self, facts: &ModelFacts) -> CacheFormat {
         let element_bytes = match value_of(&self.arguments, "--kv-cache-dtype") {
             Some(kind) if kind.contains("fp8") || kind.contains("int8") => 1,
             _ => facts.format.plain_bytes,
@@ -224,7 +224,7 @@ impl Setup {
 }
 
 /// A number as vLLM's arguments take it: plain, in thousands (`8k`, `2.5k`) or in 1,024s (`8K`), and so on for millions.
-pub(super) fn human_number(text: &str) -> Option<u32> {
+pub(super) fn parse_human_number(text: &str) -> Option<u32> {
     let text = text.trim();
     let (number, factor) = match text.char_indices().last()? {
         (at, 'k') => (&text[..at], 1e3),

@@ -2,7 +2,7 @@
 
 /// The numbers that memory depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct ModelShape {
     /// Width of the stream between layers.
     pub hidden: u64,
     /// Width inside a dense layer's feed-forward part.

@@ -1,7 +1,7 @@
 //! Whole plans, as they are printed.
 
 use super::model::tests::fixture;
-use super::what_if::describe;
+use super::what_if::parse_gpus;
 use super::*;
 use crate::config::{FrontEnd, Profile};
 use crate::vllm::version::Version;
@@ -14,8 +14,8 @@ struct Asked<'a> {
     config: AgentConfig,
 }
 
-fn vllm() -> Resolved {
-    Resolved::Vllm { program: "/opt/vllm".into() }
+fn vllm() -> EngineProgram {
+    EngineProgram::Vllm { program: "/opt/vllm".into() }
 }
 
 fn config(profile: Profile, line: &str) -> AgentConfig {
@@ -28,24 +28,24 @@ fn config(profile: Profile, line: &str) -> AgentConfig {
 }
 
 fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
-    planned_in(asked, Room::ample())
+    planned_in(asked, HostResources::unlimited())
 }
 
-fn planned_in(asked: &Asked<'_>, room: Room) -> Result<Plan, PlanError> {
-    let described = if asked.gpus.is_empty() { None } else { Some(describe(asked.gpus, asked.nvlink).unwrap()) };
+fn planned_in(asked: &Asked<'_>, room: HostResources) -> Result<Plan, PlanError> {
+    let described = if asked.gpus.is_empty() { None } else { Some(parse_gpus(asked.gpus, asked.nvlink).unwrap()) };
     let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
     let (engine, version) = (vllm(), Some(Version::new(0, asked.minor)));
-    let ground = Ground {
+    let ground = PlanInput {
         engine: &engine,
         version,
         rust_front_end: (asked.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
         gpus: &gpus,
         links: &links,
-        room,
+        resources: room,
         downloads: Path::new("/nonexistent"),
     };
-    let model = Model::Known(Box::new(fixture(asked.model, &[])));
-    decide(&ground, &asked.config, Setup::new(&engine, version, &asked.config), model)
+    let model = ModelInfo::Known(Box::new(fixture(asked.model, &[])));
+    plan_for_model(&ground, &asked.config, EnginePlanSetup::new(&engine, version, &asked.config), model)
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_plan_for_programs() {
 fn engines_have_a_process_around_their_models_where_all_of_them_have_room_for_it() {
     let asked = Asked { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     let has_workers = |cpus| {
-        let plan = planned_in(&asked, Room { cpus, shared_bytes: 8 << 30 }).unwrap();
+        let plan = planned_in(&asked, HostResources { cpus, shared_bytes: 8 << 30 }).unwrap();
         let of =
             |replica| plan.choices(replica, plan.front_end.in_use).iter().any(|choice| choice.flag == "--distributed-executor-backend");
         plan.replicas.iter().map(of).collect::<Vec<_>>()
@@ -104,19 +104,19 @@ fn a_host_without_gpus_serves_on_the_cpu() {
 
 #[test]
 fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
-    let engine = Resolved::Simulated { program: "/opt/hostler".into() };
+    let engine = EngineProgram::Simulated { program: "/opt/hostler".into() };
     let replicas = |gpus: &str, config: &AgentConfig| {
-        let gpus = if gpus.is_empty() { Vec::new() } else { describe(gpus, 0).unwrap().gpus };
-        let ground = Ground {
+        let gpus = if gpus.is_empty() { Vec::new() } else { parse_gpus(gpus, 0).unwrap().gpus };
+        let ground = PlanInput {
             engine: &engine,
             version: None,
             rust_front_end: None,
             gpus: &gpus,
             links: &Links::default(),
-            room: Room::ample(),
+            resources: HostResources::unlimited(),
             downloads: Path::new("/nonexistent"),
         };
-        plan(&ground, config).map(|plan| plan.replicas.iter().map(|replica| replica.gpus.len()).collect::<Vec<_>>())
+        make_plan(&ground, config).map(|plan| plan.replicas.iter().map(|replica| replica.gpus.len()).collect::<Vec<_>>())
     };
     assert_eq!(replicas("", &AgentConfig::default()).unwrap(), [0, 0]);
     assert_eq!(replicas("", &AgentConfig { replicas: 5, ..AgentConfig::default() }).unwrap(), [0; 5]);

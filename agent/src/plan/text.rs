@@ -3,25 +3,25 @@
 pub(super) mod json;
 
 use super::Plan;
-use super::error::gib;
-use super::layout::{Layout, Share, Why};
-use super::memory::Memory;
-use super::model::{Facts, Measured, Model};
+use super::error::format_gib;
+use super::layout::{GpuLayout, GpuGroupLayout, SizeReason};
+use super::memory::MemoryBudget;
+use super::model::{ModelFacts, WeightSizeSource, ModelInfo};
 use crate::config::Profile;
 use crate::gpu::Gpu;
-use crate::vllm::arguments::Given;
-use crate::vllm::{Choice, FrontEndInUse, Origin};
+use crate::vllm::arguments::EngineArguments;
+use crate::vllm::{FlagChoice, FrontEndInUse, FlagOrigin};
 
 /// Tokens of a usual request, prompt and answer, for the number of those that fit at once.
-const USUAL_REQUEST: u64 = 2_048;
+const TYPICAL_REQUEST_TOKENS: u64 = 2_048;
 
 /// GPUs of this compute capability and newer have bfloat16.
 const BFLOAT16_SINCE: (u32, u32) = (8, 0);
 
 /// A model of up to so many bytes makes more tokens on a GPU of at least so many than the Python front-end can send: measured with 1.7 billion
 /// parameters on an H200, where it sent two thirds of them.
-const FAST_MODEL: u64 = 8 << 30;
-const FAST_GPU: u64 = 70 << 30;
+const FAST_MODEL_BYTES: u64 = 8 << 30;
+const FAST_GPU_BYTES: u64 = 70 << 30;
 
 /// A part of the memory with less than this cached is worth a warning.
 const SMALL_CACHE_PART: u64 = 10;
@@ -57,13 +57,13 @@ pub(super) fn page(plan: &Plan) -> String {
 /// The plan in one paragraph.
 pub(super) fn summary(plan: &Plan) -> String {
     let mut sentences = vec![layout(plan).remove(0)];
-    if let (Model::Unknown { because }, true) = (&plan.model, plan.layout.is_some()) {
+    if let (ModelInfo::Unknown { because }, true) = (&plan.model, plan.layout.is_some()) {
         sentences.push(format!("{}: {because}", plan.name));
     }
     if let Some(first) = cache(plan).into_iter().next() {
         sentences.push(format!("KV cache: {first}"));
     }
-    let hostlers = |choice: &Choice| (choice.origin == Origin::Hostler).then(|| choice.short());
+    let hostlers = |choice: &FlagChoice| (choice.origin == FlagOrigin::Hostler).then(|| choice.display_short());
     let flags: Vec<String> = plan
         .replicas
         .first()
@@ -80,17 +80,17 @@ pub(super) fn summary(plan: &Plan) -> String {
 fn model(plan: &Plan) -> Vec<String> {
     let name = if plan.name.is_empty() { "the simulated engine's own" } else { &plan.name };
     match &plan.model {
-        Model::Unknown { because } => vec![format!("{name}: {because}")],
-        Model::Known(facts) => {
-            let measured = match facts.measured {
-                Measured::Index => "by the index of its files",
-                Measured::Files => "by the size of its files",
-                Measured::Shapes => "by its shapes, there are no files",
+        ModelInfo::Unknown { because } => vec![format!("{name}: {because}")],
+        ModelInfo::Known(facts) => {
+            let measured = match facts.size_source {
+                WeightSizeSource::Index => "by the index of its files",
+                WeightSizeSource::Files => "by the size of its files",
+                WeightSizeSource::Shapes => "by its shapes, there are no files",
             };
             let size = format!(
                 "{name}: {} parameters, {} in {}, {measured}",
                 billions(facts.parameters),
-                gib(facts.weight_bytes),
+                format_gib(facts.weight_bytes),
                 facts.format.name
             );
             vec![size, shapes(facts)]
@@ -98,7 +98,7 @@ fn model(plan: &Plan) -> Vec<String> {
     }
 }
 
-fn shapes(facts: &Facts) -> String {
+fn shapes(facts: &ModelFacts) -> String {
     let shape = &facts.shape;
     let kept = match shape.latent {
         Some(latent) => format!("latent attention of {latent} elements"),
@@ -116,18 +116,18 @@ fn shapes(facts: &Facts) -> String {
 
 fn gpus(plan: &Plan) -> Vec<String> {
     let Some(layout) = &plan.layout else { return vec!["none: the engines run on the CPU".to_owned()] };
-    let mut lines: Vec<String> = layout.shares.iter().map(|share| kind(share.replicas.iter().flatten().collect())).collect();
-    lines.extend(layout.spare.iter().map(|spare| format!("{} {} stays unused: {}", what(&spare.gpu), spare.gpu.index, spare.because)));
+    let mut lines: Vec<String> = layout.shares.iter().map(|share| describe_gpus(share.replicas.iter().flatten().collect())).collect();
+    lines.extend(layout.spare.iter().map(|spare| format!("{} {} stays unused: {}", device_noun(&spare.gpu), spare.gpu.index, spare.because)));
     lines
 }
 
-fn kind(gpus: Vec<&Gpu>) -> String {
+fn describe_gpus(gpus: Vec<&Gpu>) -> String {
     let first = gpus[0];
-    let memory = if first.memory_bytes == 0 { "memory unknown".to_owned() } else { gib(first.memory_bytes) };
+    let memory = if first.memory_bytes == 0 { "memory unknown".to_owned() } else { format_gib(first.memory_bytes) };
     format!("{} x {} ({memory})", gpus.len(), first.name)
 }
 
-fn what(gpu: &Gpu) -> &'static str {
+fn device_noun(gpu: &Gpu) -> &'static str {
     if gpu.slice.is_some() { "MIG slice of GPU" } else { "GPU" }
 }
 
@@ -139,26 +139,26 @@ fn layout(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     for share in &layout.shares {
         lines.push(headline(share));
-        lines.extend(share.refused.as_ref().map(|memory| too_few(share, memory)));
+        lines.extend(share.rejected.as_ref().map(|memory| explain_rejected_size(share, memory)));
         lines.extend(share.memory.as_ref().map(parts));
     }
     lines
 }
 
-fn headline(share: &Share) -> String {
+fn headline(share: &GpuGroupLayout) -> String {
     let replicas = count(share.replicas.len(), "replica");
     let each = if share.replicas.len() == 1 { "" } else { " each" };
-    let unit = if share.why == Why::Slices { "MIG slice" } else { "GPU" };
+    let unit = if share.why == SizeReason::Slices { "MIG slice" } else { "GPU" };
     let size = format!("{replicas} of {}{each} ({} x TP{})", count(share.tp as usize, unit), share.replicas.len(), share.tp);
     let why = match (share.why, share.tp) {
-        (Why::Asked, _) => "as --tp says",
-        (Why::Unknown, _) => "one GPU each is assumed, since nothing can be computed",
-        (Why::Slices, _) => "slices cannot work together",
-        (Why::Smallest, 1) if share.shortened => {
+        (SizeReason::Requested, _) => "as --tp says",
+        (SizeReason::Unknown, _) => "one GPU each is assumed, since nothing can be computed",
+        (SizeReason::Slices, _) => "slices cannot work together",
+        (SizeReason::Smallest, 1) if share.shortened => {
             "one GPU holds the model with a shorter context, and more would have to work over PCIe or are not there"
         }
-        (Why::Smallest, 1) => "the model fits one GPU, and replicas that exchange nothing serve the most",
-        (Why::Smallest, _) => "the smallest number that leaves room for the cache",
+        (SizeReason::Smallest, 1) => "the model fits one GPU, and replicas that exchange nothing serve the most",
+        (SizeReason::Smallest, _) => "the smallest number that leaves room for the cache",
     };
     let joined = match (share.tp, share.over_pcie) {
         (1, _) => "",
@@ -168,60 +168,60 @@ fn headline(share: &Share) -> String {
     format!("{size}{joined}: {why}")
 }
 
-fn too_few(share: &Share, memory: &Memory) -> String {
+fn explain_rejected_size(share: &GpuGroupLayout, memory: &MemoryBudget) -> String {
     let fewer = count(share.tp as usize / 2, "GPU");
     let verb = if share.tp == 2 { "is" } else { "are" };
-    let taken = format!("weights {} + running {} of {}", gib(memory.weights), gib(memory.runtime + memory.activations), gib(memory.usable));
+    let taken = format!("weights {} + running {} of {}", format_gib(memory.weights), format_gib(memory.runtime + memory.activations), format_gib(memory.usable));
     if memory.missing > 0 {
-        return format!("{fewer} {verb} too few: {taken} that may be used, {} are missing", gib(memory.missing));
+        return format!("{fewer} {verb} too few: {taken} that may be used, {} are missing", format_gib(memory.missing));
     }
     let context = u64::from(share.context.unwrap_or(0));
     format!(
         "{fewer} {verb} too few: {taken} that may be used leave {} for the cache, {} tokens; a context has {}",
-        gib(memory.cache),
+        format_gib(memory.cache),
         thousands(memory.tokens_in(share.context.unwrap_or(0)).unwrap_or(0)),
         thousands(context)
     )
 }
 
-fn parts(memory: &Memory) -> String {
+fn parts(memory: &MemoryBudget) -> String {
     format!(
         "each GPU: {} of {} may be used: weights {}, CUDA and its graphs {}, one step {}, KV cache {}",
-        gib(memory.usable),
-        gib(memory.total),
-        gib(memory.weights),
-        gib(memory.runtime),
-        gib(memory.activations),
-        gib(memory.cache)
+        format_gib(memory.usable),
+        format_gib(memory.total),
+        format_gib(memory.weights),
+        format_gib(memory.runtime),
+        format_gib(memory.activations),
+        format_gib(memory.cache)
     )
 }
 
 /// How much each replica can hold at once.
 fn cache(plan: &Plan) -> Vec<String> {
     let shares = plan.layout.iter().flat_map(|layout| &layout.shares);
-    let sequences = |share: &Share| plan.setup.steps(share.replicas[0].first()).sequences;
-    shares.filter_map(|share| Some(held(share.memory.as_ref()?, share.context?, sequences(share)))).collect()
+    let sequences = |share: &GpuGroupLayout| plan.setup.steps(share.replicas[0].first()).sequences;
+    shares.filter_map(|share| Some(describe_capacity(share.memory.as_ref()?, share.context?, sequences(share)))).collect()
 }
 
-fn held(memory: &Memory, context: u32, sequences: u32) -> String {
+fn describe_capacity(memory: &MemoryBudget, context: u32, sequences: u32) -> String {
     let Some((tokens, whole)) = memory.tokens_in(context).zip(memory.requests_of(u64::from(context))) else {
         return "the model keeps states only, whose number the engine decides".to_owned();
     };
-    let usual = memory.requests_of(USUAL_REQUEST.min(u64::from(context))).unwrap_or(0).min(u64::from(sequences));
+    let usual = memory.requests_of(TYPICAL_REQUEST_TOKENS.min(u64::from(context))).unwrap_or(0).min(u64::from(sequences));
     format!(
         "about {} tokens a replica: {} of {} tokens at once, or {} of {}",
         thousands(tokens),
         count(usize::try_from(whole).unwrap_or(usize::MAX), "request"),
         thousands(u64::from(context)),
         thousands(usual),
-        thousands(USUAL_REQUEST.min(u64::from(context)))
+        thousands(TYPICAL_REQUEST_TOKENS.min(u64::from(context)))
     )
 }
 
 /// One line for each flag; several kinds of GPU have one list each.
 fn flags(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut told: Vec<Vec<Choice>> = Vec::new();
+    let mut told: Vec<Vec<FlagChoice>> = Vec::new();
     for replica in &plan.replicas {
         let choices = plan.choices(replica, plan.front_end.in_use);
         if told.contains(&choices) {
@@ -230,9 +230,9 @@ fn flags(plan: &Plan) -> Vec<String> {
         if !told.is_empty() {
             lines.push(format!("  from replica {} on:", replica.index));
         }
-        let width = choices.iter().map(|choice| choice.short().chars().count()).max().unwrap_or(0);
+        let width = choices.iter().map(|choice| choice.display_short().chars().count()).max().unwrap_or(0);
         lines
-            .extend(choices.iter().map(|choice| format!("  {:<width$}  {:<14}  {}", choice.short(), choice.origin.word(), choice.because)));
+            .extend(choices.iter().map(|choice| format!("  {:<width$}  {:<14}  {}", choice.display_short(), choice.origin.as_str(), choice.because)));
         told.push(choices);
     }
     lines
@@ -241,10 +241,10 @@ fn flags(plan: &Plan) -> Vec<String> {
 /// What somebody should know before it runs.
 pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     let mut warnings = Vec::new();
-    for share in plan.layout.iter().flat_map(|layout: &Layout| &layout.shares) {
+    for share in plan.layout.iter().flat_map(|layout: &GpuLayout| &layout.shares) {
         warnings.extend(warnings_of(plan, share));
     }
-    let given = Given(&plan.setup.arguments);
+    let given = EngineArguments(&plan.setup.arguments);
     if given.has("--enforce-eager") && plan.layout.is_some() && !plan.setup.simulated {
         warnings.push("--enforce-eager turns CUDA graphs off: each step waits for the CPU to start every kernel, which costs decode speed, most of all with small models".to_owned());
     }
@@ -257,15 +257,15 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     warnings
 }
 
-fn warnings_of(plan: &Plan, share: &Share) -> Vec<String> {
+fn warnings_of(plan: &Plan, share: &GpuGroupLayout) -> Vec<String> {
     let mut warnings = Vec::new();
     if share.over_pcie && share.tp > 1 {
         warnings.push("the GPUs of a replica are not joined by NVLink: each layer of each step waits for PCIe; a smaller or quantized model on one GPU is faster".to_owned());
     }
     let gpu = &share.replicas[0][0];
-    if gpu.memory_bytes >= FAST_GPU && plan.front_end.in_use == FrontEndInUse::Python && plan.setup.profile == Profile::Throughput {
-        let small = plan.model.facts().is_some_and(|facts| facts.weight_bytes <= FAST_MODEL);
-        if small && !Given(&plan.setup.arguments).has("--stream-interval") {
+    if gpu.memory_bytes >= FAST_GPU_BYTES && plan.front_end.in_use == FrontEndInUse::Python && plan.setup.profile == Profile::Throughput {
+        let small = plan.model.facts().is_some_and(|facts| facts.weight_bytes <= FAST_MODEL_BYTES);
+        if small && !EngineArguments(&plan.setup.arguments).has("--stream-interval") {
             warnings.push("the Python front-end will be the limit of so small a model on such a GPU: use a vLLM with the Rust one, or give --stream-interval 4 after `--`, which saves a third of its work and sends four tokens at a time".to_owned());
         }
     }
@@ -276,7 +276,7 @@ fn warnings_of(plan: &Plan, share: &Share) -> Vec<String> {
             thousands(u64::from(facts.context))
         ));
     } else if memory.requests_of(u64::from(context)) == Some(0) {
-        warnings.push(format!("by this arithmetic the cache does not hold one request of {} tokens, and the engine may refuse to start: give a smaller --max-model-len, such as {}", thousands(u64::from(context)), memory.longest(context)));
+        warnings.push(format!("by this arithmetic the cache does not hold one request of {} tokens, and the engine may refuse to start: give a smaller --max-model-len, such as {}", thousands(u64::from(context)), memory.max_request_tokens(context)));
     } else if memory.cache < memory.total / SMALL_CACHE_PART {
         warnings.push("the KV cache is less than a tenth of the memory: few requests run at once".to_owned());
     }

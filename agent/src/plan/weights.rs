@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::shape::Shape;
+use super::shape::ModelShape;
 use crate::vllm::arguments::value_of;
 
 /// Bits of a parameter in the four-bit formats with their scales: a 16-bit scale and a zero point for each group of 128.
-const FOUR_BIT: f64 = 4.25;
+const FOUR_BIT_BITS: f64 = 4.25;
 
 /// A model's parameters, by whether quantization takes them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Parameters {
+pub(super) struct ParameterCounts {
     /// Token embeddings and output head: they keep 16 bits.
     pub(super) embeddings: u64,
     /// The attention of all layers.
@@ -19,7 +19,7 @@ pub(super) struct Parameters {
     pub(super) feed_forward: u64,
 }
 
-impl Parameters {
+impl ParameterCounts {
     pub(super) fn total(self) -> u64 {
         self.embeddings + self.attention + self.feed_forward
     }
@@ -27,7 +27,7 @@ impl Parameters {
 
 /// How weights are kept in memory.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Format {
+pub struct WeightFormat {
     /// What it is called: `bf16`, `fp8`, `awq`…
     pub name: String,
     /// Bytes of a parameter that is not quantized, in memory.
@@ -42,15 +42,15 @@ pub struct Format {
     online: bool,
 }
 
-impl Format {
+impl WeightFormat {
     /// The format of a checkpoint, as its `config.json` and the engine's arguments say.
     pub(super) fn of(config: &Value, text: &Value, arguments: &[String]) -> Self {
         let named = |value: &Value| ["dtype", "torch_dtype"].iter().find_map(|name| value.get(*name)?.as_str().map(str::to_owned));
         let stored = named(text).or_else(|| named(config)).unwrap_or_else(|| "bfloat16".to_owned());
-        let stored_bytes = width(&stored);
+        let stored_bytes = type_bytes(&stored);
         let given = value_of(arguments, "--dtype").filter(|given| *given != "auto");
         // Left to itself the engine loads 32-bit checkpoints as 16-bit ones.
-        let plain_bytes = given.map_or(stored_bytes.min(2), width);
+        let plain_bytes = given.map_or(stored_bytes.min(2), type_bytes);
         let plain = match given.unwrap_or(&stored) {
             "float16" | "half" => "fp16",
             "float32" | "float" if plain_bytes == 4 => "fp32",
@@ -59,14 +59,14 @@ impl Format {
         let kept = Self { name: plain.to_owned(), plain_bytes, stored_bytes, bits: None, experts_only: false, online: false };
         let quantization =
             config.get("quantization_config").or_else(|| text.get("quantization_config")).or_else(|| config.get("compression_config"));
-        if let Some((name, bits)) = quantization.and_then(quantized) {
+        if let Some((name, bits)) = quantization.and_then(parse_quantization) {
             return Self { experts_only: name == "mxfp4", name, bits: Some(bits), ..kept };
         }
         match value_of(arguments, "--quantization").or_else(|| value_of(arguments, "-q")) {
             Some(name) if name.starts_with("fp8") || name.contains("int8") => {
                 Self { name: name.to_owned(), bits: Some(8.0), online: true, ..kept }
             }
-            Some(name @ "bitsandbytes") => Self { name: name.to_owned(), bits: Some(FOUR_BIT), online: true, ..kept },
+            Some(name @ "bitsandbytes") => Self { name: name.to_owned(), bits: Some(FOUR_BIT_BITS), online: true, ..kept },
             _ => kept,
         }
     }
@@ -87,7 +87,7 @@ impl Format {
     }
 
     /// What so many bytes on disk take in memory.
-    pub(super) fn loaded(&self, on_disk: u64, parameters: &Parameters) -> u64 {
+    pub(super) fn loaded_bytes(&self, on_disk: u64, parameters: &ParameterCounts) -> u64 {
         match self.bits {
             Some(_) if self.online => self.bytes_of(parameters),
             Some(_) => on_disk,
@@ -96,7 +96,7 @@ impl Format {
     }
 
     /// What parameters that are nowhere on disk would take.
-    pub(super) fn bytes_of(&self, parameters: &Parameters) -> u64 {
+    pub(super) fn bytes_of(&self, parameters: &ParameterCounts) -> u64 {
         let Some(bits) = self.bits else { return parameters.total() * self.plain_bytes };
         let kept = parameters.embeddings + if self.experts_only { parameters.attention } else { 0 };
         kept * self.plain_bytes + scaled(parameters.total() - kept, bits / 8.0)
@@ -115,11 +115,11 @@ pub(crate) fn scaled(count: u64, factor: f64) -> u64 {
 }
 
 /// What the weights would take in the two formats to which people turn when a model does not fit: one byte a parameter, and four bits.
-pub(super) fn smaller(parameters: u64) -> [(&'static str, u64); 2] {
-    [("fp8", parameters), ("4-bit (AWQ or GPTQ)", scaled(parameters, FOUR_BIT / 8.0))]
+pub(super) fn quantized_sizes(parameters: u64) -> [(&'static str, u64); 2] {
+    [("fp8", parameters), ("4-bit (AWQ or GPTQ)", scaled(parameters, FOUR_BIT_BITS / 8.0))]
 }
 
-fn width(name: &str) -> u64 {
+fn type_bytes(name: &str) -> u64 {
     match name {
         "float32" | "float" => 4,
         "float8_e4m3fn" | "float8_e5m2" => 1,
@@ -128,31 +128,31 @@ fn width(name: &str) -> u64 {
 }
 
 /// Name and bits of a checkpoint's quantization.
-fn quantized(config: &Value) -> Option<(String, f64)> {
+fn parse_quantization(config: &Value) -> Option<(String, f64)> {
     let text = |name: &str| config.get(name).and_then(Value::as_str);
     let bits = ["bits", "w_bit", "weight_bits"].iter().find_map(|name| config.get(*name)?.as_f64());
     let method = text("quant_method")?.to_lowercase();
     let bits = match method.as_str() {
         "fp8" | "fbgemm_fp8" | "ptpc_fp8" | "experts_int8" => 8.0,
-        "mxfp4" => FOUR_BIT,
+        "mxfp4" => FOUR_BIT_BITS,
         "bitsandbytes" if config.get("load_in_8bit").and_then(Value::as_bool) == Some(true) => 8.0,
-        "compressed-tensors" => compressed(config).unwrap_or(8.0),
+        "compressed-tensors" => parse_compressed_bits(config).unwrap_or(8.0),
         "modelopt" | "modelopt_fp4" if text("quant_algo").is_some_and(|name| name.contains("FP4")) => 4.5,
         "modelopt" => 8.0,
         // Scales and zero points go with each group of four-bit weights; eight bits hardly have any.
-        _ => bits.map_or(FOUR_BIT, |bits| if bits < 8.0 { bits + 0.25 } else { bits }),
+        _ => bits.map_or(FOUR_BIT_BITS, |bits| if bits < 8.0 { bits + 0.25 } else { bits }),
     };
     Some((method, bits))
 }
 
 /// The widest weights of a `compressed-tensors` checkpoint.
-fn compressed(config: &Value) -> Option<f64> {
+fn parse_compressed_bits(config: &Value) -> Option<f64> {
     let groups = config.get("config_groups")?.as_object()?;
     groups.values().filter_map(|group| group.get("weights")?.get("num_bits")?.as_f64()).reduce(f64::max)
 }
 
 /// Parameters from shapes. Norms and biases are left out: less than one in a thousand.
-pub(super) fn parameters(config: &Value, shape: &Shape) -> Parameters {
+pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterCounts {
     let number = |names: &[&str]| names.iter().find_map(|name| config.get(*name)?.as_u64());
     // Gemma's configurations leave out that theirs are tied; others are counted as not tied, on the safe side.
     let gemma = || config.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.starts_with("gemma"));
@@ -171,15 +171,15 @@ pub(super) fn parameters(config: &Value, shape: &Shape) -> Parameters {
         let sparse = (layers - dense_first) / every;
         sparse * (experts * gated(width) + gated(shared) + shape.hidden * experts) + (layers - sparse) * gated(shape.intermediate)
     };
-    Parameters {
+    ParameterCounts {
         embeddings: shape.vocabulary * shape.hidden * if tied { 1 } else { 2 },
-        attention: layers * attention(config, shape),
+        attention: layers * count_attention(config, shape),
         feed_forward,
     }
 }
 
 /// The attention of one layer. A layer with a state in place of attention is counted alike; theirs are of the same order.
-fn attention(config: &Value, shape: &Shape) -> u64 {
+fn count_attention(config: &Value, shape: &ModelShape) -> u64 {
     let number = |name: &str| config.get(name).and_then(Value::as_u64);
     let (heads, hidden) = (u64::from(shape.heads), shape.hidden);
     if let Some(rank) = number("kv_lora_rank") {

@@ -5,14 +5,14 @@ use super::weights::scaled;
 use crate::gpu::{Gpu, Links, Slice};
 
 /// A slice's name rounds its memory up: `1g.10gb` has 9.5 to 9.75 GiB, `3g.40gb` 39.2 to 39.6.
-const SLICE_PART: f64 = 0.95;
+const SLICE_MEMORY_FACTOR: f64 = 0.95;
 
 /// More GPUs than one host has.
-const MOST: u32 = 64;
+const MAX_GPUS: u32 = 64;
 
 /// What was described.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
+pub struct DescribedGpus {
     /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// Which of them are joined.
@@ -22,7 +22,7 @@ pub struct Described {
 /// A description that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{part:?} describes no GPUs: write COUNTxGIB, as 4x80, or COUNTxSLICE, as 2x3g.40gb; several kinds are separated by commas")]
-pub struct Unreadable {
+pub struct GpuDescriptionError {
     /// The part that is not understood.
     pub part: String,
 }
@@ -31,18 +31,18 @@ pub struct Unreadable {
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn describe(text: &str, domain: u32) -> Result<Described, Unreadable> {
+pub fn parse_gpus(text: &str, domain: u32) -> Result<DescribedGpus, GpuDescriptionError> {
     let mut gpus: Vec<Gpu> = Vec::new();
     let mut pairs = Vec::new();
     for part in text.split(',').map(str::trim) {
-        let unreadable = || Unreadable { part: part.to_owned() };
+        let unreadable = || GpuDescriptionError { part: part.to_owned() };
         let (number, size) = part.split_once(['x', 'X']).ok_or_else(unreadable)?;
-        let number: u32 = number.trim().parse().ok().filter(|number| (1..=MOST).contains(number)).ok_or_else(unreadable)?;
-        let (gib, sliced) = read_size(size.trim()).ok_or_else(unreadable)?;
+        let number: u32 = number.trim().parse().ok().filter(|number| (1..=MAX_GPUS).contains(number)).ok_or_else(unreadable)?;
+        let (gib, sliced) = parse_size(size.trim()).ok_or_else(unreadable)?;
         let first = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
         for position in 0..number {
             let index = first + position;
-            let memory_bytes = scaled(1 << 30, if sliced { gib * SLICE_PART } else { gib });
+            let memory_bytes = scaled(1 << 30, if sliced { gib * SLICE_MEMORY_FACTOR } else { gib });
             let slice = sliced.then(|| Slice { parent: format!("GPU-{first}"), position });
             let (uuid, name) = match sliced {
                 true => (format!("MIG-{index}"), format!("MIG {}", size.trim())),
@@ -55,11 +55,11 @@ pub fn describe(text: &str, domain: u32) -> Result<Described, Unreadable> {
             gpus.push(Gpu { index, uuid, name, memory_bytes, slice, ..Gpu::default() });
         }
     }
-    Ok(Described { gpus, links: Links::between(pairs) })
+    Ok(DescribedGpus { gpus, links: Links::between(pairs) })
 }
 
 /// GiB, and whether it is a slice: `80`, `80GB`, `80GiB`, `3g.40gb`.
-fn read_size(text: &str) -> Option<(f64, bool)> {
+fn parse_size(text: &str) -> Option<(f64, bool)> {
     let lower = text.to_lowercase();
     let (number, sliced) = match lower.split_once("g.") {
         Some((parts, memory)) => {

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::metrics::{EngineDetails, EngineMetrics};
-use crate::engine::http::{Client, GetError};
+use crate::engine::http::{Client, FetchError};
 use crate::traffic::Traffic;
 
 /// How long one reading may take.
@@ -90,7 +90,7 @@ fn publish(samples: &watch::Sender<Option<LoadSample>>, figures: Option<EngineMe
 enum ReadError {
     /// No answer.
     #[error(transparent)]
-    Get(#[from] GetError),
+    Get(#[from] FetchError),
     /// The engine refused.
     #[error("the metrics page has status {}", .0.as_u16())]
     Status(StatusCode),

@@ -8,17 +8,17 @@ use super::table;
 
 /// The processes in which vLLM schedules and computes begin with these names, as the kernel cuts them, at 15 bytes. With tensor parallelism the
 /// core may sleep while its workers compute.
-const CORE: [&str; 2] = ["VLLM::EngineCor", "VLLM::Worker"];
+const CORE_PROCESS_NAMES: [&str; 2] = ["VLLM::EngineCor", "VLLM::Worker"];
 
 /// Linux counts CPU time for user space in hundredths of a second, on every architecture that vLLM runs on (USER_HZ, proc(5)).
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A core that uses less of a CPU than this does nothing. An idle vLLM core was seen at 0 to 1 %.
-const CORE_COMPUTES: f64 = 0.05;
+const CORE_BUSY_SHARE: f64 = 0.05;
 
 /// A front-end that uses more of a CPU than this may be at a request that has not reached the core yet, as with a long video. Answering probes
 /// alone costs it up to a tenth: 20 metrics pages a second of 5 ms each.
-const FRONT_END_COMPUTES: f64 = 0.5;
+const FRONT_END_BUSY_SHARE: f64 = 0.5;
 
 /// What the processes of an engine were found to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) enum Activity {
 
 /// One process at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Effort {
+struct ProcessSample {
     pid: i32,
     started: u64,
     name: String,
@@ -48,46 +48,46 @@ struct Effort {
 
 /// The processes of an engine at one moment.
 #[derive(Debug, Clone)]
-pub(crate) struct Look {
+pub(crate) struct ProcessSnapshot {
     /// The first process of the group.
     leader: i32,
-    processes: Vec<Effort>,
+    processes: Vec<ProcessSample>,
 }
 
-impl Look {
+impl ProcessSnapshot {
     /// Looks at the process group of an engine and at all that descends from its leader: compilers, for one, may have groups of their own. On a thread of its own: on a large host `/proc` has tens of thousands of entries.
-    pub(crate) async fn at(group: Option<u32>) -> Self {
+    pub(crate) async fn take(group: Option<u32>) -> Self {
         let leader = group.and_then(|group| i32::try_from(group).ok()).unwrap_or(0);
         let read = move || {
             let members = if leader == 0 { Vec::new() } else { table::tree(leader) };
-            members.into_iter().filter_map(|process| Effort::read(process.pid, process.started)).collect()
+            members.into_iter().filter_map(|process| ProcessSample::read(process.pid, process.started)).collect()
         };
         let processes = tokio::task::spawn_blocking(read).await.expect("reading /proc does not panic");
         Self { leader, processes }
     }
 
     /// A process in which vLLM schedules or computes that an earlier look saw and that has ended since. An engine does not live on without it.
-    pub(crate) fn lost_since(&self, earlier: &Self) -> Option<String> {
-        let is_here = |lost: &Effort| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
+    pub(crate) fn process_lost_since(&self, earlier: &Self) -> Option<String> {
+        let is_here = |lost: &ProcessSample| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
         let lost = earlier.processes.iter().find(|process| process.is_core() && !is_here(process))?;
         Some(format!("{} (pid {})", lost.name, lost.pid))
     }
 
     /// What the processes did since an earlier look, within `elapsed` of work. Where they also rested in between, they seem to have done more than they did, never less.
-    pub(crate) fn since(&self, earlier: &Self, elapsed: Duration) -> Activity {
+    pub(crate) fn activity_since(&self, earlier: &Self, elapsed: Duration) -> Activity {
         if let Some(stopped) = self.processes.iter().find(|process| process.stopped) {
             return Activity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
         }
-        let others = |process: &&Effort| process.pid != self.leader;
-        let (has_core, has_others) = (self.processes.iter().any(Effort::is_core), self.processes.iter().any(|process| others(&process)));
+        let others = |process: &&ProcessSample| process.pid != self.leader;
+        let (has_core, has_others) = (self.processes.iter().any(ProcessSample::is_core), self.processes.iter().any(|process| others(&process)));
         // Without the names, the processes that the first one has started; without these, the first one.
-        let is_core = |process: &&Effort| if has_core { process.is_core() } else { !has_others || others(process) };
-        let share = |process: &Effort| process.share_since(&earlier.processes, elapsed);
-        let computes = |process: &Effort| match share(process) {
+        let is_core = |process: &&ProcessSample| if has_core { process.is_core() } else { !has_others || others(process) };
+        let share = |process: &ProcessSample| process.cpu_share_since(&earlier.processes, elapsed);
+        let computes = |process: &ProcessSample| match share(process) {
             _ if process.blocked && is_core(&process) => true,
             // An engine that hangs starts nothing; one that compiles a kernel starts a compiler after the other.
             None => true,
-            Some(share) => share >= if is_core(&process) { CORE_COMPUTES } else { FRONT_END_COMPUTES },
+            Some(share) => share >= if is_core(&process) { CORE_BUSY_SHARE } else { FRONT_END_BUSY_SHARE },
         };
         match self.processes.as_slice() {
             [] => Activity::Unknown,
@@ -97,7 +97,7 @@ impl Look {
     }
 }
 
-impl Effort {
+impl ProcessSample {
     fn read(pid: i32, started: u64) -> Option<Self> {
         let effort = Self::parse(pid, started, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         let mut title = Vec::new();
@@ -105,7 +105,7 @@ impl Effort {
         let titled = fs::File::open(format!("/proc/{pid}/cmdline")).and_then(|file| file.take(64).read_to_end(&mut title)).is_ok();
         let title = String::from_utf8_lossy(&title);
         let title = title.split(['\0', ' ']).next().unwrap_or_default();
-        let name = if titled && is_core(title) { title.to_owned() } else { effort.name };
+        let name = if titled && is_core_name(title) { title.to_owned() } else { effort.name };
         Some(Self { name, ..effort })
     }
 
@@ -125,11 +125,11 @@ impl Effort {
     }
 
     fn is_core(&self) -> bool {
-        is_core(&self.name)
+        is_core_name(&self.name)
     }
 
     /// The share of a CPU that it has used; none of one that was not there earlier.
-    fn share_since(&self, earlier: &[Self], elapsed: Duration) -> Option<f64> {
+    fn cpu_share_since(&self, earlier: &[Self], elapsed: Duration) -> Option<f64> {
         let same = |other: &&Self| (other.pid, other.started) == (self.pid, self.started);
         let before = earlier.iter().find(same)?.ticks;
         let used = u32::try_from(self.ticks.saturating_sub(before)).unwrap_or(u32::MAX);
@@ -137,8 +137,8 @@ impl Effort {
     }
 }
 
-fn is_core(name: &str) -> bool {
-    CORE.iter().any(|core| name.starts_with(core))
+fn is_core_name(name: &str) -> bool {
+    CORE_PROCESS_NAMES.iter().any(|core| name.starts_with(core))
 }
 
 #[cfg(test)]

@@ -17,21 +17,21 @@ const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Beginnings of names that only a library makes up, for one group of processes: Python's segments and semaphores, NCCL's and PyTorch's
 /// segments. Other files may be somebody's model or a cache that engines share.
-const MADE_UP: [&str; 4] = ["psm_", "sem.mp-", "nccl-", "torch_"];
+const GENERATED_PREFIXES: [&str; 4] = ["psm_", "sem.mp-", "nccl-", "torch_"];
 
 /// How much older than the engine a file may seem: the kernel's clock for files goes in ticks.
 const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// What one life of an engine has in shared memory, as far as it was seen.
 #[derive(Debug, Clone)]
-pub(crate) struct Leftovers {
+pub(crate) struct SharedMemoryLeftovers {
     directory: PathBuf,
     since: SystemTime,
     /// Inodes, since a semaphore is mapped under a name that is gone before it gets the one it keeps.
     seen: Arc<Mutex<BTreeSet<u64>>>,
 }
 
-impl Leftovers {
+impl SharedMemoryLeftovers {
     /// For a life that begins now.
     pub(crate) fn new() -> Self {
         Self::in_directory(Path::new(SHARED_MEMORY))
@@ -43,12 +43,12 @@ impl Leftovers {
 
     /// Notes what these processes have mapped. On a thread of its own, of which `patience` is waited for: the kernel lets nobody read the
     /// mappings of a process that a driver holds, for as long as it holds it.
-    pub(crate) fn look(&self, pids: Vec<i32>, patience: Duration) {
+    pub(crate) fn record_mappings(&self, pids: Vec<i32>, patience: Duration) {
         let (done, looked) = channel::<()>();
         let leftovers = self.clone();
         let thread = std::thread::Builder::new().name("leftovers".to_owned()).spawn(move || {
             for pid in pids {
-                let found = mapped(pid, &leftovers.directory);
+                let found = mapped_inodes(pid, &leftovers.directory);
                 leftovers.seen.lock().extend(found);
             }
             drop(done);
@@ -66,7 +66,7 @@ impl Leftovers {
             return 0;
         }
         let Ok(entries) = fs::read_dir(&self.directory) else { return 0 };
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_made_up(path));
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| has_generated_name(path));
         paths.filter(|path| self.is_ours(path, &seen) && fs::remove_file(path).is_ok()).count()
     }
 
@@ -82,19 +82,19 @@ impl Leftovers {
     }
 }
 
-fn is_made_up(path: &Path) -> bool {
+fn has_generated_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| MADE_UP.iter().any(|beginning| name.starts_with(beginning)))
+    name.is_some_and(|name| GENERATED_PREFIXES.iter().any(|beginning| name.starts_with(beginning)))
 }
 
 /// The inodes of the files directly in this directory that a process has mapped.
-fn mapped(pid: i32, directory: &Path) -> BTreeSet<u64> {
+fn mapped_inodes(pid: i32, directory: &Path) -> BTreeSet<u64> {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else { return BTreeSet::new() };
-    BufReader::new(maps).lines().map_while(Result::ok).filter_map(|line| inode(&line, directory)).collect()
+    BufReader::new(maps).lines().map_while(Result::ok).filter_map(|line| parse_inode(&line, directory)).collect()
 }
 
 /// Reads `address rights offset device inode path`.
-fn inode(line: &str, directory: &Path) -> Option<u64> {
+fn parse_inode(line: &str, directory: &Path) -> Option<u64> {
     let mut words = line.split_ascii_whitespace();
     let inode = words.nth(4)?.parse().ok()?;
     let path = Path::new(words.next()?);

@@ -10,18 +10,18 @@ use super::table::{self, Process};
 
 /// What the engine's directory says about its group, for an agent that did not start it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ProcessRecord {
     pub(super) leader: i32,
     pub(super) started: u64,
     pub(super) session: i32,
-    pub(super) birthplace: String,
+    pub(super) boot_and_namespace: String,
 }
 
-impl Record {
+impl ProcessRecord {
     /// The record of a first process that is there, even if it has ended.
     pub(crate) fn of(leader: i32) -> io::Result<Self> {
         let process = Process::read(leader).ok_or_else(|| io::Error::other("cannot read /proc, which an agent needs"))?;
-        Ok(Self { leader, started: process.started, session: process.session, birthplace: table::birthplace() })
+        Ok(Self { leader, started: process.started, session: process.session, boot_and_namespace: table::boot_and_namespace() })
     }
 
     fn path(directory: &Path) -> PathBuf {
@@ -29,7 +29,7 @@ impl Record {
     }
 
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
-        let text = format!("{} {} {} {}\n", self.leader, self.started, self.session, self.birthplace);
+        let text = format!("{} {} {} {}\n", self.leader, self.started, self.session, self.boot_and_namespace);
         fs::write(Self::path(directory), text)
     }
 
@@ -40,7 +40,7 @@ impl Record {
             leader: words.next()?.parse().ok()?,
             started: words.next()?.parse().ok()?,
             session: words.next()?.parse().ok()?,
-            birthplace: words.next()?.to_owned(),
+            boot_and_namespace: words.next()?.to_owned(),
         })
     }
 
@@ -51,18 +51,18 @@ impl Record {
 
     /// Whether this is the record of a first process that lives here and now.
     pub(crate) fn is_of(&self, leader: Leader) -> bool {
-        let lives = Process::read(leader.pid).is_some_and(|process| process.started == leader.started && !process.ended);
-        lives && self.leader() == leader && !self.is_elsewhere()
+        let lives = Process::read(leader.pid).is_some_and(|process| process.started == leader.started && !process.is_zombie);
+        lives && self.leader() == leader && !self.is_from_other_namespace()
     }
 
     /// Whether its ids mean nothing here: of an earlier run of the machine, or of another container.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        self.birthplace != table::birthplace()
+    pub(crate) fn is_from_other_namespace(&self) -> bool {
+        self.boot_and_namespace != table::boot_and_namespace()
     }
 
     /// The living members of the recorded group, and nothing else that may have its id by now.
     pub(super) fn members(&self) -> Vec<Process> {
-        if self.is_elsewhere() {
+        if self.is_from_other_namespace() {
             return Vec::new();
         }
         // The id of a group is not reused while it has members: another process under the leader's id proves that the group ended.

@@ -17,7 +17,7 @@ pub(crate) struct Process {
     /// When it started, in clock ticks since the machine did. Together with the id it names one process for as long as the machine is up.
     pub(crate) started: u64,
     /// It has ended and waits to be reaped. Where nothing reaps orphans, as in some containers, it stays so for ever.
-    pub(crate) ended: bool,
+    pub(crate) is_zombie: bool,
 }
 
 impl Process {
@@ -46,7 +46,7 @@ impl Process {
             session: fields.get(3)?.parse().ok()?,
             started: fields.get(19)?.parse().ok()?,
             // A first thread that ended while others live looks the same but for the count.
-            ended: matches!(state, "Z" | "X") && threads <= 1,
+            is_zombie: matches!(state, "Z" | "X") && threads <= 1,
         })
     }
 
@@ -61,28 +61,28 @@ impl Process {
 /// The living processes of a group.
 pub(crate) fn members(group: i32) -> Vec<Process> {
     let mut processes = Process::all();
-    processes.retain(|process| process.group == group && !process.ended);
+    processes.retain(|process| process.group == group && !process.is_zombie);
     processes
 }
 
 /// The living processes of a group, and all that descend from its leader.
 pub(crate) fn tree(leader: i32) -> Vec<Process> {
     let mut processes = Process::all();
-    let family = family(leader, &processes);
-    processes.retain(|process| !process.ended && (process.group == leader || family.contains(&process.pid)));
+    let family = with_descendants(leader, &processes);
+    processes.retain(|process| !process.is_zombie && (process.group == leader || family.contains(&process.pid)));
     processes
 }
 
 /// The living processes that this one has started, and those that they have started.
 pub(crate) fn descendants(of: i32) -> Vec<i32> {
     let processes = Process::all();
-    let family = family(of, &processes);
-    let lives = |process: &&Process| process.pid != of && !process.ended && family.contains(&process.pid);
+    let family = with_descendants(of, &processes);
+    let lives = |process: &&Process| process.pid != of && !process.is_zombie && family.contains(&process.pid);
     processes.iter().filter(lives).map(|process| process.pid).collect()
 }
 
 /// The ids of a process and its descendants among these.
-fn family(of: i32, processes: &[Process]) -> Vec<i32> {
+fn with_descendants(of: i32, processes: &[Process]) -> Vec<i32> {
     let mut family = vec![of];
     // A child may have a smaller id than its parent, since ids begin again: a pass for each generation.
     loop {
@@ -105,7 +105,7 @@ pub(crate) fn oom_kills() -> u64 {
 }
 
 /// Names this run of the machine and this process-id namespace: ids and start times mean nothing outside of them.
-pub(crate) fn birthplace() -> String {
+pub(crate) fn boot_and_namespace() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     format!("{}/{}", boot.trim(), namespace.display())

@@ -21,7 +21,7 @@ use self::tokenizer_spec::TokenizerSpec;
 pub(crate) use self::tokenizer_spec::{resolve_folder, hub_cache};
 use crate::config::AgentConfig;
 use crate::engine::http::Client;
-use crate::host::Resolved;
+use crate::host::EngineProgram;
 
 /// The files of a bundle, in their order there, so that equal files make equal bundles.
 const BUNDLE_FILES: [&str; 4] = [TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE];
@@ -132,10 +132,10 @@ enum SourceKind {
 impl PromptFileSource {
     /// The source for the engines of this configuration.
     #[must_use]
-    pub fn new(engine: &Resolved, config: &AgentConfig) -> Self {
+    pub fn new(engine: &EngineProgram, config: &AgentConfig) -> Self {
         match engine {
-            Resolved::Vllm { .. } => Self(SourceKind::Disk(TokenizerSpec::new(&config.model, &config.engine_args))),
-            Resolved::Simulated { .. } => Self(SourceKind::Engine),
+            EngineProgram::Vllm { .. } => Self(SourceKind::Disk(TokenizerSpec::new(&config.model, &config.engine_args))),
+            EngineProgram::Simulated { .. } => Self(SourceKind::Engine),
         }
     }
 

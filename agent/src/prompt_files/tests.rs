@@ -134,7 +134,7 @@ fn the_cache_of_downloaded_models_is_where_hugging_faces_library_has_it() {
 #[tokio::test]
 async fn a_model_is_loaded_from_its_folder() {
     let model = folder(&[("tokenizer.json", "t")]);
-    let engine = Resolved::Vllm { program: "/opt/vllm".into() };
+    let engine = EngineProgram::Vllm { program: "/opt/vllm".into() };
     let config = AgentConfig { model: path(&model).to_owned(), ..AgentConfig::default() };
     let bundle = PromptFileSource::new(&engine, &config).load(Path::new("/no/socket")).await.unwrap();
     let expected = wire::PromptFile { name: "tokenizer.json".to_owned(), content: Bytes::from_static(b"t") };
@@ -144,7 +144,7 @@ async fn a_model_is_loaded_from_its_folder() {
 #[tokio::test]
 async fn a_simulated_engine_is_asked_for_its_files() {
     let engine = Scripted::start(Box::new(|path| Some((if path.ends_with(".json") { 200 } else { 404 }, "{}".to_owned()))));
-    let source = PromptFileSource::new(&Resolved::Simulated { program: "/opt/hostler".into() }, &AgentConfig::default());
+    let source = PromptFileSource::new(&EngineProgram::Simulated { program: "/opt/hostler".into() }, &AgentConfig::default());
     let bundle = source.load(&engine.socket).await.unwrap();
     let asked = engine.asked.lock().clone();
     assert_eq!(asked, ["/sim/model/tokenizer.json", "/sim/model/tokenizer_config.json"]);

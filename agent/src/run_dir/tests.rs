@@ -59,7 +59,7 @@ fn what_is_not_an_agents_is_never_touched() {
 #[test]
 fn a_path_too_long_for_sockets_is_refused_before_anything_is_made() {
     let parent = temporary();
-    let longest = MAX_PATH_BYTES - LONGEST_BELOW - 7;
+    let longest = MAX_PATH_BYTES - MAX_PATH_BELOW - 7;
     let used = parent.path().as_os_str().len() + 1;
     let fits = parent.path().join("x".repeat(longest - used));
     let agent = RunDir::open(&fits, "n0", false).unwrap();
@@ -95,7 +95,7 @@ fn a_dead_agents_engines_are_killed_and_its_directory_removed() {
     let found = agent.cleared().iter().find(|cleared| cleared.path == dead);
     let found = found.unwrap();
     assert!((1..=2).contains(&found.killed), "{found:?}");
-    assert_eq!(found.left, Vec::<i32>::new());
+    assert_eq!(found.unkillable, Vec::<i32>::new());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use hostler_proto::agent::v1::directive;
 
 use super::Uplink;
 use crate::engine::Phase;
-use crate::engine::control::{Adapter, Order, word};
+use crate::engine::control::{Adapter, ControlRequest, phase_label};
 use crate::node::Replica;
 
 /// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
@@ -20,7 +20,7 @@ pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Orde
     tracing::info!(replicas = ?replicas.indices, ?order, "a router orders");
     let carrying = uplink.state.select(&replicas.indices).map(|replica| {
         let (name, order) = (replica_name(&uplink, replica), order.clone());
-        async move { (name, replica.engine.order(order).await.map_err(|error| error.to_string())) }
+        async move { (name, replica.engine.execute(order).await.map_err(|error| error.to_string())) }
     });
     let error = summarize_failures(&join_all(carrying).await);
     wire::Answer { id, error, log_lines: Vec::new() }
@@ -34,7 +34,7 @@ pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
     if !down.is_empty() {
         return String::new();
     }
-    let up: Vec<String> = up.iter().map(|replica| format!("{} is {}", replica_name(uplink, replica), word(phase(replica)))).collect();
+    let up: Vec<String> = up.iter().map(|replica| format!("{} is {}", replica_name(uplink, replica), phase_label(phase(replica)))).collect();
     format!("there is nothing to release: {}", up.join(", "))
 }
 
@@ -42,12 +42,12 @@ fn waits_for_release(phase: Phase) -> bool {
     matches!(phase, Phase::Quarantined | Phase::Failed | Phase::Stopped)
 }
 
-fn parse_order(order: directive::Order) -> Option<(Order, wire::Replicas)> {
+fn parse_order(order: directive::Order) -> Option<(ControlRequest, wire::Replicas)> {
     let (order, replicas) = match order {
-        directive::Order::Sleep(order) => (Order::Sleep { level: u8::try_from(order.level).unwrap_or(u8::MAX) }, order.replicas),
-        directive::Order::Wake(replicas) => (Order::Wake, Some(replicas)),
-        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) if path.is_empty() => (Order::Unload(name), replicas),
-        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) => (Order::Load(Adapter { name, path }), replicas),
+        directive::Order::Sleep(order) => (ControlRequest::Sleep { level: u8::try_from(order.level).unwrap_or(u8::MAX) }, order.replicas),
+        directive::Order::Wake(replicas) => (ControlRequest::Wake, Some(replicas)),
+        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) if path.is_empty() => (ControlRequest::Unload(name), replicas),
+        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) => (ControlRequest::Load(Adapter { name, path }), replicas),
         _ => return None,
     };
     Some((order, replicas.unwrap_or_default()))

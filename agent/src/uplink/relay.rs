@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::crashes::RequestFingerprint;
 use crate::engine::Phase;
-use crate::engine_client::{Answer, EngineClient, Outgoing, RequestError};
+use crate::engine_client::{EngineResponse, EngineClient, OutgoingRequest, RequestError};
 use crate::lane::{IncomingRequest, RequestStream};
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
@@ -63,7 +63,7 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
     let settle = Duration::from_millis(u64::from(head.settle_ms));
     let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
-    let request = Outgoing::new(head, serving.body());
+    let request = OutgoingRequest::new(head, serving.body());
     let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;
     let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, fingerprint: name, is_sent: false };
     let outcome = tokio::select! {
@@ -95,22 +95,22 @@ struct Exchange<'a> {
 
 impl<'a> Exchange<'a> {
     /// The request to the engine, and its answer back, or why there is none.
-    async fn run(&mut self, request: Outgoing) -> Result<(), RequestError> {
+    async fn run(&mut self, request: OutgoingRequest) -> Result<(), RequestError> {
         let (status, mut answer) = self.send_request(request).await?;
         // A body of known length ends with its last byte: the end then leaves in the same batch, before the router can think of cancelling.
         while !answer.is_complete()
-            && let Some(piece) = answer.piece().await
+            && let Some(piece) = answer.next_chunk().await
         {
             let piece = piece?;
             self.observe(&piece, status);
             self.forward(piece, &mut answer).await;
         }
-        answer.end();
+        answer.recycle();
         Ok(())
     }
 
     /// Sends the request, and begins the answer when the engine does.
-    async fn send_request(&mut self, request: Outgoing) -> Result<(StatusCode, Answer<'a>), RequestError> {
+    async fn send_request(&mut self, request: OutgoingRequest) -> Result<(StatusCode, EngineResponse<'a>), RequestError> {
         let Self { client, in_flight, wait, fingerprint: name, is_sent, .. } = self;
         let sent = || {
             *is_sent = true;
@@ -145,7 +145,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Passes a piece on. While the router has no room for it, the rest of the request goes on to the engine.
-    async fn forward(&mut self, piece: Bytes, answer: &mut Answer<'_>) {
+    async fn forward(&mut self, piece: Bytes, answer: &mut EngineResponse<'_>) {
         let sending = async {
             tokio::select! {
                 biased;

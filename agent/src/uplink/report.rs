@@ -7,7 +7,7 @@ use crate::cache::CacheStatus;
 use crate::crashes::Crash;
 use crate::engine::{Phase, Status};
 use crate::prompt_files::Bundle;
-use crate::gpu::{Gpu, Reading};
+use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
 use crate::traffic::RouterKey;
 use crate::vllm::FrontEndInUse;
@@ -57,7 +57,7 @@ impl Reporter {
                 continue;
             }
             let deaths;
-            (deaths, now.deaths) = replica.engine.deaths().crashes_since(told.deaths);
+            (deaths, now.deaths) = replica.engine.crashes().crashes_since(told.deaths);
             replicas.push(wire::ReplicaReport {
                 index: replica.index,
                 epoch: now.epoch,
@@ -112,7 +112,7 @@ fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     };
     ReplicaSnapshot {
         epoch: status.epoch,
-        deaths: replica.engine.deaths().version(),
+        deaths: replica.engine.crashes().version(),
         state: Some(state(replica, status)),
         load: Some(load),
         gpus: None,
@@ -154,7 +154,7 @@ fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
         launch: Some(launch),
         findings: replica.findings().iter().map(finding).collect(),
         failure: status.failure.map(|failure| wire::Failure {
-            kind: failure.kind.word().to_owned(),
+            kind: failure.kind.as_str().to_owned(),
             cause: failure.cause,
             remedy: failure.remedy,
         }),
@@ -167,8 +167,8 @@ fn gpu(gpu: &Gpu) -> wire::Gpu {
 }
 
 /// Nothing on CPU.
-fn gpu_readings(readings: &[Reading]) -> Option<wire::GpuReadings> {
-    let reading = |reading: &Reading| wire::GpuReading {
+fn gpu_readings(readings: &[GpuReading]) -> Option<wire::GpuReadings> {
+    let reading = |reading: &GpuReading| wire::GpuReading {
         uuid: reading.uuid.clone(),
         memory_used_bytes: reading.memory_used_bytes,
         utilisation: reading.utilisation,

@@ -4,7 +4,7 @@ use std::fs;
 
 /// The value that the last `flag` (with dashes, as `--max-model-len`) was given.
 pub(crate) fn value_of<'a>(arguments: &'a [String], flag: &str) -> Option<&'a str> {
-    let at = arguments.iter().rposition(|argument| is(argument, flag))?;
+    let at = arguments.iter().rposition(|argument| is_flag(argument, flag))?;
     match arguments[at].split_once('=') {
         Some((_, value)) => Some(value),
         None => arguments.get(at + 1).map(String::as_str),
@@ -13,17 +13,17 @@ pub(crate) fn value_of<'a>(arguments: &'a [String], flag: &str) -> Option<&'a st
 
 /// Whether a `flag` without a value was given.
 pub(crate) fn is_given(arguments: &[String], flag: &str) -> bool {
-    arguments.iter().any(|argument| is(argument, flag))
+    arguments.iter().any(|argument| is_flag(argument, flag))
 }
 
-fn is(argument: &str, flag: &str) -> bool {
+fn is_flag(argument: &str, flag: &str) -> bool {
     let name = argument.split('=').next().unwrap_or_default();
     name.starts_with('-') && name.replace('_', "-") == flag
 }
 
 /// The arguments with those of the file that `--config` names, of which the engine makes arguments that come before the others. Of what the file
 /// nests only the names are told. A file that cannot be read adds nothing: the engine will say so.
-pub(crate) fn with_file(arguments: &[String]) -> Vec<String> {
+pub(crate) fn expand_config_file(arguments: &[String]) -> Vec<String> {
     let text = value_of(arguments, "--config").and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
     let argument = |line: &str| {
         let (name, value) = line.split_once(':').filter(|(name, _)| name.starts_with(|first: char| first.is_ascii_alphanumeric()))?;
@@ -38,9 +38,9 @@ pub(crate) fn with_file(arguments: &[String]) -> Vec<String> {
 }
 
 /// The engine arguments of the configuration.
-pub(crate) struct Given<'a>(pub(crate) &'a [String]);
+pub(crate) struct EngineArguments<'a>(pub(crate) &'a [String]);
 
-impl Given<'_> {
+impl EngineArguments<'_> {
     /// Whether a flag was given, as `--flag`, `--flag=value` or with underscores, or negated as `--no-flag`.
     pub(crate) fn has(&self, flag: &str) -> bool {
         let bare = flag.trim_start_matches('-');
@@ -58,7 +58,7 @@ impl Given<'_> {
     }
 
     /// What a flag was given as its value: empty where it takes none, `off` where it was negated; `None` where it was not given.
-    pub(crate) fn shown(&self, flag: &str) -> Option<String> {
+    pub(crate) fn display_value(&self, flag: &str) -> Option<String> {
         if self.negates(flag) {
             return Some("off".to_owned());
         }

@@ -3,34 +3,34 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::arguments::{Given, value_of, with_file};
-use super::directory::{socket_in, temporary_in};
-use super::flag::{Choice, EXECUTOR};
+use super::arguments::{EngineArguments, value_of, expand_config_file};
+use super::directory::{socket_path, temporary_path};
+use super::flag::{FlagChoice, EXECUTOR_FLAG};
 use super::front_end::FrontEndInUse;
 use super::plugin;
 use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
 use super::version::Version;
 use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
-use crate::host::{HostError, ReplicaPlan, Resolved};
+use crate::host::{HostError, ReplicaPlan, EngineProgram};
 
 /// What the simulated engine serves when no model is named.
 pub const SIMULATED_MODEL: &str = "simulated";
 
 /// Messages about the cache that an engine keeps, to tell them again where some were missed: one for each of its steps. vLLM's own default.
-const CACHE_EVENTS_KEPT: u32 = 10_000;
+const REPLAY_BUFFER_EVENTS: u32 = 10_000;
 
 /// How long vLLM keeps an idle connection, in seconds. Its default of 5 would close pooled connections just as they are used.
 const KEEP_ALIVE_SECONDS: &str = "3600";
 
 /// Unlocks the engine's routes for sleeping, among others.
-const SLEEP_ROUTES: &str = "VLLM_SERVER_DEV_MODE";
+const SLEEP_ROUTES_VARIABLE: &str = "VLLM_SERVER_DEV_MODE";
 
 /// Whether vLLM serves with its Rust front-end. Releases without one do not read it.
-const RUST_FRONT_END: &str = "VLLM_USE_RUST_FRONTEND";
+const RUST_FRONT_END_VARIABLE: &str = "VLLM_USE_RUST_FRONTEND";
 
 /// Arguments that would take the engine out of the agent's hands.
-const RESERVED: [(&str, &str); 13] = [
+const RESERVED_ARGUMENTS: [(&str, &str); 13] = [
     ("--uds", "the agent gives each engine a socket of its own"),
     ("--api-key", "an engine is reachable through the agent only; guard the router instead"),
     ("--ssl-keyfile", "the engine's socket never leaves this host; encrypt at the router"),
@@ -51,9 +51,9 @@ const NOT_INHERITED: [&str; 3] = ["VLLM_PORT", "VLLM_API_KEY", "HOSTLER_ADMIN_KE
 
 /// Everything the command line depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Launch<'a> {
+pub struct LaunchContext<'a> {
     /// Which program becomes the engine.
-    pub engine: &'a Resolved,
+    pub engine: &'a EngineProgram,
     /// vLLM's version; unknown counts as older than every release.
     pub version: Option<Version>,
     /// Which replica of this node.
@@ -67,7 +67,7 @@ pub struct Launch<'a> {
     /// The agent's settings.
     pub config: &'a AgentConfig,
     /// The flags that the plan chose for it.
-    pub choices: &'a [Choice],
+    pub choices: &'a [FlagChoice],
     /// The HTTP front-end that the flags are for.
     pub front_end: FrontEndInUse,
     /// The agent's own `PYTHONPATH`; empty where it has none.
@@ -91,40 +91,40 @@ impl CommandLine {
     /// Whether it starts the engine with the routes for sleeping.
     #[must_use]
     pub(crate) fn unlocks_sleep(&self) -> bool {
-        self.variable(SLEEP_ROUTES).is_some()
+        self.set_variable(SLEEP_ROUTES_VARIABLE).is_some()
     }
 
     /// Whether the engine is to load the agent's plugin.
     #[must_use]
     pub(crate) fn has_plugin(&self) -> bool {
-        self.variable(plugin::SWITCH_INTERVAL).is_some()
+        self.set_variable(plugin::SWITCH_INTERVAL_VARIABLE).is_some()
     }
 
     /// Which front-end it starts the engine with.
     #[must_use]
     pub fn front_end(&self) -> FrontEndInUse {
-        match self.variable(RUST_FRONT_END).is_some_and(|value| value == "1") {
+        match self.set_variable(RUST_FRONT_END_VARIABLE).is_some_and(|value| value == "1") {
             true => FrontEndInUse::Rust,
             false => FrontEndInUse::Python,
         }
     }
 
-    fn variable(&self, name: &str) -> Option<&OsStr> {
+    fn set_variable(&self, name: &str) -> Option<&OsStr> {
         self.set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.as_os_str())
     }
 }
 
 /// Where the engine tells what it has cached: on Unix sockets in its own directory, where no other user of the host can read prompts in the
 /// events or forge them.
-pub fn cache_source(launch: &Launch<'_>) -> KvEventSource {
-    match why_no_cache_events(launch) {
+pub fn cache_source(launch: &LaunchContext<'_>) -> KvEventSource {
+    match cache_events_obstacle(launch) {
         Some(because) => KvEventSource::Nothing { because },
         None => KvEventSource::Sockets { live: launch.directory.join("kv.sock"), replay: launch.directory.join("replay.sock") },
     }
 }
 
-fn why_no_cache_events(launch: &Launch<'_>) -> Option<String> {
-    let given = Given(&launch.config.engine_args);
+fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
+    let given = EngineArguments(&launch.config.engine_args);
     if !launch.config.kv_events {
         return Some("cache events are off: the setting agent.kv_events says so".to_owned());
     }
@@ -138,8 +138,8 @@ fn why_no_cache_events(launch: &Launch<'_>) -> Option<String> {
         return Some("the run directory's name is not UTF-8, so the engine cannot be told where to send cache events".to_owned());
     }
     match (launch.engine, launch.version) {
-        (Resolved::Vllm { .. }, None) => Some("the version of vLLM is unknown, so its cache events are not asked for".to_owned()),
-        (Resolved::Vllm { .. }, Some(version)) if version < CACHE_EVENTS_SINCE => {
+        (EngineProgram::Vllm { .. }, None) => Some("the version of vLLM is unknown, so its cache events are not asked for".to_owned()),
+        (EngineProgram::Vllm { .. }, Some(version)) if version < CACHE_EVENTS_SINCE => {
             Some(format!("vLLM {version} has no cache events that are understood; {CACHE_EVENTS_SINCE} is the first that has"))
         }
         _ => None,
@@ -147,7 +147,7 @@ fn why_no_cache_events(launch: &Launch<'_>) -> Option<String> {
 }
 
 /// The flag that makes the engine tell what it caches, if it is to.
-fn cache_event_arguments(launch: &Launch<'_>) -> Vec<OsString> {
+fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     let KvEventSource::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
     let config = serde_json::json!({
         "enable_kv_cache_events": true,
@@ -155,55 +155,55 @@ fn cache_event_arguments(launch: &Launch<'_>) -> Vec<OsString> {
         "endpoint": format!("ipc://{}", live.display()),
         "replay_endpoint": format!("ipc://{}", replay.display()),
         "topic": "",
-        "buffer_steps": CACHE_EVENTS_KEPT,
+        "buffer_steps": REPLAY_BUFFER_EVENTS,
     });
     vec!["--kv-events-config".into(), config.to_string().into()]
 }
 
 /// The command line for one engine. Fails when the configured engine arguments contain one that only the agent may give.
-pub fn command_line(launch: &Launch<'_>) -> Result<CommandLine, HostError> {
-    let given = with_file(&launch.config.engine_args);
-    check_reserved(&Given(&given))?;
+pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError> {
+    let given = expand_config_file(&launch.config.engine_args);
+    check_reserved(&EngineArguments(&given))?;
     let (program, mut arguments) = match launch.engine {
-        Resolved::Vllm { program } => (program, vllm_arguments(launch)),
-        Resolved::Simulated { program } => (program, simulated_arguments(launch)),
+        EngineProgram::Vllm { program } => (program, vllm_arguments(launch)),
+        EngineProgram::Simulated { program } => (program, simulated_arguments(launch)),
     };
-    arguments.extend(launch.choices.iter().flat_map(Choice::words).map(OsString::from));
+    arguments.extend(launch.choices.iter().flat_map(FlagChoice::to_arguments).map(OsString::from));
     arguments.append(&mut cache_event_arguments(launch));
     arguments.extend(launch.config.engine_args.iter().map(OsString::from));
     Ok(CommandLine { program: program.clone(), arguments, set: environment(launch, &given)?, unset: NOT_INHERITED.to_vec() })
 }
 
-fn vllm_arguments(launch: &Launch<'_>) -> Vec<OsString> {
-    vec!["serve".into(), launch.config.model.clone().into(), "--uds".into(), socket_in(launch.directory).into()]
+fn vllm_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
+    vec!["serve".into(), launch.config.model.clone().into(), "--uds".into(), socket_path(launch.directory).into()]
 }
 
-fn simulated_arguments(launch: &Launch<'_>) -> Vec<OsString> {
+fn simulated_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     let model = match launch.config.model.as_str() {
         "" => SIMULATED_MODEL,
         model => model,
     };
-    vec!["sim".into(), "engine".into(), model.into(), "--uds".into(), socket_in(launch.directory).into()]
+    vec!["sim".into(), "engine".into(), model.into(), "--uds".into(), socket_path(launch.directory).into()]
 }
 
 /// `all_given` are the user's arguments with those of their file.
-fn environment(launch: &Launch<'_>, all_given: &[String]) -> Result<Vec<(&'static str, OsString)>, HostError> {
+fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(&'static str, OsString)>, HostError> {
     let mut set: Vec<(&'static str, OsString)> = vec![
         ("VLLM_RPC_BASE_PATH", launch.directory.into()),
-        ("TMPDIR", temporary_in(launch.directory).into()),
+        ("TMPDIR", temporary_path(launch.directory).into()),
         ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS.into()),
         ("VLLM_NO_USAGE_STATS", "1".into()),
     ];
     // The routes behind `hostler sleep` and `hostler lora`. They are reachable by the engine's socket alone, which is this user's.
-    let given = Given(&launch.config.engine_args);
-    for (flag, unlocks) in [("--enable-sleep-mode", SLEEP_ROUTES), ("--enable-lora", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")] {
+    let given = EngineArguments(&launch.config.engine_args);
+    for (flag, unlocks) in [("--enable-sleep-mode", SLEEP_ROUTES_VARIABLE), ("--enable-lora", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")] {
         if given.has(flag) && !given.negates(flag) {
             set.push((unlocks, "1".into()));
         }
     }
     match (&launch.replica.gpus[..], launch.cores) {
         (gpus @ [_, ..], _) => {
-            let simulated = matches!(launch.engine, Resolved::Simulated { .. });
+            let simulated = matches!(launch.engine, EngineProgram::Simulated { .. });
             let takes_uuid = simulated || launch.version.is_some_and(|version| version >= GPU_UUID_SINCE);
             let entries = gpus.iter().map(|gpu| gpu.visible_entry(takes_uuid)).collect::<Result<Vec<_>, _>>()?;
             // CUDA's own order is fastest first, the driver's is by PCI address.
@@ -217,14 +217,14 @@ fn environment(launch: &Launch<'_>, all_given: &[String]) -> Result<Vec<(&'stati
         }
         ([], None) => {}
     }
-    if let Some(gib) = launch.kv_cache_gib.filter(|_| !Given(&launch.config.engine_args).has("--gpu-memory-utilization")) {
+    if let Some(gib) = launch.kv_cache_gib.filter(|_| !EngineArguments(&launch.config.engine_args).has("--gpu-memory-utilization")) {
         // Left to itself each engine wants nine tenths of the host's memory, and fails where they are not free.
         set.push(("VLLM_CPU_KVCACHE_SPACE", gib.to_string().into()));
     }
-    if matches!(launch.engine, Resolved::Vllm { .. }) {
+    if matches!(launch.engine, EngineProgram::Vllm { .. }) {
         // Always one or the other, so that an inherited variable does not decide.
-        set.push((RUST_FRONT_END, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
-        if takes_turns(launch, all_given) {
+        set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
+        if limits_switch_interval(launch, all_given) {
             set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
         }
     }
@@ -233,17 +233,17 @@ fn environment(launch: &Launch<'_>, all_given: &[String]) -> Result<Vec<(&'stati
 
 /// Whether the plugin has the threads of the engine's core take turns: where one of them sends events, and none of them runs the model (which was not
 /// measured), as one does in an engine with a single GPU and no process around its model.
-fn takes_turns(launch: &Launch<'_>, all_given: &[String]) -> bool {
+fn limits_switch_interval(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
     let config = launch.config;
-    let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR).map(|choice| choice.value.as_str());
-    let apart = launch.replica.gpus.len() != 1 || value_of(all_given, EXECUTOR).or_else(planned) == Some("mp");
+    let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR_FLAG).map(|choice| choice.value.as_str());
+    let apart = launch.replica.gpus.len() != 1 || value_of(all_given, EXECUTOR_FLAG).or_else(planned) == Some("mp");
     let wanted = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
     wanted && apart && matches!(cache_source(launch), KvEventSource::Sockets { .. })
 }
 
 /// Refuses what the agent alone may give.
-fn check_reserved(given: &Given<'_>) -> Result<(), HostError> {
-    match RESERVED.iter().find(|(flag, _)| given.has(flag)) {
+fn check_reserved(given: &EngineArguments<'_>) -> Result<(), HostError> {
+    match RESERVED_ARGUMENTS.iter().find(|(flag, _)| given.has(flag)) {
         Some((flag, because)) => Err(HostError::ReservedArgument { argument: (*flag).to_owned(), because }),
         None => Ok(()),
     }

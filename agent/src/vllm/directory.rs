@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use super::plugin;
 
 /// Where an engine with this directory listens.
-pub(crate) fn socket_in(directory: &Path) -> PathBuf {
+pub(crate) fn socket_path(directory: &Path) -> PathBuf {
     directory.join("engine.sock")
 }
 
 /// Where an engine with this directory keeps temporary files.
-pub(crate) fn temporary_in(directory: &Path) -> PathBuf {
+pub(crate) fn temporary_path(directory: &Path) -> PathBuf {
     directory.join("tmp")
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     }
     let mut builder = fs::DirBuilder::new();
     builder.mode(0o700).create(directory)?;
-    builder.create(temporary_in(directory))?;
+    builder.create(temporary_path(directory))?;
     plugin::write(directory)
 }
 

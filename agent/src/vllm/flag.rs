@@ -1,11 +1,11 @@
 //! One flag of an engine: its value, who decided about it, and why.
 
 /// Whether the model of an engine on one GPU runs in its core's process (`uni`) or in one of its own (`mp`), see `room`.
-pub(crate) const EXECUTOR: &str = "--distributed-executor-backend";
+pub(crate) const EXECUTOR_FLAG: &str = "--distributed-executor-backend";
 
 /// Who decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum FlagOrigin {
     /// The agent: the flag is on the command line.
     Hostler,
     /// The engine: it is the release's default.
@@ -14,10 +14,10 @@ pub enum Origin {
     User,
 }
 
-impl Origin {
+impl FlagOrigin {
     /// In a word.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Hostler => "hostler",
             Self::Engine => "engine default",
@@ -28,21 +28,21 @@ impl Origin {
 
 /// One flag, who decided about it, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
+pub struct FlagChoice {
     /// With its dashes.
     pub flag: &'static str,
     /// Several values have a space between them; empty for a flag without a value.
     pub value: String,
     /// Who decided.
-    pub origin: Origin,
+    pub origin: FlagOrigin,
     /// A sentence.
     pub because: String,
 }
 
-impl Choice {
+impl FlagChoice {
     /// The flag as people read it: of many values the first and the last.
     #[must_use]
-    pub fn short(&self) -> String {
+    pub fn display_short(&self) -> String {
         let shown = match *self.value.split(' ').collect::<Vec<_>>() {
             [first, second, third, _, _, .., last] => format!("{} {first} {second} {third} … {last}", self.flag),
             _ => format!("{} {}", self.flag, self.value),
@@ -51,8 +51,8 @@ impl Choice {
     }
 
     /// The words of the command line; none for what the agent does not give.
-    pub fn words(&self) -> impl Iterator<Item = &str> {
-        let given = self.origin == Origin::Hostler;
+    pub fn to_arguments(&self) -> impl Iterator<Item = &str> {
+        let given = self.origin == FlagOrigin::Hostler;
         std::iter::once(self.flag).chain(self.value.split(' ')).filter(move |word| given && !word.is_empty())
     }
 }

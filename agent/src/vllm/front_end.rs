@@ -18,7 +18,7 @@ pub enum FrontEndInUse {
 }
 
 /// Flags with which it refuses to start, up to 0.33 at least, or which mean nothing to it.
-pub(crate) const REFUSED: [&str; 44] = [
+pub(crate) const RUST_UNSUPPORTED_FLAGS: [&str; 44] = [
     "--aggregate-engine-logging",
     "--allowed-local-media-path",
     "--allowed-media-domains",
@@ -66,7 +66,7 @@ pub(crate) const REFUSED: [&str; 44] = [
 ];
 
 /// Flags with which it refuses to start before these releases, as far as releases were looked at: 0.24, 0.26 to 0.29, 0.32 and 0.33.
-pub(crate) const REFUSED_BEFORE: [(&str, Version); 11] = [
+pub(crate) const RUST_FLAGS_SINCE: [(&str, Version); 11] = [
     ("--limit-mm-per-prompt", Version::new(0, 27)),
     ("--generation-config", Version::new(0, 29)),
     ("--hf-overrides", Version::new(0, 32)),

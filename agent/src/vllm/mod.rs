@@ -10,7 +10,7 @@ pub(crate) mod plugin;
 pub(crate) mod releases;
 pub mod version;
 
-pub use command_line::{CommandLine, Launch};
-pub use flag::{Choice, Origin};
+pub use command_line::{CommandLine, LaunchContext};
+pub use flag::{FlagChoice, FlagOrigin};
 pub use front_end::FrontEndInUse;
 pub use version::Version;

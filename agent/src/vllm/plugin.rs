@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Tells the plugin how long a thread waits, in seconds.
-pub(crate) const SWITCH_INTERVAL: &str = "HOSTLER_SWITCH_INTERVAL";
+pub(crate) const SWITCH_INTERVAL_VARIABLE: &str = "HOSTLER_SWITCH_INTERVAL";
 
 /// The plugin's name, as the metadata have it.
 const NAME: &str = "hostler";
@@ -27,14 +27,14 @@ const FILES: [(&str, &str); 3] = [
 ];
 
 /// The folder of an engine with this directory.
-fn folder_in(directory: &Path) -> PathBuf {
+fn folder_path(directory: &Path) -> PathBuf {
     directory.join("python")
 }
 
 /// Writes the folder.
 pub(super) fn write(directory: &Path) -> io::Result<()> {
     for (name, text) in FILES {
-        let path = folder_in(directory).join(name);
+        let path = folder_path(directory).join(name);
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
         fs::write(path, text)?;
     }
@@ -45,12 +45,12 @@ pub(super) fn write(directory: &Path) -> io::Result<()> {
 pub(super) fn environment(directory: &Path, inherited: &OsStr, interval: Duration) -> Option<[(&'static str, OsString); 2]> {
     // Nothing inherited is no entry: an empty one would stand for the working directory.
     let inherited = std::env::split_paths(inherited).filter(|_| !inherited.is_empty());
-    let path = std::env::join_paths(std::iter::once(folder_in(directory)).chain(inherited)).ok()?;
-    Some([("PYTHONPATH", path), (SWITCH_INTERVAL, interval.as_secs_f64().to_string().into())])
+    let path = std::env::join_paths(std::iter::once(folder_path(directory)).chain(inherited)).ok()?;
+    Some([("PYTHONPATH", path), (SWITCH_INTERVAL_VARIABLE, interval.as_secs_f64().to_string().into())])
 }
 
 /// Whether this list of the plugins that may be loaded (`VLLM_PLUGINS`) leaves it out.
-pub(crate) fn is_left_out_by(allowed: &OsStr) -> bool {
+pub(crate) fn is_excluded_by(allowed: &OsStr) -> bool {
     !allowed.as_encoded_bytes().split(|&byte| byte == b',').any(|name| name == NAME.as_bytes())
 }
 

@@ -42,4 +42,4 @@ pub(crate) const LARGE_STEPS_SINCE: Version = Version::new(0, 28);
 pub(crate) const QUEUE_LIMIT_SINCE: Version = Version::new(0, 29);
 
 /// The release that is planned for where none is installed: the newest whose flags were looked at.
-pub(crate) const NEWEST: Version = Version::new(0, 33);
+pub(crate) const NEWEST_TESTED: Version = Version::new(0, 33);

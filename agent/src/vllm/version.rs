@@ -39,18 +39,18 @@ impl Version {
 
     /// Finds the version in the output of `vllm --version`: the last line that is one, since warnings come before it.
     pub fn parse(output: &str) -> Option<Self> {
-        output.lines().rev().find_map(|line| Self::word(line.trim()))
+        output.lines().rev().find_map(|line| Self::parse_word(line.trim()))
     }
 
-    fn word(word: &str) -> Option<Self> {
+    fn parse_word(word: &str) -> Option<Self> {
         let word = word.strip_prefix("vllm ").unwrap_or(word);
         if word.contains(char::is_whitespace) {
             return None;
         }
         let mut parts = word.splitn(3, '.');
         let major = parts.next()?.parse().ok()?;
-        let minor = digits(parts.next()?)?;
-        let patch = parts.next().and_then(digits).unwrap_or(0);
+        let minor = parse_digits(parts.next()?)?;
+        let patch = parts.next().and_then(parse_digits).unwrap_or(0);
         Some(Self { major, minor, patch })
     }
 }
@@ -61,7 +61,7 @@ impl fmt::Display for Version {
     }
 }
 
-fn digits(text: &str) -> Option<u32> {
+fn parse_digits(text: &str) -> Option<u32> {
     let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     text[..end].parse().ok()
 }
@@ -79,7 +79,7 @@ pub enum VersionError {
     },
     /// The program did not finish in time.
     #[error("`{} --version` did not finish within {} s", program.display(), deadline.as_secs())]
-    Slow {
+    Timeout {
         /// What was started.
         program: PathBuf,
         /// How long it was given.
@@ -99,7 +99,7 @@ pub enum VersionError {
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Installed {
+pub struct InstalledVllm {
     /// The release.
     pub version: Version,
     /// The Rust front-end that came with it.
@@ -107,28 +107,28 @@ pub struct Installed {
 }
 
 /// Prints the package's folder, then its version. Imports nothing of vLLM: a package's place is found without running it.
-const SCRIPT: &str = "\
+const VERSION_SCRIPT: &str = "\
 import importlib.metadata as m, importlib.util as u
 for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or []:
     print('folder ' + folder)
 print(m.version('vllm'))";
 
 /// Asks the vLLM behind `program`, at first through the Python that its first line names, else by `program --version`, which says nothing of a front-end. Takes up to 135 s in the worst case.
-pub async fn probe(program: &Path) -> Result<Installed, VersionError> {
-    if let Some(interpreter) = interpreter_of(program) {
-        let quick = run(&interpreter, &[OsStr::new("-c"), OsStr::new(SCRIPT)], QUICK_DEADLINE).await;
+pub async fn probe(program: &Path) -> Result<InstalledVllm, VersionError> {
+    if let Some(interpreter) = read_interpreter(program) {
+        let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_DEADLINE).await;
         if let Some((output, version)) = quick.ok().and_then(|(_, output)| Version::parse(&output).map(|version| (output, version))) {
-            return Ok(Installed { version, rust_front_end: rust_front_end(&output) });
+            return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output) });
         }
     }
-    let (status, output) = run(program, &[OsStr::new("--version")], FULL_DEADLINE).await?;
+    let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_DEADLINE).await?;
     let unreadable =
         || VersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
-    Ok(Installed { version: Version::parse(&output).ok_or_else(unreadable)?, rust_front_end: None })
+    Ok(InstalledVllm { version: Version::parse(&output).ok_or_else(unreadable)?, rust_front_end: None })
 }
 
 /// The Rust front-end in the folders that the script printed, if there is one that may be run.
-fn rust_front_end(output: &str) -> Option<PathBuf> {
+fn find_rust_front_end(output: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let folders = output.lines().filter_map(|line| line.strip_prefix("folder "));
     let mut binaries = folders.map(|folder| Path::new(folder).join("vllm-rs"));
@@ -141,7 +141,7 @@ fn last_line(output: &str) -> &str {
 }
 
 /// The Python in the first line of an installed console script, when it is named there directly.
-fn interpreter_of(program: &Path) -> Option<PathBuf> {
+fn read_interpreter(program: &Path) -> Option<PathBuf> {
     use std::io::Read;
     let mut head = [0_u8; 512];
     let length = std::fs::File::open(program).ok()?.read(&mut head).ok()?;
@@ -153,7 +153,7 @@ fn interpreter_of(program: &Path) -> Option<PathBuf> {
 }
 
 /// Runs a program in a group of its own and returns how it ended and what it printed, standard output last.
-async fn run(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VersionError> {
+async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VersionError> {
     let start_error = |source| VersionError::Start { program: program.to_owned(), source };
     let mut child = Command::new(program)
         .args(arguments)
@@ -187,7 +187,7 @@ async fn run(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result
                 // Nothing can be done about a group that is already gone.
                 let _ = kill_process_group(group, Signal::KILL);
             }
-            Err(VersionError::Slow { program: program.to_owned(), deadline })
+            Err(VersionError::Timeout { program: program.to_owned(), deadline })
         }
     }
 }

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     // The agent that is counted starts this program as its engine's keeper, and that as the engine.
     match arguments.first().and_then(|first| first.to_str()) {
-        Some("keeper") => return hostler_agent::keeper::main(&arguments[1..]),
+        Some("keeper") => return hostler_agent::keeper::run_subcommand(&arguments[1..]),
         Some("sim") => return fake_engine::main(&arguments[1..]),
         _ => {}
     }

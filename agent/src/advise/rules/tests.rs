@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::control::Adapter;
-use crate::gpu::{Gpu, Reading};
+use crate::gpu::{Gpu, GpuReading};
 use crate::probe::{EngineDetails, EngineMetrics};
 
 const GIB: u64 = 1 << 30;
@@ -11,7 +11,7 @@ const GIB: u64 = 1 << 30;
 fn busy() -> Observation {
     let figures = EngineMetrics { running: 40, kv_use: 0.4, kv_blocks: Some(10_000), block_size: Some(16), ..EngineMetrics::default() };
     let details = EngineDetails { requests: 50, longest_prompt: Some(1_000), longest_answer: Some(200), ..EngineDetails::default() };
-    Observation { metrics: Some(figures), details: Some(details), front_end_cpu: Some(0.5), gpus: vec![Reading::default()], guided: 0 }
+    Observation { metrics: Some(figures), details: Some(details), front_end_cpu: Some(0.5), gpus: vec![GpuReading::default()], guided: 0 }
 }
 
 fn idle() -> Observation {
@@ -252,13 +252,13 @@ fn a_long_context_matters_only_where_few_such_requests_fit() {
 #[test]
 fn clocks_that_are_held_down_by_heat_are_a_finding_and_the_power_limit_is_not() {
     let throttled = |reason| Observation {
-        gpus: vec![Reading {
+        gpus: vec![GpuReading {
             uuid: "GPU-3".into(),
             throttled: vec![reason],
             sm_mhz: Some(990),
             celsius: Some(91),
             watts: Some(412.4),
-            ..Reading::default()
+            ..GpuReading::default()
         }],
         ..busy()
     };
@@ -301,7 +301,7 @@ fn a_sign_at_the_border_does_not_come_and_go() {
 #[test]
 fn the_gpu_that_is_held_down_is_named_even_where_another_one_does_not_tell() {
     let gpus = [0, 1].map(|index| Gpu { uuid: format!("GPU-{index}"), ..gpu(index) });
-    let reading = Reading { uuid: "GPU-1".into(), throttled: vec!["temperature"], ..Reading::default() };
+    let reading = GpuReading { uuid: "GPU-1".into(), throttled: vec!["temperature"], ..GpuReading::default() };
     let words = only(&Observation { gpus: vec![reading], ..busy() }, &EngineSetup { gpus: gpus.into(), ..setup(&[]) }, &told());
     assert!(words.contains("the clocks of GPU 1 were"), "{words}");
 }
@@ -330,7 +330,7 @@ fn what_tokens_took_long_ago_is_forgotten() {
 #[test]
 fn the_gravest_finding_comes_first() {
     let mut bad = Observation { front_end_cpu: Some(1.0), ..with_figures(|figures| (figures.waiting, figures.kv_use) = (9, 0.01)) };
-    bad.gpus = vec![Reading { throttled: vec!["temperature"], ..Reading::default() }];
+    bad.gpus = vec![GpuReading { throttled: vec!["temperature"], ..GpuReading::default() }];
     let found = kinds(&found(&bad, &setup(&["--enforce-eager"]), &told()));
     assert_eq!(found, [FindingKind::Throttled, FindingKind::FrontEnd, FindingKind::BatchLimit, FindingKind::Eager]);
     assert!(FindingKind::ALL.is_sorted());

@@ -97,7 +97,7 @@ async fn an_idle_engine_that_does_not_answer_hangs() {
 
 #[test]
 fn an_engine_that_is_at_work_is_just_slow() {
-    let slow = || Outcome::Slow(10 * S);
+    let slow = || CanaryOutcome::TimedOut(10 * S);
     let stopped = Activity::Stopped("x (pid 7)".to_owned());
     // Outcome, whether anything else came out of the engine, activity, whether it counts.
     let cases = [
@@ -106,14 +106,14 @@ fn an_engine_that_is_at_work_is_just_slow() {
         (slow(), true, Activity::Idle, false),
         (slow(), false, Activity::Computing, false),
         (slow(), false, Activity::Unknown, false),
-        (Outcome::Fails("status 500".to_owned()), true, Activity::Computing, true),
-        (Outcome::Proves, false, Activity::Idle, false),
+        (CanaryOutcome::Failed("status 500".to_owned()), true, Activity::Computing, true),
+        (CanaryOutcome::Computed, false, Activity::Idle, false),
     ];
     for (outcome, moved, activity, counts) in cases {
-        let mut tally = Tally(1);
-        assert_eq!(tally.add(&outcome, moved, &activity).is_some(), counts, "{outcome:?}, {moved}, {activity:?}");
+        let mut tally = CanaryFailures(1);
+        assert_eq!(tally.record(&outcome, moved, &activity).is_some(), counts, "{outcome:?}, {moved}, {activity:?}");
         assert_eq!(tally.0 == 0, !counts);
     }
-    let reason = Tally(1).add(&slow(), false, &stopped).unwrap();
+    let reason = CanaryFailures(1).record(&slow(), false, &stopped).unwrap();
     assert!(reason.ends_with("no answer within 10 s; x (pid 7) is stopped"), "{reason}");
 }

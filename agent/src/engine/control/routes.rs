@@ -6,9 +6,9 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Adapter, OrderError};
+use super::{Adapter, ControlError};
 use crate::engine::ModelCard;
-use crate::engine::http::{Client, GetError, Reply};
+use crate::engine::http::{Client, FetchError, Reply};
 
 /// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
 pub(super) const SLEEP_DEADLINE: Duration = Duration::from_secs(180);
@@ -17,56 +17,56 @@ pub(super) const SLEEP_DEADLINE: Duration = Duration::from_secs(180);
 const ADAPTER_DEADLINE: Duration = Duration::from_secs(120);
 
 /// How long a question may take that the engine answers from memory.
-const QUESTION_DEADLINE: Duration = Duration::from_secs(10);
+const QUERY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Said when the routes for sleeping are missing.
-pub(super) const NO_SLEEP: &str =
+pub(super) const NO_SLEEP_ROUTE: &str =
     "this engine cannot sleep: start it with --enable-sleep-mode among agent.engine_args, which vLLM has on CUDA and ROCm";
 
 /// Said when the routes for adapters are missing.
-pub(super) const NO_ADAPTERS: &str =
+pub(super) const NO_ADAPTER_ROUTE: &str =
     "this engine takes no adapters at run time: start it with --enable-lora (and --max-loras, --max-lora-rank) among agent.engine_args";
 
-pub(super) async fn sleep(client: &Client, level: u8) -> Result<(), OrderError> {
-    check(client.post(&format!("/sleep?level={level}"), "", SLEEP_DEADLINE).await, NO_SLEEP)
+pub(super) async fn sleep(client: &Client, level: u8) -> Result<(), ControlError> {
+    check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)
 }
 
 /// Returns when the engine has said yes to each step, not when it is awake. After level 1 its weights are in the host's memory; after level 2
 /// they are read within `reading`, before there is a cache again, which would take the memory that reading needs.
-pub(super) async fn wake(client: &Client, level: u8, reading: Duration) -> Result<(), OrderError> {
+pub(super) async fn wake(client: &Client, level: u8, reading: Duration) -> Result<(), ControlError> {
     if level == 1 {
-        return check(client.post("/wake_up", "", SLEEP_DEADLINE).await, NO_SLEEP);
+        return check_result(client.post("/wake_up", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE);
     }
-    check(client.post("/wake_up?tags=weights", "", SLEEP_DEADLINE).await, NO_SLEEP)?;
+    check_result(client.post("/wake_up?tags=weights", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)?;
     let reload = json!({"method": "reload_weights"}).to_string();
-    check(client.post("/collective_rpc", reload, reading).await, NO_SLEEP)?;
-    check(client.post("/wake_up?tags=kv_cache", "", SLEEP_DEADLINE).await, NO_SLEEP)
+    check_result(client.post("/collective_rpc", reload, reading).await, NO_SLEEP_ROUTE)?;
+    check_result(client.post("/wake_up?tags=kv_cache", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)
 }
 
 /// Whether it sleeps. Its health and its list of models do not tell.
-pub(in crate::engine) async fn is_asleep(client: &mut Client) -> Result<bool, OrderError> {
+pub(in crate::engine) async fn is_asleep(client: &mut Client) -> Result<bool, ControlError> {
     #[derive(Deserialize)]
     struct Answer {
         is_sleeping: bool,
     }
-    let reply = client.get("/is_sleeping", QUESTION_DEADLINE).await.map_err(OrderError::Unreachable)?;
-    accepted(&reply, NO_SLEEP)?;
-    let answer: Answer = serde_json::from_slice(&reply.body).map_err(|error| OrderError::Refused(error.to_string()))?;
+    let reply = client.get("/is_sleeping", QUERY_DEADLINE).await.map_err(ControlError::Unreachable)?;
+    check_reply(&reply, NO_SLEEP_ROUTE)?;
+    let answer: Answer = serde_json::from_slice(&reply.body).map_err(|error| ControlError::Refused(error.to_string()))?;
     Ok(answer.is_sleeping)
 }
 
-pub(super) async fn load(client: &Client, adapter: &Adapter) -> Result<(), OrderError> {
+pub(super) async fn load(client: &Client, adapter: &Adapter) -> Result<(), ControlError> {
     let body = json!({"lora_name": adapter.name, "lora_path": adapter.path}).to_string();
-    check(client.post("/v1/load_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTERS)
+    check_result(client.post("/v1/load_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTER_ROUTE)
 }
 
-pub(super) async fn unload(client: &Client, name: &str) -> Result<(), OrderError> {
+pub(super) async fn unload(client: &Client, name: &str) -> Result<(), ControlError> {
     let body = json!({"lora_name": name}).to_string();
-    check(client.post("/v1/unload_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTERS)
+    check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTER_ROUTE)
 }
 
 /// The adapter that a model card describes; `None` when it is the model itself.
-pub(super) fn adapter(card: &ModelCard) -> Option<Adapter> {
+pub(super) fn parse_adapter(card: &ModelCard) -> Option<Adapter> {
     #[derive(Deserialize)]
     struct Card {
         parent: Option<String>,
@@ -77,12 +77,12 @@ pub(super) fn adapter(card: &ModelCard) -> Option<Adapter> {
     Some(Adapter { name: card.id.clone(), path: root.unwrap_or_default() })
 }
 
-fn check(reply: Result<Reply, GetError>, no_route: &'static str) -> Result<(), OrderError> {
-    accepted(&reply.map_err(OrderError::Unreachable)?, no_route)
+fn check_result(reply: Result<Reply, FetchError>, no_route: &'static str) -> Result<(), ControlError> {
+    check_reply(&reply.map_err(ControlError::Unreachable)?, no_route)
 }
 
 /// What an answer of the engine means. A route that is missing gives FastAPI's own 404, one that refuses the engine's words.
-pub(super) fn accepted(reply: &Reply, no_route: &'static str) -> Result<(), OrderError> {
+pub(super) fn check_reply(reply: &Reply, no_route: &'static str) -> Result<(), ControlError> {
     #[derive(Deserialize)]
     struct Refusal {
         error: Message,
@@ -95,13 +95,13 @@ pub(super) fn accepted(reply: &Reply, no_route: &'static str) -> Result<(), Orde
         return Ok(());
     }
     match serde_json::from_slice::<Refusal>(&reply.body) {
-        Ok(refusal) => Err(OrderError::Refused(refusal.error.message)),
+        Ok(refusal) => Err(ControlError::Refused(refusal.error.message)),
         Err(_) if reply.status == StatusCode::NOT_FOUND || reply.status == StatusCode::METHOD_NOT_ALLOWED => {
-            Err(OrderError::NoRoute(no_route))
+            Err(ControlError::NoRoute(no_route))
         }
         Err(_) => {
             let body: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();
-            Err(OrderError::Refused(format!("status {}: {body}", reply.status.as_u16())))
+            Err(ControlError::Refused(format!("status {}: {body}", reply.status.as_u16())))
         }
     }
 }

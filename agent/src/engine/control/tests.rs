@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::super::http::tests::Scripted;
 use super::super::tests::{Fixture, start_with};
-use super::routes::{NO_ADAPTERS, NO_SLEEP, accepted};
+use super::routes::{NO_ADAPTER_ROUTE, NO_SLEEP_ROUTE, check_reply};
 use super::*;
 use crate::engine::ModelCard;
 use crate::engine::http::Reply;
@@ -44,28 +44,28 @@ async fn engine(mut script: impl FnMut(&str) -> Option<(u16, &'static str)> + Se
 
 #[test]
 fn a_missing_route_is_told_from_a_refusal() {
-    assert!(accepted(&reply(200, ""), NO_SLEEP).is_ok());
-    let missing = accepted(&reply(404, r#"{"detail":"Not Found"}"#), NO_ADAPTERS).unwrap_err();
-    assert_eq!(missing.to_string(), NO_ADAPTERS);
-    let refused = accepted(&reply(404, r#"{"error":{"message":"No adapter found for /x"}}"#), NO_ADAPTERS).unwrap_err();
+    assert!(check_reply(&reply(200, ""), NO_SLEEP_ROUTE).is_ok());
+    let missing = check_reply(&reply(404, r#"{"detail":"Not Found"}"#), NO_ADAPTER_ROUTE).unwrap_err();
+    assert_eq!(missing.to_string(), NO_ADAPTER_ROUTE);
+    let refused = check_reply(&reply(404, r#"{"error":{"message":"No adapter found for /x"}}"#), NO_ADAPTER_ROUTE).unwrap_err();
     assert_eq!(refused.to_string(), "the engine refused: No adapter found for /x");
-    let broken = accepted(&reply(500, "Internal Server Error"), NO_SLEEP).unwrap_err();
+    let broken = check_reply(&reply(500, "Internal Server Error"), NO_SLEEP_ROUTE).unwrap_err();
     assert_eq!(broken.to_string(), "the engine refused: status 500: Internal Server Error");
 }
 
 #[test]
 fn only_a_card_with_a_parent_is_an_adapter() {
-    assert_eq!(adapter(&card(r#"{"id":"poet","parent":null,"root":"/m"}"#)), None);
-    assert_eq!(adapter(&card(r#"{"id":"poet"}"#)), None);
+    assert_eq!(parse_adapter(&card(r#"{"id":"poet","parent":null,"root":"/m"}"#)), None);
+    assert_eq!(parse_adapter(&card(r#"{"id":"poet"}"#)), None);
     let poet = Adapter { name: "poet".to_owned(), path: "/poet".to_owned() };
-    assert_eq!(adapter(&card(r#"{"id":"poet","parent":"tiny","root":"/poet"}"#)), Some(poet));
+    assert_eq!(parse_adapter(&card(r#"{"id":"poet","parent":"tiny","root":"/poet"}"#)), Some(poet));
 }
 
 #[test]
 fn an_adapter_that_is_leaving_is_not_told() {
-    let wanted = Wanted { leaving: Some("poet".to_owned()), ..Wanted::default() };
-    assert_eq!(wanted.told(vec![card("{}")]), []);
-    assert_eq!(Wanted::default().told(vec![card("{}")]).len(), 1);
+    let wanted = DesiredAdapters { unloading: Some("poet".to_owned()), ..DesiredAdapters::default() };
+    assert_eq!(wanted.visible_models(vec![card("{}")]), []);
+    assert_eq!(DesiredAdapters::default().visible_models(vec![card("{}")]).len(), 1);
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn an_engine_that_cannot_fall_asleep_serves_on() {
         _ => Some((500, "out of host memory")),
     })
     .await;
-    let refused = fixture.engine.order(Order::Sleep { level: 1 }).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
     assert_eq!(refused.to_string(), "the engine refused: status 500: out of host memory");
     fixture.phase(Phase::Ready).await;
     assert!(served.asked.lock().iter().any(|path| path == "/sleep?level=1"));
@@ -85,11 +85,11 @@ async fn an_engine_that_cannot_fall_asleep_serves_on() {
 #[tokio::test]
 async fn an_engine_without_the_routes_is_never_taken_out_of_service() {
     let (fixture, served) = engine(|_| Some((404, r#"{"detail":"Not Found"}"#))).await;
-    let refused = fixture.engine.order(Order::Sleep { level: 1 }).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-sleep-mode"), "{refused}");
     assert_eq!(fixture.engine.status().borrow().phase, Phase::Ready);
     assert!(served.asked.lock().iter().all(|path| !path.starts_with("/sleep")));
-    let refused = fixture.engine.order(Order::Load(Adapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Load(Adapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-lora"), "{refused}");
     fixture.engine.stop().await;
 }
@@ -109,7 +109,7 @@ async fn requests_that_do_not_end_are_cut_short_by_sleep_after_the_drain_timeout
     })
     .await;
     let _running = fixture.engine.traffic().enter(RouterKey(1));
-    fixture.engine.order(Order::Sleep { level: 1 }).await.unwrap();
+    fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap();
     assert!(asleep.load(Ordering::Relaxed));
     fixture.phase(Phase::Sleeping).await;
     fixture.engine.stop().await;
@@ -129,7 +129,7 @@ async fn an_engine_that_this_agent_did_not_put_to_sleep_reads_its_weights_when_i
     })
     .await;
     assert_eq!(fixture.engine.status().borrow().phase, Phase::Sleeping, "it was never told as ready");
-    fixture.engine.order(Order::Wake).await.unwrap();
+    fixture.engine.execute(ControlRequest::Wake).await.unwrap();
     fixture.phase(Phase::Ready).await;
     let asked: Vec<String> = served.asked.lock().iter().filter(|path| path.contains("wake") || path.contains("rpc")).cloned().collect();
     assert_eq!(asked, ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]);
@@ -142,22 +142,22 @@ async fn an_order_ends_with_the_life_that_it_was_for() {
     let (mut fixture, _served) = engine(|path| (path == "/is_sleeping").then_some((200, r#"{"is_sleeping":false}"#))).await;
     let ordering = {
         let engine = fixture.engine.clone();
-        tokio::spawn(async move { engine.order(Order::Sleep { level: 1 }).await })
+        tokio::spawn(async move { engine.execute(ControlRequest::Sleep { level: 1 }).await })
     };
     fixture.phase(Phase::Sleeping).await;
     fixture.engine.fail("a test says so".to_owned());
-    assert!(matches!(ordering.await.unwrap(), Err(OrderError::Ended)));
+    assert!(matches!(ordering.await.unwrap(), Err(ControlError::Ended)));
     fixture.engine.stop().await;
 }
 
 #[tokio::test]
 async fn level_two_is_refused_while_an_adapter_is_loaded() {
     let (fixture, _served) = engine(|_| Some((200, r#"{"is_sleeping":false}"#))).await;
-    let refused = fixture.engine.order(Order::Sleep { level: 2 }).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Sleep { level: 2 }).await.unwrap_err();
     assert!(refused.to_string().contains("LoRA adapter poet"), "{refused}");
-    let refused = fixture.engine.order(Order::Wake).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Wake).await.unwrap_err();
     assert_eq!(refused.to_string(), "the engine is ready, and only a sleeping one can do this");
-    let refused = fixture.engine.order(Order::Unload("tiny".to_owned())).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Unload("tiny".to_owned())).await.unwrap_err();
     assert!(refused.to_string().contains("the model itself"), "{refused}");
     fixture.engine.stop().await;
 }
@@ -176,8 +176,8 @@ async fn an_engine_that_only_pretends_to_sleep_is_not_asked_to() {
         }),
     );
     fixture.phase(Phase::Ready).await;
-    let refused = fixture.engine.order(Order::Sleep { level: 1 }).await.unwrap_err();
-    assert_eq!(refused.to_string(), NO_SLEEP);
+    let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
+    assert_eq!(refused.to_string(), NO_SLEEP_ROUTE);
     assert!(served.asked.lock().iter().all(|path| !path.contains("sleep")), "{:?}", served.asked.lock());
     fixture.engine.stop().await;
 }
@@ -201,9 +201,9 @@ async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten(
     fixture.until(|status| status.pid.is_some()).await;
     let first = Scripted::at(fixture.engine.socket(), script(Arc::clone(&is_lost)));
     let epoch = fixture.phase(Phase::Ready).await.epoch;
-    assert_eq!(fixture.engine.lost_adapters(), []);
+    assert_eq!(fixture.engine.missing_adapters(), []);
     // It is remembered by a task of its own.
-    while fixture.engine.shared.wanted.borrow().adapters.is_empty() {
+    while fixture.engine.shared.desired_adapters.borrow().adapters.is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     lost.store(true, Ordering::Relaxed);
@@ -212,10 +212,10 @@ async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten(
     fixture.until(|status| status.epoch > epoch && status.pid.is_some()).await;
     let _second = Scripted::at(fixture.engine.socket(), script(is_lost));
     fixture.until(|status| status.epoch > epoch && status.phase == Phase::Ready).await;
-    let names: Vec<String> = fixture.engine.lost_adapters().into_iter().map(|adapter| adapter.name).collect();
+    let names: Vec<String> = fixture.engine.missing_adapters().into_iter().map(|adapter| adapter.name).collect();
     assert_eq!(names, ["poet"]);
-    fixture.engine.order(Order::Unload("poet".to_owned())).await.unwrap();
-    assert_eq!(fixture.engine.lost_adapters(), []);
+    fixture.engine.execute(ControlRequest::Unload("poet".to_owned())).await.unwrap();
+    assert_eq!(fixture.engine.missing_adapters(), []);
     fixture.engine.stop().await;
 }
 
@@ -223,7 +223,7 @@ async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten(
 async fn adapters_of_a_predecessor_and_of_the_command_line_are_not_loaded_twice() {
     let engine = Scripted::start(Box::new(|_| Some((200, String::new()))));
     let adapters = ["poet", "lost"].map(|name| Adapter { name: name.to_owned(), path: format!("/{name}") });
-    let wanted = Wanted { adapters: adapters.into(), leaving: None };
+    let wanted = DesiredAdapters { adapters: adapters.into(), unloading: None };
     wanted.restore(&engine.socket, &[card("{}")]).await;
     assert_eq!(*engine.asked.lock(), ["/v1/load_lora_adapter"]);
 }

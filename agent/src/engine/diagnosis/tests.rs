@@ -1,14 +1,14 @@
 use super::*;
 
 /// An engine that exited by itself before it was ready.
-fn exited(code: i32) -> Ended {
+fn exited(code: i32) -> LifeEnd {
     let status = ExitStatus::from_raw(code << 8);
-    Ended { status: Some(status), cause: format!("the engine ended without having been asked to ({status})"), ..Ended::default() }
+    LifeEnd { status: Some(status), cause: format!("the engine ended without having been asked to ({status})"), ..LifeEnd::default() }
 }
 
-fn signalled(signal: i32) -> Ended {
+fn signalled(signal: i32) -> LifeEnd {
     let status = ExitStatus::from_raw(signal);
-    Ended { status: Some(status), cause: format!("the engine ended without having been asked to ({status})"), ..Ended::default() }
+    LifeEnd { status: Some(status), cause: format!("the engine ended without having been asked to ({status})"), ..LifeEnd::default() }
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -16,7 +16,7 @@ fn lines(text: &str) -> Vec<String> {
 }
 
 #[track_caller]
-fn expect(ended: &Ended, printed: &str, kind: Kind, cause: &str, remedy: &str) {
+fn expect(ended: &LifeEnd, printed: &str, kind: FailureKind, cause: &str, remedy: &str) {
     let found = diagnose(ended, &lines(printed));
     assert_eq!(found.kind, kind, "{found:?}");
     assert!(found.cause.contains(cause), "{found:?}");
@@ -34,57 +34,57 @@ macro_rules! recorded {
 #[test]
 fn a_command_line_that_vllm_refuses_is_explained() {
     let argparse = exited(2);
-    expect(&argparse, recorded!("bad_flag"), Kind::BadFlag, "unrecognized arguments: --no-such-flag 3", "--help=all");
-    expect(&argparse, recorded!("bad_value"), Kind::BadValue, "--max-model-len: invalid", "`vllm serve --help=max-model-len`");
-    expect(&argparse, recorded!("bad_choice"), Kind::BadValue, "--dtype: invalid choice: 'float13'", "--help=dtype");
+    expect(&argparse, recorded!("bad_flag"), FailureKind::BadFlag, "unrecognized arguments: --no-such-flag 3", "--help=all");
+    expect(&argparse, recorded!("bad_value"), FailureKind::BadValue, "--max-model-len: invalid", "`vllm serve --help=max-model-len`");
+    expect(&argparse, recorded!("bad_choice"), FailureKind::BadValue, "--dtype: invalid choice: 'float13'", "--help=dtype");
     let later = exited(1);
-    expect(&later, recorded!("tp_gpu"), Kind::BadValue, "attention heads (4) must be divisible", "--tp");
-    expect(&later, recorded!("kv_len"), Kind::BadValue, "--max-model-len 100000000 is greater", "use --max-model-len 8192 or less");
+    expect(&later, recorded!("tp_gpu"), FailureKind::BadValue, "attention heads (4) must be divisible", "--tp");
+    expect(&later, recorded!("kv_len"), FailureKind::BadValue, "--max-model-len 100000000 is greater", "use --max-model-len 8192 or less");
 }
 
 #[test]
 fn a_model_that_is_not_there_or_not_whole_is_named() {
     let failed = exited(1);
-    expect(&failed, recorded!("missing_path"), Kind::ModelMissing, "'/models/not/there'", "check --model");
-    expect(&failed, recorded!("empty_dir"), Kind::ModelMissing, "Invalid repository ID or local directory", "hf download");
-    expect(&failed, recorded!("no_weights"), Kind::ModelMissing, "Cannot find any model weights", "hf download");
-    expect(&failed, recorded!("hub_offline"), Kind::HubOffline, "outgoing traffic has been disabled", "HF_HUB_OFFLINE");
-    expect(&failed, recorded!("hub_unreachable"), Kind::HubOffline, "An error happened while trying to locate", "https_proxy");
-    expect(&failed, recorded!("unknown_arch"), Kind::UnsupportedModel, "`foo_next`", "newer vLLM");
+    expect(&failed, recorded!("missing_path"), FailureKind::ModelMissing, "'/models/not/there'", "check --model");
+    expect(&failed, recorded!("empty_dir"), FailureKind::ModelMissing, "Invalid repository ID or local directory", "hf download");
+    expect(&failed, recorded!("no_weights"), FailureKind::ModelMissing, "Cannot find any model weights", "hf download");
+    expect(&failed, recorded!("hub_offline"), FailureKind::HubOffline, "outgoing traffic has been disabled", "HF_HUB_OFFLINE");
+    expect(&failed, recorded!("hub_unreachable"), FailureKind::HubOffline, "An error happened while trying to locate", "https_proxy");
+    expect(&failed, recorded!("unknown_arch"), FailureKind::UnsupportedModel, "`foo_next`", "newer vLLM");
 }
 
 #[test]
 fn damaged_weights_are_recognised_cut_in_the_header_and_behind_it() {
-    expect(&exited(1), recorded!("corrupt"), Kind::CorruptWeights, "Unterminated string", "--force-download");
-    expect(&exited(1), recorded!("truncated"), Kind::CorruptWeights, "file not fully covered", "--force-download");
+    expect(&exited(1), recorded!("corrupt"), FailureKind::CorruptWeights, "Unterminated string", "--force-download");
+    expect(&exited(1), recorded!("truncated"), FailureKind::CorruptWeights, "file not fully covered", "--force-download");
 }
 
 #[test]
 fn a_cache_that_is_too_small_says_by_how_much_and_what_would_fit() {
     let cause = "one request of max_model_len 300000: that takes 2.29 GiB of KV cache, and there are 1.0";
-    expect(&exited(1), recorded!("kv_small"), Kind::KvTooSmall, cause, "use --max-model-len 130944, or raise --gpu-memory-utilization");
+    expect(&exited(1), recorded!("kv_small"), FailureKind::KvTooSmall, cause, "use --max-model-len 130944, or raise --gpu-memory-utilization");
     let old = "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (9856). Try";
-    expect(&exited(1), &uncaught(old), Kind::KvTooSmall, "it holds 9856 tokens", "use --max-model-len 9856");
+    expect(&exited(1), &uncaught(old), FailureKind::KvTooSmall, "it holds 9856 tokens", "use --max-model-len 9856");
     let misspelt = "ValueError: To serve at least one request with the models's max seq len (4096), (14.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.50 GiB). Try";
     expect(
         &exited(1),
         &uncaught(misspelt),
-        Kind::KvTooSmall,
+        FailureKind::KvTooSmall,
         "takes 14.00 GiB of KV cache, and there are 9.50",
         "a smaller --max-model-len",
     );
     let none = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`";
-    expect(&exited(1), &uncaught(none), Kind::KvTooSmall, "leave no memory", "--tp");
+    expect(&exited(1), &uncaught(none), FailureKind::KvTooSmall, "leave no memory", "--tp");
 }
 
 #[test]
 fn what_the_host_lacks_is_named() {
-    expect(&exited(1), recorded!("socket_used"), Kind::AddressInUse, "[Errno 98] Address already in use", "ss -xlp");
-    expect(&exited(1), recorded!("cache_full"), Kind::DiskFull, "No space left on device", "TORCHINDUCTOR_CACHE_DIR");
-    expect(&exited(1), recorded!("no_memory"), Kind::HostMemory, "requested memory for kv (4000.0 GiB)", "VLLM_CPU_KVCACHE_SPACE");
-    expect(&exited(1), recorded!("no_compiler"), Kind::Compiler, "compiler", "gcc");
-    expect(&exited(1), recorded!("few_files"), Kind::FileLimit, "Too many open files", "ulimit -n");
-    expect(&exited(1), recorded!("shm_small"), Kind::SharedMemory, "160 MiB required, 0 MiB free", "--shm-size");
+    expect(&exited(1), recorded!("socket_used"), FailureKind::AddressInUse, "[Errno 98] Address already in use", "ss -xlp");
+    expect(&exited(1), recorded!("cache_full"), FailureKind::DiskFull, "No space left on device", "TORCHINDUCTOR_CACHE_DIR");
+    expect(&exited(1), recorded!("no_memory"), FailureKind::HostMemory, "requested memory for kv (4000.0 GiB)", "VLLM_CPU_KVCACHE_SPACE");
+    expect(&exited(1), recorded!("no_compiler"), FailureKind::Compiler, "compiler", "gcc");
+    expect(&exited(1), recorded!("few_files"), FailureKind::FileLimit, "Too many open files", "ulimit -n");
+    expect(&exited(1), recorded!("shm_small"), FailureKind::SharedMemory, "160 MiB required, 0 MiB free", "--shm-size");
 }
 
 /// A message as Python ends a traceback that nobody caught.
@@ -100,52 +100,52 @@ fn what_needs_a_gpu_or_a_network_to_fail_is_recognised_by_its_words() {
     let cases = [
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
-            Kind::GpuMemory,
+            FailureKind::GpuMemory,
             "--tp",
         ),
         (
             "ValueError: Free memory on device cuda:0 (30.25/79.11 GiB) on startup is less than desired GPU memory utilization (0.92, 72.78 GiB). Decrease",
-            Kind::GpuInUse,
+            FailureKind::GpuInUse,
             "--gpu-memory-utilization 0.36",
         ),
         (
             "ValueError: Free memory on device cuda:1 (1.10/79.11 GiB) on startup is less than desired GPU memory utilization (0.92, 72.78 GiB). Decrease",
-            Kind::GpuInUse,
+            FailureKind::GpuInUse,
             "nvidia-smi",
         ),
-        ("OSError: You are trying to access a gated repo.", Kind::HubForbidden, "HF_TOKEN"),
-        ("OSError: nobody/x is not a local folder and is not a valid model identifier listed on", Kind::ModelMissing, "revision"),
-        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", Kind::GpuUnsupported, "driver updated"),
-        ("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device", Kind::GpuUnsupported, "no code"),
-        ("ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.", Kind::BadValue, "--dtype half"),
-        ("RuntimeError: Failed to infer device type, please set", Kind::NoGpu, "CUDA_VISIBLE_DEVICES"),
-        ("RuntimeError: No CUDA GPUs are available", Kind::NoGpu, "CUDA_VISIBLE_DEVICES"),
-        ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error", Kind::Nccl, "NCCL_DEBUG=INFO"),
-        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Kind::Hardware, "hostler release"),
-        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", Kind::GpuFault, "dcgmi diag"),
-        ("OSError: [Errno 28] No space left on device: '/psm_1a2b3c4d'", Kind::SharedMemory, "--shm-size"),
-        ("OSError: [Errno 122] Disk quota exceeded", Kind::DiskFull, "quota"),
-        ("PermissionError: [Errno 13] Permission denied: '/scratch/other/.cache'", Kind::Permission, "HF_HOME"),
+        ("OSError: You are trying to access a gated repo.", FailureKind::HubForbidden, "HF_TOKEN"),
+        ("OSError: nobody/x is not a local folder and is not a valid model identifier listed on", FailureKind::ModelMissing, "revision"),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", FailureKind::GpuUnsupported, "driver updated"),
+        ("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device", FailureKind::GpuUnsupported, "no code"),
+        ("ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.", FailureKind::BadValue, "--dtype half"),
+        ("RuntimeError: Failed to infer device type, please set", FailureKind::NoGpu, "CUDA_VISIBLE_DEVICES"),
+        ("RuntimeError: No CUDA GPUs are available", FailureKind::NoGpu, "CUDA_VISIBLE_DEVICES"),
+        ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error", FailureKind::Nccl, "NCCL_DEBUG=INFO"),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", FailureKind::Hardware, "hostler release"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", FailureKind::GpuFault, "dcgmi diag"),
+        ("OSError: [Errno 28] No space left on device: '/psm_1a2b3c4d'", FailureKind::SharedMemory, "--shm-size"),
+        ("OSError: [Errno 122] Disk quota exceeded", FailureKind::DiskFull, "quota"),
+        ("PermissionError: [Errno 13] Permission denied: '/scratch/other/.cache'", FailureKind::Permission, "HF_HOME"),
         (
             "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.",
-            Kind::Compiler,
+            FailureKind::Compiler,
             "module load gcc",
         ),
         (
             "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
-            Kind::Installation,
+            FailureKind::Installation,
             "install vLLM again",
         ),
-        ("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).", Kind::BadValue, "--tp"),
+        ("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).", FailureKind::BadValue, "--tp"),
         (
             "ValueError: The repository contains custom code which must be executed; please pass trust_remote_code=True",
-            Kind::UnsupportedModel,
+            FailureKind::UnsupportedModel,
             "--trust-remote-code",
         ),
     ];
     for (message, kind, remedy) in cases {
         let words = message.split_whitespace().nth(1).unwrap();
-        expect(&exited(1), &uncaught(message), kind, if kind == Kind::GpuInUse { "somebody else uses this GPU" } else { words }, remedy);
+        expect(&exited(1), &uncaught(message), kind, if kind == FailureKind::GpuInUse { "somebody else uses this GPU" } else { words }, remedy);
     }
 }
 
@@ -156,54 +156,54 @@ fn memory_that_runs_out_while_it_serves_has_another_remedy_than_at_the_start() {
 (EngineCore pid=2) ERROR 11-21 05:02:49 [core.py:900] Traceback (most recent call last):
 (EngineCore pid=2) ERROR 11-21 05:02:49 [core.py:900] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB.
 (APIServer pid=1) ERROR 11-21 05:02:50 [async_llm.py:600] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.";
-    let serving = Ended { was_ready: true, ..exited(0) };
-    expect(&serving, printed, Kind::GpuMemory, "Tried to allocate 512.00 MiB", "--max-num-batched-tokens");
+    let serving = LifeEnd { was_ready: true, ..exited(0) };
+    expect(&serving, printed, FailureKind::GpuMemory, "Tried to allocate 512.00 MiB", "--max-num-batched-tokens");
 }
 
 #[test]
 fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_code_is_zero() {
-    let serving = Ended { was_ready: true, ..exited(0) };
-    expect(&serving, recorded!("kill_core"), Kind::CoreDied, "EngineCore", "dmesg");
-    expect(&serving, recorded!("kill_worker"), Kind::CoreDied, "VllmWorker-0 died", "dmesg");
-    expect(&serving, recorded!("ill_worker"), Kind::Crashed, "VllmWorker-0 ended while it served with an illegal instruction", "lscpu");
-    let hungry = Ended { oom_killed: true, ..serving };
-    expect(&hungry, recorded!("kill_core"), Kind::HostMemory, "out-of-memory killer", "--replicas");
-    expect(&exited(1), recorded!("kill_core_init"), Kind::Killed, "its process EngineCore was killed before it was ready", "dmesg");
+    let serving = LifeEnd { was_ready: true, ..exited(0) };
+    expect(&serving, recorded!("kill_core"), FailureKind::CoreDied, "EngineCore", "dmesg");
+    expect(&serving, recorded!("kill_worker"), FailureKind::CoreDied, "VllmWorker-0 died", "dmesg");
+    expect(&serving, recorded!("ill_worker"), FailureKind::Crashed, "VllmWorker-0 ended while it served with an illegal instruction", "lscpu");
+    let hungry = LifeEnd { oom_killed: true, ..serving };
+    expect(&hungry, recorded!("kill_core"), FailureKind::HostMemory, "out-of-memory killer", "--replicas");
+    expect(&exited(1), recorded!("kill_core_init"), FailureKind::Killed, "its process EngineCore was killed before it was ready", "dmesg");
 }
 
 #[test]
 fn a_signal_to_the_first_process_is_told_by_name() {
-    let serving = |signal| Ended { was_ready: true, ..signalled(signal) };
-    expect(&serving(9), "", Kind::Killed, "first process was killed while it served (SIGKILL), not by hostler", "dmesg");
-    expect(&Ended { oom_killed: true, ..signalled(9) }, "", Kind::HostMemory, "before it was ready by the kernel's", "--replicas");
-    expect(&serving(15), "", Kind::Killed, "SIGTERM", "batch system");
-    expect(&signalled(4), "", Kind::Crashed, "SIGILL", "lscpu");
-    expect(&signalled(7), "", Kind::SharedMemory, "SIGBUS", "--shm-size");
-    expect(&signalled(11), "", Kind::Crashed, "SIGSEGV", "report it");
+    let serving = |signal| LifeEnd { was_ready: true, ..signalled(signal) };
+    expect(&serving(9), "", FailureKind::Killed, "first process was killed while it served (SIGKILL), not by hostler", "dmesg");
+    expect(&LifeEnd { oom_killed: true, ..signalled(9) }, "", FailureKind::HostMemory, "before it was ready by the kernel's", "--replicas");
+    expect(&serving(15), "", FailureKind::Killed, "SIGTERM", "batch system");
+    expect(&signalled(4), "", FailureKind::Crashed, "SIGILL", "lscpu");
+    expect(&signalled(7), "", FailureKind::SharedMemory, "SIGBUS", "--shm-size");
+    expect(&signalled(11), "", FailureKind::Crashed, "SIGSEGV", "report it");
 }
 
 #[test]
 fn what_hostler_itself_decided_is_the_cause_whatever_was_printed() {
-    let ours = |cause: &str, was_ready| Ended { cause: cause.to_owned(), was_ready, ..Ended::default() };
+    let ours = |cause: &str, was_ready| LifeEnd { cause: cause.to_owned(), was_ready, ..LifeEnd::default() };
     let noise = &uncaught("ValueError: of a request");
     expect(
         &ours("no token for 10.2 s while 3 requests wait: its process 7 is stopped", true),
         noise,
-        Kind::Hang,
+        FailureKind::Hang,
         "no token for 10.2 s",
         "--stall-timeout",
     );
-    expect(&ours("XID 79 on GPU 3: it has fallen off the bus", true), noise, Kind::Hardware, "XID 79", "hostler release");
+    expect(&ours("XID 79 on GPU 3: it has fallen off the bus", true), noise, FailureKind::Hardware, "XID 79", "hostler release");
     let gone = "cannot start /opt/vllm/bin/vllm: No such file or directory (os error 2)";
-    expect(&ours(gone, false), "", Kind::Program, gone, "--vllm-bin");
-    expect(&ours("cannot start x: Permission denied (os error 13)", false), "", Kind::Program, "", "executable");
+    expect(&ours(gone, false), "", FailureKind::Program, gone, "--vllm-bin");
+    expect(&ours("cannot start x: Permission denied (os error 13)", false), "", FailureKind::Program, "", "executable");
     let late = ours("the engine was not ready within 600 s", false);
-    expect(&late, "", Kind::StartupTimeout, "not ready within 600 s", "--startup-timeout");
+    expect(&late, "", FailureKind::StartupTimeout, "not ready within 600 s", "--startup-timeout");
     let unhealthy = ours("3 health checks failed in a row: status 503", true);
-    expect(&unhealthy, noise, Kind::Unhealthy, "status 503", "hostler logs");
+    expect(&unhealthy, noise, FailureKind::Unhealthy, "status 503", "hostler logs");
     let lost = ours("its process VLLM::EngineCore (pid 7) has ended, and health checks failed: status 503", true);
-    expect(&lost, "", Kind::CoreDied, "VLLM::EngineCore (pid 7) died", "dmesg");
-    expect(&lost, recorded!("ill_worker"), Kind::Crashed, "VllmWorker-0 ended while it served with an illegal instruction", "lscpu");
+    expect(&lost, "", FailureKind::CoreDied, "VLLM::EngineCore (pid 7) died", "dmesg");
+    expect(&lost, recorded!("ill_worker"), FailureKind::Crashed, "VllmWorker-0 ended while it served with an illegal instruction", "lscpu");
 }
 
 #[test]
@@ -215,28 +215,28 @@ Traceback (most recent call last):
   File \"x.py\", line 1
 PermissionError: [Errno 13] Permission denied: '/picture'
 (EngineCore pid=2) INFO 11-21 05:02:49 [loggers.py:1] Engine 000: idle";
-    let found = diagnose(&Ended { was_ready: true, ..signalled(9) }, &lines(printed));
-    assert_eq!(found.kind, Kind::Killed, "{found:?}");
+    let found = diagnose(&LifeEnd { was_ready: true, ..signalled(9) }, &lines(printed));
+    assert_eq!(found.kind, FailureKind::Killed, "{found:?}");
 }
 
 #[test]
 fn a_warning_about_a_limit_is_not_the_cause() {
     let printed = "(APIServer pid=1) WARNING 11-21 05:02:22 [system_utils.py:255] This can cause errors like `OSError: [Errno 24] Too many open files`.";
-    assert_eq!(diagnose(&exited(3), &lines(printed)).kind, Kind::Unknown);
+    assert_eq!(diagnose(&exited(3), &lines(printed)).kind, FailureKind::Unknown);
 }
 
 #[test]
 fn an_unknown_failure_shows_the_exception_and_where_to_read_on() {
-    expect(&exited(1), &uncaught("ZeroDivisionError: division by zero"), Kind::Unknown, "ZeroDivisionError: division", "hostler logs");
-    expect(&exited(7), "something else", Kind::Unknown, "exit status: 7", "hostler logs");
+    expect(&exited(1), &uncaught("ZeroDivisionError: division by zero"), FailureKind::Unknown, "ZeroDivisionError: division", "hostler logs");
+    expect(&exited(7), "something else", FailureKind::Unknown, "exit status: 7", "hostler logs");
     let long = format!("ValueError: {}", "word ".repeat(500));
-    expect(&exited(1), &uncaught(&long), Kind::Unknown, "ValueError: word", "hostler logs");
+    expect(&exited(1), &uncaught(&long), FailureKind::Unknown, "ValueError: word", "hostler logs");
 }
 
 #[test]
 fn no_two_kinds_have_the_same_word() {
     let printed = [recorded!("bad_flag"), recorded!("bad_value"), recorded!("corrupt"), recorded!("kv_small"), recorded!("cache_full")];
-    let mut words: Vec<&str> = printed.iter().map(|printed| diagnose(&exited(1), &lines(printed)).kind.word()).collect();
+    let mut words: Vec<&str> = printed.iter().map(|printed| diagnose(&exited(1), &lines(printed)).kind.as_str()).collect();
     words.sort_unstable();
     words.dedup();
     assert_eq!(words, ["bad-flag", "bad-value", "corrupt-weights", "disk-full", "kv-too-small"]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::http::tests::Scripted;
-use super::super::{Facts, FrontEndInUse, Phase, Status};
+use super::super::{LogFacts, FrontEndInUse, Phase, Status};
 use super::*;
 use crate::probe::EngineMetrics;
 use crate::probe::LoadSample;
@@ -14,16 +14,16 @@ use crate::traffic::{InFlight, RouterKey, EngineWait};
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
 
 /// News within a generous time; the clock runs by itself, so a bug cannot hang the test.
-async fn next(news: &mut mpsc::Receiver<News>) -> Option<News> {
+async fn next(news: &mut mpsc::Receiver<HealthEvent>) -> Option<HealthEvent> {
     tokio::time::timeout(Duration::from_secs(60), news.recv()).await.unwrap()
 }
 
 /// A subject, and what the driver, the probe and the relays have in their hands.
 pub(in super::super) struct Watched {
-    pub(in super::super) subject: Subject,
+    pub(in super::super) subject: WatchedEngine,
     pub(in super::super) status: watch::Sender<Status>,
     pub(in super::super) samples: watch::Sender<Option<LoadSample>>,
-    pub(in super::super) wanted: watch::Sender<Wanted>,
+    pub(in super::super) wanted: watch::Sender<DesiredAdapters>,
 }
 
 impl Watched {
@@ -41,19 +41,19 @@ impl Watched {
             ready_in: None,
             progress: None,
             failure: None,
-            facts: Facts::default(),
+            facts: LogFacts::default(),
             front_end: FrontEndInUse::Python,
         });
-        let (samples, wanted) = (watch::Sender::new(None), watch::Sender::new(Wanted::default()));
-        let subject = Subject {
+        let (samples, wanted) = (watch::Sender::new(None), watch::Sender::new(DesiredAdapters::default()));
+        let subject = WatchedEngine {
             socket: socket.to_owned(),
             traffic: Traffic::new(),
             samples: samples.subscribe(),
             status: status.subscribe(),
             stall_timeout: Duration::from_secs(10),
             canary_interval: Duration::ZERO,
-            wanted: wanted.subscribe(),
-            on_gpus: true,
+            desired_adapters: wanted.subscribe(),
+            uses_gpus: true,
             may_sleep: false,
         };
         Self { subject, status, samples, wanted }
@@ -107,16 +107,16 @@ async fn ready_means_healthy_and_naming_a_model() {
     }));
     let (sender, mut news) = mpsc::channel(8);
     let watching = tokio::spawn(watch(Watched::at(&engine.socket).subject, sender));
-    assert_eq!(next(&mut news).await, Some(News::Loading));
+    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
     let models = parse_models(MODELS.as_bytes()).unwrap();
-    assert_eq!(next(&mut news).await, Some(News::Ready(models)));
+    assert_eq!(next(&mut news).await, Some(HealthEvent::Ready(models)));
     watching.abort();
     let asked = engine.asked.lock().clone();
     assert_eq!(asked, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
 }
 
 /// What is told before an engine is ready whose front-end answers for `lacking` that it has no such route.
-async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<News>, Vec<String>) {
+async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<HealthEvent>, Vec<String>) {
     let engine = Scripted::start(Box::new(move |path| match path {
         "/health" => Some((200, String::new())),
         "/v1/models" => Some((200, MODELS.to_owned())),
@@ -129,7 +129,7 @@ async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<N
     let (sender, mut news) = mpsc::channel(8);
     let watching = tokio::spawn(watch(watched.subject, sender));
     let mut told = Vec::new();
-    while !matches!(told.last(), Some(News::Ready(_))) {
+    while !matches!(told.last(), Some(HealthEvent::Ready(_))) {
         told.push(next(&mut news).await.unwrap());
     }
     watching.abort();
@@ -140,9 +140,9 @@ async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<N
 #[tokio::test]
 async fn a_rust_front_end_without_tokenize_is_told_of_before_it_is_ready() {
     let (told, _) = told_without("/tokenize", FrontEndInUse::Rust).await;
-    assert!(matches!(&told[1], News::LacksRoute(reason) if reason.contains("no /tokenize")), "{told:?}");
+    assert!(matches!(&told[1], HealthEvent::LacksRoute(reason) if reason.contains("no /tokenize")), "{told:?}");
     let (told, _) = told_without("/metrics", FrontEndInUse::Rust).await;
-    assert!(matches!(&told[1], News::LacksRoute(reason) if reason.contains("no /metrics")), "{told:?}");
+    assert!(matches!(&told[1], HealthEvent::LacksRoute(reason) if reason.contains("no /metrics")), "{told:?}");
     let (told, asked) = told_without("/nothing", FrontEndInUse::Rust).await;
     assert_eq!(told.len(), 2, "a route that wants POST is there: {told:?}");
     assert!(asked.contains(&"/tokenize".to_owned()));
@@ -159,12 +159,12 @@ async fn a_python_front_end_is_not_asked_for_tokenize() {
 fn only_bad_answers_in_a_row_count() {
     let reply = |status| Ok(Reply { status, body: Bytes::new() });
     let (good, bad) = (reply(StatusCode::OK), reply(StatusCode::SERVICE_UNAVAILABLE));
-    let mut tally = Tally::default();
-    for answer in [&bad, &bad, &good, &bad, &Err(GetError::Broken("torn".to_owned()))] {
-        assert_eq!(tally.add(answer), None);
+    let mut tally = HealthFailures::default();
+    for answer in [&bad, &bad, &good, &bad, &Err(FetchError::Broken("torn".to_owned()))] {
+        assert_eq!(tally.record(answer), None);
     }
     let reason = "3 health checks failed in a row: status 503".to_owned();
-    assert_eq!(tally.add(&bad), Some(reason));
+    assert_eq!(tally.record(&bad), Some(reason));
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn an_engine_that_turns_unhealthy_is_reported_once() {
         all.push(item);
     }
     assert_eq!(all.len(), 3);
-    assert!(matches!(&all[2], News::Unhealthy(reason) if reason.contains("503")));
+    assert!(matches!(&all[2], HealthEvent::Unhealthy(reason) if reason.contains("503")));
     watching.await.unwrap();
 }
 
@@ -200,15 +200,15 @@ async fn an_engine_whose_core_has_ended_is_given_up_with_its_first_bad_answer() 
     watched.has_group(pid);
     let (sender, mut news) = mpsc::channel(8);
     let watching = tokio::spawn(watch(watched.subject, sender));
-    assert_eq!(next(&mut news).await, Some(News::Loading));
-    assert!(matches!(next(&mut news).await, Some(News::Ready(_))));
+    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
+    assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
     // The models are read again after several good answers, so by then it is known which processes there are.
-    assert!(matches!(next(&mut news).await, Some(News::Models(_))));
+    assert!(matches!(next(&mut news).await, Some(HealthEvent::Models(_))));
     drop(core);
     ended.store(true, Ordering::Relaxed);
     let before = Instant::now();
     let expected = format!("its process VLLM::EngineCore (pid {pid}) has ended, and health checks failed: status 503");
-    assert_eq!(next(&mut news).await, Some(News::Unhealthy(expected)));
+    assert_eq!(next(&mut news).await, Some(HealthEvent::Unhealthy(expected)));
     assert!(before.elapsed() <= HEALTH_INTERVAL * 2, "{:?}", before.elapsed());
     watching.await.unwrap();
 }
@@ -238,12 +238,12 @@ async fn a_healthy_engine_that_gives_no_token_is_reported() {
     let (sender, mut news) = mpsc::channel(8);
     let begun = Instant::now();
     let watching = tokio::spawn(watch(watched.subject, sender));
-    assert_eq!(next(&mut news).await, Some(News::Loading));
-    assert!(matches!(next(&mut news).await, Some(News::Ready(_))));
+    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
+    assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
     let reason = loop {
         match next(&mut news).await.unwrap() {
-            News::Unhealthy(reason) => break reason,
-            other => assert!(matches!(other, News::Models(_)), "{other:?}"),
+            HealthEvent::Unhealthy(reason) => break reason,
+            other => assert!(matches!(other, HealthEvent::Models(_)), "{other:?}"),
         }
     };
     assert!(reason.starts_with("no token for 10.") && reason.ends_with("a test completion got no answer within 5 s"), "{reason}");
@@ -260,11 +260,11 @@ async fn the_models_are_read_again_as_soon_as_an_adapter_is_ordered() {
     let Watched { subject, wanted, status: _status, samples: _samples } = Watched::at(&engine.socket);
     let (sender, mut news) = mpsc::channel(8);
     let watching = tokio::spawn(watch(subject, sender));
-    assert_eq!(next(&mut news).await, Some(News::Loading));
-    assert!(matches!(next(&mut news).await, Some(News::Ready(models)) if models.len() == 2));
+    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
+    assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(models)) if models.len() == 2));
     let before = Instant::now();
-    wanted.send_modify(|wanted| wanted.leaving = Some("b".to_owned()));
-    assert!(matches!(next(&mut news).await, Some(News::Models(models)) if models.len() == 1 && models[0].id == "a"));
+    wanted.send_modify(|wanted| wanted.unloading = Some("b".to_owned()));
+    assert!(matches!(next(&mut news).await, Some(HealthEvent::Models(models)) if models.len() == 1 && models[0].id == "a"));
     assert!(before.elapsed() < Duration::from_secs(1));
     watching.abort();
 }

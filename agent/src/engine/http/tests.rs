@@ -94,7 +94,7 @@ async fn a_hanging_engine_costs_the_deadline_and_no_more() {
     let engine = Scripted::start(Box::new(|_| None));
     let mut client = Client::new(&engine.socket);
     let error = client.get("/health", Duration::from_millis(50)).await.unwrap_err();
-    assert!(matches!(error, GetError::Slow(_)), "{error}");
+    assert!(matches!(error, FetchError::Timeout(_)), "{error}");
     assert!(client.connection.is_none());
 }
 
@@ -103,7 +103,7 @@ async fn nobody_listening_is_told_apart() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = Client::new(&directory.path().join("s"));
     let error = client.get("/health", LONG).await.unwrap_err();
-    assert!(matches!(error, GetError::Connect(_)), "{error}");
+    assert!(matches!(error, FetchError::Connect(_)), "{error}");
 }
 
 #[tokio::test]
@@ -129,8 +129,8 @@ async fn a_connection_the_engine_closed_is_replaced_without_an_error() {
 
 #[tokio::test]
 async fn a_reply_over_the_cap_is_an_error() {
-    let engine = Scripted::start(Box::new(|_| Some((200, "x".repeat(BODY_CAP + 1)))));
+    let engine = Scripted::start(Box::new(|_| Some((200, "x".repeat(MAX_BODY_BYTES + 1)))));
     let mut client = Client::new(&engine.socket);
     let error = client.get("/metrics", LONG).await.unwrap_err();
-    assert!(matches!(error, GetError::Broken(_)), "{error}");
+    assert!(matches!(error, FetchError::Broken(_)), "{error}");
 }

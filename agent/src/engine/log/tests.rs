@@ -2,11 +2,11 @@
 
 use super::*;
 
-fn tail_of(chunks: &[&[u8]]) -> (Tail, Vec<String>) {
-    let mut tail = Tail::default();
+fn tail_of(chunks: &[&[u8]]) -> (LogTail, Vec<String>) {
+    let mut tail = LogTail::default();
     let mut seen = Vec::new();
     for chunk in chunks {
-        tail.read(chunk, &mut |line: &str| seen.push(line.to_owned()));
+        tail.push_output(chunk, &mut |line: &str| seen.push(line.to_owned()));
     }
     (tail, seen)
 }
@@ -15,26 +15,26 @@ fn tail_of(chunks: &[&[u8]]) -> (Tail, Vec<String>) {
 fn lines_are_whole_however_the_bytes_were_cut() {
     let (mut tail, seen) = tail_of(&[b"on", b"e\ntw", b"o\r\n\nthr", b"ee"]);
     assert_eq!(seen, ["one", "two"]);
-    tail.finish();
-    assert_eq!(tail.last(10), ["one", "two", "three"]);
-    assert_eq!(tail.last(1), ["three"]);
+    tail.finish_line();
+    assert_eq!(tail.last_lines(10), ["one", "two", "three"]);
+    assert_eq!(tail.last_lines(1), ["three"]);
 }
 
 #[test]
 fn each_state_of_a_progress_bar_is_seen_and_the_last_one_is_kept() {
     let (mut tail, seen) = tail_of(&[b"\rgraphs:  0%\rgraphs:", b" 50%\r", b"graphs: 100%\ndone\r", b"\n"]);
     assert_eq!(seen, ["graphs:  0%", "graphs: 50%", "graphs: 100%", "done"]);
-    tail.finish();
-    assert_eq!(tail.last(10), ["graphs: 100%", "done"]);
+    tail.finish_line();
+    assert_eq!(tail.last_lines(10), ["graphs: 100%", "done"]);
 }
 
 #[test]
 fn a_line_without_end_takes_bounded_memory() {
-    let mut tail = Tail::default();
+    let mut tail = LogTail::default();
     for _ in 0..1_000 {
-        tail.read(&[b'x'; 1_000], &mut |_: &str| panic!("no line ended"));
+        tail.push_output(&[b'x'; 1_000], &mut |_: &str| panic!("no line ended"));
     }
-    assert_eq!(tail.unfinished.len(), LINE_CAP);
+    assert_eq!(tail.unfinished.len(), MAX_LINE_BYTES);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn only_the_last_lines_are_kept() {
     let (tail, seen) = tail_of(&[text.as_bytes()]);
     assert_eq!(seen.len(), 2_000);
     assert_eq!(tail.lines.len(), TAIL_LINES);
-    assert_eq!(tail.last(1), ["line 1999"]);
+    assert_eq!(tail.last_lines(1), ["line 1999"]);
 }
 
 #[test]
@@ -54,16 +54,16 @@ fn the_signs_of_loading_are_vllms_own_words() {
 
 #[test]
 fn lines_of_the_agents_own_divide_the_lives() {
-    let log = Log::default();
-    log.begin("first life");
+    let log = EngineLog::default();
+    log.begin_life("first life");
     let mut seen = Vec::new();
-    log.take(b"one\ntwo", &mut |line: &str| seen.push(line.to_owned()));
-    log.end();
+    log.push_output(b"one\ntwo", &mut |line: &str| seen.push(line.to_owned()));
+    log.finish_line();
     assert_eq!(seen, ["one"]);
-    assert_eq!(log.last_of_life(9), ["one", "two"]);
-    assert_eq!(log.last(9), ["first life", "one", "two"]);
+    assert_eq!(log.last_lines_of_life(9), ["one", "two"]);
+    assert_eq!(log.last_lines(9), ["first life", "one", "two"]);
     log.note("a remark");
-    assert_eq!(log.last_of_life(9), ["one", "two", "a remark"]);
-    log.begin("second life");
-    assert_eq!(log.last_of_life(9), Vec::<String>::new());
+    assert_eq!(log.last_lines_of_life(9), ["one", "two", "a remark"]);
+    log.begin_life("second life");
+    assert_eq!(log.last_lines_of_life(9), Vec::<String>::new());
 }

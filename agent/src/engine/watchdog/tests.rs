@@ -14,40 +14,40 @@ const S: Duration = Duration::from_secs(1);
 fn slow_streams_raise_the_limit_within_bounds() {
     let millis = Duration::from_millis;
     for (p99, expected) in
-        [(None, 10 * S), (Some(millis(20)), 10 * S), (Some(millis(500)), 10 * S), (Some(2 * S), 40 * S), (Some(60 * S), LONGEST_LIMIT)]
+        [(None, 10 * S), (Some(millis(20)), 10 * S), (Some(millis(500)), 10 * S), (Some(2 * S), 40 * S), (Some(60 * S), MAX_STALL_LIMIT)]
     {
-        assert_eq!(Limits::new(10 * S, p99, true), Limits { idle: expected, busy: 6 * expected }, "{p99:?}");
+        assert_eq!(StallLimits::new(10 * S, p99, true), StallLimits { idle: expected, busy: 6 * expected }, "{p99:?}");
     }
-    assert_eq!(Limits::new(300 * S, Some(60 * S), true).idle, 300 * S);
-    assert_eq!(Limits::new(10 * S, None, false), Limits { idle: 10 * S, busy: 600 * S }, "without GPUs");
+    assert_eq!(StallLimits::new(300 * S, Some(60 * S), true).idle, 300 * S);
+    assert_eq!(StallLimits::new(10 * S, None, false), StallLimits { idle: 10 * S, busy: 600 * S }, "without GPUs");
 }
 
 #[test]
 fn a_stall_is_judged_by_what_the_processes_do() {
     use Activity::{Computing, Idle, Stopped, Unknown};
     let stopped = || Stopped("VLLM::EngineCor (pid 7)".to_owned());
-    let hung = |why: &str| Verdict::Hung(why.to_owned());
+    let hung = |why: &str| StallVerdict::Hung(why.to_owned());
     let (nothing, computes) = ("its processes do nothing", "its processes compute, but for too long");
     // Lasted, whether the engine says that it has requests, whether it takes test completions, activity.
     let cases = [
-        (9, true, true, stopped(), Verdict::Wait),
-        (9, true, true, Idle, Verdict::Wait),
+        (9, true, true, stopped(), StallVerdict::Wait),
+        (9, true, true, Idle, StallVerdict::Wait),
         (10, true, true, stopped(), hung("its process VLLM::EngineCor (pid 7) is stopped")),
         (10, false, false, stopped(), hung("its process VLLM::EngineCor (pid 7) is stopped")),
         (10, true, true, Idle, hung(nothing)),
         (10, true, false, Idle, hung(nothing)),
-        (10, false, true, Idle, Verdict::Test),
-        (60, false, true, Idle, Verdict::Test),
-        (59, false, false, Idle, Verdict::Wait),
+        (10, false, true, Idle, StallVerdict::ProbeCanary),
+        (60, false, true, Idle, StallVerdict::ProbeCanary),
+        (59, false, false, Idle, StallVerdict::Wait),
         (60, false, false, Idle, hung(nothing)),
-        (59, true, true, Computing, Verdict::Wait),
+        (59, true, true, Computing, StallVerdict::Wait),
         (60, true, true, Computing, hung(computes)),
-        (59, true, true, Unknown, Verdict::Wait),
+        (59, true, true, Unknown, StallVerdict::Wait),
         (60, true, true, Unknown, hung("its processes cannot be seen")),
     ];
     for (lasted, holds, testable, activity, expected) in cases {
         assert_eq!(
-            judge(lasted * S, Limits::new(10 * S, None, true), holds, testable, &activity),
+            judge(lasted * S, StallLimits::new(10 * S, None, true), holds, testable, &activity),
             expected,
             "{lasted} s, {holds}, {testable}, {activity:?}"
         );
@@ -57,18 +57,18 @@ fn a_stall_is_judged_by_what_the_processes_do() {
 #[tokio::test(start_paused = true)]
 async fn only_time_in_which_requests_wait_counts_and_only_progress_clears_it() {
     let watched = Watched::at("s".as_ref());
-    let progress = || watched.subject.progress();
+    let progress = || watched.subject.work_counters();
     let start = Instant::now();
-    let at = |quarters: u32| start + TICK * quarters;
-    let mut stall = Stall::new(progress(), start);
-    assert_eq!(stall.tick(1, progress(), at(1)), TICK);
-    assert_eq!(stall.tick(2, progress(), at(2)), 2 * TICK);
-    assert_eq!(stall.tick(0, progress(), at(3)), 2 * TICK, "the clients have left");
-    assert_eq!(stall.tick(1, progress(), at(4)), 3 * TICK, "and others come");
+    let at = |quarters: u32| start + CHECK_INTERVAL * quarters;
+    let mut stall = StallTimer::new(progress(), start);
+    assert_eq!(stall.update(1, progress(), at(1)), CHECK_INTERVAL);
+    assert_eq!(stall.update(2, progress(), at(2)), 2 * CHECK_INTERVAL);
+    assert_eq!(stall.update(0, progress(), at(3)), 2 * CHECK_INTERVAL, "the clients have left");
+    assert_eq!(stall.update(1, progress(), at(4)), 3 * CHECK_INTERVAL, "and others come");
     // This program was stopped for an hour.
-    assert_eq!(stall.tick(1, progress(), at(4) + 3600 * S), 3 * TICK + MOST_PER_TICK);
+    assert_eq!(stall.update(1, progress(), at(4) + 3600 * S), 3 * CHECK_INTERVAL + MAX_STALL_PER_CHECK);
     watched.says(EngineMetrics { prompt_tokens: 2048, ..EngineMetrics::default() });
-    assert_eq!(stall.tick(1, progress(), at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
+    assert_eq!(stall.update(1, progress(), at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
 }
 
 /// Runs the watchdog for that long.

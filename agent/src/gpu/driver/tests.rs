@@ -4,7 +4,7 @@ use hostler_fake_nvml::{Device, Fake, Process, Slice};
 use tempfile::TempDir;
 
 use super::*;
-use crate::gpu::{Free, Obstacle};
+use crate::gpu::{GpuAvailability, StartObstacle};
 
 fn device(uuid: &str) -> Device {
     Device { uuid: uuid.to_owned(), ..Device::default() }
@@ -26,7 +26,7 @@ async fn gpus_are_described_and_one_that_is_lost_hides_no_other() {
     let found: Vec<_> = driver.gpus().iter().map(|gpu| (gpu.index, gpu.uuid.as_str(), gpu.pci.as_str())).collect();
     assert_eq!(found, [(0, "GPU-aa", "0000:1b:00.0"), (2, "GPU-cc", "")]);
     assert_eq!((driver.gpus()[0].memory_bytes, driver.gpus()[0].compute), (80 << 30, Some((9, 0))));
-    assert_eq!(driver.neighbourhood(&driver.gpus()[0]), Neighbourhood::of("", (64..72).collect()));
+    assert_eq!(driver.locality(&driver.gpus()[0]), GpuLocality::of("", (64..72).collect()));
 }
 
 #[tokio::test]
@@ -54,20 +54,20 @@ async fn a_divided_gpu_is_replaced_by_its_slices() {
 async fn a_library_that_is_not_there_is_no_driver_and_one_that_is_none_is_broken() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.so");
-    assert_eq!(Driver::open(Some(&missing)).await.unwrap_err(), NoDriver::Absent);
+    assert_eq!(Driver::open(Some(&missing)).await.unwrap_err(), DriverError::Absent);
     // A library of C that has none of the functions.
     let other = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other = other.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.contains("libc.so"))).unwrap();
-    assert!(matches!(Driver::open(Some(Path::new(other))).await, Err(NoDriver::Broken(_))));
+    assert!(matches!(Driver::open(Some(Path::new(other))).await, Err(DriverError::Broken(_))));
 }
 
 #[tokio::test]
 async fn a_leftover_process_keeps_its_gpu_until_it_is_gone() {
     let occupied = Device { processes: vec![Process { pid: 4_000_000, used: 61 << 30 }], ..device("GPU-bb") };
     let (_directory, mut fake, driver) = open(vec![device("GPU-aa"), occupied]).await;
-    let free = |index: usize| Free::new(driver.clone(), vec![driver.gpus()[index].clone()], 0.92);
+    let free = |index: usize| GpuAvailability::new(driver.clone(), vec![driver.gpus()[index].clone()], 0.92);
     free(0).check().await.unwrap();
-    let Obstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
+    let StartObstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
     assert!(in_use && cause.contains("GPU 1 is in use by process 4000000") && cause.contains("61.0 GiB"), "{cause}");
     fake.change(1, |device| device.processes.clear());
     free(1).check().await.unwrap();
@@ -75,10 +75,10 @@ async fn a_leftover_process_keeps_its_gpu_until_it_is_gone() {
     free(1).check().await.unwrap();
     // Somebody in another container, whom the driver does not name here.
     fake.change(1, |device| (device.used, device.processes) = (61 << 30, Vec::new()));
-    let Obstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
+    let StartObstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
     assert!(in_use && cause.contains("processes that are not visible from here: 19.0 GiB are free"), "{cause}");
     fake.change(1, |device| device.lost = true);
-    let Obstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
+    let StartObstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
     assert!(!in_use && cause.contains("GPU 1 is lost"), "{cause}");
 }
 
@@ -87,9 +87,9 @@ async fn a_question_that_is_not_answered_holds_up_only_its_own_gpu() {
     let (_directory, mut fake, driver) = open(vec![device("GPU-aa"), device("GPU-bb")]).await;
     fake.change(0, |device| device.hangs = true);
     let ask = |index: usize| {
-        let (whole, gpus) = (&driver.shared.wholes[index], vec![driver.gpus()[index].clone()]);
+        let (whole, gpus) = (&driver.shared.whole_gpus[index], vec![driver.gpus()[index].clone()]);
         let number = gpus[0].index;
-        whole.ask(move |driver| questions::read(driver, number, &gpus))
+        whole.ask(move |driver| nvml::read(driver, number, &gpus))
     };
     let mut hanging = std::pin::pin!(ask(0));
     tokio::select! {
@@ -98,7 +98,7 @@ async fn a_question_that_is_not_answered_holds_up_only_its_own_gpu() {
         other = ask(1) => assert_eq!(other.unwrap().1[0].celsius, Some(45)),
     }
     fake.change(0, |device| device.hangs = false);
-    assert_eq!(hanging.await.unwrap().0, questions::Standing::Reachable);
+    assert_eq!(hanging.await.unwrap().0, nvml::GpuHealth::Reachable);
 }
 
 #[tokio::test]
@@ -107,13 +107,13 @@ async fn readings_tell_figures_in_words_and_a_slice_has_its_own_memory() {
     let divided = Device { slices: vec![slice], throttled: 0x04 | 0x01, corrected: 3, remap_pending: true, ..device("GPU-aa") };
     let (_directory, mut fake, driver) = open(vec![divided]).await;
     let read = || {
-        driver.shared.wholes[0].ask({
+        driver.shared.whole_gpus[0].ask({
             let gpus = driver.gpus().to_vec();
-            move |driver| questions::read(driver, 0, &gpus)
+            move |driver| nvml::read(driver, 0, &gpus)
         })
     };
     let (standing, readings) = read().await.unwrap();
-    assert_eq!(standing, questions::Standing::Reachable);
+    assert_eq!(standing, nvml::GpuHealth::Reachable);
     let reading = &readings[0];
     assert_eq!((reading.uuid.as_str(), reading.memory_used_bytes, reading.utilisation), ("MIG-1", Some(7 << 30), None));
     assert_eq!((reading.watts, reading.watts_limit, reading.sm_mhz), (Some(300.0), Some(700.0), Some(1_980)));
@@ -121,5 +121,5 @@ async fn readings_tell_figures_in_words_and_a_slice_has_its_own_memory() {
     assert_eq!((reading.ecc_corrected, reading.ecc_uncorrected), (Some(3), Some(0)));
     assert!(reading.remap_pending && !reading.remap_failed);
     fake.change(0, |device| device.needs_reset = true);
-    assert_eq!(read().await.unwrap().0, questions::Standing::NeedsReset);
+    assert_eq!(read().await.unwrap().0, nvml::GpuHealth::NeedsReset);
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn outcome(what: What, on_slice: bool) -> Response {
-    respond(&Incident { whole: "GPU-aa".to_owned(), index: 2, what }, on_slice)
+fn outcome(what: IncidentKind, on_slice: bool) -> IncidentResponse {
+    respond(&GpuIncident { whole: "GPU-aa".to_owned(), index: 2, kind: what }, on_slice)
 }
 
 #[test]
@@ -11,17 +11,17 @@ fn faults_restart_the_engine_quarantine_it_or_are_only_logged() {
     let logged = [13, 31, 43, 45, 63, 92, 154, 4711];
     for xid in logged {
         assert!(
-            matches!(outcome(What::Xid(xid), false), Response::Log(reason) if reason.contains(&format!("XID {xid} on GPU 2"))),
+            matches!(outcome(IncidentKind::Xid(xid), false), IncidentResponse::Log(reason) if reason.contains(&format!("XID {xid} on GPU 2"))),
             "{xid}"
         );
     }
     for xid in [32, 94] {
-        assert!(matches!(outcome(What::Xid(xid), false), Response::Fail(reason) if reason.contains("restarted")), "{xid}");
+        assert!(matches!(outcome(IncidentKind::Xid(xid), false), IncidentResponse::Fail(reason) if reason.contains("restarted")), "{xid}");
     }
     for (xid, expected) in
         [(64, false), (74, false), (46, true), (48, true), (62, true), (79, true), (95, true), (119, true), (120, true), (140, true)]
     {
-        let Response::Quarantine { reason, at_once } = outcome(What::Xid(xid), false) else { panic!("{xid}") };
+        let IncidentResponse::Quarantine { reason, at_once } = outcome(IncidentKind::Xid(xid), false) else { panic!("{xid}") };
         assert_eq!(at_once, expected, "{xid}");
         assert!(reason.contains(&format!("XID {xid}")) && reason.ends_with("reboot the node"), "{reason}");
     }
@@ -29,16 +29,16 @@ fn faults_restart_the_engine_quarantine_it_or_are_only_logged() {
 
 #[test]
 fn a_fault_of_one_slice_does_not_restart_the_engines_on_the_others() {
-    assert!(matches!(outcome(What::Xid(94), true), Response::Log(_)));
-    assert!(matches!(outcome(What::Xid(79), true), Response::Quarantine { at_once: true, .. }), "that concerns all of them");
+    assert!(matches!(outcome(IncidentKind::Xid(94), true), IncidentResponse::Log(_)));
+    assert!(matches!(outcome(IncidentKind::Xid(79), true), IncidentResponse::Quarantine { at_once: true, .. }), "that concerns all of them");
 }
 
 #[test]
 fn what_readings_tell_takes_a_gpu_out_of_service_with_a_remedy() {
-    assert!(matches!(outcome(What::Lost, false), Response::Quarantine { at_once: true, reason } if reason.contains("reboot the node")));
-    assert!(matches!(outcome(What::NeedsReset, false), Response::Quarantine { at_once: true, reason } if reason.contains("reset it")));
-    assert!(matches!(outcome(What::RemapFailed, false), Response::Quarantine { at_once: false, reason } if reason.contains("replaced")));
-    for what in [What::RemapPending, What::Silent, What::Answers] {
-        assert!(matches!(outcome(what, false), Response::Log(_)), "{what:?}");
+    assert!(matches!(outcome(IncidentKind::Lost, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reboot the node")));
+    assert!(matches!(outcome(IncidentKind::NeedsReset, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reset it")));
+    assert!(matches!(outcome(IncidentKind::RemapFailed, false), IncidentResponse::Quarantine { at_once: false, reason } if reason.contains("replaced")));
+    for what in [IncidentKind::RemapPending, IncidentKind::Silent, IncidentKind::Answers] {
+        assert!(matches!(outcome(what, false), IncidentResponse::Log(_)), "{what:?}");
     }
 }

@@ -51,8 +51,8 @@ fn visible_devices_select_by_position_or_by_the_beginning_of_a_uuid() {
 fn the_list_ends_where_cuda_ends_it_and_the_entry_is_named() {
     let devices = [gpu(0, "GPU-aa"), gpu(1, "GPU-bb")];
     let selection = select(&devices, Some("0,7,1")).unwrap();
-    assert_eq!(selection, Selection { gpus: vec![devices[0].clone()], ends_at: Some("7".to_owned()) });
-    assert_eq!(select(&devices, Some("0,-1,1")).unwrap().ends_at, None, "that is a limit somebody set");
+    assert_eq!(selection, Selection { gpus: vec![devices[0].clone()], unknown_entry: Some("7".to_owned()) });
+    assert_eq!(select(&devices, Some("0,-1,1")).unwrap().unknown_entry, None, "that is a limit somebody set");
 }
 
 #[test]

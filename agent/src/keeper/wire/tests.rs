@@ -4,8 +4,8 @@ use std::os::unix::ffi::OsStringExt;
 
 use super::*;
 
-fn order() -> Order {
-    Order {
+fn order() -> LaunchSpec {
+    LaunchSpec {
         keeper: "/bin/hostler".into(),
         program: "/bin/vllm".into(),
         arguments: vec![OsString::from_vec(vec![b'a', 0xff])],
@@ -15,40 +15,40 @@ fn order() -> Order {
         log: "/tmp/e0.log".into(),
         wait_seconds: Some(600),
         cpus: vec![0, 3],
-        life: Life { node: "n0".to_owned(), index: 0, fingerprint: "f".into(), epoch: 7, lives: 2, ready_in_ms: None },
+        life: LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".into(), epoch: 7, lives: 2, ready_in_ms: None },
     }
 }
 
 #[test]
 fn an_order_comes_back_whole_from_bytes_cut_anywhere_even_with_names_that_are_not_utf_8() {
     let mut bytes = BytesMut::new();
-    put(&Request::Start(Box::new(order())), &mut bytes);
-    put(&Request::Kill, &mut bytes);
+    write_message(&KeeperRequest::Start(Box::new(order())), &mut bytes);
+    write_message(&KeeperRequest::Kill, &mut bytes);
     let mut buffer = BytesMut::new();
     let mut found = Vec::new();
     for byte in &bytes {
         buffer.put_u8(*byte);
-        found.extend(request(&mut buffer).unwrap());
+        found.extend(parse_request(&mut buffer).unwrap());
     }
-    assert_eq!(found, [Request::Start(Box::new(order())), Request::Kill]);
+    assert_eq!(found, [KeeperRequest::Start(Box::new(order())), KeeperRequest::Kill]);
     assert!(buffer.is_empty());
 }
 
 #[test]
 fn output_is_carried_as_it_was_printed() {
     let mut buffer = BytesMut::new();
-    put_output(b"\xff\n\0", &mut buffer);
-    put(&Notice::Stuck(vec![4]), &mut buffer);
-    assert_eq!(from_keeper(&mut buffer).unwrap(), Some(FromKeeper::Output(Bytes::from_static(b"\xff\n\0"))));
-    assert_eq!(from_keeper(&mut buffer).unwrap(), Some(FromKeeper::Notice(Notice::Stuck(vec![4]))));
-    assert_eq!(from_keeper(&mut buffer).unwrap(), None);
+    write_output(b"\xff\n\0", &mut buffer);
+    write_message(&KeeperNotice::Stuck(vec![4]), &mut buffer);
+    assert_eq!(parse_keeper_frame(&mut buffer).unwrap(), Some(KeeperFrame::Output(Bytes::from_static(b"\xff\n\0"))));
+    assert_eq!(parse_keeper_frame(&mut buffer).unwrap(), Some(KeeperFrame::Notice(KeeperNotice::Stuck(vec![4]))));
+    assert_eq!(parse_keeper_frame(&mut buffer).unwrap(), None);
 }
 
 #[test]
 fn what_another_build_says_is_an_error_and_no_panic() {
     let cases: [&[u8]; 4] = [&[0, 0, 0, 0, 0], &[255, 255, 255, 255, 0], &[0, 0, 0, 2, 9, 0], &[0, 0, 0, 3, 0, b'{', b'}']];
     for case in cases {
-        assert!(from_keeper(&mut BytesMut::from(case)).is_err(), "{case:?}");
-        assert!(request(&mut BytesMut::from(case)).is_err(), "{case:?}");
+        assert!(parse_keeper_frame(&mut BytesMut::from(case)).is_err(), "{case:?}");
+        assert!(parse_request(&mut BytesMut::from(case)).is_err(), "{case:?}");
     }
 }

@@ -3,14 +3,14 @@
 use super::super::model::tests::fixture;
 use super::*;
 use crate::config::AgentConfig;
-use crate::host::Resolved;
+use crate::host::EngineProgram;
 use crate::vllm::Version;
 
-fn chosen(setting: FrontEnd, minor: Option<u32>, binary: bool, profile: Profile, line: &str) -> Result<Chosen, PlanError> {
+fn chosen(setting: FrontEnd, minor: Option<u32>, binary: bool, profile: Profile, line: &str) -> Result<FrontEndChoice, PlanError> {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
-    let setup = Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, minor.map(|minor| Version::new(0, minor)), &config);
-    let model = Model::Known(Box::new(fixture("llama-3.1-8b", &[])));
+    let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, minor.map(|minor| Version::new(0, minor)), &config);
+    let model = ModelInfo::Known(Box::new(fixture("llama-3.1-8b", &[])));
     choose(setting, binary.then_some(Path::new("/opt/vllm-rs")), &setup, &model)
 }
 
@@ -49,9 +49,9 @@ fn a_rust_front_end_that_was_asked_for_and_is_not_there_is_an_error() {
 
 #[test]
 fn a_model_that_does_not_generate_text_keeps_the_python_front_end() {
-    let setup = Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, 32)), &AgentConfig::default());
-    let facts = Facts { architecture: "BertModel".to_owned(), ..fixture("llama-3.1-8b", &[]) };
-    let chosen = choose(FrontEnd::Auto, Some(Path::new("/opt/vllm-rs")), &setup, &Model::Known(Box::new(facts))).unwrap();
+    let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, 32)), &AgentConfig::default());
+    let facts = ModelFacts { architecture: "BertModel".to_owned(), ..fixture("llama-3.1-8b", &[]) };
+    let chosen = choose(FrontEnd::Auto, Some(Path::new("/opt/vllm-rs")), &setup, &ModelInfo::Known(Box::new(facts))).unwrap();
     assert_eq!(chosen.in_use, FrontEndInUse::Python);
     assert!(chosen.because.contains("BertModel"), "{}", chosen.because);
 }
@@ -60,9 +60,9 @@ fn a_model_that_does_not_generate_text_keeps_the_python_front_end() {
 fn a_binary_that_the_environment_names_is_taken_when_it_is_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vllm-rs");
-    assert_eq!(named_binary(Some(path.clone().into())), None);
+    assert_eq!(binary_from_environment(Some(path.clone().into())), None);
     std::fs::write(&path, "").unwrap();
-    assert_eq!(named_binary(Some(path.clone().into())), Some(path));
-    assert_eq!(named_binary(Some("auto".into())), None);
-    assert_eq!(named_binary(None), None);
+    assert_eq!(binary_from_environment(Some(path.clone().into())), Some(path));
+    assert_eq!(binary_from_environment(Some("auto".into())), None);
+    assert_eq!(binary_from_environment(None), None);
 }

@@ -3,15 +3,15 @@
 use proptest::prelude::*;
 
 use super::super::model::tests::fixture;
-use super::super::what_if::describe;
+use super::super::what_if::parse_gpus;
 use super::*;
 use crate::config::AgentConfig;
-use crate::host::Resolved;
+use crate::host::EngineProgram;
 use crate::vllm::version::Version;
 
-fn setup(arguments: &[&str]) -> Setup {
+fn setup(arguments: &[&str]) -> EnginePlanSetup {
     let config = AgentConfig { engine_args: arguments.iter().map(|&argument| argument.to_owned()).collect(), ..AgentConfig::default() };
-    Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, 32)), &config)
+    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, 32)), &config)
 }
 
 /// A question in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.
@@ -26,14 +26,14 @@ struct Asked<'a> {
 
 const PLAIN: Asked<'_> = Asked { model: "", gpus: "", nvlink: 0, tp: 0, replicas: 0, arguments: &[] };
 
-fn answer(asked: &Asked<'_>) -> Result<Layout, PlanError> {
-    let described = describe(asked.gpus, asked.nvlink).unwrap();
+fn answer(asked: &Asked<'_>) -> Result<GpuLayout, PlanError> {
+    let described = parse_gpus(asked.gpus, asked.nvlink).unwrap();
     let model = match asked.model {
-        "" => Model::Unknown { because: "nobody knows".to_owned() },
-        name => Model::Known(Box::new(fixture(name, asked.arguments))),
+        "" => ModelInfo::Unknown { because: "nobody knows".to_owned() },
+        name => ModelInfo::Known(Box::new(fixture(name, asked.arguments))),
     };
     let setup = setup(asked.arguments);
-    layout(&Question {
+    plan_layout(&LayoutRequest {
         model: &model,
         gpus: &described.gpus,
         links: &described.links,
@@ -47,7 +47,7 @@ fn answer(asked: &Asked<'_>) -> Result<Layout, PlanError> {
 fn told(asked: &Asked<'_>) -> String {
     match answer(asked) {
         Ok(layout) => {
-            let share = |share: &Share| {
+            let share = |share: &GpuGroupLayout| {
                 let short = if share.shortened { " short" } else { "" };
                 let pcie = if share.over_pcie { " pcie" } else { "" };
                 format!("{} x TP{}{short}{pcie}", share.replicas.len(), share.tp)
@@ -146,12 +146,12 @@ fn the_users_own_context_is_never_shortened() {
 fn an_unknown_model_gets_one_gpu_a_replica() {
     assert_eq!(told(&Asked { gpus: "4x80", ..PLAIN }), "4 x TP1");
     assert_eq!(told(&Asked { gpus: "4x80", tp: 2, nvlink: 4, ..PLAIN }), "2 x TP2");
-    let mut described = describe("2x80", 0).unwrap();
+    let mut described = parse_gpus("2x80", 0).unwrap();
     described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = 0);
-    let model = Model::Known(Box::new(fixture("llama-3.1-70b", &[])));
+    let model = ModelInfo::Known(Box::new(fixture("llama-3.1-70b", &[])));
     let setup = setup(&[]);
-    let question = Question { model: &model, gpus: &described.gpus, links: &described.links, tp: 0, replicas: 0, setup: &setup };
-    assert_eq!(layout(&question).unwrap().shares[0].why, Why::Unknown);
+    let question = LayoutRequest { model: &model, gpus: &described.gpus, links: &described.links, tp: 0, replicas: 0, setup: &setup };
+    assert_eq!(plan_layout(&question).unwrap().shares[0].why, SizeReason::Unknown);
 }
 
 #[test]
@@ -174,7 +174,7 @@ proptest! {
         replicas in 0_u32..6,
     ) {
         let gpus = kinds.iter().map(|(number, gib)| format!("{number}x{gib}")).collect::<Vec<_>>().join(",");
-        let described = describe(&gpus, nvlink).unwrap();
+        let described = parse_gpus(&gpus, nvlink).unwrap();
         let asked = Asked { model, gpus: &gpus, nvlink, tp, replicas, arguments: &[] };
         if let Ok(layout) = answer(&asked) {
             let mut used: Vec<String> = layout.shares.iter().flat_map(|share| share.replicas.iter().flatten()).map(|gpu| gpu.uuid.clone()).collect();

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 
 /// A model of the fixtures without files, so that everything is computed.
-pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> Facts {
+pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> ModelFacts {
     let text = match name {
         "gemma-2b" => include_str!("../fixtures/gemma-2b.json"),
         "llama-3.1-8b" => include_str!("../fixtures/llama-3.1-8b.json"),
@@ -20,7 +20,7 @@ pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> Facts {
         other => panic!("no fixture {other}"),
     };
     let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
-    Facts::of_config(&serde_json::from_str(text).unwrap(), None, &arguments).unwrap()
+    ModelFacts::from_config(&serde_json::from_str(text).unwrap(), None, &arguments).unwrap()
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn parameters_counted_from_shapes_are_what_the_models_are_known_to_have() {
 
 #[test]
 fn quantized_weights_take_fewer_bytes() {
-    let gib = |facts: &Facts| facts.weight_bytes >> 30;
+    let gib = |facts: &ModelFacts| facts.weight_bytes >> 30;
     let table: [(&str, &[&str], &str, u64); 8] = [
         ("qwen2.5-32b", &[], "bf16", 61),
         ("qwen2.5-32b-awq", &[], "awq", 18),
@@ -69,7 +69,7 @@ fn quantized_weights_take_fewer_bytes() {
 #[test]
 fn layers_are_told_apart_by_what_they_keep() {
     let kinds = |config: Value| {
-        let shape = Text(&config).shape().unwrap();
+        let shape = TextConfig(&config).shape().unwrap();
         (shape.full_layers, shape.windowed_layers, shape.recurrent_layers)
     };
     let with = |more: Value| {
@@ -98,7 +98,7 @@ fn latent_attention_keeps_one_vector_a_token() {
 
 #[test]
 fn the_context_is_what_vllm_makes_of_it() {
-    let context = |config: Value| Text(&config).context();
+    let context = |config: Value| TextConfig(&config).context();
     assert_eq!(fixture("deepseek-v3", &[]).context, 163_840);
     assert_eq!(fixture("llama-3.1-8b", &[]).context, 131_072);
     assert_eq!(fixture("gemma-3-27b", &[]).context, 131_072);
@@ -122,9 +122,9 @@ fn folder_with(files: &[(&str, &str)]) -> tempfile::TempDir {
 
 const SMALL: &str = r#"{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "dtype": "bfloat16"}"#;
 
-fn read(model: &str, arguments: &[&str], downloads: &Path) -> Model {
+fn read(model: &str, arguments: &[&str], downloads: &Path) -> ModelInfo {
     let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
-    Facts::read(model, &arguments, downloads)
+    ModelFacts::read(model, &arguments, downloads)
 }
 
 #[test]
@@ -134,15 +134,15 @@ fn the_size_of_the_weights_is_taken_from_their_index_then_from_their_files_then_
     let table = [
         (
             vec![("config.json", SMALL), ("model.safetensors.index.json", index), ("model-1.safetensors", "xx")],
-            Some((4_000, Measured::Index)),
+            Some((4_000, WeightSizeSource::Index)),
         ),
         (
             vec![("config.json", SMALL), ("a.safetensors", "xxxx"), ("b.safetensors", "xx"), ("pytorch_model.bin", "x")],
-            Some((6, Measured::Files)),
+            Some((6, WeightSizeSource::Files)),
         ),
-        (vec![("config.json", SMALL), ("model.safetensors", "xxxx"), ("consolidated.safetensors", "xxxx")], Some((4, Measured::Files))),
-        (vec![("config.json", SMALL), ("consolidated.safetensors", "xxxxxx")], Some((6, Measured::Files))),
-        (vec![("config.json", SMALL), ("pytorch_model.bin", "xx")], Some((2, Measured::Files))),
+        (vec![("config.json", SMALL), ("model.safetensors", "xxxx"), ("consolidated.safetensors", "xxxx")], Some((4, WeightSizeSource::Files))),
+        (vec![("config.json", SMALL), ("consolidated.safetensors", "xxxxxx")], Some((6, WeightSizeSource::Files))),
+        (vec![("config.json", SMALL), ("pytorch_model.bin", "xx")], Some((2, WeightSizeSource::Files))),
         (vec![("config.json", SMALL)], None),
     ];
     for (files, expected) in table {
@@ -150,8 +150,8 @@ fn the_size_of_the_weights_is_taken_from_their_index_then_from_their_files_then_
         let model = read(folder.path().to_str().unwrap(), &[], nowhere);
         let facts = model.facts().unwrap();
         match expected {
-            Some((bytes, measured)) => assert_eq!((facts.weight_bytes, facts.measured, facts.parameters), (bytes, measured, bytes / 2)),
-            None => assert_eq!(facts.measured, Measured::Shapes),
+            Some((bytes, measured)) => assert_eq!((facts.weight_bytes, facts.size_source, facts.parameters), (bytes, measured, bytes / 2)),
+            None => assert_eq!(facts.size_source, WeightSizeSource::Shapes),
         }
     }
 }
@@ -171,8 +171,8 @@ fn a_model_is_found_among_the_downloaded_ones() {
 #[test]
 fn what_cannot_be_read_is_said_and_is_no_error() {
     let because = |model: &str| match read(model, &[], Path::new("/nonexistent")) {
-        Model::Unknown { because } => because,
-        Model::Known(facts) => panic!("{facts:?}"),
+        ModelInfo::Unknown { because } => because,
+        ModelInfo::Known(facts) => panic!("{facts:?}"),
     };
     assert!(because("org/name").contains("`hf download org/name` first, or decide with --tp"));
     let broken = folder_with(&[("config.json", "{")]);

@@ -2,23 +2,23 @@
 
 use super::*;
 use crate::config::AgentConfig;
-use crate::host::Resolved;
+use crate::host::EngineProgram;
 use crate::vllm::Version;
 
 fn gpu(gib: u64) -> Gpu {
     Gpu { name: "test GPU".to_owned(), memory_bytes: gib << 30, ..Gpu::default() }
 }
 
-fn setup(minor: u32, profile: Profile, line: &str) -> Setup {
+fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
-    Setup::new(&Resolved::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, minor)), &config)
+    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, minor)), &config)
 }
 
 /// What is put on the command line, without what every engine gets and without graphs, which have a test of their own.
-fn line(setup: &Setup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
-    let choices = choices(setup, &Place { gpu, tp, shortened: None, front_end, has_workers: false });
-    let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(Choice::words).collect();
+fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
+    let choices = choose_flags(setup, &ReplicaContext { gpu, tp, shortened: None, front_end, has_workers: false });
+    let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(FlagChoice::to_arguments).collect();
     let line = words.join(" ");
     line.strip_suffix("--disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers")
         .unwrap()
@@ -30,9 +30,9 @@ const GRAPHS: &str = "--cudagraph-capture-sizes";
 
 /// The sizes of graphs that are asked for.
 fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
-    let place = Place { gpu: Some(&gpu(gib)), tp: 1, shortened: None, front_end: PYTHON, has_workers: false };
-    let choices = choices(&setup(minor, profile, given), &place);
-    let words: Vec<&str> = choices.iter().filter(|choice| choice.flag == GRAPHS).flat_map(Choice::words).collect();
+    let place = ReplicaContext { gpu: Some(&gpu(gib)), tp: 1, shortened: None, front_end: PYTHON, has_workers: false };
+    let choices = choose_flags(&setup(minor, profile, given), &place);
+    let words: Vec<&str> = choices.iter().filter(|choice| choice.flag == GRAPHS).flat_map(FlagChoice::to_arguments).collect();
     assert!(words.is_empty() || words[0] == GRAPHS);
     words.iter().skip(1).map(|size| size.parse().unwrap()).collect()
 }
@@ -111,7 +111,7 @@ fn an_engine_without_a_gpu_gets_nothing_that_is_for_gpus() {
 
 #[test]
 fn a_release_that_is_not_known_gets_what_every_release_has() {
-    let setup = Setup { version: None, ..setup(33, Profile::Throughput, "") };
+    let setup = EnginePlanSetup { version: None, ..setup(33, Profile::Throughput, "") };
     assert_eq!(line(&setup, Some(&gpu(80)), 2, PYTHON), "--tensor-parallel-size 2");
 }
 
@@ -120,21 +120,21 @@ fn the_users_own_flags_come_first() {
     let mine = "--max-num-seqs 7 --no-enable-prefix-caching --max_num_batched_tokens=99 --max-num-queued-reqs 5 --shutdown-timeout 9 --stream-interval 4";
     let setup = setup(32, Profile::Throughput, mine);
     assert_eq!(line(&setup, Some(&gpu(24)), 1, PYTHON), "");
-    let shown = choices(&setup, &Place { gpu: Some(&gpu(24)), tp: 1, shortened: None, front_end: PYTHON, has_workers: false });
+    let shown = choose_flags(&setup, &ReplicaContext { gpu: Some(&gpu(24)), tp: 1, shortened: None, front_end: PYTHON, has_workers: false });
     let of = |flag| shown.iter().find(|choice| choice.flag == flag).map(|choice| (choice.value.as_str(), choice.origin));
-    assert_eq!(of("--max-num-seqs"), Some(("7", Origin::User)));
-    assert_eq!(of("--max-num-batched-tokens"), Some(("99", Origin::User)));
-    assert_eq!(of("--enable-prefix-caching"), Some(("off", Origin::User)));
-    assert_eq!(of("--stream-interval"), Some(("4", Origin::User)));
-    assert_eq!(of("--enable-chunked-prefill"), Some(("", Origin::Engine)));
+    assert_eq!(of("--max-num-seqs"), Some(("7", FlagOrigin::User)));
+    assert_eq!(of("--max-num-batched-tokens"), Some(("99", FlagOrigin::User)));
+    assert_eq!(of("--enable-prefix-caching"), Some(("off", FlagOrigin::User)));
+    assert_eq!(of("--stream-interval"), Some(("4", FlagOrigin::User)));
+    assert_eq!(of("--enable-chunked-prefill"), Some(("", FlagOrigin::Engine)));
     assert!(shown.iter().all(|choice| !choice.because.is_empty()));
 }
 
 #[test]
 fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
-    let place = Place { gpu: Some(&gpu(80)), tp: 4, shortened: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
+    let place = ReplicaContext { gpu: Some(&gpu(80)), tp: 4, shortened: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
     let words: Vec<String> =
-        choices(&setup(32, Profile::Throughput, ""), &place).iter().flat_map(Choice::words).map(str::to_owned).collect();
+        choose_flags(&setup(32, Profile::Throughput, ""), &place).iter().flat_map(FlagChoice::to_arguments).map(str::to_owned).collect();
     assert!(words.join(" ").starts_with("--shutdown-timeout 30 --tensor-parallel-size 4 --max-model-len 16384"));
 }
 
@@ -142,15 +142,15 @@ fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
 fn the_model_of_an_engine_on_one_gpu_has_a_process_of_its_own_where_throughput_is_wanted_and_there_is_room() {
     const FLAG: &str = "--distributed-executor-backend";
     let chosen = |profile, given, tp, has_workers| {
-        let place = Place { gpu: Some(&gpu(80)), tp, shortened: None, front_end: PYTHON, has_workers };
-        let choices = choices(&setup(24, profile, given), &place);
+        let place = ReplicaContext { gpu: Some(&gpu(80)), tp, shortened: None, front_end: PYTHON, has_workers };
+        let choices = choose_flags(&setup(24, profile, given), &place);
         choices.into_iter().find(|choice| choice.flag == FLAG).map(|choice| (choice.value, choice.origin))
     };
     let mp = |origin| Some(("mp".to_owned(), origin));
-    assert_eq!(chosen(Profile::Throughput, "", 1, true), mp(Origin::Hostler));
+    assert_eq!(chosen(Profile::Throughput, "", 1, true), mp(FlagOrigin::Hostler));
     assert_eq!(chosen(Profile::Throughput, "", 1, false), None, "its threads spin: they would take the front-end's CPUs");
     assert_eq!(chosen(Profile::Throughput, "", 2, true), None, "so it has by itself");
     assert_eq!(chosen(Profile::Latency, "", 1, true), None, "with few streams it gives nothing");
     assert_eq!(chosen(Profile::Conservative, "", 1, true), None);
-    assert_eq!(chosen(Profile::Throughput, "--distributed-executor-backend=uni", 1, true), Some(("uni".to_owned(), Origin::User)));
+    assert_eq!(chosen(Profile::Throughput, "--distributed-executor-backend=uni", 1, true), Some(("uni".to_owned(), FlagOrigin::User)));
 }

@@ -7,11 +7,11 @@ fn gpu(name: &str, gib: u64) -> Option<Gpu> {
     Some(Gpu { name: name.to_owned(), memory_bytes: gib << 30, ..Gpu::default() })
 }
 
-fn setup(simulated: bool, version: Option<Version>, profile: Profile, line: &str) -> Setup {
+fn setup(simulated: bool, version: Option<Version>, profile: Profile, line: &str) -> EnginePlanSetup {
     let engine =
-        if simulated { Resolved::Simulated { program: "/opt/hostler".into() } } else { Resolved::Vllm { program: "/opt/vllm".into() } };
+        if simulated { EngineProgram::Simulated { program: "/opt/hostler".into() } } else { EngineProgram::Vllm { program: "/opt/vllm".into() } };
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
-    Setup::new(&engine, version, &AgentConfig { profile, engine_args, ..AgentConfig::default() })
+    EnginePlanSetup::new(&engine, version, &AgentConfig { profile, engine_args, ..AgentConfig::default() })
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_profile_changes_the_steps_only_of_a_known_release_on_a_gpu_of_known_size() 
     ];
     for (profile, version, gpu, line, (tokens, sequences)) in table {
         let steps = setup(false, version, profile, line).steps(gpu.as_ref());
-        assert_eq!(steps, Steps { tokens, sequences }, "{profile:?} {version:?} {gpu:?} {line}");
+        assert_eq!(steps, StepLimits { tokens, sequences }, "{profile:?} {version:?} {gpu:?} {line}");
     }
 }
 
@@ -103,7 +103,7 @@ fn no_step_is_asked_for_with_which_the_engine_does_not_start() {
     ];
     for (profile, gpu, line, (tokens, sequences)) in table {
         let setup = setup(false, new, profile, line);
-        assert_eq!(setup.steps(gpu.as_ref()), Steps { tokens, sequences }, "{profile:?} {line}");
+        assert_eq!(setup.steps(gpu.as_ref()), StepLimits { tokens, sequences }, "{profile:?} {line}");
     }
 }
 
@@ -112,7 +112,7 @@ fn a_model_with_states_or_without_text_has_the_engines_own_steps() {
     let of = |architecture: &str, recurrent_layers: u32| {
         let mut facts = fixture("llama-3.1-8b", &[]);
         (facts.architecture, facts.shape.recurrent_layers) = (architecture.to_owned(), recurrent_layers);
-        let setup = setup(false, Some(Version::new(0, 32)), Profile::Throughput, "").for_model(&Model::Known(Box::new(facts)));
+        let setup = setup(false, Some(Version::new(0, 32)), Profile::Throughput, "").for_model(&ModelInfo::Known(Box::new(facts)));
         setup.steps(gpu("L4", 24).as_ref()).sequences
     };
     assert_eq!(of("LlamaForCausalLM", 0), 512);

@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::super::layout::{Share, Why};
-use super::super::{Model, Plan};
+use super::super::layout::{GpuGroupLayout, SizeReason};
+use super::super::{ModelInfo, Plan};
 use super::front_end;
 
 pub(in super::super) fn of(plan: &Plan) -> Value {
     let model = match &plan.model {
-        Model::Unknown { because } => json!({ "name": plan.name, "unknown": because }),
-        Model::Known(facts) => json!({
+        ModelInfo::Unknown { because } => json!({ "name": plan.name, "unknown": because }),
+        ModelInfo::Known(facts) => json!({
             "name": plan.name,
             "architecture": facts.architecture,
             "parameters": facts.parameters,
@@ -27,7 +27,7 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
     };
     let replicas: Vec<Value> = plan.replicas.iter().map(|replica| {
         let flags = plan.choices(replica, plan.front_end.in_use);
-        let flags: Vec<Value> = flags.iter().map(|choice| json!({ "flag": choice.flag, "value": choice.value, "origin": choice.origin.word(), "because": choice.because })).collect();
+        let flags: Vec<Value> = flags.iter().map(|choice| json!({ "flag": choice.flag, "value": choice.value, "origin": choice.origin.as_str(), "because": choice.because })).collect();
         let gpus: Vec<&str> = replica.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         json!({ "index": replica.index, "gpus": gpus, "flags": flags })
     }).collect();
@@ -49,12 +49,12 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
     })
 }
 
-fn share(share: &Share) -> Value {
+fn share(share: &GpuGroupLayout) -> Value {
     let why = match share.why {
-        Why::Smallest => "smallest",
-        Why::Asked => "asked",
-        Why::Unknown => "unknown",
-        Why::Slices => "slices",
+        SizeReason::Smallest => "smallest",
+        SizeReason::Requested => "asked",
+        SizeReason::Unknown => "unknown",
+        SizeReason::Slices => "slices",
     };
     let gpu = &share.replicas[0][0];
     let memory = share.memory.as_ref().map(|memory| {

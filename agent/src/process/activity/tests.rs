@@ -14,8 +14,8 @@ const TEN: Duration = Duration::from_secs(10);
 /// Of each its id, its name and the CPU time that it has used, in seconds.
 type Processes<'a> = &'a [(i32, &'a str, f64)];
 
-fn look(processes: Processes<'_>) -> Look {
-    let effort = |(pid, name, cpu): &(i32, &str, f64)| Effort {
+fn look(processes: Processes<'_>) -> ProcessSnapshot {
+    let effort = |(pid, name, cpu): &(i32, &str, f64)| ProcessSample {
         pid: *pid,
         started: 7,
         name: (*name).to_owned(),
@@ -23,14 +23,14 @@ fn look(processes: Processes<'_>) -> Look {
         blocked: false,
         ticks: format!("{:.0}", cpu * TICKS_PER_SECOND).parse().unwrap(),
     };
-    Look { leader: LEADER, processes: processes.iter().map(effort).collect() }
+    ProcessSnapshot { leader: LEADER, processes: processes.iter().map(effort).collect() }
 }
 
 /// What an engine did in ten seconds whose processes used this much CPU time in them, in seconds.
 fn did(processes: Processes<'_>) -> Activity {
     let earlier: Vec<_> = processes.iter().map(|(pid, name, _)| (*pid, *name, 100.0)).collect();
     let later: Vec<_> = processes.iter().map(|(pid, name, used)| (*pid, *name, 100.0 + used)).collect();
-    look(&later).since(&look(&earlier), TEN)
+    look(&later).activity_since(&look(&earlier), TEN)
 }
 
 #[test]
@@ -63,30 +63,30 @@ fn an_engine_computes_when_its_core_does_or_its_front_end_does_much() {
 fn a_stopped_process_stops_the_engine_whatever_the_others_do() {
     let earlier = look(&[(LEADER, "vllm", 1.0), (11, "VLLM::EngineCor", 1.0)]);
     let mut later = look(&[(LEADER, "vllm", 11.0), (11, "VLLM::EngineCor", 11.0)]);
-    assert_eq!(later.since(&earlier, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
     later.processes[1].stopped = true;
-    assert_eq!(later.since(&earlier, TEN), Activity::Stopped("VLLM::EngineCor (pid 11)".to_owned()));
+    assert_eq!(later.activity_since(&earlier, TEN), Activity::Stopped("VLLM::EngineCor (pid 11)".to_owned()));
 }
 
 #[test]
 fn a_process_id_that_was_used_again_is_another_process() {
     let earlier = look(&[(LEADER, "VLLM::EngineCor", 50.0)]);
     let mut later = look(&[(LEADER, "VLLM::EngineCor", 5.0)]);
-    assert_eq!(later.since(&earlier, TEN), Activity::Idle);
+    assert_eq!(later.activity_since(&earlier, TEN), Activity::Idle);
     later.processes[0].started = 8;
-    assert_eq!(later.since(&earlier, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
 }
 
 #[test]
 fn a_core_that_has_ended_is_missed_and_nothing_else_is() {
     let (front_end, core, worker) = ((LEADER, "vllm", 1.0), (11, "VLLM::EngineCor", 1.0), (12, "VLLM::Worker_TP", 1.0));
     let earlier = look(&[front_end, core, worker, (13, "cicc", 1.0)]);
-    assert_eq!(look(&[front_end, core, worker, (14, "VLLM::Worker_TP", 0.1)]).lost_since(&earlier), None);
-    assert_eq!(look(&[front_end, core]).lost_since(&earlier), Some("VLLM::Worker_TP (pid 12)".to_owned()));
+    assert_eq!(look(&[front_end, core, worker, (14, "VLLM::Worker_TP", 0.1)]).process_lost_since(&earlier), None);
+    assert_eq!(look(&[front_end, core]).process_lost_since(&earlier), Some("VLLM::Worker_TP (pid 12)".to_owned()));
     let mut again = look(&[front_end, core, worker]);
     again.processes[1].started = 8;
-    assert_eq!(again.lost_since(&earlier), Some("VLLM::EngineCor (pid 11)".to_owned()), "another process with its id");
-    assert_eq!(look(&[]).lost_since(&look(&[front_end])), None, "whose processes have no such names");
+    assert_eq!(again.process_lost_since(&earlier), Some("VLLM::EngineCor (pid 11)".to_owned()), "another process with its id");
+    assert_eq!(look(&[]).process_lost_since(&look(&[front_end])), None, "whose processes have no such names");
 }
 
 #[test]
@@ -94,17 +94,17 @@ fn a_compiler_that_has_just_been_started_and_a_core_that_reads_a_disk_are_at_wor
     let (core, child) = ((11, "VLLM::EngineCor", 1.0), (12, "cicc", 0.1));
     let earlier = look(&[(LEADER, "vllm", 1.0), core]);
     let mut later = look(&[(LEADER, "vllm", 1.0), core, child]);
-    assert_eq!(later.since(&earlier, TEN), Activity::Computing);
-    assert_eq!(later.since(&later, TEN), Activity::Idle, "one that stays and rests");
+    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&later, TEN), Activity::Idle, "one that stays and rests");
     later.processes[1].blocked = true;
-    assert_eq!(later.since(&later, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&later, TEN), Activity::Computing);
 }
 
 #[test]
 fn what_was_computed_in_ten_seconds_of_work_is_not_spread_over_the_hour_of_rest_before() {
     let (earlier, later) = (look(&[(LEADER, "VLLM::EngineCor", 1.0)]), look(&[(LEADER, "VLLM::EngineCor", 6.0)]));
-    assert_eq!(later.since(&earlier, TEN), Activity::Computing);
-    assert_eq!(later.since(&earlier, Duration::from_secs(3600)), Activity::Idle);
+    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&earlier, Duration::from_secs(3600)), Activity::Idle);
 }
 
 #[tokio::test]
@@ -116,11 +116,11 @@ async fn a_compiler_with_a_session_of_its_own_is_seen() {
 #[test]
 fn a_line_of_the_kernel_is_read() {
     let line = "42 (VLLM::EngineCor) T 1 40 39 0 -1 4194560 1 0 0 0 500 26 0 0 20 0 3 0 987654 1 2 3";
-    let effort = Effort::parse(42, 9, line).unwrap();
-    assert_eq!(effort, Effort { pid: 42, started: 9, name: "VLLM::EngineCor".to_owned(), stopped: true, blocked: false, ticks: 526 });
-    assert_eq!(Effort::parse(42, 9, "42 (a) b (c) R 1 40 39 0 -1 0 1 0 0 0 5 6 0 0 20").unwrap().name, "a) b (c");
-    assert_eq!(Effort::parse(7, 9, "7 (x) S 1"), None);
-    assert_eq!(Effort::parse(7, 9, ""), None);
+    let effort = ProcessSample::parse(42, 9, line).unwrap();
+    assert_eq!(effort, ProcessSample { pid: 42, started: 9, name: "VLLM::EngineCor".to_owned(), stopped: true, blocked: false, ticks: 526 });
+    assert_eq!(ProcessSample::parse(42, 9, "42 (a) b (c) R 1 40 39 0 -1 0 1 0 0 0 5 6 0 0 20").unwrap().name, "a) b (c");
+    assert_eq!(ProcessSample::parse(7, 9, "7 (x) S 1"), None);
+    assert_eq!(ProcessSample::parse(7, 9, ""), None);
 }
 
 /// A shell as leader of a group of its own, killed with it.
@@ -147,9 +147,9 @@ impl Drop for Group {
 async fn until(group: &Group, expected: impl Fn(&Activity) -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
-        let earlier = Look::at(Some(group.0.id())).await;
+        let earlier = ProcessSnapshot::take(Some(group.0.id())).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let found = Look::at(Some(group.0.id())).await.since(&earlier, Duration::from_millis(300));
+        let found = ProcessSnapshot::take(Some(group.0.id())).await.activity_since(&earlier, Duration::from_millis(300));
         if expected(&found) {
             return;
         }
@@ -165,5 +165,5 @@ async fn real_processes_are_seen_to_compute_to_rest_and_to_be_stopped() {
     until(&spinning, |found| matches!(found, Activity::Stopped(name) if name.starts_with("sh (pid "))).await;
     let resting = Group::start("sleep 600 & wait");
     until(&resting, |found| *found == Activity::Idle).await;
-    assert_eq!(Look::at(None).await.since(&Look::at(None).await, TEN), Activity::Unknown);
+    assert_eq!(ProcessSnapshot::take(None).await.activity_since(&ProcessSnapshot::take(None).await, TEN), Activity::Unknown);
 }

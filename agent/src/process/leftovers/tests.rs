@@ -18,8 +18,8 @@ impl Mapping {
         Self { child, path }
     }
 
-    fn look(&self, leftovers: &Leftovers) {
-        leftovers.look(vec![self.child.id().cast_signed()], PATIENCE);
+    fn look(&self, leftovers: &SharedMemoryLeftovers) {
+        leftovers.record_mappings(vec![self.child.id().cast_signed()], PATIENCE);
     }
 }
 
@@ -39,7 +39,7 @@ fn directory() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn what_a_killed_process_had_mapped_is_removed() {
     let (_directory, path) = directory();
-    let leftovers = Leftovers::in_directory(&path);
+    let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "psm_1a2b3c4d");
     mapping.look(&leftovers);
     let segment = mapping.path.clone();
@@ -51,7 +51,7 @@ fn what_a_killed_process_had_mapped_is_removed() {
 #[test]
 fn a_file_with_a_name_that_somebody_chose_stays() {
     let (_directory, path) = directory();
-    let leftovers = Leftovers::in_directory(&path);
+    let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "model.safetensors");
     mapping.look(&leftovers);
     assert_eq!(leftovers.remove(), 0);
@@ -64,11 +64,11 @@ fn a_file_that_others_made_before_or_instead_stays() {
     let (_directory, path) = directory();
     let mapping = Mapping::of(&path, "psm_old");
     std::thread::sleep(3 * CLOCK_TICK);
-    let later = Leftovers::in_directory(&path);
+    let later = SharedMemoryLeftovers::in_directory(&path);
     mapping.look(&later);
     assert_eq!((later.remove(), mapping.path.exists()), (0, true));
 
-    let leftovers = Leftovers::in_directory(&path);
+    let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "psm_new");
     mapping.look(&leftovers);
     // The engine removed it itself, and another has the name now; the old one is still mapped, so its inode is not given again.
@@ -80,7 +80,7 @@ fn a_file_that_others_made_before_or_instead_stays() {
 #[test]
 fn a_semaphore_is_known_by_its_inode_since_its_first_name_is_gone() {
     let (_directory, path) = directory();
-    let leftovers = Leftovers::in_directory(&path);
+    let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "sem.Bh4yjd");
     // As the C library makes one.
     let kept = path.join("sem.mp-4v8eqlko");
@@ -92,7 +92,7 @@ fn a_semaphore_is_known_by_its_inode_since_its_first_name_is_gone() {
 
 #[test]
 fn lines_of_mappings_are_read_by_their_fields() {
-    let read = |line| inode(line, Path::new("/dev/shm"));
+    let read = |line| parse_inode(line, Path::new("/dev/shm"));
     assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711                       /dev/shm/psm_3ee6b273"), Some(4711));
     assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711 /dev/shm/sem.Bh4yjd (deleted)"), Some(4711));
     assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711 /dev/shm/models/psm_1"), None);
@@ -102,7 +102,7 @@ fn lines_of_mappings_are_read_by_their_fields() {
 
 #[test]
 fn a_process_that_is_gone_has_nothing() {
-    let leftovers = Leftovers::new();
-    leftovers.look(vec![i32::MAX], PATIENCE);
+    let leftovers = SharedMemoryLeftovers::new();
+    leftovers.record_mappings(vec![i32::MAX], PATIENCE);
     assert_eq!(leftovers.remove(), 0);
 }

@@ -13,7 +13,7 @@ fn spawn(script: &str, directory: &Path, environment: &[(&str, &Path)]) -> Child
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).process_group(0).envs(environment.iter().copied());
     let child = command.spawn().unwrap();
-    Record::of(child.id().cast_signed()).unwrap().write(directory).unwrap();
+    ProcessRecord::of(child.id().cast_signed()).unwrap().write(directory).unwrap();
     child
 }
 
@@ -61,10 +61,10 @@ fn a_process_that_reuses_the_recorded_id_is_not_an_orphan() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("e0");
     let mut child = spawn("exec sleep 600", &directory, &[]);
-    let record = Record::read(&directory).unwrap();
+    let record = ProcessRecord::read(&directory).unwrap();
     assert!(record.is_of(record.leader()));
     let strangers =
-        [Record { started: record.started - 1, ..record.clone() }, Record { birthplace: "another-boot/pid:[1]".to_owned(), ..record }];
+        [ProcessRecord { started: record.started - 1, ..record.clone() }, ProcessRecord { boot_and_namespace: "another-boot/pid:[1]".to_owned(), ..record }];
     for stranger in strangers {
         stranger.write(&directory).unwrap();
         assert_eq!(orphans(&directory), Vec::<i32>::new());

@@ -91,7 +91,7 @@ impl Fixture {
         let in_flight = traffic.enter(RouterKey(1));
         let relay = tokio::spawn(async move {
             let (client, wait) = (EngineClient::new(socket), Some(in_flight.track_wait()));
-            let request = Outgoing::new(head, serving.body()).unwrap();
+            let request = OutgoingRequest::new(head, serving.body()).unwrap();
             let fingerprint = Some((LIFE, RequestFingerprint(5)));
             let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait, fingerprint, is_sent: false };
             let outcome = exchange.run(request).await.map_err(|error| root_cause(&error));
@@ -228,7 +228,7 @@ async fn a_request_whose_engine_takes_no_connection_is_no_casualty_of_its_death(
     let in_flight = traffic.enter(RouterKey(1));
     let fingerprint = Some((LIFE, RequestFingerprint(5)));
     let mut exchange = Exchange { client: &client, serving: &stream, in_flight: Some(&in_flight), wait: None, fingerprint, is_sent: false };
-    let outcome = exchange.run(Outgoing::new(head, stream.body()).unwrap()).await;
+    let outcome = exchange.run(OutgoingRequest::new(head, stream.body()).unwrap()).await;
     assert!(matches!(&outcome, Err(RequestError::Connect(_))) && !exchange.is_sent);
     drop((outcome, exchange));
     in_flight.mark_failed();

@@ -18,10 +18,10 @@ use crate::cache::kv_event::{KvEvent, BlocksStored};
 use crate::cache::{self, CacheLogWriter};
 use crate::crashes::RequestFingerprint;
 use crate::engine::http::tests::Scripted;
-use crate::engine::turns::Turns;
+use crate::engine::start_order::StartOrder;
 use crate::engine::{Engine, EngineSpec};
 use crate::prompt_files::PromptFileSource;
-use crate::host::Resolved;
+use crate::host::EngineProgram;
 use crate::keeper;
 use crate::node::{NodeState, Replica, ReplicaTraits};
 use crate::traffic::PromptEstimate;
@@ -129,7 +129,7 @@ impl Fixture {
                 _ => Some((200, String::new())),
             }),
         );
-        let simulated = Resolved::Simulated { program: "/opt/hostler".into() };
+        let simulated = EngineProgram::Simulated { program: "/opt/hostler".into() };
         let prompt_files = PromptFileSource::new(&simulated, &AgentConfig::default());
         let replica = Replica::new(
             0,
@@ -212,11 +212,11 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         probe_interval: Duration::from_millis(50),
         cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
         keeper: keeper::tests::program(directory.path()),
-        if_agent_dies: keeper::Fate::Kill,
-        binding: None,
-        ready_to_start: None,
+        if_agent_dies: keeper::AgentDeathPolicy::Kill,
+        cpu_binding: None,
+        gpu_availability: None,
         fallback: None,
-        turns: Arc::new(Turns::at_once()),
+        start_order: Arc::new(StartOrder::unordered()),
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,
     }
@@ -275,10 +275,10 @@ async fn a_router_is_told_each_death_once_and_all_of_them_again_in_a_snapshot() 
     fixture.until(is_ready).await;
     let epochs = |known: &Known| known.deaths.iter().map(|death| death.epoch).collect::<Vec<_>>();
     let name = RequestFingerprint((7 << 64) | 9);
-    fixture.engine.deaths().record(1, vec![name, RequestFingerprint(3)]);
+    fixture.engine.crashes().record(1, vec![name, RequestFingerprint(3)]);
     fixture.until(|known| epochs(known) == [1]).await;
     assert_eq!(fixture.known.deaths[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
-    fixture.engine.deaths().record(2, vec![name]);
+    fixture.engine.crashes().record(2, vec![name]);
     fixture.until(|known| epochs(known) == [1, 2]).await;
     fixture.known.deaths.clear();
     fixture.order(Order::Resync(wire::Resync {})).await;

@@ -43,12 +43,12 @@ fn the_engines_own_file_comes_before_what_is_given_beside_it() {
     let text = "# ours\nmax-model-len: 16384  # tokens\nmax_num_seqs: \"64\"\nenforce-eager: true\nenable-prefix-caching: false\ncompilation-config:\n  level: 3\n";
     std::fs::write(&file, text).unwrap();
     let given = arguments(&format!("--config {} --max-num-seqs 32", file.display()));
-    let all = with_file(&given);
+    let all = expand_config_file(&given);
     assert_eq!(
         all[..5],
         ["--max-model-len=16384", "--max_num_seqs=64", "--enforce-eager", "--no-enable-prefix-caching", "--compilation-config="]
     );
     assert_eq!(all[5..], given);
     assert_eq!(value_of(&all, "--max-num-seqs"), Some("32"));
-    assert_eq!(with_file(&arguments("--config missing.yaml")), arguments("--config missing.yaml"));
+    assert_eq!(expand_config_file(&arguments("--config missing.yaml")), arguments("--config missing.yaml"));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::gpu::{Gpu, Links, Slice};
-use crate::plan::{Ground, Origin, Plan, Room, plan};
+use crate::plan::{PlanInput, FlagOrigin, Plan, HostResources, make_plan};
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -22,27 +22,27 @@ fn on_cpu() -> ReplicaPlan {
     ReplicaPlan { index: 1, gpus: Vec::new() }
 }
 
-fn vllm() -> Resolved {
-    Resolved::Vllm { program: "/opt/vllm".into() }
+fn vllm() -> EngineProgram {
+    EngineProgram::Vllm { program: "/opt/vllm".into() }
 }
 
-fn planned(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
-    let ground = Ground {
+fn planned(engine: &EngineProgram, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
+    let ground = PlanInput {
         engine,
         version,
         rust_front_end: None,
         gpus: &replica.gpus,
         links: &Links::default(),
-        room: Room { cpus: 4, shared_bytes: 0 },
+        resources: HostResources { cpus: 4, shared_bytes: 0 },
         downloads: Path::new("/nonexistent"),
     };
     let config = AgentConfig { tp: u32::try_from(replica.gpus.len()).unwrap(), ..config.clone() };
-    plan(&ground, &config).unwrap()
+    make_plan(&ground, &config).unwrap()
 }
 
 /// What the tests change: an engine of the newest release that is alone on its host, without flags of the plan.
-fn launch<'a>(engine: &'a Resolved, replica: &'a ReplicaPlan, config: &'a AgentConfig) -> Launch<'a> {
-    Launch {
+fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a AgentConfig) -> LaunchContext<'a> {
+    LaunchContext {
         engine,
         version: Some(Version::new(0, 32)),
         replica,
@@ -56,8 +56,8 @@ fn launch<'a>(engine: &'a Resolved, replica: &'a ReplicaPlan, config: &'a AgentC
     }
 }
 
-fn line(engine: &Resolved, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
-    command_line(&Launch {
+fn line(engine: &EngineProgram, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
+    command_line(&LaunchContext {
         version,
         cores: Some(4),
         kv_cache_gib: replica.gpus.is_empty().then_some(2),
@@ -126,7 +126,7 @@ fn a_share_of_memory_that_the_user_chose_is_left_alone() {
 
 #[test]
 fn the_simulated_engine_is_this_program_with_the_same_socket() {
-    let engine = Resolved::Simulated { program: "/opt/hostler".into() };
+    let engine = EngineProgram::Simulated { program: "/opt/hostler".into() };
     for (model, expected) in [("", SIMULATED_MODEL), ("org/model", "org/model")] {
         let config = AgentConfig { model: model.to_owned(), ..config(&["--step", "5ms"]) };
         let line = line(&engine, None, &on_cpu(), &config).unwrap();
@@ -197,7 +197,7 @@ fn a_slice_of_a_gpu_is_given_by_its_name_or_not_at_all() {
 fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
     let launch = launch(&engine, &replica, &config);
-    let rust = command_line(&Launch { front_end: FrontEndInUse::Rust, ..launch }).unwrap();
+    let rust = command_line(&LaunchContext { front_end: FrontEndInUse::Rust, ..launch }).unwrap();
     assert!(shown(&rust).contains("VLLM_USE_RUST_FRONTEND=1 "));
     assert_eq!(rust.front_end(), FrontEndInUse::Rust);
     let python = command_line(&launch).unwrap();
@@ -208,7 +208,7 @@ fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
 fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_reason_is_told() {
     let told = |version, config: &AgentConfig| {
         let (engine, replica) = (vllm(), on_cpu());
-        let launch = Launch { version, ..launch(&engine, &replica, config) };
+        let launch = LaunchContext { version, ..launch(&engine, &replica, config) };
         let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
         match cache_source(&launch) {
             KvEventSource::Sockets { live, replay } => {
@@ -258,15 +258,15 @@ fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_m
     ] {
         assert!(!takes_turns(&on_gpu(), &off), "{off:?}");
     }
-    let simulated = Resolved::Simulated { program: "/opt/hostler".into() };
+    let simulated = EngineProgram::Simulated { program: "/opt/hostler".into() };
     assert!(!shown(&line(&simulated, None, &on_cpu(), &mp).unwrap()).contains("PYTHONPATH"));
 }
 
 #[test]
 fn the_plans_own_process_around_the_model_is_one() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
-    let choices = [Choice { flag: EXECUTOR, value: "mp".to_owned(), origin: Origin::Hostler, because: String::new() }];
-    let launch = Launch { choices: &choices, python_path: OsStr::new("/site"), ..launch(&engine, &replica, &config) };
+    let choices = [FlagChoice { flag: EXECUTOR_FLAG, value: "mp".to_owned(), origin: FlagOrigin::Hostler, because: String::new() }];
+    let launch = LaunchContext { choices: &choices, python_path: OsStr::new("/site"), ..launch(&engine, &replica, &config) };
     assert!(shown(&command_line(&launch).unwrap()).contains(" PYTHONPATH=/run/h/ab/e1/python:/site "));
 }
 

@@ -8,6 +8,6 @@ fn a_directory_is_emptied_before_each_life() {
     fs::write(directory.join("engine.sock"), "stale").unwrap();
     prepare(&directory).unwrap();
     assert!(!directory.join("engine.sock").exists());
-    assert!(temporary_in(&directory).is_dir());
+    assert!(temporary_path(&directory).is_dir());
     assert!(directory.join("python/hostler_engine.py").is_file());
 }

@@ -39,20 +39,20 @@ fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
 #[tokio::test]
 async fn a_program_is_asked_for_its_version() {
     let (_directory, path) = program("#!/bin/sh\necho warning >&2\necho 0.32.0+cpu\n");
-    assert_eq!(interpreter_of(&path), None);
-    assert_eq!(probe(&path).await.unwrap(), Installed { version: Version::new(0, 32), rust_front_end: None });
+    assert_eq!(read_interpreter(&path), None);
+    assert_eq!(probe(&path).await.unwrap(), InstalledVllm { version: Version::new(0, 32), rust_front_end: None });
 }
 
 #[test]
 fn the_rust_front_end_is_found_beside_the_package_where_it_may_be_run() {
     let (directory, path) = program("");
     let output = format!("warning\nfolder {}\n0.32.0\n", directory.path().display());
-    assert_eq!(rust_front_end(&output), None);
+    assert_eq!(find_rust_front_end(&output), None);
     let binary = path.with_file_name("vllm-rs");
     std::fs::write(&binary, "").unwrap();
-    assert_eq!(rust_front_end(&output), None, "not executable");
+    assert_eq!(find_rust_front_end(&output), None, "not executable");
     std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(rust_front_end(&output), Some(binary));
+    assert_eq!(find_rust_front_end(&output), Some(binary));
 }
 
 #[tokio::test]
@@ -66,15 +66,15 @@ async fn a_program_without_a_version_is_shown_with_its_last_line() {
 #[tokio::test]
 async fn a_program_that_hangs_is_killed_at_the_deadline() {
     let (_directory, path) = program("#!/bin/sh\nsleep 600 & sleep 600\n");
-    let error = run(&path, &[], Duration::from_millis(100)).await.unwrap_err();
-    assert!(matches!(error, VersionError::Slow { .. }));
+    let error = run_program(&path, &[], Duration::from_millis(100)).await.unwrap_err();
+    assert!(matches!(error, VersionError::Timeout { .. }));
 }
 
 #[test]
 fn only_an_absolute_python_counts_as_the_interpreter() {
     let (_directory, path) = program("#!/opt/venv/bin/python3.12\nimport sys\n");
     let expected = Path::new("/opt/venv/bin/python3.12");
-    assert_eq!(interpreter_of(&path).as_deref(), Some(expected));
+    assert_eq!(read_interpreter(&path).as_deref(), Some(expected));
     let (_directory, path) = program("#!/usr/bin/env python3\n");
-    assert_eq!(interpreter_of(&path), None);
+    assert_eq!(read_interpreter(&path), None);
 }

@@ -1,0 +1,42 @@
+//! Which adapters the engine is to have in each of its lives. The task behind the orders writes it; whoever reads the engine's models keeps to it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Adapter, routes};
+use crate::engine::ModelCard;
+use crate::engine::http::Client;
+
+/// What whoever reads the engine's models must see to: a change of it means that they are to be read again now.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) struct DesiredAdapters {
+    /// Loaded in every life.
+    pub(in crate::engine) adapters: Arc<[Adapter]>,
+    /// About to be unloaded, so not told any more.
+    pub(in crate::engine) unloading: Option<String>,
+}
+
+impl DesiredAdapters {
+    /// The models to tell of those that the engine names.
+    pub(in crate::engine) fn visible_models(&self, mut models: Vec<ModelCard>) -> Vec<ModelCard> {
+        models.retain(|model| self.unloading.as_ref() != Some(&model.id));
+        models
+    }
+
+    /// The adapters that an engine with these models lacks.
+    pub(in crate::engine) fn missing_adapters(&self, models: &[ModelCard]) -> impl Iterator<Item = &Adapter> {
+        let told = self.adapters.iter().filter(|adapter| self.unloading.as_ref() != Some(&adapter.name));
+        told.filter(|adapter| models.iter().all(|model| model.id != adapter.name))
+    }
+
+    /// Loads what this life lacks. What cannot be loaded is logged, and stays a finding: the model itself can serve all the same.
+    pub(in crate::engine) async fn restore(&self, socket: &Path, models: &[ModelCard]) {
+        let client = Client::new(socket);
+        for adapter in self.missing_adapters(models) {
+            match routes::load(&client, adapter).await {
+                Ok(()) => tracing::info!(name = adapter.name, "LoRA adapter loaded again"),
+                Err(error) => tracing::error!(name = adapter.name, path = adapter.path, %error, "LoRA adapter is not loaded again"),
+            }
+        }
+    }
+}

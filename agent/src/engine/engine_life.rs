@@ -1,0 +1,155 @@
+//! One life of an engine: what its keeper tells and what it prints, sorted for the driver, and all that begins and ends with it.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::health::{ModelCard, HealthEvent};
+use super::log::{EngineLog, is_sign_of_loading};
+use super::startup_progress::{LogFacts, StartupProgress, StartupLogParser};
+use crate::cache;
+use crate::keeper::KeeperNotices;
+use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};
+use crate::process::Leader;
+
+/// What the keeper told, as far as the driver decides about it.
+#[derive(Debug)]
+pub(super) enum KeeperEvent {
+    /// The first process exists.
+    Started(Leader),
+    /// It could not be made.
+    StartFailed(String),
+    /// It has ended.
+    Exited(ExitStatus),
+    /// These processes do not die.
+    Stuck(Vec<i32>),
+    /// No process is left.
+    Empty,
+    /// The keeper itself is gone.
+    Gone,
+}
+
+/// What the log has told so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct StartupLog {
+    /// How far the start is; `None` before the first line that says so.
+    pub(super) progress: Option<StartupProgress>,
+    /// Facts on the way.
+    pub(super) facts: LogFacts,
+}
+
+/// What belongs to one life of the engine and ends with it.
+pub(super) struct EngineLife {
+    pub(super) spawned: Instant,
+    /// The first process, once it is known.
+    pub(super) leader: Option<u32>,
+    /// How the first process ended, if it did by itself.
+    pub(super) exit: Option<ExitStatus>,
+    /// The keeper is gone, so its part is ours.
+    pub(super) is_keeper_lost: bool,
+    pub(super) models: Arc<[ModelCard]>,
+    pub(super) ready_in: Option<Duration>,
+    /// Begun by an agent that has died.
+    pub(super) is_adopted: bool,
+    /// It slept when it was found.
+    pub(super) was_found_asleep: bool,
+    pub(super) keeper_events: mpsc::Receiver<KeeperEvent>,
+    pub(super) health_events: mpsc::Receiver<HealthEvent>,
+    pub(super) startup_log: watch::Receiver<StartupLog>,
+    pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
+    /// What the kernel had killed for want of memory before.
+    pub(super) oom_kills_before: u64,
+    pub(super) _follower: AbortOnDropHandle<()>,
+    pub(super) _health: AbortOnDropHandle<()>,
+    pub(super) probe: Option<AbortOnDropHandle<()>>,
+    /// For the task that follows the engine's cache, which begins with the engine's readiness.
+    pub(super) cache: Option<cache::CacheLogWriter>,
+    pub(super) cache_follower: Option<AbortOnDropHandle<()>>,
+    /// The engine answers, and its cache is about to be followed.
+    pub(super) cache_joined: Option<oneshot::Receiver<()>>,
+}
+
+/// Reads what a keeper tells.
+pub(super) struct KeeperReader {
+    pub(super) log: EngineLog,
+    pub(super) keeper_events: mpsc::Sender<KeeperEvent>,
+    pub(super) health_events: mpsc::Sender<HealthEvent>,
+    pub(super) startup_log: watch::Sender<StartupLog>,
+    pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
+    pub(super) spawned: Instant,
+    pub(super) engine: u32,
+}
+
+impl KeeperReader {
+    /// Until the keeper is gone or the life is over.
+    pub(super) async fn run(self, mut notices: KeeperNotices) {
+        loop {
+            let told = match notices.next().await {
+                Ok(Some(KeeperFrame::Output(output))) => {
+                    self.log.push_output(&output, &mut |line: &str| self.parse_line(line));
+                    continue;
+                }
+                Ok(Some(KeeperFrame::Notice(notice))) => self.classify(notice),
+                Ok(None) => Some(KeeperEvent::Gone),
+                Err(error) => {
+                    tracing::warn!(engine = self.engine, %error, "cannot understand an engine's keeper");
+                    Some(KeeperEvent::Gone)
+                }
+            };
+            let Some(told) = told else { continue };
+            self.log.finish_line();
+            let last = matches!(told, KeeperEvent::Gone);
+            if self.keeper_events.send(told).await.is_err() || last {
+                return;
+            }
+        }
+    }
+
+    fn classify(&self, notice: KeeperNotice) -> Option<KeeperEvent> {
+        match notice {
+            KeeperNotice::Hello { protocol: PROTOCOL, .. } => None,
+            KeeperNotice::Hello { protocol, .. } => Some(KeeperEvent::StartFailed(format!(
+                "the program that keeps engines is another build than this agent (protocol {protocol}, not {PROTOCOL}): restart the agent"
+            ))),
+            KeeperNotice::Started(leader) => Some(KeeperEvent::Started(leader)),
+            KeeperNotice::StartFailed(text) => Some(KeeperEvent::StartFailed(text)),
+            KeeperNotice::Exited(status) => Some(KeeperEvent::Exited(ExitStatus::from_raw(status))),
+            KeeperNotice::Stuck(left) => Some(KeeperEvent::Stuck(left)),
+            KeeperNotice::Empty => Some(KeeperEvent::Empty),
+            KeeperNotice::Warning(text) => {
+                tracing::warn!(engine = self.engine, "{text}");
+                self.log.note(&format!("hostler: {text}"));
+                None
+            }
+            KeeperNotice::Lost(bytes) => {
+                self.log.note(&format!("hostler: {bytes} bytes of output are in the log file only"));
+                None
+            }
+        }
+    }
+
+    fn parse_line(&self, line: &str) {
+        if is_sign_of_loading(line) {
+            // Full or closed: it is past loading.
+            let _ = self.health_events.try_send(HealthEvent::Loading);
+        }
+        let mut reader = self.log_parser.lock();
+        let progress = reader.parse_line(line, self.spawned.elapsed());
+        let facts = reader.facts();
+        drop(reader);
+        self.startup_log.send_if_modified(|story| {
+            let changed = progress.is_some() || story.facts != facts;
+            if changed {
+                story.progress = progress.or_else(|| story.progress.take());
+                story.facts = facts;
+            }
+            changed
+        });
+    }
+}

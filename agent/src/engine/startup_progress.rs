@@ -1,0 +1,328 @@
+//! How far an engine's start has come, read from the lines that vLLM prints: the stage in words, the share of the whole start, the time
+//! left, and the facts on the way that others need. The driver feeds it each line of a life until the engine is ready.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How far a start has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartupProgress {
+    /// What the engine does now, such as `loading weights`.
+    pub stage: String,
+    /// Of the whole start, 0 to 99: the rest is done when the engine serves.
+    pub percent: u8,
+    /// Until the engine serves, where that can be told.
+    pub seconds_left: Option<u32>,
+}
+
+/// What the log of one life has told.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LogFacts {
+    /// Tokens that the KV cache holds.
+    pub kv_tokens: Option<u64>,
+    /// The longest context that the engine takes.
+    pub max_model_len: Option<u64>,
+    /// The engine neither compiles nor captures graphs.
+    pub eager: bool,
+    /// How long reading the weights took.
+    pub weights_seconds: Option<f32>,
+    /// What the model takes of the GPU's memory, in GiB.
+    pub weights_gib: Option<f32>,
+    /// Whether the compiled model is there, from the cache or made now: nobody needs to wait for it any longer.
+    pub compiled: bool,
+    /// How long `torch.compile` took, also where it only read its cache.
+    pub compile_seconds: Option<f32>,
+    /// How long capturing CUDA graphs took.
+    pub graph_seconds: Option<f32>,
+    /// Whether prefixes are cached, where the engine said so.
+    pub prefix_caching: Option<bool>,
+    /// How many requests of the longest context fit into the cache at once.
+    pub max_concurrency: Option<f32>,
+    /// vLLM's version, as the engine names itself.
+    pub version: Option<String>,
+    /// Where the engine says that it listens.
+    pub address: Option<String>,
+}
+
+/// What an engine does while it starts, in order. Each begins at a share of the whole start: a rough one, from starts of models of
+/// 0.01 to 30 GB with vLLM 0.24 and 0.32, that only has to be right enough for a bar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum StartupStage {
+    Imports,
+    Configuration,
+    Processes,
+    Weights,
+    Model,
+    Compile,
+    Memory,
+    WarmUp,
+    Graphs,
+    Server,
+    Routes,
+}
+
+impl StartupStage {
+    fn start_percent(self) -> f32 {
+        match self {
+            Self::Imports => 0.0,
+            Self::Configuration => 10.0,
+            Self::Processes => 18.0,
+            Self::Weights => WEIGHTS_START_PERCENT,
+            Self::Model => WEIGHTS_END_PERCENT,
+            Self::Compile => 62.0,
+            Self::Memory => 75.0,
+            Self::WarmUp => 80.0,
+            Self::Graphs => 82.0,
+            Self::Server => 95.0,
+            Self::Routes => 98.0,
+        }
+    }
+
+    /// Where the stage ends if it tells its own progress.
+    fn end_percent(self) -> f32 {
+        match self {
+            Self::Weights => WEIGHTS_END_PERCENT,
+            Self::Graphs => 95.0,
+            other => other.start_percent(),
+        }
+    }
+
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Imports => "starting Python",
+            Self::Configuration => "reading the model's configuration",
+            Self::Processes => "starting its processes",
+            Self::Weights => "loading weights",
+            Self::Model => "preparing the model",
+            Self::Compile => "compiling the model",
+            Self::Memory => "measuring memory",
+            Self::WarmUp => "warming up",
+            Self::Graphs => "capturing CUDA graphs",
+            Self::Server => "starting its server",
+            Self::Routes => "beginning to answer",
+        }
+    }
+}
+
+/// Shares of the whole start, in percent. What lies outside of them takes about as long for every model.
+const WEIGHTS_START_PERCENT: f32 = 30.0;
+const WEIGHTS_END_PERCENT: f32 = 60.0;
+
+/// Before this share is reached the rate so far says nothing: imports take as long for every model.
+const MIN_RATE_PERCENT: f32 = WEIGHTS_START_PERCENT;
+
+/// A smaller share of the weights says little about the rate of reading.
+const MIN_WEIGHTS_RATE_PERCENT: f32 = 5.0;
+
+/// Lines that begin a stage. Compilation can follow the measuring of memory in some releases; a stage never goes back.
+const STAGE_MARKERS: [(&str, StartupStage); 20] = [
+    ("non-default args", StartupStage::Configuration),
+    ("Resolved architecture", StartupStage::Configuration),
+    ("Initializing a V1 LLM engine", StartupStage::Processes),
+    ("Starting to load model", StartupStage::Weights),
+    ("checkpoint shards:", StartupStage::Weights),
+    ("Loading weights took", StartupStage::Model),
+    ("Model loading took", StartupStage::Model),
+    ("Starting torch.compile", StartupStage::Compile),
+    ("Using cache directory:", StartupStage::Compile),
+    ("Warming up model for the compilation", StartupStage::Compile),
+    ("saved AOT compiled function", StartupStage::Memory),
+    ("Directly load AOT compilation", StartupStage::Memory),
+    ("torch.compile took", StartupStage::Memory),
+    ("torch.compile takes", StartupStage::Memory),
+    ("Available KV cache memory", StartupStage::Memory),
+    ("KV cache size:", StartupStage::WarmUp),
+    ("Capturing CUDA graph", StartupStage::Graphs),
+    ("init engine (", StartupStage::Server),
+    ("Starting vLLM", StartupStage::Routes),
+    ("Application startup complete", StartupStage::Routes),
+];
+
+/// Lines after which a compile cache is as warm as it gets.
+const COMPILED_MARKERS: [&str; 6] = [
+    "torch.compile took",
+    "torch.compile takes",
+    "saved AOT compiled function",
+    "Directly load AOT compilation",
+    "Directly load the compiled graph",
+    "init engine (",
+];
+
+/// Reads the lines of one start.
+#[derive(Debug)]
+pub(crate) struct StartupLogParser {
+    expected_duration: Option<Duration>,
+    stage: StartupStage,
+    percent: f32,
+    /// Of the present stage, where the engine tells it.
+    stage_percent: Option<f32>,
+    weights_since: Option<Duration>,
+    weights_duration: Duration,
+    facts: LogFacts,
+}
+
+impl StartupLogParser {
+    /// A reader for a start that has just begun; `expected` is how long an earlier start of this engine took.
+    pub(crate) fn new(expected: Option<Duration>) -> Self {
+        Self {
+            expected_duration: expected,
+            stage: StartupStage::Imports,
+            percent: 0.0,
+            stage_percent: None,
+            weights_since: None,
+            weights_duration: Duration::ZERO,
+            facts: LogFacts::default(),
+        }
+    }
+
+    /// Takes a line that was printed `elapsed` after the spawn; tells the progress when the line changes it. A progress bar rewrites
+    /// its line with carriage returns; the last writing counts.
+    pub(crate) fn parse_line(&mut self, line: &str, elapsed: Duration) -> Option<StartupProgress> {
+        let mut changed = false;
+        for writing in line.split('\r').filter(|writing| !writing.is_empty()) {
+            self.parse_facts(writing);
+            changed |= self.advance(writing, elapsed);
+        }
+        changed.then(|| self.progress(elapsed))
+    }
+
+    /// How far it is, for a clock that goes on between two lines.
+    pub(crate) fn progress(&self, elapsed: Duration) -> StartupProgress {
+        let stage = self.stage.describe().to_owned();
+        StartupProgress { stage, percent: to_percent(self.percent).min(99), seconds_left: self.seconds_left(elapsed) }
+    }
+
+    /// What the lines so far told.
+    pub(crate) fn facts(&self) -> LogFacts {
+        self.facts.clone()
+    }
+
+    fn advance(&mut self, line: &str, elapsed: Duration) -> bool {
+        let Some((_, stage)) = STAGE_MARKERS.iter().rev().find(|(sign, _)| line.contains(sign)) else {
+            return false;
+        };
+        if *stage < self.stage {
+            return false;
+        }
+        let before = (self.stage, to_percent(self.percent));
+        if *stage != self.stage {
+            self.change_stage(*stage, elapsed);
+        }
+        if let Some(of_stage) = parse_percentage(line) {
+            let (begin, end) = (stage.start_percent(), stage.end_percent());
+            // A second bar for other graphs begins at nothing again.
+            self.percent = self.percent.max(begin + (end - begin) * of_stage / 100.0);
+            self.stage_percent = (end > begin).then_some(of_stage);
+        }
+        before != (self.stage, to_percent(self.percent))
+    }
+
+    fn change_stage(&mut self, stage: StartupStage, elapsed: Duration) {
+        if self.stage == StartupStage::Weights {
+            self.weights_duration = elapsed.saturating_sub(self.weights_since.unwrap_or(elapsed));
+        }
+        if stage == StartupStage::Weights {
+            self.weights_since = Some(elapsed);
+        }
+        self.stage = stage;
+        self.stage_percent = None;
+        self.percent = self.percent.max(stage.start_percent());
+    }
+
+    /// By an earlier start where there was one and this one is not slower; else by the rate so far, where reading the weights has a
+    /// rate of its own and the rest another.
+    fn seconds_left(&self, elapsed: Duration) -> Option<u32> {
+        if let Some(left) = self.expected_duration.and_then(|expected| expected.checked_sub(elapsed)) {
+            return Some(to_seconds(left.as_secs_f32()));
+        }
+        if self.percent < MIN_RATE_PERCENT {
+            return None;
+        }
+        let loading = self.stage == StartupStage::Weights;
+        let weights_spent = match self.weights_since {
+            Some(since) if loading => elapsed.saturating_sub(since),
+            _ => self.weights_duration,
+        };
+        let rest_spent = elapsed.saturating_sub(weights_spent).as_secs_f32();
+        let rest_done = if loading { WEIGHTS_START_PERCENT } else { self.percent - (WEIGHTS_END_PERCENT - WEIGHTS_START_PERCENT) };
+        let rest_all = 100.0 - (WEIGHTS_END_PERCENT - WEIGHTS_START_PERCENT);
+        let rest_left = rest_spent * (rest_all - rest_done) / rest_done;
+        let weights_left = match self.stage_percent {
+            _ if !loading => 0.0,
+            Some(done) if done >= MIN_WEIGHTS_RATE_PERCENT => weights_spent.as_secs_f32() * (100.0 - done) / done,
+            _ => return None,
+        };
+        Some(to_seconds(rest_left + weights_left))
+    }
+
+    fn parse_facts(&mut self, line: &str) {
+        let facts = &mut self.facts;
+        if COMPILED_MARKERS.iter().any(|sign| line.contains(sign)) {
+            facts.compiled = true;
+        }
+        replace_if_some(&mut facts.kv_tokens, number_after(line, "KV cache size: "));
+        replace_if_some(&mut facts.max_model_len, number_after(line, "Using max model len "));
+        replace_if_some(&mut facts.weights_seconds, number_after(line, "Loading weights took "));
+        replace_if_some(&mut facts.weights_gib, number_after(line, "Model loading took "));
+        replace_if_some(&mut facts.compile_seconds, number_after(line, "torch.compile took "));
+        replace_if_some(&mut facts.compile_seconds, number_after(line, "torch.compile takes "));
+        replace_if_some(&mut facts.graph_seconds, number_after(line, "Graph capturing finished in "));
+        replace_if_some(&mut facts.version, word_after(line, "  version ").map(str::to_owned));
+        replace_if_some(&mut facts.address, word_after(line, "server on ").map(str::to_owned));
+        if let Some((_, after)) = line.split_once("Maximum concurrency for ") {
+            replace_if_some(&mut facts.max_concurrency, number_after(after, "per request: "));
+        }
+        // One line holds the whole configuration; the other, what differs from the defaults.
+        replace_if_some(&mut facts.max_model_len, number_after(line, "max_seq_len="));
+        replace_if_some(&mut facts.prefix_caching, bool_after(line, "enable_prefix_caching="));
+        facts.eager |= line.contains("enforce_eager=True") || line.contains("'enforce_eager': True");
+    }
+}
+
+/// The latest telling counts.
+fn replace_if_some<T>(fact: &mut Option<T>, told: Option<T>) {
+    if told.is_some() {
+        *fact = told;
+    }
+}
+
+/// The number that follows these words; with thousands' commas, or with a unit or a full stop behind it.
+fn number_after<T: FromStr>(line: &str, words: &str) -> Option<T> {
+    let (_, after) = line.split_once(words)?;
+    let is_part = |character: char| character.is_ascii_digit() || matches!(character, '.' | ',');
+    let end = after.find(|character| !is_part(character)).unwrap_or(after.len());
+    after[..end].replace(',', "").trim_end_matches('.').parse().ok()
+}
+
+fn word_after<'a>(line: &'a str, words: &str) -> Option<&'a str> {
+    line.split_once(words)?.1.split_whitespace().next()
+}
+
+fn bool_after(line: &str, words: &str) -> Option<bool> {
+    let (_, after) = line.split_once(words)?;
+    match after {
+        after if after.starts_with("True") => Some(true),
+        after if after.starts_with("False") => Some(false),
+        _ => None,
+    }
+}
+
+/// The percentage of a progress bar.
+fn parse_percentage(line: &str) -> Option<f32> {
+    let (before, _) = line.split_once('%')?;
+    let number = before.rsplit(|character: char| !character.is_ascii_digit()).next()?;
+    number.parse().ok().filter(|share| *share <= 100.0)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentage, which is between 0 and 100")]
+fn to_percent(percent: f32) -> u8 {
+    percent.clamp(0.0, 100.0) as u8
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded, not negative, and no start takes longer than a day")]
+fn to_seconds(left: f32) -> u32 {
+    left.round().clamp(0.0, 86_400.0) as u32
+}
+
+#[cfg(test)]
+mod tests;

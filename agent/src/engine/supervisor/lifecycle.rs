@@ -1,0 +1,332 @@
+//! How a driver begins a life of its engine, goes on with one that another agent began, and ends one: what the keeper is told, and what is known of the engine when it has served or died.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Supervisor;
+use crate::cache;
+use crate::engine::Adopted;
+use crate::engine::diagnosis::{Diagnosis, LifeEnd, diagnose};
+use crate::engine::health::{self, ModelCard};
+use crate::engine::engine_life::{KeeperReader, EngineLife, StartupLog};
+use crate::engine::startup_progress::StartupLogParser;
+use crate::engine::state::{EngineEvent, EngineState, AfterExit};
+use crate::engine::watched_engine::WatchedEngine;
+use crate::keeper::wire::{self, LaunchSpec, KeeperRequest};
+use crate::keeper::{self, AgentDeathPolicy, KeeperNotices};
+use crate::probe;
+use crate::process::orphans::end_orphans;
+use crate::process::{STUCK_AFTER, table};
+use crate::vllm::CommandLine;
+use crate::vllm::directory::socket_path;
+
+/// News waiting for the driver, and the same of what the keeper tells.
+const EVENT_QUEUE_LEN: usize = 8;
+
+/// How long a keeper may take to start the engine. It reads nothing but the program, which may be on a cold parallel filesystem.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long a keeper may take to end the engine or to say what is left, after which it is ended itself.
+pub(super) const KEEPER_DEADLINE: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
+
+impl Supervisor {
+    /// Goes on with a life that another agent began, if there is one; else the first one begins.
+    pub(super) async fn adopt(&mut self) -> Option<EngineEvent> {
+        let Adopted { survivor, .. } = self.deps.adopted.take()?;
+        let (leader, life) = (survivor.leader, survivor.life_record.clone());
+        self.last_start_duration = life.ready_in_ms.map(Duration::from_millis);
+        let (link, notices) = match survivor.adopt() {
+            Ok(connection) => connection,
+            Err(error) => {
+                tracing::warn!(engine = self.deps.spec.index, %error, "cannot take an engine over; it ends and starts anew");
+                let directory = self.deps.spec.directory.clone();
+                // Never two in one directory. Whoever does not die is seen again by the GPU's check.
+                let _ = tokio::task::spawn_blocking(move || end_orphans(&directory)).await;
+                return None;
+            }
+        };
+        self.deps.log.begin_life(&format!("hostler: life {} of this engine goes on under a new agent", life.epoch));
+        self.deps.process_handle.lock().keeper = Some(link);
+        let mut present = self.begin_life(notices, life.epoch);
+        present.leader = Some(leader.pid.cast_unsigned());
+        present.is_adopted = true;
+        self.life = Some(present);
+        tracing::info!(
+            engine = self.deps.spec.index,
+            pid = leader.pid,
+            epoch = life.epoch,
+            "engine taken over from an agent that had died"
+        );
+        Some(EngineEvent::Adopt { was_ready: life.ready_in_ms.is_some() })
+    }
+
+    pub(super) fn command_line(&self) -> &CommandLine {
+        let fallback = self.deps.spec.fallback.as_ref().filter(|_| self.uses_fallback);
+        fallback.unwrap_or(&self.deps.spec.command)
+    }
+
+    pub(super) fn fall_back(&mut self) {
+        self.uses_fallback = true;
+        self.has_undiagnosed_crash = true;
+    }
+
+    pub(super) fn spawn(&mut self) -> Result<(), EngineEvent> {
+        self.end_cause.clear();
+        self.has_undiagnosed_crash = false;
+        self.deps.samples.send_replace(None);
+        let epoch = self.next_epoch();
+        self.life_count += 1;
+        self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
+        let order = self.launch_spec(epoch);
+        let started = self.deps.process_handle.lock().start(order);
+        match started {
+            Ok(notices) => {
+                self.life = Some(self.begin_life(notices, epoch));
+                self.keeper_deadline = Some(Instant::now() + START_DEADLINE);
+                Ok(())
+            }
+            Err(error) => {
+                self.end_cause = format!("cannot start {}: {error}", self.deps.spec.keeper.display());
+                Err(EngineEvent::SpawnFailed)
+            }
+        }
+    }
+
+    /// What the keeper is told.
+    pub(super) fn launch_spec(&self, epoch: u64) -> LaunchSpec {
+        let (spec, line) = (&self.deps.spec, self.command_line());
+        LaunchSpec {
+            keeper: spec.keeper.clone().into(),
+            program: line.program.clone().into(),
+            arguments: line.arguments.clone(),
+            set: line.set.iter().map(|(name, value)| ((*name).into(), value.clone())).collect(),
+            unset: line.unset.iter().map(Into::into).collect(),
+            directory: spec.directory.clone().into(),
+            log: spec.log.clone().into(),
+            wait_seconds: match spec.if_agent_dies {
+                AgentDeathPolicy::Kill => None,
+                AgentDeathPolicy::Keep { wait } => Some(wait.as_secs()),
+            },
+            cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
+            life: self.life_record(epoch, None),
+        }
+    }
+
+    /// What the next agent must know of this life.
+    pub(super) fn life_record(&self, epoch: u64, ready_in: Option<Duration>) -> wire::LifeRecord {
+        wire::LifeRecord {
+            node: self.deps.spec.node.clone(),
+            index: self.deps.spec.index,
+            fingerprint: keeper::fingerprint(self.command_line(), self.deps.spec.version),
+            epoch,
+            lives: self.life_count,
+            ready_in_ms: ready_in.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+        }
+    }
+
+    pub(super) fn begin_life(&self, notices: KeeperNotices, epoch: u64) -> EngineLife {
+        let (news_out, news) = mpsc::channel(EVENT_QUEUE_LEN);
+        let (told_out, told) = mpsc::channel(EVENT_QUEUE_LEN);
+        let (story_out, story) = watch::channel(StartupLog::default());
+        let reader = Arc::new(Mutex::new(StartupLogParser::new(self.last_start_duration)));
+        let (spec, spawned) = (&self.deps.spec, Instant::now());
+        let follower = KeeperReader {
+            log: self.deps.log.clone(),
+            keeper_events: told_out,
+            health_events: news_out.clone(),
+            startup_log: story_out,
+            log_parser: Arc::clone(&reader),
+            spawned,
+            engine: spec.index,
+        };
+        let subject = WatchedEngine {
+            socket: socket_path(&spec.directory),
+            traffic: Arc::clone(&self.deps.traffic),
+            samples: self.deps.samples.subscribe(),
+            status: self.status.subscribe(),
+            stall_timeout: spec.stall_timeout,
+            canary_interval: spec.canary_interval,
+            desired_adapters: self.deps.desired_adapters.clone(),
+            uses_gpus: spec.gpu_availability.is_some(),
+            may_sleep: spec.command.unlocks_sleep(),
+        };
+        EngineLife {
+            spawned,
+            leader: None,
+            exit: None,
+            is_keeper_lost: false,
+            models: Arc::default(),
+            ready_in: None,
+            is_adopted: false,
+            was_found_asleep: false,
+            keeper_events: told,
+            health_events: news,
+            startup_log: story,
+            log_parser: reader,
+            oom_kills_before: table::oom_kills(),
+            _follower: AbortOnDropHandle::new(self.deps.tasks.spawn(follower.run(notices))),
+            _health: AbortOnDropHandle::new(self.deps.tasks.spawn(health::watch(subject, news_out))),
+            probe: None,
+            cache: Some(self.deps.cache.begin_life(epoch)),
+            cache_follower: None,
+            cache_joined: None,
+        }
+    }
+
+    /// Increases even if the clock was set back.
+    pub(super) fn next_epoch(&mut self) -> u64 {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
+        self.last_epoch = now.max(self.last_epoch + 1);
+        self.last_epoch
+    }
+
+    pub(super) fn terminate(&mut self) {
+        if let Some(life) = &mut self.life {
+            // An engine that stops refuses to be read, which is nothing to warn of.
+            life.probe = None;
+            life.cache_follower = None;
+        }
+        self.deps.process_handle.lock().send(&KeeperRequest::Terminate);
+    }
+
+    pub(super) fn kill(&mut self) {
+        let Some(life) = &self.life else { return };
+        if life.is_keeper_lost {
+            self.end_orphans();
+            return;
+        }
+        self.keeper_deadline = Some(Instant::now() + KEEPER_DEADLINE);
+        self.deps.process_handle.lock().send(&KeeperRequest::Kill);
+    }
+
+    /// With our end of the connection gone, the keeper waits for the next agent.
+    pub(super) fn detach_keeper(&mut self) {
+        self.deps.process_handle.lock().keeper = None;
+        self.deps.cache.end_life();
+        (self.life, self.keeper_deadline) = (None, None);
+    }
+
+    /// Does what the keeper would have done.
+    pub(super) fn end_orphans(&mut self) {
+        self.keeper_deadline = None;
+        let directory = self.deps.spec.directory.clone();
+        self.orphan_cleanup.get_or_insert_with(|| tokio::task::spawn_blocking(move || end_orphans(&directory)));
+    }
+
+    /// The keeper did not do in time what it was told.
+    pub(super) fn handle_keeper_timeout(&mut self) -> Option<EngineEvent> {
+        self.keeper_deadline = None;
+        tracing::error!(engine = self.deps.spec.index, "the engine's keeper does not answer; it is ended");
+        if let Some(link) = &self.deps.process_handle.lock().keeper {
+            link.end_keeper();
+        }
+        self.handle_keeper_loss("the engine's keeper did not answer")
+    }
+
+    pub(super) fn handle_keeper_loss(&mut self, why: &str) -> Option<EngineEvent> {
+        self.life.as_mut()?.is_keeper_lost = true;
+        match self.machine.state() {
+            EngineState::Killing { .. } => {
+                self.end_orphans();
+                None
+            }
+            _ => {
+                why.clone_into(&mut self.end_cause);
+                // No request's doing, nor the front-end's.
+                Some(EngineEvent::Fail)
+            }
+        }
+    }
+
+    /// Ends a life of which no process is left: forgets it and its files, and finds out why it ended.
+    pub(super) fn finish_life(&mut self) {
+        self.deps.process_handle.lock().keeper = None;
+        self.keeper_deadline = None;
+        self.orphan_cleanup = None;
+        self.deps.cache.end_life();
+        if self.has_undiagnosed_crash {
+            self.last_failure = Some(self.diagnose());
+        }
+        if self.has_undiagnosed_crash && self.uses_fallback && self.has_front_end_failed() {
+            let why = self.last_failure.as_ref().map(|failure| failure.cause.clone()).unwrap_or_default();
+            tracing::warn!(engine = self.deps.spec.index, "the Rust front-end does not serve ({why}); the Python one is used from now on");
+        }
+        self.life = None;
+        remove_life_files(&self.deps.spec.directory);
+    }
+
+    /// Whether the life that ended was the last one with the first command line.
+    pub(super) fn has_front_end_failed(&self) -> bool {
+        matches!(self.machine.state(), EngineState::Killing { then: AfterExit::Spawn })
+    }
+
+    pub(super) fn diagnose(&self) -> Diagnosis {
+        let life = self.life.as_ref();
+        let ended = LifeEnd {
+            status: life.and_then(|life| life.exit),
+            cause: self.end_cause.clone(),
+            was_ready: life.is_some_and(|life| life.ready_in.is_some()),
+            oom_killed: life.is_some_and(|life| table::oom_kills() > life.oom_kills_before),
+        };
+        diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
+    }
+
+    /// The engine answers. Before requests come, its cache is listened to: what it stores from now on is known.
+    pub(super) fn follow_cache(&mut self, models: Vec<ModelCard>) {
+        let Some(life) = &mut self.life else { return };
+        life.models = models.into();
+        let Some(writer) = life.cache.take() else { return };
+        let (connected, joining) = oneshot::channel();
+        let (source, index) = (self.deps.spec.cache.clone(), self.deps.spec.index);
+        let since = if life.is_adopted { cache::FollowFrom::FirstEvent } else { cache::FollowFrom::Now };
+        let follows = self.deps.tasks.spawn(async move { cache::follow(&source, writer, index, since, connected).await });
+        life.cache_follower = Some(AbortOnDropHandle::new(follows));
+        life.cache_joined = Some(joining);
+    }
+
+    pub(super) fn become_ready(&mut self) -> Option<EngineEvent> {
+        let life = self.life.as_mut()?;
+        life.cache_joined = None;
+        // An engine that stops meanwhile must not be told as ready.
+        if !matches!(self.machine.state(), EngineState::Alive(_)) {
+            return None;
+        }
+        // An adopted engine had been ready long before, as a rule.
+        let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
+        life.ready_in = Some(took);
+        self.last_start_duration = Some(took);
+        self.last_failure = None;
+        let (spec, samples) = (&self.deps.spec, self.deps.samples.clone());
+        let (socket, interval) = (socket_path(&spec.directory), spec.probe_interval);
+        let traffic = Arc::clone(&self.deps.traffic);
+        let probe = self.deps.tasks.spawn(async move {
+            probe::watch(&socket, &traffic, interval, &samples).await;
+        });
+        life.probe = Some(AbortOnDropHandle::new(probe));
+        tracing::info!(engine = spec.index, seconds = format_args!("{:.1}", took.as_secs_f32()), "engine is ready");
+        let note = KeeperRequest::Note(self.life_record(self.last_epoch, Some(took)));
+        self.deps.process_handle.lock().send(&note);
+        if self.life.as_ref().is_some_and(|life| life.was_found_asleep) {
+            "the engine has slept since before this agent began; `hostler wake` brings it back".clone_into(&mut self.out_of_service_reason);
+            return Some(EngineEvent::FoundAsleep);
+        }
+        Some(EngineEvent::Ready)
+    }
+}
+
+/// Sockets and temporary files of a life that is over.
+fn remove_life_files(directory: &Path) {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(%error, path = %directory.display(), "cannot remove the engine's directory");
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,116 @@
+//! What a driver tells of its engine: the sentence for each state, and the status that everybody reads.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::Supervisor;
+use crate::engine::Status;
+use crate::engine::diagnosis::FailureKind;
+use crate::engine::engine_life::EngineLife;
+use crate::engine::state::{EngineEvent, LiveStage, EngineState, AfterExit};
+
+/// Lines of the engine's log that are shown with a failure.
+const SHOWN_LINES: usize = 10;
+
+/// Said with each quarantine.
+const RELEASE_HINT: &str = "`hostler release` brings it back";
+
+impl Supervisor {
+    /// Tells how far a start has come, or what it waits for.
+    pub(super) fn publish_progress(&mut self) -> Option<EngineEvent> {
+        let warm = self.life.as_ref().is_some_and(|life| life.startup_log.borrow().facts.compiled);
+        if let Some(turn) = self.start_permit.as_ref().filter(|_| warm) {
+            turn.mark_cache_warm();
+        }
+        let reason = (self.machine.state() == EngineState::Waiting).then(|| self.state_reason());
+        self.publish(reason);
+        None
+    }
+
+    pub(super) fn quarantine_reason(&self) -> String {
+        let why = if self.out_of_service_reason.is_empty() { "the engine is out of service" } else { &self.out_of_service_reason };
+        format!("{why}; {RELEASE_HINT}")
+    }
+
+    /// The sentence for the state just entered.
+    pub(super) fn state_reason(&self) -> String {
+        match self.machine.state() {
+            EngineState::Waiting => {
+                let turn = self.deps.spec.start_order.blocked_by(self.deps.spec.index);
+                turn.unwrap_or_else(|| "about to start".to_owned())
+            }
+            EngineState::Quarantined | EngineState::Killing { then: AfterExit::Quarantine } => self.quarantine_reason(),
+            EngineState::Stopped if self.machine.is_quarantined() => format!("the engine was asked to stop; {}", self.quarantine_reason()),
+            EngineState::Alive(LiveStage::Sleeping) if self.out_of_service_reason.is_empty() => "the engine sleeps until it is woken".to_owned(),
+            EngineState::Alive(LiveStage::Sleeping) => self.out_of_service_reason.clone(),
+            EngineState::Alive(LiveStage::Starting) => "the engine's process has started".to_owned(),
+            EngineState::Alive(LiveStage::Loading) => "the engine loads its model".to_owned(),
+            EngineState::Alive(LiveStage::Ready) => "the engine serves".to_owned(),
+            EngineState::Draining { then: AfterExit::Quarantine, .. } | EngineState::Stopping { then: AfterExit::Quarantine, .. } => {
+                format!("the engine leaves service: {}", self.quarantine_reason())
+            }
+            EngineState::Draining { then, .. } => {
+                format!("requests may finish; then the engine {}", then.describe())
+            }
+            EngineState::Stopping { then, .. } => {
+                format!("the engine was told to stop; then it {}", then.describe())
+            }
+            EngineState::Killing { .. } if self.has_undiagnosed_crash => self.end_cause.clone(),
+            EngineState::Killing { .. } => "the engine's processes are being ended".to_owned(),
+            EngineState::Stopped => "the engine was asked to stop".to_owned(),
+            EngineState::BackingOff { until } => self.describe_failure(until),
+        }
+    }
+
+    /// What happened, what to do, when it goes on, and what the engine said last.
+    pub(super) fn describe_failure(&self, until: Instant) -> String {
+        let pause = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
+        let mut text = match &self.last_failure {
+            // A conclusion from silence: what was seen comes first.
+            Some(failure) if failure.kind == FailureKind::CoreDied => format!("{}: {}", self.end_cause, failure.cause),
+            Some(failure) => failure.cause.clone(),
+            None => self.end_cause.clone(),
+        };
+        if let Some(remedy) = self.last_failure.as_ref().map(|failure| &failure.remedy).filter(|remedy| !remedy.is_empty()) {
+            text.push_str("; ");
+            text.push_str(remedy);
+        }
+        text.push_str(&format!("; next start in {pause} s"));
+        let shown = self.deps.log.last_lines_of_life(SHOWN_LINES);
+        if !shown.is_empty() {
+            text.push_str("; its last lines:\n");
+            text.push_str(&shown.join("\n"));
+        }
+        tracing::error!(engine = self.deps.spec.index, log = %self.deps.spec.log.display(), "{text}");
+        text
+    }
+
+    pub(super) fn publish(&self, reason: Option<String>) {
+        let life = self.life.as_ref();
+        let starts = matches!(self.machine.state(), EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
+        let story = life.map(|life| life.startup_log.borrow().clone()).unwrap_or_default();
+        let elapsed = |life: &EngineLife| life.log_parser.lock().progress(life.spawned.elapsed());
+        // Once the log has begun to tell, the clock goes on between two lines.
+        let progress = story.progress.and(life.map(elapsed)).filter(|_| starts);
+        self.status.send_if_modified(|status| {
+            let next = Status {
+                phase: self.machine.state().into(),
+                epoch: self.last_epoch,
+                reason: reason.unwrap_or_else(|| status.reason.clone()),
+                pid: life.and_then(|life| life.leader),
+                restarts: self.life_count.saturating_sub(1),
+                version: self.deps.spec.version,
+                models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
+                ready_in: life.and_then(|life| life.ready_in),
+                progress,
+                failure: self.last_failure.clone(),
+                facts: story.facts,
+                front_end: self.command_line().front_end(),
+            };
+            let changed = *status != next;
+            *status = next;
+            changed
+        });
+    }
+}

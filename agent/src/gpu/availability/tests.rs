@@ -1,0 +1,52 @@
+//! The words for whoever is on a GPU, and what of it matters.
+
+use super::*;
+use crate::gpu::Slice;
+
+fn occupant(pid: u32, who: Option<(&str, &str)>, gib: Option<u64>) -> GpuOccupant {
+    let who = who.map(|(name, owner)| (name.to_owned(), owner.to_owned()));
+    GpuOccupant { pid, bytes: gib.map(|gib| gib << 30), who }
+}
+
+#[test]
+fn a_process_in_the_way_is_named_with_its_owner_and_memory() {
+    let gpu = Gpu { index: 3, uuid: "GPU-aa".to_owned(), ..Gpu::default() };
+    let told = in_use_obstacle(&gpu, &[occupant(1234, Some(("python", "ada")), Some(61))], 19 << 30, 73 << 30);
+    assert_eq!(told.cause, "GPU 3 is in use by process 1234 (python, user ada, 61.0 GiB): 19.0 GiB are free and the engine takes 73.0 GiB");
+    assert!(told.in_use && told.remedy.starts_with("end it, give"), "{told:?}");
+
+    let hidden = in_use_obstacle(&gpu, &[occupant(7, None, None)], 1, 2);
+    assert!(hidden.cause.contains("process 7 (not visible from here"), "{hidden:?}");
+
+    // In a container the driver may name none of the others.
+    let unnamed = in_use_obstacle(&gpu, &[], 1 << 30, 73 << 30);
+    assert!(unnamed.cause.starts_with("GPU 3 is in use by processes that are not visible from here: 1.0 GiB are free"), "{unnamed:?}");
+
+    let slice = Gpu { uuid: "MIG-11".to_owned(), slice: Some(Slice::default()), ..gpu };
+    let many: Vec<GpuOccupant> = (0..6).map(|pid| occupant(pid, Some(("python", "ada")), None)).collect();
+    let told = in_use_obstacle(&slice, &many, 1, 2);
+    assert!(told.cause.starts_with("the slice MIG-11 of GPU 3 is in use by process 0 (python, user ada),"), "{told:?}");
+    assert!(told.cause.contains("and 2 more: ") && told.remedy.starts_with("end them,"), "{told:?}");
+}
+
+#[test]
+fn what_counts_is_whether_the_engine_has_the_memory_that_it_takes() {
+    let of_80 = |used: u64| GpuUsage { processes: Vec::new(), memory: Some((80 << 30, used << 20)) };
+    // A display with its few MiB, the server of MPS, a monitor.
+    assert_eq!(memory_shortfall(&of_80(300), 0.92), None);
+    assert_eq!(memory_shortfall(&of_80(6_500), 0.92), None);
+    assert!(memory_shortfall(&of_80(6_600), 0.92).is_some());
+    assert_eq!(memory_shortfall(&of_80(40 << 10), 0.5), None, "two engines of one user's own arrangement");
+    // A GPU that shares its host's memory has no figures of its own.
+    assert_eq!(memory_shortfall(&GpuUsage::default(), 0.92), None);
+}
+
+#[test]
+fn this_very_process_is_described() {
+    let own = GpuOccupant::new(GpuProcess { pid: std::process::id(), bytes: None });
+    let Some((name, owner)) = own.who else {
+        assert!(!is_in_first_pid_namespace(), "only in a container a process is not seen");
+        return;
+    };
+    assert!(!name.is_empty() && !owner.is_empty());
+}

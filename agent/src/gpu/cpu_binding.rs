@@ -1,0 +1,134 @@
+//! Which CPU cores each engine gets: those next to its GPUs, as far as this process may use them, divided among the engines that share them.
+//! The division is pure; the rest reads sysfs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use super::{Driver, Gpu};
+
+/// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its scheduler.
+const CORES_BESIDE_GPUS: usize = 2;
+
+/// Where an engine's whole process tree runs. Its memory comes from the same NUMA node: the kernel takes it from where it is first used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CpuBinding {
+    /// CPUs by their number in the kernel, ascending; never empty.
+    pub cpus: Vec<u32>,
+}
+
+/// What is next to a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct GpuLocality {
+    cpus: BTreeSet<u32>,
+}
+
+impl GpuLocality {
+    /// The CPUs that the driver names, else those of sysfs.
+    pub(super) fn of(pci: &str, named: Vec<u32>) -> Self {
+        let list = Path::new("/sys/bus/pci/devices").join(pci).join("local_cpulist");
+        let listed = || fs::read_to_string(list).ok().filter(|_| !pci.is_empty()).map(|list| parse_cpu_list(&list)).unwrap_or_default();
+        let cpus = if named.is_empty() { listed() } else { named };
+        Self { cpus: cpus.into_iter().collect() }
+    }
+}
+
+/// What each replica's engine is bound to, in their order; replicas are given by their GPUs. Those that are not bound are explained in the
+/// log.
+pub fn plan_cpu_bindings(driver: &Driver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
+    let near: Vec<Vec<GpuLocality>> = replicas.iter().map(|gpus| gpus.iter().map(|gpu| driver.locality(gpu)).collect()).collect();
+    let bound = divide_cores(&near, &cores(&allowed_cpus()));
+    for (replica, bound) in bound.iter().enumerate() {
+        match bound {
+            Ok(binding) => {
+                tracing::info!(replica, cpus = %format_cpu_list(&binding.cpus), "bound to the CPUs next to its GPU");
+            }
+            Err(reason) => tracing::info!(replica, reason, "not bound to CPUs"),
+        }
+    }
+    bound.into_iter().map(Result::ok).collect()
+}
+
+/// Divides cores, each given by its CPUs, among replicas, each given by what is next to each of its GPUs. A core goes to one of the replicas
+/// that have it next to them, so that those with the same neighbours get equal parts.
+fn divide_cores(near: &[Vec<GpuLocality>], cores: &[Vec<u32>]) -> Vec<Result<CpuBinding, String>> {
+    let is_near = |gpus: &[GpuLocality], core: &[u32]| gpus.iter().any(|gpu| core.iter().any(|cpu| gpu.cpus.contains(cpu)));
+    let mut classes: BTreeMap<Vec<usize>, Vec<&Vec<u32>>> = BTreeMap::new();
+    for core in cores {
+        let claims: Vec<usize> = (0..near.len()).filter(|&replica| is_near(&near[replica], core)).collect();
+        classes.entry(claims).or_default().push(core);
+    }
+    let mut parts: Vec<Vec<&Vec<u32>>> = vec![Vec::new(); near.len()];
+    for (claims, cores) in &classes {
+        for (at, &replica) in claims.iter().enumerate() {
+            // Neighbouring cores stay together: they share caches.
+            let (from, to) = (at * cores.len() / claims.len(), (at + 1) * cores.len() / claims.len());
+            parts[replica].extend(&cores[from..to]);
+        }
+    }
+    near.iter().zip(parts).map(|(gpus, part)| bind_near(gpus, &part)).collect()
+}
+
+fn bind_near(gpus: &[GpuLocality], part: &[&Vec<u32>]) -> Result<CpuBinding, String> {
+    if gpus.iter().all(|gpu| gpu.cpus.is_empty()) {
+        return Err("neither the driver nor the kernel says which CPUs are next to its GPU".to_owned());
+    }
+    if part.is_empty() {
+        return Err("this process may use none of the CPUs next to its GPU".to_owned());
+    }
+    let wanted = CORES_BESIDE_GPUS + gpus.len();
+    if part.len() < wanted {
+        return Err(format!("its part of the cores next to its GPU is {}, and an engine wants {wanted}", part.len()));
+    }
+    let mut cpus: Vec<u32> = part.iter().flat_map(|core| core.iter().copied()).collect();
+    cpus.sort_unstable();
+    Ok(CpuBinding { cpus })
+}
+
+/// The CPUs that this process may use: those of its cgroup, less what else it was bound to.
+fn allowed_cpus() -> Vec<u32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(parse_cpu_list).unwrap_or_default()
+}
+
+/// The cores that these CPUs are threads of, each with those of its CPUs that are among them.
+fn cores(cpus: &[u32]) -> Vec<Vec<u32>> {
+    let mut cores: Vec<Vec<u32>> = Vec::new();
+    for &cpu in cpus {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let mut core = fs::read_to_string(path).map(|list| parse_cpu_list(&list)).unwrap_or_default();
+        core.retain(|sibling| cpus.contains(sibling));
+        match core.first() {
+            None => cores.push(vec![cpu]),
+            Some(&first) if first == cpu => cores.push(core),
+            // It came with its first thread.
+            Some(_) => {}
+        }
+    }
+    cores
+}
+
+/// A list as the kernel writes it: `0-3,8,10-11`.
+fn parse_cpu_list(text: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<u32>().ok()?..=last.trim().parse::<u32>().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+/// The opposite of `cpu_list`.
+fn format_cpu_list(cpus: &[u32]) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &cpu in cpus {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
+    }
+    let word = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    ranges.iter().map(word).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests;

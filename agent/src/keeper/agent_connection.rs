@@ -1,0 +1,111 @@
+//! A keeper's end of the connection to an agent. What the agent does not read in time is dropped, if it is output: the engine must not wait for anybody.
+
+use std::future::pending;
+use std::io;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::timeout;
+
+use super::wire::{self, KeeperNotice, LaunchSpec, KeeperRequest};
+
+/// Bytes waiting for the agent, beyond which output is dropped.
+const MAX_UNSENT_BYTES: usize = 1024 * 1024;
+
+/// One agent.
+#[derive(Debug)]
+pub(super) struct AgentConnection {
+    reader: OwnedReadHalf,
+    input: BytesMut,
+    writer: OwnedWriteHalf,
+    out: BytesMut,
+    /// Bytes of output that were dropped and not yet told.
+    lost_bytes: usize,
+}
+
+/// The reading half.
+pub(super) struct AgentReader<'a>(&'a mut OwnedReadHalf, &'a mut BytesMut);
+
+/// The writing half.
+pub(super) struct AgentWriter<'a>(&'a mut OwnedWriteHalf, &'a mut BytesMut);
+
+impl AgentConnection {
+    /// The agent at the other end of a connected stream.
+    pub(super) fn new(stream: std::os::unix::net::UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self::of(UnixStream::from_std(stream)?))
+    }
+
+    /// The agent at the other end of a stream.
+    pub(super) fn of(stream: UnixStream) -> Self {
+        let (reader, writer) = stream.into_split();
+        Self { reader, input: BytesMut::new(), writer, out: BytesMut::new(), lost_bytes: 0 }
+    }
+
+    /// Both halves, to be waited for at the same time.
+    pub(super) fn split(&mut self) -> (AgentReader<'_>, AgentWriter<'_>) {
+        (AgentReader(&mut self.reader, &mut self.input), AgentWriter(&mut self.writer, &mut self.out))
+    }
+
+    /// Queues words. They are few and short.
+    pub(super) fn queue_notice(&mut self, notice: &KeeperNotice) {
+        wire::write_message(notice, &mut self.out);
+    }
+
+    /// Queues output, unless too much waits already.
+    pub(super) fn queue_output(&mut self, piece: &[u8]) {
+        if self.out.len() + piece.len() > MAX_UNSENT_BYTES {
+            self.lost_bytes += piece.len();
+            return;
+        }
+        if self.lost_bytes > 0 {
+            let lost = std::mem::take(&mut self.lost_bytes);
+            self.queue_notice(&KeeperNotice::Lost(lost));
+        }
+        wire::write_output(piece, &mut self.out);
+    }
+
+    /// Waits for the order that begins everything.
+    pub(super) async fn read_launch_spec(&mut self) -> io::Result<LaunchSpec> {
+        let (reader, _) = self.split();
+        match read_request(Some(reader)).await? {
+            Some(KeeperRequest::Start(order)) => Ok(*order),
+            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{other:?} is no order"))),
+        }
+    }
+
+    /// Sends what is queued, if the agent reads it within the limit.
+    pub(super) async fn flush(&mut self, limit: Duration) {
+        // An agent that has gone needs nothing any more.
+        let _ = timeout(limit, self.writer.write_all_buf(&mut self.out)).await;
+    }
+}
+
+impl AgentWriter<'_> {
+    /// Whether anything is queued.
+    pub(super) fn has_work(&self) -> bool {
+        !self.1.is_empty()
+    }
+}
+
+/// The agent's next request; `None` when it has gone. Never without an agent. Loses nothing when it is dropped.
+pub(super) async fn read_request(reader: Option<AgentReader<'_>>) -> io::Result<Option<KeeperRequest>> {
+    let Some(AgentReader(reader, input)) = reader else { return pending().await };
+    loop {
+        if let Some(request) = wire::parse_request(input)? {
+            return Ok(Some(request));
+        }
+        if reader.read_buf(input).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// Sends some of what is queued. Loses nothing when it is dropped.
+pub(super) async fn write_queued(writer: Option<AgentWriter<'_>>) -> io::Result<()> {
+    let Some(AgentWriter(writer, out)) = writer else { return pending().await };
+    writer.write_buf(out).await.map(|_| ())
+}

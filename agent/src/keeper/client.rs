@@ -1,0 +1,204 @@
+//! The agent's end of the connection to a keeper: starting one, finding one that a dead agent left, telling it what to do, reading what it tells.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::process::Command;
+
+use super::wire::{self, KeeperFrame, LifeRecord, KeeperNotice, LaunchSpec, PROTOCOL, KeeperRequest};
+use super::{ALLOCATOR_SETTING, fingerprint, socket_path};
+use crate::process::orphans::end_orphans;
+use crate::process::record::ProcessRecord;
+use crate::process::{KEEPER_OF, Leader};
+use crate::vllm::directory::socket_path as engine_socket_in;
+use crate::vllm::{CommandLine, Version};
+
+/// How long a keeper may take to say who it is. It does nothing else that takes time.
+const HELLO_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long the order may take to be taken; it fits into the socket's buffer.
+const ORDER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Bytes read from a keeper at once.
+const READ_CHUNK_BYTES: usize = 64 * 1024;
+
+/// Tells a keeper what to do, from anywhere and without waiting. When the last clone and the `Notices` are gone, the keeper takes its agent for dead.
+#[derive(Debug, Clone)]
+pub(crate) struct KeeperLink {
+    stream: Arc<StdStream>,
+    keeper: Option<Pid>,
+}
+
+/// What a keeper tells.
+#[derive(Debug)]
+pub(crate) struct KeeperNotices {
+    stream: UnixStream,
+    input: BytesMut,
+}
+
+impl KeeperLink {
+    /// Sends a request. They are few and short: the socket's buffer holds thousands, so it is never full but for a keeper that does not run.
+    pub(crate) fn send(&self, request: &KeeperRequest) {
+        let mut out = BytesMut::new();
+        wire::write_message(request, &mut out);
+        if let Err(error) = (&*self.stream).write_all(&out) {
+            tracing::debug!(%error, "an engine's keeper does not listen");
+        }
+    }
+
+    /// Kills the keeper itself, which takes the engine's first process with it.
+    pub(crate) fn end_keeper(&self) {
+        if let Some(keeper) = self.keeper {
+            let _ = kill_process(keeper, Signal::KILL);
+        }
+    }
+}
+
+impl KeeperNotices {
+    /// The next thing that the keeper tells; `None` when it is gone. Loses nothing when it is dropped.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<KeeperFrame>> {
+        loop {
+            if let Some(frame) = wire::parse_keeper_frame(&mut self.input)? {
+                return Ok(Some(frame));
+            }
+            self.input.reserve(READ_CHUNK_BYTES);
+            if self.stream.read_buf(&mut self.input).await? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Result<(KeeperLink, KeeperNotices)> {
+    stream.set_nonblocking(true)?;
+    let reader = UnixStream::from_std(stream.try_clone()?)?;
+    Ok((KeeperLink { stream: Arc::new(stream), keeper }, KeeperNotices { stream: reader, input }))
+}
+
+/// Starts a keeper that starts the engine.
+pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperLink, KeeperNotices)> {
+    let (ours, theirs) = StdStream::pair()?;
+    let mut command = Command::new(&order.keeper);
+    command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
+    // A group of its own: a Ctrl-C at the terminal is for the agent, which then decides.
+    command.process_group(0).stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn()?;
+    // With the command goes our copy of their end. The child is reaped by the runtime, whenever it ends.
+    drop(command);
+    let keeper = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    ours.set_write_timeout(Some(ORDER_DEADLINE))?;
+    let mut out = BytesMut::new();
+    wire::write_message(&KeeperRequest::Start(Box::new(order)), &mut out);
+    (&ours).write_all(&out)?;
+    connect(ours, BytesMut::new(), keeper)
+}
+
+/// An engine whose agent has died and whose keeper waits for the next one.
+#[derive(Debug)]
+pub(crate) struct SurvivingEngine {
+    /// Its directory, which stays where it is.
+    pub(crate) directory: PathBuf,
+    /// Its first process.
+    pub(crate) leader: Leader,
+    /// What the dead agent has noted of it.
+    pub(crate) life_record: LifeRecord,
+    stream: StdStream,
+    input: BytesMut,
+    keeper: Option<Pid>,
+}
+
+/// Why an engine cannot be taken over.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AdoptionError {
+    /// Nobody answers for it.
+    #[error("it has no keeper that answers: {0}")]
+    NoKeeper(String),
+    /// It is another node's.
+    #[error("it belongs to node {0}")]
+    OtherNode(String),
+    /// Its keeper answers, but its processes cannot be seen from here.
+    #[error("it lives in another container")]
+    OtherPidNamespace,
+    /// The keeper is of another build.
+    #[error("its keeper speaks protocol {0}, and this agent {PROTOCOL}")]
+    OtherProtocol(u32),
+    /// Keeper, record and kernel do not agree.
+    #[error("its first process is not the one that was recorded")]
+    OtherProcess,
+    /// It was ready, and now nobody listens.
+    #[error("nobody listens at its socket")]
+    NoSocket,
+}
+
+impl SurvivingEngine {
+    /// Asks the keeper at an engine's directory, and believes it only where it is this node's and the record in the directory, the kernel and the engine's socket agree. Blocks for a second at most.
+    pub(crate) fn find(directory: &Path, node: &str) -> Result<Self, AdoptionError> {
+        let no_keeper = |error: io::Error| AdoptionError::NoKeeper(error.to_string());
+        let stream = StdStream::connect(socket_path(directory)).map_err(no_keeper)?;
+        stream.set_read_timeout(Some(HELLO_DEADLINE)).map_err(no_keeper)?;
+        let mut input = BytesMut::new();
+        let (leader, life) = match read_hello(&stream, &mut input).map_err(no_keeper)? {
+            // Before anything else: what cannot be proven is ended, and that is for its own node to do.
+            (_, Some((_, life))) if life.node != node => return Err(AdoptionError::OtherNode(life.node)),
+            (PROTOCOL, Some(running)) => running,
+            (PROTOCOL, None) => return Err(AdoptionError::NoKeeper("it keeps no engine".to_owned())),
+            (other, _) => return Err(AdoptionError::OtherProtocol(other)),
+        };
+        match ProcessRecord::read(directory) {
+            Some(record) if record.is_from_other_namespace() => return Err(AdoptionError::OtherPidNamespace),
+            Some(record) if record.is_of(leader) => {}
+            _ => return Err(AdoptionError::OtherProcess),
+        }
+        if life.ready_in_ms.is_some() && StdStream::connect(engine_socket_in(directory)).is_err() {
+            return Err(AdoptionError::NoSocket);
+        }
+        let keeper = rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid);
+        Ok(Self { directory: directory.to_owned(), leader, life_record: life, stream, input, keeper })
+    }
+
+    /// Whether it is what this agent would start: `Some(true)` where it is with the second command line.
+    pub(crate) fn matches_command(&self, command: &CommandLine, fallback: Option<&CommandLine>, version: Option<Version>) -> Option<bool> {
+        let is = |line: &CommandLine| fingerprint(line, version) == self.life_record.fingerprint;
+        if is(command) {
+            return Some(false);
+        }
+        fallback.is_some_and(is).then_some(true)
+    }
+
+    /// Takes the engine over.
+    pub(crate) fn adopt(self) -> io::Result<(KeeperLink, KeeperNotices)> {
+        let (link, notices) = connect(self.stream, self.input, self.keeper)?;
+        link.send(&KeeperRequest::Adopt);
+        Ok((link, notices))
+    }
+
+    /// Ends the engine. Blocks until nothing of it lives, as `end_orphans`.
+    pub(crate) fn end(self) -> Result<usize, Vec<i32>> {
+        end_orphans(&self.directory)
+    }
+}
+
+/// Reads the keeper's first words: its protocol, and what it keeps.
+fn read_hello(mut stream: &StdStream, input: &mut BytesMut) -> io::Result<(u32, Option<(Leader, LifeRecord)>)> {
+    let mut chunk = [0; 4096];
+    loop {
+        match wire::parse_keeper_frame(input)? {
+            Some(KeeperFrame::Notice(KeeperNotice::Hello { protocol, running })) => return Ok((protocol, running)),
+            Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+            None => {}
+        }
+        match stream.read(&mut chunk)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            length => input.extend_from_slice(&chunk[..length]),
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! The keeper's own process: starts the engine, reads what it prints for as long as it lives, obeys the agent, and leaves only when no process of the engine is left.
+
+use std::ffi::OsStr;
+use std::future::pending;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, geteuid, getpid, kill_process, kill_process_group};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::output_replay::OutputReplay;
+use super::log_file::{LogFileWriter, LogFileThread};
+use super::agent_connection::{AgentConnection, AgentWriter, read_request, write_queued};
+use super::wire::{LifeRecord, KeeperNotice, LaunchSpec, PROTOCOL, KeeperRequest};
+use super::{exec_error_path, socket_path};
+use crate::process::leftovers::SharedMemoryLeftovers;
+use crate::process::record::ProcessRecord;
+use crate::process::{KEEPER_OF, Leader, STUCK_AFTER, table};
+
+/// How long the agent that started this keeper may take to say what is wanted.
+const ORDER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the rest of a dead engine's output may take to be read. A process that was let go to another parent may hold the pipe open; what it prints is nobody's.
+const OUTPUT_DRAIN_DEADLINE: Duration = Duration::from_millis(500);
+
+/// How long the last words may take to reach the agent and the last lines the disk.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Processes that do not die within this time of SIGKILL are in the kernel's hands; they die when it lets go of them. An agent that waits for
+/// them is told so again and again instead: with the keeper's end it would take the engine's memory for free.
+const MAX_KILL_WAIT: Duration = Duration::from_secs(5 * 60);
+
+/// Pauses between two looks at a group that was killed.
+const KILL_RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+
+/// How long a kill waits for a look at what the engine has in shared memory: milliseconds as a rule, for ever while a driver holds a process.
+const LEFTOVERS_DEADLINE: Duration = Duration::from_millis(100);
+
+/// Between two tries to take a connection, when there are no file descriptors for it.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bytes read from the engine at once.
+const READ_CHUNK_BYTES: usize = 16 * 1024;
+
+/// One engine's keeper.
+#[derive(Debug)]
+struct Keeper {
+    agent: Option<AgentConnection>,
+    /// For the next agent; `None` where the engine ends with this one.
+    listener: Option<UnixListener>,
+    /// How long the engine lives without an agent.
+    adoption_timeout: Option<Duration>,
+    /// When that time is over; `None` while an agent has it.
+    adoption_deadline: Option<Instant>,
+    life_record: LifeRecord,
+    leader: Leader,
+    group: Pid,
+    /// The first process was not reaped yet.
+    is_leader_unreaped: bool,
+    output: Option<pipe::Receiver>,
+    replay: OutputReplay,
+    log_file: Option<LogFileWriter>,
+    log_thread: LogFileThread,
+    killing: Option<KillProgress>,
+    leftovers: SharedMemoryLeftovers,
+    directory: PathBuf,
+}
+
+/// The end of the engine under way.
+#[derive(Debug)]
+struct KillProgress {
+    since: Instant,
+    next_attempt: Instant,
+    pause: Duration,
+    /// When the agent is told next what is left.
+    next_report: Instant,
+}
+
+/// What happens to a keeper.
+enum KeeperStep {
+    Requested(io::Result<Option<KeeperRequest>>),
+    Sent(io::Result<()>),
+    Connected(AgentConnection),
+    Printed(BytesMut),
+    Complained(String),
+    ChildEnded,
+    Signalled,
+    Tick,
+    Nothing,
+}
+
+/// Keeps one engine, for the agent at the other end of `agent`. Returns when nothing is left of the engine.
+pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()> {
+    let mut agent = AgentConnection::new(agent)?;
+    agent.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: None });
+    let order = match timeout(ORDER_DEADLINE, agent.read_launch_spec()).await {
+        Ok(Ok(order)) => order,
+        Ok(Err(error)) => return Err(error),
+        Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "no order came")),
+    };
+    // Before the engine is there: the exit of a process that nobody listens for would be missed. Handlers do not pass on to the engine.
+    let mut children = unix::signal(SignalKind::child())?;
+    let mut signals = [unix::signal(SignalKind::terminate())?, unix::signal(SignalKind::interrupt())?, unix::signal(SignalKind::hangup())?];
+    let mut guard = match Keeper::start(agent, &order) {
+        Ok(guard) => guard,
+        Err((mut agent, text)) => {
+            agent.queue_notice(&KeeperNotice::StartFailed(text));
+            agent.queue_notice(&KeeperNotice::Empty);
+            agent.flush(FLUSH_DEADLINE).await;
+            return Ok(());
+        }
+    };
+    loop {
+        let step = guard.next(&mut children, &mut signals).await;
+        if guard.handle(step).is_break() {
+            break;
+        }
+    }
+    guard.finish().await;
+    Ok(())
+}
+
+impl Keeper {
+    fn start(mut agent: AgentConnection, order: &LaunchSpec) -> Result<Self, (AgentConnection, String)> {
+        if let Err(error) = bind_to_cpus(&order.cpus) {
+            agent.queue_notice(&KeeperNotice::Warning(format!("the engine cannot be bound to CPUs {:?}: {error}; it runs on all", order.cpus)));
+        }
+        let directory = Path::new(&order.directory);
+        let leftovers = SharedMemoryLeftovers::new();
+        let wait = order.wait_seconds.map(Duration::from_secs);
+        let made = || {
+            let listener = wait.map(|_| UnixListener::bind(socket_path(directory))).transpose()?;
+            let (mut file, thread) = LogFileWriter::open(Path::new(&order.log).to_owned())?;
+            file.write(Bytes::from(format!("hostler: life {} of this engine begins\n", order.life.epoch)));
+            let (leader, output) = spawn(order)?;
+            Ok((listener, file, thread, leader, output))
+        };
+        let (listener, file, thread, leader, output) = match made() {
+            Ok(made) => made,
+            Err(error) => {
+                let error: io::Error = error;
+                return Err((agent, describe_start_error(&order.program, &error)));
+            }
+        };
+        agent.queue_notice(&KeeperNotice::Started(leader));
+        Ok(Self {
+            agent: Some(agent),
+            listener,
+            adoption_timeout: wait,
+            adoption_deadline: None,
+            life_record: order.life.clone(),
+            leader,
+            group: Pid::from_raw(leader.pid).expect("a process that was just made has an id"),
+            is_leader_unreaped: true,
+            output: Some(output),
+            replay: OutputReplay::default(),
+            log_file: Some(file),
+            log_thread: thread,
+            killing: None,
+            leftovers,
+            directory: directory.to_owned(),
+        })
+    }
+
+    async fn next(&mut self, children: &mut unix::Signal, signals: &mut [unix::Signal; 3]) -> KeeperStep {
+        let [terminate, interrupt, hang_up] = signals;
+        let wake_at = self.killing.as_ref().map(|killing| killing.next_attempt).or(self.adoption_deadline);
+        let accepts = self.agent.is_none() && self.killing.is_none();
+        let listener = self.listener.as_ref().filter(|_| accepts);
+        let (reader, writer) = self.agent.as_mut().map(AgentConnection::split).unzip();
+        let writer = writer.filter(AgentWriter::has_work);
+        let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
+        tokio::select! {
+            biased;
+            _ = children.recv() => KeeperStep::ChildEnded,
+            request = read_request(reader) => KeeperStep::Requested(request),
+            _ = terminate.recv() => KeeperStep::Signalled,
+            _ = interrupt.recv() => KeeperStep::Signalled,
+            _ = hang_up.recv() => KeeperStep::Signalled,
+            () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => KeeperStep::Tick,
+            sent = write_queued(writer) => KeeperStep::Sent(sent),
+            Some(complaint) = self.log_thread.errors.recv() => KeeperStep::Complained(complaint),
+            stream = accept_agent(listener) => check_agent(stream),
+            read = read_output(self.output.as_mut(), &mut chunk) => match read {
+                Ok(1..) => KeeperStep::Printed(chunk),
+                _ => {
+                    self.output = None;
+                    KeeperStep::Nothing
+                }
+            },
+        }
+    }
+
+    fn handle(&mut self, step: KeeperStep) -> ControlFlow<()> {
+        match step {
+            KeeperStep::Requested(Ok(Some(request))) => self.handle_request(request),
+            KeeperStep::Requested(Ok(None) | Err(_)) | KeeperStep::Sent(Err(_)) => self.handle_agent_loss(),
+            KeeperStep::Connected(mut peer) => {
+                peer.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: Some((self.leader, self.life_record.clone())) });
+                self.agent = Some(peer);
+            }
+            KeeperStep::Printed(chunk) => self.forward_output(chunk.freeze()),
+            KeeperStep::Complained(text) => self.notify_agent(&KeeperNotice::Warning(text)),
+            KeeperStep::ChildEnded => {
+                self.reap();
+            }
+            // As long as an agent is there it decides: a batch system's signal to everybody must not cut short what the agent drains.
+            KeeperStep::Signalled if self.agent.is_none() => self.kill(),
+            KeeperStep::Tick if self.killing.is_none() => self.kill(),
+            KeeperStep::Sent(Ok(())) | KeeperStep::Signalled | KeeperStep::Tick | KeeperStep::Nothing => {}
+        }
+        if self.killing.is_some() { self.retry_kill() } else { ControlFlow::Continue(()) }
+    }
+
+    fn handle_request(&mut self, request: KeeperRequest) {
+        match request {
+            KeeperRequest::Adopt => {
+                self.adoption_deadline = None;
+                for piece in self.replay.chunks().iter().flat_map(|piece| piece.chunks(READ_CHUNK_BYTES)) {
+                    if let Some(agent) = &mut self.agent {
+                        agent.queue_output(piece);
+                    }
+                }
+            }
+            KeeperRequest::Note(life) => {
+                self.life_record = life;
+                // It is ready now; later, all of it may be killed at once.
+                self.leftovers.record_mappings(self.processes(), Duration::ZERO);
+            }
+            KeeperRequest::Terminate if self.is_leader_unreaped => {
+                // If it has just ended, its exit is about to be seen.
+                let _ = kill_process(self.group, Signal::TERM);
+            }
+            KeeperRequest::Kill => self.kill(),
+            // Only the first agent gives an order, and it has.
+            KeeperRequest::Terminate | KeeperRequest::Start(_) => {}
+        }
+    }
+
+    fn handle_agent_loss(&mut self) {
+        self.agent = None;
+        match self.adoption_timeout {
+            Some(wait) if self.is_leader_unreaped => {
+                // An agent that came and left without taking the engine over has not prolonged its life.
+                self.adoption_deadline.get_or_insert_with(|| Instant::now() + wait);
+            }
+            _ => self.kill(),
+        }
+    }
+
+    fn forward_output(&mut self, chunk: Bytes) {
+        self.replay.push(&chunk);
+        // An agent that has not taken the engine over yet gets this with all the rest when it does.
+        if let Some(agent) = self.agent.as_mut().filter(|_| self.adoption_deadline.is_none()) {
+            agent.queue_output(&chunk);
+        }
+        if let Some(file) = &mut self.log_file {
+            file.write(chunk);
+        }
+    }
+
+    /// Collects every process that has ended, adopted ones included. Returns whether any is left: whoever lives has an ancestor here, so this is
+    /// certain, which a look at `/proc` is not while processes are made and adopted.
+    fn reap(&mut self) -> bool {
+        loop {
+            let (pid, status) = match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some(ended)) => ended,
+                Ok(None) | Err(Errno::INTR) => return true,
+                Err(_) => return false,
+            };
+            if pid != self.group || !self.is_leader_unreaped {
+                continue;
+            }
+            self.is_leader_unreaped = false;
+            let notice = match std::fs::read_to_string(exec_error_path(&self.directory)) {
+                Ok(text) => KeeperNotice::StartFailed(text),
+                Err(_) => KeeperNotice::Exited(status.as_raw()),
+            };
+            self.notify_agent(&notice);
+            if self.agent.is_none() {
+                self.kill();
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        if self.killing.is_none() {
+            self.leftovers.record_mappings(self.processes(), LEFTOVERS_DEADLINE);
+        }
+        let now = Instant::now();
+        self.killing.get_or_insert(KillProgress { since: now, next_attempt: now, pause: KILL_RETRY_PAUSES.0, next_report: now + STUCK_AFTER });
+    }
+
+    /// Kills what is left; done when nothing is. All of the engine's processes are descendants, also those that left its group or their parent: orphans come to this process.
+    fn retry_kill(&mut self) -> ControlFlow<()> {
+        if self.is_leader_unreaped {
+            // At once, so that no member can make another one meanwhile.
+            let _ = kill_process_group(self.group, Signal::KILL);
+        }
+        let any = self.reap();
+        let left = self.processes();
+        for pid in left.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+            // One that is gone is what was wanted.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let Some(killing) = &mut self.killing else { return ControlFlow::Continue(()) };
+        let now = Instant::now();
+        let stuck = now.saturating_duration_since(killing.since);
+        if !any || (stuck >= MAX_KILL_WAIT && self.agent.is_none()) {
+            return ControlFlow::Break(());
+        }
+        killing.next_attempt = now + killing.pause;
+        killing.pause = (killing.pause * 2).min(KILL_RETRY_PAUSES.1);
+        if now >= killing.next_report {
+            killing.next_report = now + STUCK_AFTER;
+            self.notify_agent(&KeeperNotice::Stuck(left));
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The engine's processes, those that left its group among them.
+    fn processes(&self) -> Vec<i32> {
+        table::descendants(getpid().as_raw_nonzero().get())
+    }
+
+    /// The last lines and the last word.
+    async fn finish(mut self) {
+        self.leftovers.remove();
+        let deadline = Instant::now() + OUTPUT_DRAIN_DEADLINE;
+        while let Some(output) = &mut self.output {
+            let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
+            match timeout_at(deadline, output.read_buf(&mut chunk)).await {
+                Ok(Ok(1..)) => self.forward_output(chunk.freeze()),
+                _ => break,
+            }
+        }
+        self.log_file = None;
+        self.notify_agent(&KeeperNotice::Empty);
+        if let Some(agent) = &mut self.agent {
+            agent.flush(FLUSH_DEADLINE).await;
+        }
+        // A disk that is slower than this loses the last lines, not the shutdown.
+        let _ = timeout(FLUSH_DEADLINE, &mut self.log_thread.written).await;
+    }
+
+    fn notify_agent(&mut self, notice: &KeeperNotice) {
+        if let Some(agent) = &mut self.agent {
+            agent.queue_notice(notice);
+        }
+    }
+}
+
+async fn accept_agent(listener: Option<&UnixListener>) -> io::Result<UnixStream> {
+    let Some(listener) = listener else { return pending().await };
+    let accepted = listener.accept().await;
+    if accepted.is_err() {
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+    accepted.map(|(stream, _)| stream)
+}
+
+async fn read_output(output: Option<&mut pipe::Receiver>, chunk: &mut BytesMut) -> io::Result<usize> {
+    match output {
+        Some(output) => output.read_buf(chunk).await,
+        None => pending().await,
+    }
+}
+
+/// An agent that connects. Its directory is closed to others already; this is for a directory that somebody has opened.
+fn check_agent(accepted: io::Result<UnixStream>) -> KeeperStep {
+    let Ok(stream) = accepted else { return KeeperStep::Nothing };
+    match stream.peer_cred() {
+        Ok(peer) if peer.uid() == geteuid().as_raw() => KeeperStep::Connected(AgentConnection::of(stream)),
+        _ => KeeperStep::Nothing,
+    }
+}
+
+/// Restricts this process, and with it all that it starts, to these CPUs. The memory of each process then comes from the nearest node by
+/// itself, because Linux takes it where it is first touched; there is no safe way to set a memory policy, nor a need.
+fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Creates the engine through `exec`, with a group of its own but in the agent's session: a batch system's clean-up must still reach it.
+fn spawn(order: &LaunchSpec) -> io::Result<(Leader, pipe::Receiver)> {
+    let (reader, writer) = io::pipe()?;
+    let mut command = std::process::Command::new(&order.keeper);
+    command.args([OsStr::new("keeper"), OsStr::new("exec"), OsStr::new(&std::process::id().to_string())]);
+    command.args([&order.directory, &order.program]).args(&order.arguments);
+    for name in &order.unset {
+        command.env_remove(name);
+    }
+    command.env_remove(KEEPER_OF).env_remove(super::ALLOCATOR_SETTING.0).envs(order.set.iter().map(|(name, value)| (name, value)));
+    // Also takes signals back to their defaults, except those that the agent was started to ignore.
+    let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    // Our copies of the writing end live in the command; with them gone, the pipe ends when the engine does.
+    drop(command);
+    // Our child, and not yet reaped, so it is there even if it has ended.
+    let record = ProcessRecord::of(child.id().cast_signed())?;
+    record.write(Path::new(&order.directory))?;
+    Ok((record.leader(), pipe::Receiver::from_owned_fd(reader.into())?))
+}
+
+pub(super) fn describe_start_error(program: &OsStr, error: &io::Error) -> String {
+    format!("cannot start {}: {error}", program.display())
+}

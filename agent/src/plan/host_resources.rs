@@ -1,0 +1,70 @@
+//! What a host has for engines besides its GPUs, and whether that is enough for a process of its own around each model.
+//!
+//! vLLM runs the model of an engine on one GPU in its core's process. In a process of its own (`--distributed-executor-backend mp`, as it always has
+//! with several GPUs or data parallelism) the core plans the next step meanwhile: 1.15 times the tokens a second (eight pairs of loads, 1.07 to 1.20, without
+//! cache events, on two H200s with 512 streams each and a model of 1.7 billion parameters; with events 1.24, seven pairs, 1.13 to 1.39), 1.1 to 1.2 with 64
+//! streams, and the same with one stream or where the GPU is the limit. The slowest tokens come later then (28 and 36 ms, p99, of 512 streams). It takes 3.6
+//! CPUs for each busy GPU instead of 1.7, since its threads spin while there is work, 0.6 GiB more of memory, and some 10 s more to start. docs/gpus.md has
+//! the measurements.
+
+use std::num::NonZero;
+
+/// CPUs for each engine from which on it may have the second process. It keeps 3.6 of them busy, front-end included, and router and agent share
+/// one; with fewer the spinning threads would take them from the front-end. Only 16 were measured.
+const CPUS_PER_ENGINE: usize = 8;
+
+/// Shared memory for each engine. vLLM 0.32 refuses to start the second process with less free than its queues could take at most (400 MiB), of which it uses
+/// little unless there are images; a container has 64 MiB unless it was given more.
+const SHARED_BYTES_PER_ENGINE: u64 = 512 << 20;
+
+/// See the module.
+#[derive(Debug, Clone, Copy)]
+pub struct HostResources {
+    /// CPUs that this job may use.
+    pub cpus: usize,
+    /// Size of `/dev/shm`, free or not: what is free changes, and an agent that starts again under its engines must plan what they were started with.
+    pub shared_bytes: u64,
+}
+
+impl HostResources {
+    /// That of this host.
+    #[must_use]
+    pub fn detect() -> Self {
+        let shared = rustix::fs::statvfs("/dev/shm");
+        Self {
+            cpus: std::thread::available_parallelism().map_or(1, NonZero::get),
+            shared_bytes: shared.map_or(0, |found| found.f_blocks.saturating_mul(found.f_frsize)),
+        }
+    }
+
+    /// That of a host that is only described: as much as anybody could want.
+    #[must_use]
+    pub fn unlimited() -> Self {
+        Self { cpus: usize::MAX, shared_bytes: u64::MAX }
+    }
+
+    /// Whether so many engines may have a process more each.
+    pub(super) fn allows_workers(self, engines: usize) -> bool {
+        self.cpus / CPUS_PER_ENGINE >= engines && self.shared_bytes / SHARED_BYTES_PER_ENGINE >= engines as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_engine_needs_eight_cpus_and_half_a_gibibyte_of_shared_memory() {
+        let room = |cpus, shared_bytes| HostResources { cpus, shared_bytes };
+        assert!(room(32, 2 << 30).allows_workers(4));
+        assert!(!room(31, 2 << 30).allows_workers(4));
+        assert!(!room(32, 1 << 30).allows_workers(4));
+        assert!(!room(32, 64 << 20).allows_workers(1), "a container's default");
+        assert!(HostResources::unlimited().allows_workers(64));
+    }
+
+    #[test]
+    fn this_host_has_a_cpu() {
+        assert!(HostResources::detect().cpus > 0);
+    }
+}
