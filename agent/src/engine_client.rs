@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hostler_http1::{Connection, Stream};
 use hostler_proto::agent::v1::ResponseHead;
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::StreamFault;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
@@ -58,10 +58,10 @@ pub(crate) enum RequestError {
     Connect(#[source] io::Error),
     /// The connection broke, or what came is no answer.
     #[error(transparent)]
-    Answer(#[from] hostler_http1::Error),
+    Answer(#[from] hostler_http1::HttpError),
     /// There is no more of the request.
     #[error(transparent)]
-    Request(#[from] Broken),
+    Request(#[from] StreamFault),
 }
 
 impl EngineClient {
@@ -90,7 +90,7 @@ impl EngineClient {
         loop {
             sleep(PRUNE_INTERVAL).await;
             let now = Instant::now();
-            self.idle.lock().retain_mut(|idle| now.saturating_duration_since(idle.since) < POOL_IDLE && idle.connection.is_quiet());
+            self.idle.lock().retain_mut(|idle| now.saturating_duration_since(idle.since) < POOL_IDLE && idle.connection.is_idle());
         }
     }
 
@@ -99,7 +99,7 @@ impl EngineClient {
         let begun = Instant::now();
         loop {
             while let Some(mut kept) = self.take_idle() {
-                if kept.is_quiet() {
+                if kept.is_idle() {
                     return Ok((kept, true));
                 }
             }
@@ -118,10 +118,10 @@ impl EngineClient {
 
     /// Keeps a connection on which nothing is to come, unless something has.
     fn put_back(&self, mut connection: Connection) {
-        if !connection.is_quiet() {
+        if !connection.is_idle() {
             return;
         }
-        connection.release();
+        connection.release_buffer();
         let mut idle = self.idle.lock();
         idle.push_back(IdleConnection { connection, since: Instant::now() });
         let surplus = if idle.len() > MAX_IDLE { idle.pop_front() } else { None };

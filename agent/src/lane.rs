@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Broken, Credit, Inbox, MAX_BODY_BYTES, Outbox};
+use hostler_proto::lane::{StreamFault, Credit, Inbox, MAX_BODY_BYTES, Outbox};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -98,11 +98,11 @@ impl Lane {
                 continue;
             };
             match kind {
-                Kind::Body(bytes) => shared.inbox.body(bytes, id, &self.outbox),
+                Kind::Body(bytes) => shared.inbox.push_body(bytes, id, &self.outbox),
                 Kind::End(end) => shared.inbox.end(end.outcome()),
-                Kind::Credit(bytes) => shared.credit.give(bytes),
+                Kind::Credit(bytes) => shared.credit.grant(bytes),
                 Kind::Request(_) | Kind::Cancel(_) | Kind::Response(_) => {
-                    shared.inbox.end(Err(Broken::protocol("the router sent a frame that only an agent sends")));
+                    shared.inbox.end(Err(StreamFault::protocol("the router sent a frame that only an agent sends")));
                 }
             }
         }
@@ -167,11 +167,11 @@ impl RequestStream {
     }
 
     /// Ends the answer. A cancelled request has nobody to tell.
-    pub fn end(self, outcome: &Result<(), Broken>) {
+    pub fn end(self, outcome: &Result<(), StreamFault>) {
         self.finish(outcome.as_ref().err());
     }
 
-    fn finish(&self, broken: Option<&Broken>) {
+    fn finish(&self, broken: Option<&StreamFault>) {
         if self.lane.active.lock().remove(&self.id).is_some() {
             self.lane.outbox.push(Frame::end(self.id, broken));
         }
@@ -181,7 +181,7 @@ impl RequestStream {
 impl Drop for RequestStream {
     fn drop(&mut self) {
         // After `end` the id is gone and this does nothing.
-        self.finish(Some(&Broken::protocol("the agent gave the request up")));
+        self.finish(Some(&StreamFault::protocol("the agent gave the request up")));
     }
 }
 
@@ -195,7 +195,7 @@ pub struct RequestBody {
 
 impl RequestBody {
     /// The next bytes, `None` at the end.
-    pub fn poll_bytes(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+    pub fn poll_bytes(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamFault>> {
         self.shared.inbox.poll_body(context, self.id, &self.lane.outbox)
     }
 }

@@ -37,7 +37,7 @@ pub(crate) enum ClientError {
     #[error("no answer within {0:?}")]
     AnswerTimeout(Duration),
     #[error(transparent)]
-    Http(#[from] hostler_http1::Error),
+    Http(#[from] hostler_http1::HttpError),
     #[error("the answer cannot be read: it is longer than 64 MiB")]
     TooLong,
     #[error("it answered {0}")]

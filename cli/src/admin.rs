@@ -10,7 +10,7 @@ use clap::Args;
 use hostler_boot::socket::is_trusted_user;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::keys::{Secret, read_private};
-use hostler_router::operators_sockets;
+use hostler_router::find_operators_sockets;
 use tokio::net::UnixStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -72,7 +72,7 @@ impl AdminEndpoint {
         if !configured.as_os_str().is_empty() {
             return Ok(Self::Socket(configured));
         }
-        single_socket(operators_sockets().await).map(Self::Socket)
+        single_socket(find_operators_sockets().await).map(Self::Socket)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
-use hostler_router::keys::{Entry, Limits, Moment, Role, Secret, Standing, change, id_within, list as entries};
+use hostler_router::keys::{KeyEntry, KeyLimits, Timestamp, Role, Secret, KeyStatus, change, find_key_id, list as entries};
 
 use crate::output::{Side, complain, say, table};
 use crate::secret_output::SecretOutput;
@@ -182,7 +182,7 @@ fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
 }
 
 /// A key whose id nobody has.
-fn unused_secret(entries: &[Entry]) -> std::io::Result<Secret> {
+fn unused_secret(entries: &[KeyEntry]) -> std::io::Result<Secret> {
     loop {
         let secret = Secret::random()?;
         if entries.iter().all(|entry| entry.id != secret.id()) {
@@ -191,34 +191,34 @@ fn unused_secret(entries: &[Entry]) -> std::io::Result<Secret> {
     }
 }
 
-fn entry(args: &CreateKeyArgs, secret: &Secret, now: SystemTime) -> Entry {
+fn entry(args: &CreateKeyArgs, secret: &Secret, now: SystemTime) -> KeyEntry {
     let LimitArgs { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight } =
         args.limits;
     let name = Some(args.name.clone()).filter(|name| !name.is_empty());
     let tenant = args.tenant.clone().or(name).unwrap_or_else(|| secret.id().to_owned());
-    Entry {
+    KeyEntry {
         name: args.name.clone(),
         role: match args.role {
             RoleArg::Use => Role::Use,
             RoleArg::Admin => Role::Admin,
         },
-        expires: args.expires.map(|span| Moment::after(now, span)),
+        expires: args.expires.map(|span| Timestamp::after(now, span)),
         models: Some(args.models.clone()).filter(|models| !models.is_empty()),
-        limits: Limits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight },
-        ..Entry::new(secret, &tenant, now)
+        limits: KeyLimits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight },
+        ..KeyEntry::new(secret, &tenant, now)
     }
 }
 
 /// Ends a key's validity, and says from when on. A revocation is never taken back: whoever has the key may have lost it.
-fn revoke(entries: &mut [Entry], id: &str, now: SystemTime, after: Duration) -> Result<String, String> {
-    if let Some(id) = id_within(id) {
+fn revoke(entries: &mut [KeyEntry], id: &str, now: SystemTime, after: Duration) -> Result<String, String> {
+    if let Some(id) = find_key_id(id) {
         return Err(format!("this is a whole key, which does not belong on a command line: name it by its id, `hostler keys revoke {id}`"));
     }
     let named: Vec<&str> = entries.iter().filter(|entry| entry.name == id && !id.is_empty()).map(|entry| entry.id.as_str()).collect();
     let hint =
         if named.is_empty() { "`hostler keys list` shows them all".to_owned() } else { format!("keys of that name: {}", named.join(", ")) };
     let entry = entries.iter_mut().find(|entry| entry.id == id).ok_or_else(|| format!("no key has the id {id:?}; {hint}"))?;
-    let wanted = Moment::after(now, after);
+    let wanted = Timestamp::after(now, after);
     if let Some(before) = entry.revoked.filter(|before| *before <= wanted) {
         return Ok(format!("{id} was revoked before, from {} on", String::from(before)));
     }
@@ -227,13 +227,13 @@ fn revoke(entries: &mut [Entry], id: &str, now: SystemTime, after: Duration) -> 
 }
 
 /// How a key stands, in words.
-fn format_validity(entry: &Entry, now: SystemTime) -> String {
+fn format_validity(entry: &KeyEntry, now: SystemTime) -> String {
     let end = entry.revoked.into_iter().chain(entry.expires).min().map(String::from);
-    match (entry.standing(now), end) {
-        (Standing::Valid, None) => "valid".to_owned(),
-        (Standing::Valid, Some(end)) => format!("valid until {end}"),
-        (Standing::Expired, _) => "expired".to_owned(),
-        (Standing::Revoked, _) => "revoked".to_owned(),
+    match (entry.status(now), end) {
+        (KeyStatus::Valid, None) => "valid".to_owned(),
+        (KeyStatus::Valid, Some(end)) => format!("valid until {end}"),
+        (KeyStatus::Expired, _) => "expired".to_owned(),
+        (KeyStatus::Revoked, _) => "revoked".to_owned(),
     }
 }
 
@@ -245,12 +245,12 @@ fn role_name(role: Role) -> &'static str {
 }
 
 /// What is bounded, one after the other.
-fn format_limits(limits: &Limits) -> String {
+fn format_limits(limits: &KeyLimits) -> String {
     let Ok(serde_json::Value::Object(bounds)) = serde_json::to_value(limits) else { return String::new() };
     bounds.iter().map(|(name, bound)| format!("{}={bound}", name.replace('_', "-"))).collect::<Vec<_>>().join(" ")
 }
 
-fn lines(entries: &[Entry], now: SystemTime) -> Vec<String> {
+fn lines(entries: &[KeyEntry], now: SystemTime) -> Vec<String> {
     if entries.is_empty() {
         return vec!["there are no keys yet, so nobody gets in: `hostler keys create` makes one".to_owned()];
     }
@@ -264,12 +264,12 @@ fn lines(entries: &[Entry], now: SystemTime) -> Vec<String> {
     table([Side::Left; 8], &[head].into_iter().chain(rows).collect::<Vec<_>>())
 }
 
-fn json(entries: &[Entry], now: SystemTime) -> serde_json::Value {
+fn json(entries: &[KeyEntry], now: SystemTime) -> serde_json::Value {
     let keys = entries.iter().map(|entry| {
-        let state = match entry.standing(now) {
-            Standing::Valid => "valid",
-            Standing::Expired => "expired",
-            Standing::Revoked => "revoked",
+        let state = match entry.status(now) {
+            KeyStatus::Valid => "valid",
+            KeyStatus::Expired => "expired",
+            KeyStatus::Revoked => "revoked",
         };
         serde_json::json!({
             "id": entry.id, "name": entry.name, "tenant": entry.tenant, "role": entry.role, "state": state, "created": entry.created,

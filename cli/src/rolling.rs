@@ -157,7 +157,7 @@ fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
         return RestartDecision::Skip(format!("{id}: left alone, it is gone"));
     };
     if !serves(replica) {
-        let phase = if replica.is_connected { replica.phase.word() } else { "out of reach" };
+        let phase = if replica.is_connected { replica.phase.as_str() } else { "out of reach" };
         return RestartDecision::Skip(format!("{id}: left alone, it is {phase}"));
     }
     let lonely =
@@ -179,11 +179,11 @@ fn outcome(replica: Option<&ReplicaView>, epoch: u64) -> RestartOutcome {
         Phase::Ready | Phase::Sleeping if replica.epoch > epoch => RestartOutcome::Ready,
         // It had crashed before it was told to restart, which ends its pause.
         Phase::Failed if replica.epoch == epoch => RestartOutcome::Pending("about to start again after a crash".to_owned()),
-        Phase::Failed | Phase::Quarantined | Phase::Stopped => RestartOutcome::Failed(format!("{}: {}", replica.phase.word(), replica.reason)),
+        Phase::Failed | Phase::Quarantined | Phase::Stopped => RestartOutcome::Failed(format!("{}: {}", replica.phase.as_str(), replica.reason)),
         Phase::Ready => RestartOutcome::Pending("about to be drained".to_owned()),
         phase => RestartOutcome::Pending(match &replica.progress {
-            Some(progress) => format!("{}, {} ({} %)", phase.word(), progress.stage, progress.percent),
-            None => phase.word().to_owned(),
+            Some(progress) => format!("{}, {} ({} %)", phase.as_str(), progress.stage, progress.percent),
+            None => phase.as_str().to_owned(),
         }),
     }
 }

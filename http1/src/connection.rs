@@ -8,14 +8,14 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::head::{self, Body};
-use crate::{Error, Framing, Header};
+use crate::head::{self, BodyFraming};
+use crate::{HttpError, Framing, Header};
 
 /// The least that is read at once: more than the events of a step.
-const LEAST_READ: usize = 8 * 1024;
+const MIN_READ_BYTES: usize = 8 * 1024;
 
 /// The most. A large answer is read in steps that double up to this.
-const MOST_READ: usize = 64 * 1024;
+const MAX_READ_BYTES: usize = 64 * 1024;
 
 /// A socket of either kind.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ macro_rules! either {
 pub struct Connection {
     stream: Stream,
     /// It holds no memory while nothing is there.
-    read: BytesMut,
-    next_read: usize,
+    buffer: BytesMut,
+    next_read_bytes: usize,
     bytes_read: u64,
 }
 
@@ -50,7 +50,7 @@ impl Connection {
     /// One on which nothing has been sent.
     #[must_use]
     pub fn new(stream: Stream) -> Self {
-        Self { stream, read: BytesMut::new(), next_read: LEAST_READ, bytes_read: 0 }
+        Self { stream, buffer: BytesMut::new(), next_read_bytes: MIN_READ_BYTES, bytes_read: 0 }
     }
 
     /// The head of the next answer, of which `keep` keeps what is wanted, and what it says about the body. `is_head`: only a head was asked for.
@@ -63,13 +63,13 @@ impl Connection {
         context: &mut Context<'_>,
         is_head: bool,
         keep: impl Fn(u16, &[Header<'_>]) -> H,
-    ) -> Poll<Result<(H, Body), Error>> {
+    ) -> Poll<Result<(H, BodyFraming), HttpError>> {
         loop {
-            if let Some(head) = head::take(&mut self.read, is_head, &keep)? {
+            if let Some(head) = head::parse_head(&mut self.buffer, is_head, &keep)? {
                 return Poll::Ready(Ok(head));
             }
             if !ready!(self.poll_read(context))? {
-                return Poll::Ready(Err(Error::Closed));
+                return Poll::Ready(Err(HttpError::Closed));
             }
         }
     }
@@ -85,10 +85,10 @@ impl Connection {
         context: &mut Context<'_>,
         framing: &mut Framing,
         take: impl FnOnce(&mut BytesMut, usize) -> T,
-    ) -> Poll<Result<Option<T>, Error>> {
+    ) -> Poll<Result<Option<T>, HttpError>> {
         loop {
-            if let Some(length) = framing.piece(&mut self.read)? {
-                return Poll::Ready(Ok(Some(take(&mut self.read, length))));
+            if let Some(length) = framing.next_piece_bytes(&mut self.buffer)? {
+                return Poll::Ready(Ok(Some(take(&mut self.buffer, length))));
             }
             if *framing == Framing::Complete {
                 return Poll::Ready(Ok(None));
@@ -100,19 +100,19 @@ impl Connection {
     }
 
     /// Reads what has come; `false` when the other side has closed the connection.
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
-        self.release();
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, HttpError>> {
+        self.release_buffer();
         // Memory is there only for what is too: allocating 8 KiB that was freed a moment ago costs next to nothing.
         ready!(either!(&self.stream, socket => socket.poll_read_ready(context)))?;
-        self.read.reserve(self.next_read);
-        let room = self.read.capacity() - self.read.len();
-        let Poll::Ready(read) = either!(&mut self.stream, socket => pin!(socket.read_buf(&mut self.read)).poll(context)) else {
-            self.release();
+        self.buffer.reserve(self.next_read_bytes);
+        let room = self.buffer.capacity() - self.buffer.len();
+        let Poll::Ready(read) = either!(&mut self.stream, socket => pin!(socket.read_buf(&mut self.buffer)).poll(context)) else {
+            self.release_buffer();
             return Poll::Pending;
         };
         let read = read?;
         self.bytes_read += read as u64;
-        self.next_read = if read == room { MOST_READ.min(2 * room) } else { LEAST_READ };
+        self.next_read_bytes = if read == room { MAX_READ_BYTES.min(2 * room) } else { MIN_READ_BYTES };
         Poll::Ready(Ok(read > 0))
     }
 
@@ -121,16 +121,16 @@ impl Connection {
     /// # Errors
     ///
     /// When the connection has ended.
-    pub fn poll_write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<Result<usize, Error>> {
+    pub fn poll_write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<Result<usize, HttpError>> {
         let written = ready!(either!(&mut self.stream, socket => Pin::new(socket).poll_write_vectored(context, slices)))?;
-        Poll::Ready(if written == 0 { Err(Error::Closed) } else { Ok(written) })
+        Poll::Ready(if written == 0 { Err(HttpError::Closed) } else { Ok(written) })
     }
 
     /// Whether nothing has come that was not taken, not even an end. The task that used the connection is woken by it no more.
-    pub fn is_quiet(&mut self) -> bool {
+    pub fn is_idle(&mut self) -> bool {
         // Its answer does not count: it says nothing when this task has done much already.
         let _ = either!(&self.stream, socket => socket.poll_read_ready(&mut Context::from_waker(Waker::noop())));
-        self.has_read_nothing() && matches!(self.try_read(), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        self.is_buffer_empty() && matches!(self.try_read(), Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
     fn try_read(&mut self) -> io::Result<usize> {
@@ -145,14 +145,14 @@ impl Connection {
 
     /// Whether all that was read has been taken.
     #[must_use]
-    pub fn has_read_nothing(&self) -> bool {
-        self.read.is_empty()
+    pub fn is_buffer_empty(&self) -> bool {
+        self.buffer.is_empty()
     }
 
     /// Gives back the memory for what is read, if nothing is there.
-    pub fn release(&mut self) {
-        if self.read.is_empty() {
-            self.read = BytesMut::new();
+    pub fn release_buffer(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
         }
     }
 }

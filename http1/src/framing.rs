@@ -3,13 +3,13 @@
 use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status};
 
-use crate::Error;
+use crate::HttpError;
 
 /// The most bytes of the line before a chunk, which some engines could put extensions into.
-const MOST_LINE: usize = 256;
+const MAX_CHUNK_LINE_BYTES: usize = 256;
 
 /// The most bytes of the fields after the last chunk. Nobody is told of them.
-const MOST_TRAILERS: usize = 8 * 1024;
+const MAX_TRAILER_BYTES: usize = 8 * 1024;
 
 /// What comes next.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Framing {
     /// So many bytes, which are the rest of the body.
     Length(u64),
     /// The line before a chunk.
-    Size,
+    ChunkSize,
     /// So many bytes of a chunk.
     Chunk(u64),
     /// The end of a chunk's last line.
@@ -33,18 +33,18 @@ pub enum Framing {
 impl Framing {
     /// How many bytes at the beginning of `read` are the next piece, after all that is no body was taken out; nothing when there is none yet, or
     /// none any more. The caller takes exactly those out before the next call.
-    pub(crate) fn piece(&mut self, read: &mut BytesMut) -> Result<Option<usize>, Error> {
+    pub(crate) fn next_piece_bytes(&mut self, read: &mut BytesMut) -> Result<Option<usize>, HttpError> {
         while !read.is_empty() {
             match self {
                 Self::Length(left) => {
-                    let length = up_to(left, read);
+                    let length = take_up_to(left, read);
                     if *left == 0 {
                         *self = Self::Complete;
                     }
                     return Ok(Some(length));
                 }
                 Self::Chunk(left) => {
-                    let length = up_to(left, read);
+                    let length = take_up_to(left, read);
                     if *left == 0 {
                         *self = Self::ChunkEnd;
                     }
@@ -53,11 +53,11 @@ impl Framing {
                 Self::UntilClosed => return Ok(Some(read.len())),
                 Self::ChunkEnd if read.starts_with(b"\r\n") => {
                     read.advance(2);
-                    *self = Self::Size;
+                    *self = Self::ChunkSize;
                 }
                 Self::ChunkEnd if read[..] == *b"\r" => return Ok(None),
-                Self::ChunkEnd => return Err(Error::Malformed("a chunk is longer than it says")),
-                Self::Size => match size(read)? {
+                Self::ChunkEnd => return Err(HttpError::Malformed("a chunk is longer than it says")),
+                Self::ChunkSize => match parse_chunk_size(read)? {
                     None => return Ok(None),
                     Some(0) => *self = Self::Trailers,
                     Some(size) => *self = Self::Chunk(size),
@@ -67,8 +67,8 @@ impl Framing {
                         read.advance(length);
                         *self = Self::Complete;
                     }
-                    Ok(Status::Partial) if read.len() < MOST_TRAILERS => return Ok(None),
-                    _ => return Err(Error::Malformed("what follows its last chunk is too much, or no HTTP")),
+                    Ok(Status::Partial) if read.len() < MAX_TRAILER_BYTES => return Ok(None),
+                    _ => return Err(HttpError::Malformed("what follows its last chunk is too much, or no HTTP")),
                 },
                 Self::Complete => return Ok(None),
             }
@@ -77,9 +77,9 @@ impl Framing {
     }
 
     /// The connection was closed.
-    pub(crate) fn close(&mut self) -> Result<(), Error> {
+    pub(crate) fn close(&mut self) -> Result<(), HttpError> {
         if *self != Self::UntilClosed {
-            return Err(Error::Closed);
+            return Err(HttpError::Closed);
         }
         *self = Self::Complete;
         Ok(())
@@ -87,23 +87,23 @@ impl Framing {
 }
 
 /// As many bytes as are there, at most `left`, which is lowered.
-fn up_to(left: &mut u64, read: &BytesMut) -> usize {
+fn take_up_to(left: &mut u64, read: &BytesMut) -> usize {
     let length = usize::try_from(*left).unwrap_or(usize::MAX).min(read.len());
     *left -= length as u64;
     length
 }
 
 /// The size of the next chunk, its line taken out.
-fn size(read: &mut BytesMut) -> Result<Option<u64>, Error> {
+fn parse_chunk_size(read: &mut BytesMut) -> Result<Option<u64>, HttpError> {
     // `httparse` takes an empty line for a zero.
     let begins = read[0].is_ascii_hexdigit();
     match httparse::parse_chunk_size(read) {
-        Ok(Status::Complete((length, size))) if begins && length <= MOST_LINE => {
+        Ok(Status::Complete((length, size))) if begins && length <= MAX_CHUNK_LINE_BYTES => {
             read.advance(length);
             Ok(Some(size))
         }
-        Ok(Status::Partial) if begins && read.len() < MOST_LINE => Ok(None),
-        _ => Err(Error::Malformed("a chunk has no size")),
+        Ok(Status::Partial) if begins && read.len() < MAX_CHUNK_LINE_BYTES => Ok(None),
+        _ => Err(HttpError::Malformed("a chunk has no size")),
     }
 }
 

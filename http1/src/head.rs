@@ -4,16 +4,16 @@
 use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Header, Response, Status};
 
-use crate::Error;
+use crate::HttpError;
 use crate::framing::Framing;
 
 /// The most headers, and the most bytes of all together. Engines send about ten, and 300 bytes.
-const MOST_HEADERS: usize = 100;
-const MOST_BYTES: usize = 64 * 1024;
+const MAX_HEADERS: usize = 100;
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// The body that follows.
 #[derive(Debug)]
-pub struct Body {
+pub struct BodyFraming {
     /// What comes next of it.
     pub framing: Framing,
     /// Another request may follow.
@@ -22,41 +22,41 @@ pub struct Body {
 
 /// What is kept of the head that `read` begins with, which is taken out, and its body; nothing while it is not complete. Those of interim answers are
 /// passed over.
-pub(crate) fn take<H>(read: &mut BytesMut, is_head: bool, keep: impl Fn(u16, &[Header<'_>]) -> H) -> Result<Option<(H, Body)>, Error> {
+pub(crate) fn parse_head<H>(read: &mut BytesMut, is_head: bool, keep: impl Fn(u16, &[Header<'_>]) -> H) -> Result<Option<(H, BodyFraming)>, HttpError> {
     loop {
-        let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+        let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut response = Response::new(&mut headers);
         let length = match response.parse(read) {
             Ok(Status::Complete(length)) => length,
-            Ok(Status::Partial) if read.len() < MOST_BYTES => return Ok(None),
-            Ok(Status::Partial) => return Err(Error::Malformed("its head is too large")),
-            Err(_) => return Err(Error::Malformed("its head is not one of HTTP")),
+            Ok(Status::Partial) if read.len() < MAX_HEAD_BYTES => return Ok(None),
+            Ok(Status::Partial) => return Err(HttpError::Malformed("its head is too large")),
+            Err(_) => return Err(HttpError::Malformed("its head is not one of HTTP")),
         };
         let status = response.code.unwrap_or_default();
         if (200..1000).contains(&status) {
-            let body = body(&response, status, is_head)?;
+            let body = body_framing(&response, status, is_head)?;
             let head = keep(status, response.headers);
             read.advance(length);
             return Ok(Some((head, body)));
         }
         if status == 101 || !(100..200).contains(&status) {
-            return Err(Error::Malformed("its status is none that was asked for"));
+            return Err(HttpError::Malformed("its status is none that was asked for"));
         }
         read.advance(length);
     }
 }
 
 /// RFC 9112, section 6.3.
-fn body(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<Body, Error> {
+fn body_framing(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<BodyFraming, HttpError> {
     let values = |name: &'static str| {
         response.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value.trim_ascii())
     };
     let mut encodings = values("transfer-encoding");
-    let framing = match (encodings.next(), length(values("content-length"))?) {
+    let framing = match (encodings.next(), content_length(values("content-length"))?) {
         _ if is_head || matches!(status, 204 | 304) => Framing::Complete,
-        (Some(_), Some(_)) => return Err(Error::Malformed("it has a length and an encoding")),
-        (Some(encoding), None) if encoding.eq_ignore_ascii_case(b"chunked") && encodings.next().is_none() => Framing::Size,
-        (Some(_), None) => return Err(Error::Malformed("its encoding is unknown")),
+        (Some(_), Some(_)) => return Err(HttpError::Malformed("it has a length and an encoding")),
+        (Some(encoding), None) if encoding.eq_ignore_ascii_case(b"chunked") && encodings.next().is_none() => Framing::ChunkSize,
+        (Some(_), None) => return Err(HttpError::Malformed("its encoding is unknown")),
         (None, Some(0)) => Framing::Complete,
         (None, Some(length)) => Framing::Length(length),
         (None, None) => Framing::UntilClosed,
@@ -65,12 +65,12 @@ fn body(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<Body,
         .flat_map(|value| value.split(|byte| *byte == b','))
         .any(|word| word.trim_ascii().eq_ignore_ascii_case(b"close"));
     let keeps_alive = response.version == Some(1) && !is_closing && !matches!(framing, Framing::UntilClosed);
-    Ok(Body { framing, keeps_alive })
+    Ok(BodyFraming { framing, keeps_alive })
 }
 
 /// The length that all of these agree on.
-fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, Error> {
-    let malformed = Error::Malformed("its length is none");
+fn content_length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HttpError> {
+    let malformed = HttpError::Malformed("its length is none");
     let mut agreed = None;
     for value in values {
         let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);

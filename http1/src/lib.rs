@@ -7,12 +7,12 @@ mod head;
 
 pub use connection::{Connection, Stream};
 pub use framing::Framing;
-pub use head::Body;
+pub use head::BodyFraming;
 pub use httparse::Header;
 
 /// Why there is no answer, or no more of it.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum HttpError {
     /// The connection broke.
     #[error(transparent)]
     Io(#[from] std::io::Error),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hostler_placement::affinity::{Compared, Extent, Guess, Holes, Index, Overlay, Popularity, Seat};
-use hostler_placement::keys::Key;
+use hostler_placement::affinity::{PromptToMatch, PromptKeys, ApproxPrefixIndex, ChainGaps, CacheIndex, InFlightOverlay, Popularity, ReplicaSlot};
+use hostler_placement::block_keys::BlockKey;
 
 /// A replica's capacity: 500,000 tokens in blocks of 16.
 const CAPACITY: usize = 31_000;
@@ -15,14 +15,14 @@ const CAPACITY: usize = 31_000;
 /// Blocks of other prompts in the index, so that its tables do not fit into the processor's caches.
 const OTHERS: usize = 2_000_000;
 
-fn keys(random: &mut fastrand::Rng, count: usize) -> Vec<Key> {
+fn keys(random: &mut fastrand::Rng, count: usize) -> Vec<BlockKey> {
     (0..count).map(|_| random.u64(..)).collect()
 }
 
 /// An index in which all replicas hold a fifth of a prompt, one in eight a half, and three most of it.
-fn shared(random: &mut fastrand::Rng, replicas: usize, prompt: &[Key], holes: Holes) -> (Index, Vec<(Seat, Holes)>) {
-    let index = Index::new();
-    let seats: Vec<(Seat, Holes)> = (0..replicas).map(|_| (index.open(), holes)).collect();
+fn shared(random: &mut fastrand::Rng, replicas: usize, prompt: &[BlockKey], holes: ChainGaps) -> (CacheIndex, Vec<(ReplicaSlot, ChainGaps)>) {
+    let index = CacheIndex::new();
+    let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..replicas).map(|_| (index.open(), holes)).collect();
     for (number, (seat, _)) in seats.iter().enumerate() {
         let fifths = match number {
             7 | 20 | 40 => 4,
@@ -43,18 +43,18 @@ fn matching(criterion: &mut Criterion) {
         let name = |what: &str| BenchmarkId::new(format!("{what}, {blocks} blocks"), replicas);
         let prompt = keys(&mut random, blocks);
         let unknown = keys(&mut random, blocks);
-        let (index, mut seats) = shared(&mut random, replicas, &prompt, Holes::None);
-        group.bench_function(name("shared"), |bencher| bencher.iter(|| black_box(index.matched(&prompt, &seats))));
-        group.bench_function(name("unknown"), |bencher| bencher.iter(|| black_box(index.matched(&unknown, &seats))));
-        seats.iter_mut().for_each(|seat| seat.1 = Holes::Possible);
-        group.bench_function(name("shared, with holes"), |bencher| bencher.iter(|| black_box(index.matched(&prompt, &seats))));
+        let (index, mut seats) = shared(&mut random, replicas, &prompt, ChainGaps::None);
+        group.bench_function(name("shared"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&prompt, &seats))));
+        group.bench_function(name("unknown"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&unknown, &seats))));
+        seats.iter_mut().for_each(|seat| seat.1 = ChainGaps::Possible);
+        group.bench_function(name("shared, with holes"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&prompt, &seats))));
     }
     group.finish();
 }
 
 fn writing(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(2);
-    let (index, seats) = shared(&mut random, 64, &[], Holes::None);
+    let (index, seats) = shared(&mut random, 64, &[], ChainGaps::None);
     let mut group = criterion.benchmark_group("write");
     for blocks in [100, 10_000] {
         // New keys each time, as an engine that evicts as much as it stores.
@@ -76,22 +76,22 @@ fn writing(criterion: &mut Criterion) {
 
 fn others(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(3);
-    let prompt: Arc<[Key]> = keys(&mut random, 6250).into();
-    let index = Index::new();
-    let seats: Vec<(Seat, Holes)> = (0..64).map(|_| (index.open(), Holes::None)).collect();
+    let prompt: Arc<[BlockKey]> = keys(&mut random, 6250).into();
+    let index = CacheIndex::new();
+    let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..64).map(|_| (index.open(), ChainGaps::None)).collect();
 
-    let overlay = Arc::new(Overlay::default());
+    let overlay = Arc::new(InFlightOverlay::default());
     let _in_flight: Vec<_> = (0..1000)
         .map(|number| {
             let mut other = prompt.to_vec();
             other[6 * number + 1] ^= 1;
-            overlay.enter(seats[number % 64].0, Extent::whole(other.into()))
+            overlay.add_placed(seats[number % 64].0, PromptKeys::whole(other.into()))
         })
         .collect();
     criterion.bench_function("overlay, 1000 requests in flight that share their beginning", |bencher| {
         bencher.iter(|| {
             let mut matched = [0; 64];
-            overlay.raise(&Compared::whole(&prompt), &seats, &mut matched);
+            overlay.raise_matches(&PromptToMatch::whole(&prompt), &seats, &mut matched);
             black_box(matched)
         });
     });
@@ -100,25 +100,25 @@ fn others(criterion: &mut Criterion) {
     criterion.bench_function("popularity, 6250 blocks", |bencher| bencher.iter(|| black_box(popularity.arrive(&prompt, 16, 1.0))));
     let arrivals = popularity.arrive(&prompt, 16, 1.0);
     criterion.bench_function("discounted tokens, 6250 blocks", |bencher| {
-        bencher.iter(|| black_box(arrivals.discounted(black_box(20_000), black_box(100_000))));
+        bencher.iter(|| black_box(arrivals.discounted_tokens(black_box(20_000), black_box(100_000))));
     });
 
-    let guess = Guess::default();
-    let seats: Vec<Seat> = (0..64).map(|_| guess.open(CAPACITY)).collect();
+    let guess = ApproxPrefixIndex::default();
+    let seats: Vec<ReplicaSlot> = (0..64).map(|_| guess.open(CAPACITY)).collect();
     for (number, seat) in seats.iter().enumerate() {
-        guess.sent(*seat, &prompt[..number * 97]);
+        guess.record_sent(*seat, &prompt[..number * 97]);
     }
     criterion.bench_function("guess, match of 6250 blocks on 64 replicas", |bencher| {
-        bencher.iter(|| black_box(guess.matched(&prompt, &seats)));
+        bencher.iter(|| black_box(guess.matched_blocks(&prompt, &seats)));
     });
-    criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.sent(seats[5], &prompt)));
+    criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.record_sent(seats[5], &prompt)));
 }
 
 /// Once, since it takes seconds and more than a gigabyte: each replica has blocks of its own, which is the worst for memory.
 #[expect(clippy::print_stdout, reason = "the figures of this benchmark")]
 fn fleet(_: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(4);
-    let index = Index::new();
+    let index = CacheIndex::new();
     let (mut taken, mut slowest) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..1000 {
         let (seat, blocks) = (index.open(), keys(&mut random, CAPACITY));

@@ -5,9 +5,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use hostler_placement::affinity::{Arrivals, Compared, Extent, Holes, Index, Overlay, Popularity, Seat};
-use hostler_placement::cost::{Ask, Candidate, Conditions, place};
-use hostler_placement::keys::{Chain, Key, token_keys};
+use hostler_placement::affinity::{Arrivals, PromptToMatch, PromptKeys, ChainGaps, CacheIndex, InFlightOverlay, Popularity, ReplicaSlot};
+use hostler_placement::cost::{PricingInput, Candidate, Conditions, place};
+use hostler_placement::block_keys::{KeyChain, BlockKey, token_keys};
 use hostler_placement::rates::Rates;
 
 /// The program's own allocator.
@@ -38,10 +38,10 @@ fn candidates(count: usize) -> Vec<Candidate> {
 
 fn placing(criterion: &mut Criterion) {
     let tokens: Vec<u32> = (0..TOKENS).collect();
-    let keys = token_keys(Chain::new("", ""), &tokens, 16);
+    let keys = token_keys(KeyChain::new("", ""), &tokens, 16);
     let popularity = Popularity::default();
     let arrivals: Vec<Arrivals> = (0..20).map(|arrival| popularity.arrive(&keys, 16, f64::from(arrival) * 0.1)).collect();
-    let ask = Ask { tokens: TOKENS, output: 300.0, arrivals: &arrivals[19] };
+    let ask = PricingInput { tokens: TOKENS, output: 300.0, arrivals: &arrivals[19] };
     let mut group = criterion.benchmark_group("place");
     for count in [64, 1_000] {
         let candidates = candidates(count);
@@ -63,15 +63,15 @@ fn choosing(criterion: &mut Criterion) {
     for (count, length) in [(64, 8_000), (1_000, 8_000), (64, 100_000), (1_000, 100_000)] {
         let mut random = fastrand::Rng::with_seed(2);
         let tokens: Vec<u32> = (0..length).collect();
-        let keys: Arc<[Key]> = token_keys(Chain::new("", ""), &tokens, 16).into();
-        let (index, overlay, popularity) = (Index::new(), Arc::<Overlay>::default(), Popularity::default());
-        let seats: Vec<(Seat, Holes)> = (0..count).map(|_| (index.open(), Holes::None)).collect();
+        let keys: Arc<[BlockKey]> = token_keys(KeyChain::new("", ""), &tokens, 16).into();
+        let (index, overlay, popularity) = (CacheIndex::new(), Arc::<InFlightOverlay>::default(), Popularity::default());
+        let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..count).map(|_| (index.open(), ChainGaps::None)).collect();
         let mut pledges = Vec::new();
         for (number, (seat, _)) in seats.iter().enumerate() {
             let fifths = if number % 21 == 7 && number < 64 { 4 } else { 1 + usize::from(number % 8 == 0) };
             index.store(*seat, &keys[..keys.len() * fifths / 5]);
-            index.store(*seat, &(0..1_000_000 / count).map(|_| random.u64(..)).collect::<Vec<Key>>());
-            pledges.push(overlay.enter(*seat, Extent::whole((0..500).map(|_| random.u64(..)).collect())));
+            index.store(*seat, &(0..1_000_000 / count).map(|_| random.u64(..)).collect::<Vec<BlockKey>>());
+            pledges.push(overlay.add_placed(*seat, PromptKeys::whole((0..500).map(|_| random.u64(..)).collect())));
         }
         let mut candidates = candidates(count);
         let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
@@ -79,14 +79,14 @@ fn choosing(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new(format!("{length} tokens"), count), |bencher| {
             bencher.iter(|| {
                 now += 0.001;
-                let keys = token_keys(Chain::new("", ""), black_box(&tokens), 16);
-                let mut matched = index.matched(&keys, &seats);
-                overlay.raise(&Compared::whole(&keys), &seats, &mut matched);
+                let keys = token_keys(KeyChain::new("", ""), black_box(&tokens), 16);
+                let mut matched = index.matched_blocks(&keys, &seats);
+                overlay.raise_matches(&PromptToMatch::whole(&keys), &seats, &mut matched);
                 for (candidate, blocks) in candidates.iter_mut().zip(&matched) {
                     candidate.matched = blocks * 16;
                 }
                 let arrivals = popularity.arrive(&keys, 16, now);
-                let ask = Ask { tokens: length, output: 300.0, arrivals: &arrivals };
+                let ask = PricingInput { tokens: length, output: 300.0, arrivals: &arrivals };
                 place(&ask, black_box(&candidates), &conditions, &mut priced, &mut random)
             });
         });

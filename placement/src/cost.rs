@@ -7,12 +7,12 @@ use std::cmp::{Ordering, Reverse};
 use serde::Serialize;
 
 use crate::affinity::Arrivals;
-use crate::offered::MOST_UTILISATION;
-use crate::rates::{LEAST_SLOWNESS, MOST_SLOWNESS, Rates};
+use crate::offered_work::MAX_UTILISATION;
+use crate::rates::{MIN_SLOWNESS, MAX_SLOWNESS, Rates};
 
 /// A request that is to be placed.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct PricingInput<'a> {
     /// Tokens of its prompt.
     pub tokens: u32,
     /// Tokens that its answer is expected to have.
@@ -109,7 +109,7 @@ pub struct Scored {
 
 /// What one candidate costs, where [`place`] works it out.
 #[derive(Debug, Clone, Copy)]
-pub struct Priced {
+pub struct CandidateCost {
     total: f64,
     terms: Terms,
 }
@@ -117,7 +117,7 @@ pub struct Priced {
 /// Why a replica was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum ChoiceReason {
     /// There was no other.
     Only,
     /// It cost the least by far enough.
@@ -140,7 +140,7 @@ pub struct Decision {
     /// How many candidates there were.
     pub candidates: usize,
     /// Why that one.
-    pub why: Why,
+    pub why: ChoiceReason,
     /// Candidates that cost about the least, the chosen one included.
     pub tied: usize,
     /// The fleet's utilisation that it was decided with.
@@ -158,7 +158,7 @@ impl Decision {
 }
 
 /// Candidates of one decision that are remembered. In a fleet of a thousand replicas, nobody reads the rest.
-pub const REMEMBERED: usize = 64;
+pub const MAX_RECORDED: usize = 64;
 
 /// Share of the decoding that is charged. Time between tokens matters less than the time until the first, and the whole of it would make
 /// long answers flee from every busy replica, whatever it has cached.
@@ -167,29 +167,29 @@ const DECODE_SHARE: f64 = 0.15;
 /// What costs more than the cheapest by this share of the cheapest's time to the first token is still about the least: the estimates are
 /// no better, and several routers that see the same fleet must not all choose the same replica. The rest of the cost is left out, since
 /// the decoding of a long answer would make everything about the same.
-const NEAR_SHARE: f64 = 0.02;
+const TIE_SHARE: f64 = 0.02;
 
 /// So is what costs this many seconds more, where the times themselves are small: less than one more sequence in flight costs.
-const NEAR_SECONDS: f64 = 0.000_2;
+const TIE_SECONDS: f64 = 0.000_2;
 
 /// A term that is not a number from zero up, or is greater than this, is taken as this: some thirty years. So nonsense in a replica's
 /// figures makes it the last to be chosen, and sums stay finite.
-const MOST_SECONDS: f64 = 1e9;
+const MAX_SECONDS: f64 = 1e9;
 
 /// Tokens of a step where a replica has not said: what vLLM takes by default on large GPUs.
-const USUAL_BUDGET: u32 = 8192;
+const DEFAULT_TOKEN_BUDGET: u32 = 8192;
 
 /// No answer is expected to be longer than this.
-const MOST_OUTPUT: f64 = 1e6;
+const MAX_OUTPUT_TOKENS: f64 = 1e6;
 
 /// An engine that is kept busy has this many steps' tokens of prompts that nobody has seen a first token of: those of the step that runs, of
 /// the next one, which is planned meanwhile, and of the one after it, for which prompts are on their way. With less it would run out of them:
 /// with one step's, on two H200s under 1,024 streams, up to half of these waited in the router. In the simulator, whose engines have neither
 /// of the two delays, three cost 4 % of the mean time to the first token at the heaviest load against one.
-const STEPS_UNDER_WAY: u64 = 3;
+const MAX_PENDING_STEPS: u64 = 3;
 
 /// With more than this share of the KV cache in use, the next sequence probably evicts one that runs.
-const FULL: f64 = 0.97;
+const FULL_KV_USE: f64 = 0.97;
 
 /// The cheapest replica that is not doubtful, or the cheapest when all are; with its reasons. `None` without candidates.
 ///
@@ -200,14 +200,14 @@ const FULL: f64 = 0.97;
 /// `priced` is the memory that the costs are worked out in, whatever was in it: whoever places often gives the same again.
 #[must_use]
 pub fn place(
-    ask: &Ask<'_>,
+    ask: &PricingInput<'_>,
     candidates: &[Candidate],
     conditions: &Conditions,
-    priced: &mut Vec<Priced>,
+    priced: &mut Vec<CandidateCost>,
     random: &mut fastrand::Rng,
 ) -> Option<Decision> {
     let last_resort = candidates.iter().all(|candidate| candidate.doubtful);
-    let mut pricing = Pricing::new(ask, conditions);
+    let mut pricing = CostModel::new(ask, conditions);
     let (mut cheapest, mut first_token) = (f64::INFINITY, 0.0);
     priced.clear();
     priced.extend(candidates.iter().map(|candidate| {
@@ -216,9 +216,9 @@ pub fn place(
         if total < cheapest && (last_resort || !candidate.doubtful) {
             (cheapest, first_token) = (total, terms.first_token());
         }
-        Priced { total, terms }
+        CandidateCost { total, terms }
     }));
-    let reach = cheapest + (first_token * NEAR_SHARE).max(NEAR_SECONDS);
+    let reach = cheapest + (first_token * TIE_SHARE).max(TIE_SECONDS);
     let (mut tied, mut equals, mut best, mut chosen) = (0, 0, None, None);
     for (index, (candidate, priced)) in candidates.iter().zip(&*priced).enumerate() {
         if (candidate.doubtful && !last_resort) || priced.total > reach {
@@ -240,29 +240,29 @@ pub fn place(
     }
     let chosen = chosen?;
     let why = match (last_resort, candidates.len(), tied) {
-        (true, ..) => Why::LastResort,
-        (false, 1, _) => Why::Only,
-        (false, _, 1) => Why::Cheapest,
-        _ => Why::NearTie,
+        (true, ..) => ChoiceReason::LastResort,
+        (false, 1, _) => ChoiceReason::Only,
+        (false, _, 1) => ChoiceReason::Cheapest,
+        _ => ChoiceReason::NearTie,
     };
-    let scored = |(candidate, priced): (&Candidate, &Priced)| Scored {
+    let scored = |(candidate, priced): (&Candidate, &CandidateCost)| Scored {
         candidate: *candidate,
         uncached: ask.tokens - candidate.matched.min(ask.tokens),
         terms: priced.terms,
     };
-    let (scored, chosen) = if candidates.len() > REMEMBERED {
-        let remembered = remembered(priced, chosen);
+    let (scored, chosen) = if candidates.len() > MAX_RECORDED {
+        let remembered = candidates_to_record(priced, chosen);
         (remembered.into_iter().map(|index| scored((&candidates[index], &priced[index]))).collect(), 0)
     } else {
         (candidates.iter().zip(&*priced).map(scored).collect(), chosen)
     };
-    let (utilisation, nominal) = (utilisation(conditions), conditions.nominal);
+    let (utilisation, nominal) = (clamp_utilisation(conditions), conditions.nominal);
     Some(Decision { scored, chosen, candidates: candidates.len(), why, tied, utilisation, nominal })
 }
 
 /// Those of the candidates that are remembered: the chosen one, then the cheapest others, of equals the first.
-fn remembered(priced: &[Priced], chosen: usize) -> Vec<usize> {
-    let mut kept = Vec::with_capacity(REMEMBERED + 1);
+fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
+    let mut kept = Vec::with_capacity(MAX_RECORDED + 1);
     kept.push(chosen);
     let mut dearest = f64::INFINITY;
     for (index, one) in priced.iter().enumerate() {
@@ -270,9 +270,9 @@ fn remembered(priced: &[Priced], chosen: usize) -> Vec<usize> {
         if one.total < dearest && index != chosen {
             let cheaper = kept[1..].partition_point(|other| priced[*other].total <= one.total);
             kept.insert(1 + cheaper, index);
-            kept.truncate(REMEMBERED);
-            if kept.len() == REMEMBERED {
-                dearest = priced[kept[REMEMBERED - 1]].total;
+            kept.truncate(MAX_RECORDED);
+            if kept.len() == MAX_RECORDED {
+                dearest = priced[kept[MAX_RECORDED - 1]].total;
             }
         }
     }
@@ -283,36 +283,36 @@ fn remembered(priced: &[Priced], chosen: usize) -> Vec<usize> {
 /// chosen for it has no room, a request had better wait in the router, where every replica stays open to it and shorter ones can go before it.
 #[must_use]
 pub fn has_room(candidate: &Candidate) -> bool {
-    let full = candidate.kv_use > FULL;
-    candidate.pending <= STEPS_UNDER_WAY * u64::from(budget(candidate)) && !full
+    let full = candidate.kv_use > FULL_KV_USE;
+    candidate.pending <= MAX_PENDING_STEPS * u64::from(token_budget(candidate)) && !full
 }
 
-fn budget(candidate: &Candidate) -> u32 {
-    if candidate.budget == 0 { USUAL_BUDGET } else { candidate.budget }
+fn token_budget(candidate: &Candidate) -> u32 {
+    if candidate.budget == 0 { DEFAULT_TOKEN_BUDGET } else { candidate.budget }
 }
 
-fn utilisation(conditions: &Conditions) -> f64 {
-    if conditions.utilisation.is_nan() { 0.0 } else { conditions.utilisation.clamp(0.0, MOST_UTILISATION) }
+fn clamp_utilisation(conditions: &Conditions) -> f64 {
+    if conditions.utilisation.is_nan() { 0.0 } else { conditions.utilisation.clamp(0.0, MAX_UTILISATION) }
 }
 
 /// What is the same for all candidates.
-struct Pricing<'a> {
-    ask: &'a Ask<'a>,
+struct CostModel<'a> {
+    ask: &'a PricingInput<'a>,
     output: f64,
     nominal: Rates,
-    price: f64,
+    congestion_price: f64,
     /// What the arrivals say where nothing matches, and the last match that they were asked about: most candidates have one of the two.
-    unmatched: f64,
-    last: (u32, f64),
+    unmatched_tokens: f64,
+    last_matched: (u32, f64),
 }
 
-impl<'a> Pricing<'a> {
-    fn new(ask: &'a Ask<'a>, conditions: &Conditions) -> Self {
-        let utilisation = utilisation(conditions);
-        let output = if ask.output.is_nan() { 0.0 } else { ask.output.clamp(0.0, MOST_OUTPUT) };
+impl<'a> CostModel<'a> {
+    fn new(ask: &'a PricingInput<'a>, conditions: &Conditions) -> Self {
+        let utilisation = clamp_utilisation(conditions);
+        let output = if ask.output.is_nan() { 0.0 } else { ask.output.clamp(0.0, MAX_OUTPUT_TOKENS) };
         let price = 2.0 * utilisation / (1.0 - utilisation);
-        let unmatched = if price > 0.0 { ask.arrivals.discounted(0, ask.tokens) } else { 0.0 };
-        Self { ask, output, nominal: conditions.nominal, price, unmatched, last: (0, unmatched) }
+        let unmatched = if price > 0.0 { ask.arrivals.discounted_tokens(0, ask.tokens) } else { 0.0 };
+        Self { ask, output, nominal: conditions.nominal, congestion_price: price, unmatched_tokens: unmatched, last_matched: (0, unmatched) }
     }
 
     #[inline]
@@ -320,22 +320,22 @@ impl<'a> Pricing<'a> {
         let rates = &candidate.rates;
         let matched = candidate.matched.min(self.ask.tokens);
         let uncached = self.ask.tokens - matched;
-        let slowness = rates.slowness.clamp(LEAST_SLOWNESS, MOST_SLOWNESS);
+        let slowness = rates.slowness.clamp(MIN_SLOWNESS, MAX_SLOWNESS);
         let step = rates.step_seconds(candidate.in_flight, candidate.context);
-        let steps = candidate.pending.saturating_add(u64::from(uncached)).div_ceil(u64::from(budget(candidate))).max(1);
+        let steps = candidate.pending.saturating_add(u64::from(uncached)).div_ceil(u64::from(token_budget(candidate))).max(1);
         let slowdown = rates.decode + rates.context * (f64::from(self.ask.tokens) + self.output / 2.0);
         Terms {
-            queue: seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MOST_SECONDS)),
-            prefill: seconds(rates.prefill_seconds(uncached, matched) * slowness),
-            steps: seconds(steps as f64 * step),
-            memory: seconds(self.memory(candidate, uncached) * step),
+            queue: clamp_seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MAX_SECONDS)),
+            prefill: clamp_seconds(rates.prefill_seconds(uncached, matched) * slowness),
+            steps: clamp_seconds(steps as f64 * step),
+            memory: clamp_seconds(self.memory_steps(candidate, uncached) * step),
             congestion: self.congestion(matched, uncached),
-            decode: seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
+            decode: clamp_seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
         }
     }
 
     /// Steps until there is memory.
-    fn memory(&self, candidate: &Candidate, uncached: u32) -> f64 {
+    fn memory_steps(&self, candidate: &Candidate, uncached: u32) -> f64 {
         let (capacity, context) = (candidate.capacity as f64, candidate.context as f64);
         let held = if candidate.kv_use > 0.0 { context.min(candidate.kv_use * capacity) } else { context };
         let excess = held + f64::from(uncached) + self.output - capacity;
@@ -348,21 +348,21 @@ impl<'a> Pricing<'a> {
 
     /// Nonsense in the fleet's figures would cost all candidates alike and hide what they differ by; it prices nothing.
     fn congestion(&mut self, matched: u32, uncached: u32) -> f64 {
-        if self.price == 0.0 || uncached == 0 {
+        if self.congestion_price == 0.0 || uncached == 0 {
             return 0.0;
         }
-        if matched != 0 && matched != self.last.0 {
-            self.last = (matched, self.ask.arrivals.discounted(matched, self.ask.tokens));
+        if matched != 0 && matched != self.last_matched.0 {
+            self.last_matched = (matched, self.ask.arrivals.discounted_tokens(matched, self.ask.tokens));
         }
-        let tokens = if matched == 0 { self.unmatched } else { self.last.1 };
-        let congestion = self.price * self.nominal.prefill_seconds_each(uncached, matched) * tokens;
-        if congestion.is_nan() || congestion < 0.0 { 0.0 } else { congestion.min(MOST_SECONDS) }
+        let tokens = if matched == 0 { self.unmatched_tokens } else { self.last_matched.1 };
+        let congestion = self.congestion_price * self.nominal.prefill_seconds_each(uncached, matched) * tokens;
+        if congestion.is_nan() || congestion < 0.0 { 0.0 } else { congestion.min(MAX_SECONDS) }
     }
 }
 
 /// A duration that can be compared and summed.
-fn seconds(value: f64) -> f64 {
-    if (0.0..=MOST_SECONDS).contains(&value) { value } else { MOST_SECONDS }
+fn clamp_seconds(value: f64) -> f64 {
+    if (0.0..=MAX_SECONDS).contains(&value) { value } else { MAX_SECONDS }
 }
 
 #[cfg(test)]

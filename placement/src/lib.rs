@@ -3,7 +3,7 @@
 
 pub mod affinity;
 pub mod cost;
-pub mod hold;
-pub mod keys;
-pub mod offered;
+pub mod queue;
+pub mod block_keys;
+pub mod offered_work;
 pub mod rates;

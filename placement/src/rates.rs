@@ -91,50 +91,50 @@ impl Rates {
 
 /// What one replica has shown of its speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Learned {
+pub struct LearnedRates {
     /// Its rates, as it alone has shown them.
     pub rates: Rates,
     /// First tokens that told the speed of prefill.
-    pub first_tokens: f64,
+    pub first_token_samples: f64,
     /// Intervals between tokens that told the duration of a step.
-    pub intervals: f64,
+    pub interval_samples: f64,
     /// The load at which they were seen, on average: sequences, and their context in sequences that take as long.
-    pub load: f64,
+    pub mean_load: f64,
 }
 
-impl Default for Learned {
+impl Default for LearnedRates {
     fn default() -> Self {
-        Self { rates: Rates::default(), first_tokens: 0.0, intervals: 0.0, load: 0.0 }
+        Self { rates: Rates::default(), first_token_samples: 0.0, interval_samples: 0.0, mean_load: 0.0 }
     }
 }
 
 /// A replica's own samples weigh as much as this many of the others'. Replicas of a fleet are mostly alike, so what one has shown says
 /// something of the next, and a difference that is only noise must not send all requests to one of them.
-const POOLED_SAMPLES: f64 = 20.0;
+const POOL_WEIGHT: f64 = 20.0;
 
 /// More samples than this say no more: a replica's last hundred or so are what it has learned from.
-const MOST_SAMPLES: f64 = 200.0;
+const MAX_SAMPLES: f64 = 200.0;
 
 /// What the replicas that a request may go to have shown together.
 ///
 /// Without it a replica that has never been used keeps the prior, and looks slower or faster than all others for as long as nobody tries it.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Pool {
-    first_tokens: Pooled,
-    intervals: Pooled,
+pub struct RatePool {
+    first_tokens: PooledSamples,
+    intervals: PooledSamples,
 }
 
 /// Sums of samples and of what they showed.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pooled {
+struct PooledSamples {
     samples: f64,
     sums: [f64; 3],
 }
 
-impl Pooled {
+impl PooledSamples {
     #[inline]
     fn add(&mut self, samples: f64, shown: [f64; 3]) {
-        let samples = samples.clamp(0.0, MOST_SAMPLES);
+        let samples = samples.clamp(0.0, MAX_SAMPLES);
         // The sum is finite only if each is.
         if shown.iter().sum::<f64>().is_finite() {
             self.samples += samples;
@@ -149,17 +149,17 @@ impl Pooled {
     }
 
     #[inline]
-    fn draw(&self, samples: f64, shown: [f64; 3]) -> [f64; 3] {
+    fn shrink_toward_mean(&self, samples: f64, shown: [f64; 3]) -> [f64; 3] {
         let Some(mean) = self.mean() else { return shown };
         let own = own_weight(samples);
         std::array::from_fn(|part| own * shown[part] + (1.0 - own) * mean[part])
     }
 }
 
-impl Pool {
+impl RatePool {
     /// What all of these have shown.
     #[must_use]
-    pub fn new<'a>(all: impl Iterator<Item = &'a Learned>) -> Self {
+    pub fn new<'a>(all: impl Iterator<Item = &'a LearnedRates>) -> Self {
         let mut pool = Self::default();
         all.for_each(|learned| pool.add(learned));
         pool
@@ -167,10 +167,10 @@ impl Pool {
 
     /// One more has shown this.
     #[inline]
-    pub fn add(&mut self, learned: &Learned) {
+    pub fn add(&mut self, learned: &LearnedRates) {
         let rates = &learned.rates;
-        self.first_tokens.add(learned.first_tokens, [rates.prefill, rates.attention, 0.0]);
-        self.intervals.add(learned.intervals, [rates.step, rates.decode, rates.context]);
+        self.first_tokens.add(learned.first_token_samples, [rates.prefill, rates.attention, 0.0]);
+        self.intervals.add(learned.interval_samples, [rates.step, rates.decode, rates.context]);
     }
 
     /// One replica's rates, drawn towards those of all, the less the more it has shown itself. Its slowness stays its own.
@@ -180,12 +180,12 @@ impl Pool {
     /// two, and to be loaded as differently.
     #[must_use]
     #[inline]
-    pub fn rates(&self, learned: &Learned) -> Rates {
+    pub fn rates(&self, learned: &LearnedRates) -> Rates {
         let own = &learned.rates;
-        let [prefill, attention, _] = self.first_tokens.draw(learned.first_tokens, [own.prefill, own.attention, 0.0]);
+        let [prefill, attention, _] = self.first_tokens.shrink_toward_mean(learned.first_token_samples, [own.prefill, own.attention, 0.0]);
         let [step, decode, context] = self.intervals.mean().unwrap_or([own.step, own.decode, own.context]);
-        let level = (own.step + own.decode * learned.load) / (step + decode * learned.load);
-        let weight = if level.is_finite() { own_weight(learned.intervals) } else { 0.0 };
+        let level = (own.step + own.decode * learned.mean_load) / (step + decode * learned.mean_load);
+        let weight = if level.is_finite() { own_weight(learned.interval_samples) } else { 0.0 };
         let level = if weight > 0.0 { weight * level + (1.0 - weight) } else { 1.0 };
         Rates { step: step * level, prefill, attention, decode: decode * level, context: context * level, slowness: own.slowness }
     }
@@ -194,17 +194,17 @@ impl Pool {
 /// What a replica's own samples weigh against those of all.
 #[inline]
 fn own_weight(samples: f64) -> f64 {
-    let samples = samples.clamp(0.0, MOST_SAMPLES);
-    samples / (samples + POOLED_SAMPLES)
+    let samples = samples.clamp(0.0, MAX_SAMPLES);
+    samples / (samples + POOL_WEIGHT)
 }
 
 /// A first token that came, and what had been expected of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FirstToken {
+pub struct FirstTokenSample {
     /// What `Terms::first_token` said when the request was placed.
-    pub predicted: f64,
+    pub predicted_seconds: f64,
     /// Seconds from dispatch to the first token.
-    pub took: f64,
+    pub actual_seconds: f64,
     /// Tokens of the prompt that had to be computed.
     pub uncached: u32,
     /// Tokens of the prompt that were cached.
@@ -216,13 +216,13 @@ pub struct FirstToken {
 }
 
 /// Fewer computed tokens than this take about as long as an empty step and say nothing of the speed.
-const TELLING_TOKENS: f64 = 256.0;
+const MIN_SAMPLE_TOKENS: f64 = 256.0;
 
 /// Up to this many requests in flight the engine counts as quiet: their decoding adds less to a step than its noise.
-const QUIET_IN_FLIGHT: u32 = 4;
+const MAX_QUIET_IN_FLIGHT: u32 = 4;
 
 /// A sample moves an estimate by its factor to this power at least; while few samples have come, by more.
-const LEAST_GAIN: f64 = 0.05;
+const MIN_GAIN: f64 = 0.05;
 
 /// The prior weighs as much as this many samples.
 const PRIOR_SAMPLES: f64 = 4.0;
@@ -231,25 +231,25 @@ const PRIOR_SAMPLES: f64 = 4.0;
 const SLOWNESS_GAIN: f64 = 0.1;
 
 /// Share of the slowness that each sample under load turns into speed, so that what lasts becomes the coefficient.
-const SLOWNESS_SETTLES: f64 = 0.01;
+const SLOWNESS_TO_RATE_SHARE: f64 = 0.01;
 
 /// Share of the slowness that is forgotten with each sample in quiet, which tells the speed directly.
-const SLOWNESS_FORGOTTEN: f64 = 0.1;
+const SLOWNESS_DECAY: f64 = 0.1;
 
 /// The slowness stays between these.
-pub(crate) const LEAST_SLOWNESS: f64 = 0.25;
+pub(crate) const MIN_SLOWNESS: f64 = 0.25;
 /// The slowness stays between these.
-pub(crate) const MOST_SLOWNESS: f64 = 8.0;
+pub(crate) const MAX_SLOWNESS: f64 = 8.0;
 
 /// No accelerator computes a prompt token faster than this, none that is used more slowly: whatever is fed, the speed stays in between.
 const PREFILL_BOUNDS: (f64, f64) = (1e-7, 1e-1);
 
 /// What an interval that is longer than expected weighs against a shorter one. Prompts that are computed in between make intervals longer
 /// and nothing makes them shorter, so the shorter ones tell what a step takes by itself.
-const LONGER_WEIGHT: f64 = 0.1;
+const LONG_INTERVAL_WEIGHT: f64 = 0.1;
 
 /// Share of the weight of earlier intervals that stays with each new one: the last hundred or so count.
-const INTERVAL_MEMORY: f64 = 0.99;
+const INTERVAL_DECAY: f64 = 0.99;
 
 /// Learns one replica's rates while it serves.
 ///
@@ -258,48 +258,48 @@ const INTERVAL_MEMORY: f64 = 0.99;
 /// there into the speed if it lasts. A first token counts as at most e times faster or slower than expected, an interval as twice, so one
 /// absurd sample does little; those that are nonsense (not finite, not above zero) do nothing.
 #[derive(Debug, Clone)]
-pub struct Learner {
+pub struct RateLearner {
     prior: Rates,
     rates: Rates,
     quiet_samples: f64,
-    intervals: Moments,
+    intervals: LineMoments,
 }
 
-impl Learner {
+impl RateLearner {
     /// A learner that knows nothing but the prior.
     #[must_use]
     pub fn new(prior: Rates) -> Self {
-        Self { prior, rates: prior, quiet_samples: 0.0, intervals: Moments::default() }
+        Self { prior, rates: prior, quiet_samples: 0.0, intervals: LineMoments::default() }
     }
 
     /// Learns from a first token.
-    pub fn first_token(&mut self, seen: &FirstToken) {
+    pub fn learn_first_token(&mut self, seen: &FirstTokenSample) {
         let ahead = seen.pending as f64;
         let uncached = f64::from(seen.uncached);
-        if !positive(seen.took) || uncached + ahead < TELLING_TOKENS {
+        if !positive(seen.actual_seconds) || uncached + ahead < MIN_SAMPLE_TOKENS {
             return;
         }
         let work = self.rates.prefill_seconds(seen.uncached, seen.matched) + self.rates.prefill * ahead;
-        if uncached >= TELLING_TOKENS && ahead * 8.0 <= uncached && seen.in_flight <= QUIET_IN_FLIGHT {
-            self.quiet(seen, work);
-        } else if positive(seen.predicted) && positive(work) {
-            let share = (self.rates.slowness * work / seen.predicted).min(1.0);
-            self.loaded(seen.took / seen.predicted, share);
+        if uncached >= MIN_SAMPLE_TOKENS && ahead * 8.0 <= uncached && seen.in_flight <= MAX_QUIET_IN_FLIGHT {
+            self.learn_unloaded(seen, work);
+        } else if positive(seen.predicted_seconds) && positive(work) {
+            let share = (self.rates.slowness * work / seen.predicted_seconds).min(1.0);
+            self.learn_loaded(seen.actual_seconds / seen.predicted_seconds, share);
         }
     }
 
     /// Learns from the mean time between the tokens of a stream, while `sequences` that held `context` tokens were decoded. Steps that
     /// also computed prompts are in such a mean; where they are in all of them, a step looks longer than it is without them.
-    pub fn interval(&mut self, sequences: u32, context: u64, seconds: f64) {
+    pub fn learn_interval(&mut self, sequences: u32, context: u64, seconds: f64) {
         if !positive(seconds) {
             return;
         }
         let usual = self.rates.step_seconds(sequences, context);
         let seconds = if positive(usual) { seconds.clamp(usual / 2.0, usual * 2.0) } else { seconds };
         let per_sequence = if positive(self.prior.decode) { self.prior.context / self.prior.decode } else { 0.0 };
-        let weight = if seconds > usual { LONGER_WEIGHT } else { 1.0 };
+        let weight = if seconds > usual { LONG_INTERVAL_WEIGHT } else { 1.0 };
         self.intervals.add(f64::from(sequences) + per_sequence * context as f64, seconds, weight);
-        let (step, decode) = self.intervals.line(self.prior.step, self.prior.decode);
+        let (step, decode) = self.intervals.fit_line(self.prior.step, self.prior.decode);
         if step.is_finite() && decode.is_finite() {
             (self.rates.step, self.rates.decode, self.rates.context) = (step, decode, decode * per_sequence);
         }
@@ -313,36 +313,36 @@ impl Learner {
 
     /// The same, and from how much.
     #[must_use]
-    pub fn learned(&self) -> Learned {
-        let Moments { weight, x, .. } = self.intervals;
+    pub fn learned(&self) -> LearnedRates {
+        let LineMoments { weight, x, .. } = self.intervals;
         let load = if weight > 0.0 { x / weight } else { 0.0 };
-        Learned { rates: self.rates, first_tokens: self.quiet_samples, intervals: weight, load }
+        LearnedRates { rates: self.rates, first_token_samples: self.quiet_samples, interval_samples: weight, mean_load: load }
     }
 
     /// Nothing else was there: what it took beyond a step is the prefill. At least a tenth of it is, should a step be overestimated.
-    fn quiet(&mut self, seen: &FirstToken, work: f64) {
-        let prefill = (seen.took - self.rates.step_seconds(seen.in_flight, 0)).max(seen.took / 10.0);
+    fn learn_unloaded(&mut self, seen: &FirstTokenSample, work: f64) {
+        let prefill = (seen.actual_seconds - self.rates.step_seconds(seen.in_flight, 0)).max(seen.actual_seconds / 10.0);
         let factor = prefill / work;
         if positive(factor) {
-            let gain = (1.0 / (self.quiet_samples + PRIOR_SAMPLES)).max(LEAST_GAIN);
+            let gain = (1.0 / (self.quiet_samples + PRIOR_SAMPLES)).max(MIN_GAIN);
             self.quiet_samples += 1.0;
-            self.faster_or_slower(step_of(factor, gain));
-            self.rates.slowness = self.rates.slowness.powf(1.0 - SLOWNESS_FORGOTTEN);
+            self.scale_prefill(gain_factor(factor, gain));
+            self.rates.slowness = self.rates.slowness.powf(1.0 - SLOWNESS_DECAY);
         }
     }
 
     /// Others were ahead: it took `factor` times what was predicted, of which prefill was `share`. Only that share is the slowness' doing.
-    fn loaded(&mut self, factor: f64, share: f64) {
+    fn learn_loaded(&mut self, factor: f64, share: f64) {
         if !positive(factor) {
             return;
         }
-        let slowness = self.rates.slowness * step_of(factor, SLOWNESS_GAIN * share);
-        let settled = slowness.powf(SLOWNESS_SETTLES);
-        self.rates.slowness = (slowness / settled).clamp(LEAST_SLOWNESS, MOST_SLOWNESS);
-        self.faster_or_slower(settled);
+        let slowness = self.rates.slowness * gain_factor(factor, SLOWNESS_GAIN * share);
+        let settled = slowness.powf(SLOWNESS_TO_RATE_SHARE);
+        self.rates.slowness = (slowness / settled).clamp(MIN_SLOWNESS, MAX_SLOWNESS);
+        self.scale_prefill(settled);
     }
 
-    fn faster_or_slower(&mut self, factor: f64) {
+    fn scale_prefill(&mut self, factor: f64) {
         let (least, most) = PREFILL_BOUNDS;
         self.rates.prefill = (self.rates.prefill * factor).clamp(least, most);
         if positive(self.prior.prefill) {
@@ -352,7 +352,7 @@ impl Learner {
 }
 
 /// The factor by which an estimate moves towards a sample that is `factor` times as much.
-fn step_of(factor: f64, gain: f64) -> f64 {
+fn gain_factor(factor: f64, gain: f64) -> f64 {
     (factor.ln().clamp(-1.0, 1.0) * gain).exp()
 }
 
@@ -362,7 +362,7 @@ fn positive(value: f64) -> bool {
 
 /// Weighted sums for a line through what was seen, where the newer weighs more.
 #[derive(Debug, Clone, Copy, Default)]
-struct Moments {
+struct LineMoments {
     weight: f64,
     x: f64,
     y: f64,
@@ -370,9 +370,9 @@ struct Moments {
     xy: f64,
 }
 
-impl Moments {
+impl LineMoments {
     fn add(&mut self, x: f64, y: f64, weight: f64) {
-        let memory = 1.0 - weight * (1.0 - INTERVAL_MEMORY);
+        let memory = 1.0 - weight * (1.0 - INTERVAL_DECAY);
         for (sum, new) in [(&mut self.weight, 1.0), (&mut self.x, x), (&mut self.y, y), (&mut self.xx, x * x), (&mut self.xy, x * y)] {
             *sum = *sum * memory + weight * new;
         }
@@ -380,7 +380,7 @@ impl Moments {
 
     /// Offset and slope, neither below zero. A few pseudo-observations on the prior's line hold the slope where all that was seen had the
     /// same `x`; they are scaled to the level of what was seen, so that the prior lends its shape and not its speed.
-    fn line(&self, offset: f64, slope: f64) -> (f64, f64) {
+    fn fit_line(&self, offset: f64, slope: f64) -> (f64, f64) {
         let expected = self.weight * offset + self.x * slope;
         let prior: [f64; 4] = [1.0, 8.0, 32.0, 128.0];
         let at_prior: f64 = prior.iter().map(|x| offset + slope * x).sum();

@@ -17,7 +17,7 @@ impl Dialect {
 
     /// The dialect of a front-end by the word that agents use for it. Agents that say nothing have engines with the Python one.
     #[must_use]
-    pub fn of_front_end(word: &str) -> Self {
+    pub fn from_front_end(word: &str) -> Self {
         if word == "rust" { Self::Rust } else { Self::Python }
     }
 }

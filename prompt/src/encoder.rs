@@ -4,22 +4,22 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::files::{Config, Sources};
-use crate::messages::{self, Conversation, MARK, Media, Rules, invalid};
-use crate::request::{Chat, Prompt, Side, Truncation};
-use crate::template::{Shape, Template};
-use crate::tokens::{GoesOn, Progress, Stats, Tokens};
-use crate::{Dialect, Files, FilesError, Request};
+use crate::files::{TokenizerConfig, TemplateSources};
+use crate::messages::{self, Conversation, MEDIA_MARKER, MediaMode, MessageRules, invalid};
+use crate::request::{Chat, Prompt, TruncationSide, Truncation};
+use crate::template::{ContentShape, Template};
+use crate::tokens::{ContinueReading, Progress, EncoderStats, SegmentTokenizer};
+use crate::{Dialect, ModelFiles, FilesError, PromptRequest};
 
 /// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one core.
-pub const MOST_TEXT: usize = 8 << 20;
+pub const MAX_TEXT_BYTES: usize = 8 << 20;
 
 /// Bytes of prose or code per token, for prompts that are only counted.
 const BYTES_PER_TOKEN: usize = 4;
 
 /// Turns requests for one model into tokens. Shared by `Arc`; every method can be called from any thread.
 pub struct Encoder {
-    tokens: Tokens,
+    tokens: SegmentTokenizer,
     template: Option<Template>,
     /// Used instead when a request has tools.
     tool_template: Option<Template>,
@@ -30,16 +30,16 @@ pub struct Encoder {
 
 /// The tokens of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encoded {
+pub struct EncodedPrompt {
     /// The tokens of the prompt, or of the beginning that was asked for; of a batch, those of its first.
     pub tokens: Vec<u32>,
     /// About how many tokens follow in text that was not read because nobody asked for it.
     pub unread_tokens: u32,
     /// False when the tokens stop before the first image, sound or video. The last of them may then be another one for the engine, because
     /// what follows can join it.
-    pub whole: bool,
+    pub is_whole: bool,
     /// About how many tokens the further prompts of a batch have.
-    pub more_tokens: u32,
+    pub batch_tokens: u32,
 }
 
 /// Why there are no tokens for a request.
@@ -72,15 +72,15 @@ pub enum EncodeError {
 
 impl Encoder {
     /// Reads the files; the cache of segments holds at most this many bytes.
-    pub fn new(files: &Files, cache_bytes: usize) -> Result<Self, FilesError> {
-        let config = Config::read(files)?;
-        let tokens = Tokens::new(&files.tokenizer, &config, cache_bytes)?;
+    pub fn new(files: &ModelFiles, cache_bytes: usize) -> Result<Self, FilesError> {
+        let config = TokenizerConfig::read(files)?;
+        let tokens = SegmentTokenizer::new(&files.tokenizer, &config, cache_bytes)?;
         let sources = match &files.template {
-            Some(template) => Sources { default: Some(template.clone()), tool_use: None },
+            Some(template) => TemplateSources { default: Some(template.clone()), tool_use: None },
             None => config.templates(),
         };
         let compiled = |source: Option<String>| source.map(|source| Template::new(&source)).transpose();
-        let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"].iter().all(|token| tokens.has_added(token));
+        let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"].iter().all(|token| tokens.has_added_token(token));
         Ok(Self {
             tokens,
             template: compiled(sources.default)?,
@@ -91,18 +91,18 @@ impl Encoder {
     }
 
     /// The tokens that an engine with the Python front-end will see for this request.
-    pub fn encode(&self, request: &Request) -> Result<Encoded, EncodeError> {
+    pub fn encode(&self, request: &PromptRequest) -> Result<EncodedPrompt, EncodeError> {
         self.encode_in(Dialect::Python, request)
     }
 
     /// The tokens that an engine with this dialect will see for this request.
-    pub fn encode_in(&self, dialect: Dialect, request: &Request) -> Result<Encoded, EncodeError> {
-        self.encode_while(dialect, request, &mut |_| true)
+    pub fn encode_in(&self, dialect: Dialect, request: &PromptRequest) -> Result<EncodedPrompt, EncodeError> {
+        self.encode_prefix(dialect, request, &mut |_| true)
     }
 
     /// The same, or only the tokens of the beginning: `goes_on` is asked, at places where reading can stop, whether more is wanted. A request
     /// that is truncated is read whole.
-    pub fn encode_while(&self, dialect: Dialect, request: &Request, goes_on: &mut GoesOn<'_>) -> Result<Encoded, EncodeError> {
+    pub fn encode_prefix(&self, dialect: Dialect, request: &PromptRequest, goes_on: &mut ContinueReading<'_>) -> Result<EncodedPrompt, EncodeError> {
         if let Some(reason) = request.unsupported {
             return Err(EncodeError::Unsupported(reason));
         }
@@ -119,25 +119,25 @@ impl Encoder {
         };
         let tokens = match request.truncation {
             Some(_) if !whole => return Err(EncodeError::Unsupported("a truncation and media")),
-            Some(truncation) => self.truncated(tokens, truncation, special_tokens)?,
+            Some(truncation) => self.truncate(tokens, truncation, special_tokens)?,
             None => tokens,
         };
         let counted = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
-        Ok(Encoded { tokens, unread_tokens: counted(unread), whole, more_tokens: counted(more) })
+        Ok(EncodedPrompt { tokens, unread_tokens: counted(unread), is_whole: whole, batch_tokens: counted(more) })
     }
 
     /// What this encoder did so far.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EncoderStats {
         self.tokens.stats()
     }
 
     /// The tokens of a text as far as it is wanted, and about how many follow: as many for a byte as it had so far.
-    fn text(&self, text: &str, special_tokens: bool, goes_on: &mut GoesOn<'_>) -> Result<(Vec<u32>, usize), EncodeError> {
-        if text.len() > MOST_TEXT {
-            return Err(EncodeError::TooLong { bytes: text.len(), most: MOST_TEXT });
+    fn text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<(Vec<u32>, usize), EncodeError> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(EncodeError::TooLong { bytes: text.len(), most: MAX_TEXT_BYTES });
         }
-        let read = self.tokens.read(text, special_tokens, goes_on)?;
+        let read = self.tokens.read_text(text, special_tokens, goes_on)?;
         let unread = (text.len() - read.bytes) * read.tokens.len() / read.bytes.max(1);
         Ok((read.tokens, unread))
     }
@@ -147,14 +147,14 @@ impl Encoder {
         if self.harmony {
             return Err(EncodeError::Unsupported("messages in the harmony format"));
         }
-        let given = chat.tools.as_deref().filter(|tools| dialect == Dialect::Python || !(chat.no_tools || tools.is_empty()));
-        let tools = given.map(messages::described).transpose()?;
+        let given = chat.tools.as_deref().filter(|tools| dialect == Dialect::Python || !(chat.forbids_tools || tools.is_empty()));
+        let tools = given.map(messages::prepare_tools).transpose()?;
         let template = match &tools {
             Some(_) => self.tool_template.as_ref().or(self.template.as_ref()),
             None => self.template.as_ref(),
         };
         let template = template.ok_or(EncodeError::NotChat)?;
-        if dialect == Dialect::Python && chat.completes && chat.tools.as_ref().is_some_and(Vec::is_empty) {
+        if dialect == Dialect::Python && chat.is_completion && chat.tools.as_ref().is_some_and(Vec::is_empty) {
             return Err(invalid("tools cannot be an empty list"));
         }
         if chat.continue_final_message && chat.add_generation_prompt {
@@ -169,35 +169,35 @@ impl Encoder {
         variables.insert("documents".to_owned(), chat.documents.clone().unwrap_or_default());
         variables.insert("add_generation_prompt".to_owned(), Value::Bool(chat.add_generation_prompt));
 
-        let rules = Rules { shape: template.shape(), media: Media::Marked, dialect, renames_reasoning: chat.completes };
+        let rules = MessageRules { shape: template.shape(), media: MediaMode::Marked, dialect, renames_reasoning: chat.is_completion };
         let conversation = messages::conversation(&chat.messages, rules)?;
         let has_media = conversation.has_media;
-        let marked = rendered(template, (dialect, chat), conversation, &mut variables)?;
+        let marked = render_conversation(template, (dialect, chat), conversation, &mut variables)?;
         if !has_media {
             return Ok((marked, true));
         }
-        let mut certain = marked.find(MARK).unwrap_or(marked.len());
-        if rules.shape == Shape::Parts {
+        let mut certain = marked.find(MEDIA_MARKER).unwrap_or(marked.len());
+        if rules.shape == ContentShape::Parts {
             // A template may write a word for an image long before the text beside it: only what does not depend on the media is certain.
-            let kept = messages::conversation(&chat.messages, Rules { media: Media::Kept, ..rules })?;
-            let kept = rendered(template, (dialect, chat), kept, &mut variables)?;
+            let kept = messages::conversation(&chat.messages, MessageRules { media: MediaMode::Kept, ..rules })?;
+            let kept = render_conversation(template, (dialect, chat), kept, &mut variables)?;
             certain = certain.min(common_prefix(&marked, &kept));
         }
         Ok((marked[..certain].to_owned(), false))
     }
 
-    fn truncated(&self, mut tokens: Vec<u32>, truncation: Truncation, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+    fn truncate(&self, mut tokens: Vec<u32>, truncation: Truncation, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
         let surplus = tokens.len().saturating_sub(truncation.tokens);
         let (before, after) = match (truncation.side, special_tokens) {
-            (Side::Inner, true) => self.tokens.around().ok_or(EncodeError::Unsupported("a truncation of uncommon special tokens"))?,
+            (TruncationSide::Inner, true) => self.tokens.surrounding_counts().ok_or(EncodeError::Unsupported("a truncation of uncommon special tokens"))?,
             _ => (0, 0),
         };
         if surplus > 0 && before + after >= truncation.tokens {
             return Err(EncodeError::Unsupported("a truncation to special tokens alone"));
         }
         match truncation.side {
-            Side::First => tokens.truncate(truncation.tokens),
-            Side::Last | Side::Inner => {
+            TruncationSide::First => tokens.truncate(truncation.tokens),
+            TruncationSide::Last | TruncationSide::Inner => {
                 tokens.drain(before..before + surplus);
             }
         }
@@ -212,34 +212,34 @@ impl fmt::Debug for Encoder {
 }
 
 /// The words of `transformers`: the template is given the final message with this at its end, and what it writes after it is cut.
-const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-fn rendered(
+fn render_conversation(
     template: &Template,
     (dialect, chat): (Dialect, &Chat),
     conversation: Conversation,
     variables: &mut Map<String, Value>,
 ) -> Result<String, EncodeError> {
     let mut messages = conversation.messages;
-    if dialect == Dialect::Python && !template.mentions("\"developer\"") && !template.mentions("'developer'") {
+    if dialect == Dialect::Python && !template.contains("\"developer\"") && !template.contains("'developer'") {
         messages = messages::without_developers(messages);
     }
     let mut continued = String::new();
     if chat.continue_final_message {
-        if !template.mentions("content") {
+        if !template.contains("content") {
             return Err(invalid("the chat template has no content to continue"));
         }
         let content = messages.last_mut().and_then(|message| message.get_mut("content"));
         let text = content.and_then(last_text).ok_or_else(|| invalid("the final message has no text to continue"))?;
         continued = text.clone();
-        text.push_str(CONTINUED);
+        text.push_str(CONTINUE_TAG);
     }
     variables.insert("messages".to_owned(), Value::Array(messages));
     let mut text = template.render(variables)?;
     if chat.continue_final_message {
-        let end = text.rfind(CONTINUED.trim_end()).filter(|_| text.contains(continued.trim()));
+        let end = text.rfind(CONTINUE_TAG.trim_end()).filter(|_| text.contains(continued.trim()));
         let end = end.ok_or_else(|| invalid("the chat template leaves out what is to be continued"))?;
-        let keeps_spaces = text[end..].starts_with(CONTINUED);
+        let keeps_spaces = text[end..].starts_with(CONTINUE_TAG);
         text.truncate(end);
         if !keeps_spaces {
             text.truncate(text.trim_end().len());

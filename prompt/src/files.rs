@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// The files of a model, as an agent delivered them.
 #[derive(Debug, Clone, Default)]
-pub struct Files {
+pub struct ModelFiles {
     /// `tokenizer.json`.
     pub tokenizer: Vec<u8>,
     /// `tokenizer_config.json`.
@@ -37,7 +37,7 @@ pub enum FilesError {
 
 /// What the config files say about the tokenizer.
 #[derive(Debug, Default)]
-pub(crate) struct Config {
+pub(crate) struct TokenizerConfig {
     fields: Map<String, Value>,
     /// `bos_token` and its like: the text of each, under the name that templates use.
     pub(crate) special_tokens: Map<String, Value>,
@@ -45,7 +45,7 @@ pub(crate) struct Config {
 
 /// The chat templates of a model.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sources {
+pub(crate) struct TemplateSources {
     pub(crate) default: Option<String>,
     /// Used instead of the default when a request has tools.
     pub(crate) tool_use: Option<String>,
@@ -67,10 +67,10 @@ pub(crate) struct DeclaredToken {
     pub(crate) special: bool,
 }
 
-impl Config {
-    pub(crate) fn read(files: &Files) -> Result<Self, FilesError> {
-        let fields = object("tokenizer_config.json", files.config.as_deref())?;
-        let others = object("special_tokens_map.json", files.special_tokens.as_deref())?;
+impl TokenizerConfig {
+    pub(crate) fn read(files: &ModelFiles) -> Result<Self, FilesError> {
+        let fields = parse_object("tokenizer_config.json", files.config.as_deref())?;
+        let others = parse_object("special_tokens_map.json", files.special_tokens.as_deref())?;
         let mut special_tokens = Map::new();
         let named = fields.get("extra_special_tokens").and_then(Value::as_object);
         for (name, value) in fields.iter().chain(named.into_iter().flatten()).chain(&others) {
@@ -84,22 +84,22 @@ impl Config {
     }
 
     /// The templates of the config; `chat_template` is one, or a list of named ones.
-    pub(crate) fn templates(&self) -> Sources {
+    pub(crate) fn templates(&self) -> TemplateSources {
         match self.fields.get("chat_template") {
-            Some(Value::String(template)) => Sources { default: Some(template.clone()), tool_use: None },
+            Some(Value::String(template)) => TemplateSources { default: Some(template.clone()), tool_use: None },
             Some(Value::Array(named)) => {
                 let find = |name: &str| {
                     let entry = named.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
                     entry.get("template")?.as_str().map(str::to_owned)
                 };
-                Sources { default: find("default"), tool_use: find("tool_use") }
+                TemplateSources { default: find("default"), tool_use: find("tool_use") }
             }
-            _ => Sources::default(),
+            _ => TemplateSources::default(),
         }
     }
 
     /// Whether this is switched on or off in words (`add_bos_token`, `add_eos_token`), which then replaces what `tokenizer.json` says.
-    pub(crate) fn switch(&self, name: &str) -> Option<bool> {
+    pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         self.fields.get(name).map(|value| value.as_bool().unwrap_or(false))
     }
 
@@ -124,7 +124,7 @@ fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-fn object(file: &'static str, bytes: Option<&[u8]>) -> Result<Map<String, Value>, FilesError> {
+fn parse_object(file: &'static str, bytes: Option<&[u8]>) -> Result<Map<String, Value>, FilesError> {
     let Some(bytes) = bytes else { return Ok(Map::new()) };
     serde_json::from_slice(bytes).map_err(|error| FilesError::Json { file, error })
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use crate::{Encoder, Files};
+use crate::{Encoder, ModelFiles};
 
 /// Each is a merge of the vocabulary's earlier pieces.
 const MERGES: [&str; 24] = [
@@ -73,8 +73,8 @@ pub(crate) fn added_token(id: usize, text: &str) -> Value {
     json!({ "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true })
 }
 
-pub(crate) fn files(tokenizer: &Value, template: &str) -> Files {
-    Files { tokenizer: tokenizer.to_string().into_bytes(), template: Some(template.to_owned()), ..Files::default() }
+pub(crate) fn files(tokenizer: &Value, template: &str) -> ModelFiles {
+    ModelFiles { tokenizer: tokenizer.to_string().into_bytes(), template: Some(template.to_owned()), ..ModelFiles::default() }
 }
 
 /// An encoder with the byte-level tokenizer.

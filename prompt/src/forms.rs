@@ -5,12 +5,12 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::Request;
+use crate::PromptRequest;
 use crate::request::{Chat, Prompt};
 
 /// One thing about a prompt that an engine may treat in a way of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum PromptForm {
     /// No conversation: the prompt of a completion.
     Texts,
     /// A conversation, whatever else it is.
@@ -25,13 +25,13 @@ pub enum Form {
     Tools,
 }
 
-impl Form {
+impl PromptForm {
     /// All of them, the common ones first: where a prompt of several forms is not encoded as the engine does it, the last one is to blame.
     pub const ALL: [Self; 6] = [Self::Texts, Self::Chats, Self::Closed, Self::Continued, Self::Parts, Self::Tools];
 
     /// For people: what requests of this form are.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Texts => "texts",
             Self::Chats => "chats",
@@ -44,7 +44,7 @@ impl Form {
 
     /// Why such a request has no tokens, for operators.
     #[must_use]
-    pub fn unproved(self) -> &'static str {
+    pub fn unproved_reason(self) -> &'static str {
         match self {
             Self::Texts => "texts not proved",
             Self::Chats => "chats not proved",
@@ -58,15 +58,15 @@ impl Form {
 
 /// A set of forms.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Forms(u8);
+pub struct PromptForms(u8);
 
-impl Forms {
+impl PromptForms {
     /// Every form.
-    pub const ALL: Self = Self((1 << Form::ALL.len()) - 1);
+    pub const ALL: Self = Self((1 << PromptForm::ALL.len()) - 1);
 
     /// This set and that form.
     #[must_use]
-    pub fn with(self, form: Form) -> Self {
+    pub fn with(self, form: PromptForm) -> Self {
         Self(self.0 | 1 << form as u8)
     }
 
@@ -78,69 +78,69 @@ impl Forms {
 
     /// Whether the form is in it.
     #[must_use]
-    pub fn has(self, form: Form) -> bool {
+    pub fn has(self, form: PromptForm) -> bool {
         self.0 & 1 << form as u8 != 0
     }
 
     /// Its forms, the common ones first.
-    pub fn iter(self) -> impl DoubleEndedIterator<Item = Form> {
-        Form::ALL.into_iter().filter(move |form| self.has(*form))
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = PromptForm> {
+        PromptForm::ALL.into_iter().filter(move |form| self.has(*form))
     }
 
     /// For operators: what is placed by text while only these forms are encoded; empty when these are all.
     #[must_use]
-    pub fn remark(self) -> String {
+    pub fn unproved_remark(self) -> String {
         let open = Self::ALL.without(self);
         // Whoever has no chats has none of their kinds either.
-        let names: Vec<&str> = match open.has(Form::Chats) {
-            true => open.iter().filter(|form| matches!(form, Form::Texts | Form::Chats)).map(Form::name).collect(),
-            false => open.iter().map(Form::name).collect(),
+        let names: Vec<&str> = match open.has(PromptForm::Chats) {
+            true => open.iter().filter(|form| matches!(form, PromptForm::Texts | PromptForm::Chats)).map(PromptForm::description).collect(),
+            false => open.iter().map(PromptForm::description).collect(),
         };
         if names.is_empty() { String::new() } else { format!("{} are placed by text", names.join(", ")) }
     }
 
-    fn when(self, condition: bool, form: Form) -> Self {
+    fn with_if(self, condition: bool, form: PromptForm) -> Self {
         if condition { self.with(form) } else { self }
     }
 }
 
-impl FromIterator<Form> for Forms {
-    fn from_iter<I: IntoIterator<Item = Form>>(forms: I) -> Self {
+impl FromIterator<PromptForm> for PromptForms {
+    fn from_iter<I: IntoIterator<Item = PromptForm>>(forms: I) -> Self {
         forms.into_iter().fold(Self::default(), Self::with)
     }
 }
 
-impl fmt::Debug for Forms {
+impl fmt::Debug for PromptForms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.iter()).finish()
     }
 }
 
-impl Request {
+impl PromptRequest {
     /// The forms of its prompt.
     #[must_use]
-    pub fn forms(&self) -> Forms {
+    pub fn forms(&self) -> PromptForms {
         match &self.prompt {
             // Token ids come by the route of texts, and nothing else is known of what the engine does there.
-            Prompt::Text { .. } | Prompt::Tokens { .. } => Forms::default().with(Form::Texts),
-            Prompt::Chat(chat) => of_chat(chat),
+            Prompt::Text { .. } | Prompt::Tokens { .. } => PromptForms::default().with(PromptForm::Texts),
+            Prompt::Chat(chat) => forms_of_chat(chat),
         }
     }
 }
 
-fn of_chat(chat: &Chat) -> Forms {
+fn forms_of_chat(chat: &Chat) -> PromptForms {
     let given = |message: &Value, name: &str| message.get(name).is_some_and(|value| !value.is_null());
     let in_parts = |message: &Value| message.get("content").is_some_and(Value::is_array);
     let of_tools = |message: &Value| {
         message.get("role").is_some_and(|role| role == "tool")
             || ["tool_calls", "tool_call_id", "tools"].iter().any(|name| given(message, name))
     };
-    Forms::default()
-        .with(Form::Chats)
-        .when(!chat.add_generation_prompt, Form::Closed)
-        .when(chat.continue_final_message, Form::Continued)
-        .when(chat.messages.iter().any(in_parts), Form::Parts)
-        .when(chat.tools.is_some() || chat.messages.iter().any(of_tools), Form::Tools)
+    PromptForms::default()
+        .with(PromptForm::Chats)
+        .with_if(!chat.add_generation_prompt, PromptForm::Closed)
+        .with_if(chat.continue_final_message, PromptForm::Continued)
+        .with_if(chat.messages.iter().any(in_parts), PromptForm::Parts)
+        .with_if(chat.tools.is_some() || chat.messages.iter().any(of_tools), PromptForm::Tools)
 }
 
 #[cfg(test)]

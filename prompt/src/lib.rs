@@ -21,11 +21,11 @@ mod template;
 mod tokens;
 
 pub use dialect::Dialect;
-pub use encoder::{EncodeError, Encoded, Encoder, MOST_TEXT};
-pub use files::{Files, FilesError};
-pub use forms::{Form, Forms};
-pub use request::Request;
-pub use tokens::{GoesOn, Progress, Stats};
+pub use encoder::{EncodeError, EncodedPrompt, Encoder, MAX_TEXT_BYTES};
+pub use files::{ModelFiles, FilesError};
+pub use forms::{PromptForm, PromptForms};
+pub use request::PromptRequest;
+pub use tokens::{ContinueReading, Progress, EncoderStats};
 
 #[cfg(test)]
 mod fixture;

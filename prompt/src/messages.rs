@@ -7,11 +7,11 @@ mod tools;
 
 use serde_json::{Map, Value};
 
-pub(crate) use content::{MARK, Media};
+pub(crate) use content::{MEDIA_MARKER, MediaMode};
 pub(crate) use roles::without_developers;
-pub(crate) use tools::described;
+pub(crate) use tools::prepare_tools;
 
-use crate::template::Shape;
+use crate::template::ContentShape;
 use crate::{Dialect, EncodeError};
 
 /// Why no engine takes a conversation.
@@ -21,9 +21,9 @@ pub(crate) fn invalid(reason: impl Into<String>) -> EncodeError {
 
 /// How messages are prepared.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rules {
-    pub(crate) shape: Shape,
-    pub(crate) media: Media,
+pub(crate) struct MessageRules {
+    pub(crate) shape: ContentShape,
+    pub(crate) media: MediaMode,
     pub(crate) dialect: Dialect,
     /// Whether `reasoning_content` counts as `reasoning`.
     pub(crate) renames_reasoning: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Conversation {
 }
 
 /// Prepares the messages of a request.
-pub(crate) fn conversation(messages: &[Value], rules: Rules) -> Result<Conversation, EncodeError> {
+pub(crate) fn conversation(messages: &[Value], rules: MessageRules) -> Result<Conversation, EncodeError> {
     if messages.is_empty() {
         return Err(invalid("a conversation needs a message"));
     }
@@ -52,17 +52,17 @@ pub(crate) fn conversation(messages: &[Value], rules: Rules) -> Result<Conversat
     Ok(prepared)
 }
 
-fn prepare(message: &Map<String, Value>, rules: Rules) -> Result<(Map<String, Value>, bool), EncodeError> {
+fn prepare(message: &Map<String, Value>, rules: MessageRules) -> Result<(Map<String, Value>, bool), EncodeError> {
     let role = message.get("role").and_then(Value::as_str).ok_or_else(|| invalid("a message has a role"))?;
-    let (mut content, has_media) = content::prepare(role, message.get("content"), rules)?;
+    let (mut content, has_media) = content::prepare_content(role, message.get("content"), rules)?;
     let mut prepared = Map::new();
     prepared.insert("role".to_owned(), Value::from(role));
     if role == "tool" && rules.dialect == Dialect::Python {
-        content = content::flattened(content);
+        content = content::flatten(content);
     }
     prepared.insert("content".to_owned(), content);
     if role == "assistant" {
-        let calls = tools::calls(message.get("tool_calls"), rules.dialect)?;
+        let calls = tools::prepare_calls(message.get("tool_calls"), rules.dialect)?;
         let (before, after) = match rules.dialect {
             Dialect::Python => (calls, None),
             Dialect::Rust => (None, calls),

@@ -7,18 +7,18 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Dialect, Encoder, Form, Forms, Request};
+use crate::{Dialect, Encoder, PromptForm, PromptForms, PromptRequest};
 
 /// Where an encoder and an engine differ.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}, for {sample}")]
 pub struct Difference {
     sample: String,
-    what: What,
+    what: DifferenceKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum What {
+enum DifferenceKind {
     /// The body is no request for tokens.
     NoRequest,
     /// The engine answered neither with tokens nor with a refusal.
@@ -32,8 +32,8 @@ enum What {
 impl Difference {
     /// Whether the engine did not say what it makes of the sample. It may be busy, or have no such route: another answer may come later.
     #[must_use]
-    pub fn is_silence(&self) -> bool {
-        matches!(self.what, What::NoAnswer { .. })
+    pub fn is_no_answer(&self) -> bool {
+        matches!(self.what, DifferenceKind::NoAnswer { .. })
     }
 }
 
@@ -52,17 +52,17 @@ pub enum Agreement {
 #[derive(Debug, Default)]
 pub struct Coverage {
     compared: usize,
-    agreed: Forms,
-    differed: Forms,
+    agreed: PromptForms,
+    differed: PromptForms,
     /// The first of them.
     difference: Option<Difference>,
 }
 
 /// What is proved of an encoder.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Proved {
+pub struct ProofResult {
     /// Prompts that have no other forms than these are encoded as the engine encodes them.
-    pub forms: Forms,
+    pub forms: PromptForms,
     /// How many samples had the same tokens on both sides.
     pub samples: usize,
     /// Why these are not all forms, and what was seen.
@@ -71,8 +71,8 @@ pub struct Proved {
 
 impl Coverage {
     /// A sample was compared. What came of it is put down to the last of its forms: the others have samples of their own.
-    pub fn note(&mut self, sample: &Value, compared: Result<Agreement, Difference>) {
-        let request = Request::parse("/tokenize", sample.to_string().as_bytes());
+    pub fn record(&mut self, sample: &Value, compared: Result<Agreement, Difference>) {
+        let request = PromptRequest::parse("/tokenize", sample.to_string().as_bytes());
         let Some(form) = request.and_then(|request| request.forms().iter().next_back()) else { return };
         match compared {
             Ok(Agreement::Nothing) => {}
@@ -91,22 +91,22 @@ impl Coverage {
     ///
     /// # Errors
     /// When neither plain texts nor plain chats are among them, and why.
-    pub fn proof(self) -> Result<Proved, String> {
+    pub fn into_result(self) -> Result<ProofResult, String> {
         let forms = self.agreed.without(self.differed);
-        let refused = |form: Form| format!("the engine refuses all samples of {}, which the router encodes", form.name());
+        let refused = |form: PromptForm| format!("the engine refuses all samples of {}, which the router encodes", form.description());
         let doubt = match self.difference {
             Some(difference) => Some(difference.to_string()),
-            None => Forms::ALL.without(forms).iter().next().map(refused),
+            None => PromptForms::ALL.without(forms).iter().next().map(refused),
         };
         match doubt {
-            Some(doubt) if !forms.has(Form::Texts) && !forms.has(Form::Chats) => Err(doubt),
-            doubt if self.compared > 0 => Ok(Proved { forms, samples: self.compared, doubt }),
+            Some(doubt) if !forms.has(PromptForm::Texts) && !forms.has(PromptForm::Chats) => Err(doubt),
+            doubt if self.compared > 0 => Ok(ProofResult { forms, samples: self.compared, doubt }),
             _ => Err("neither the engine nor the router takes any of the samples".to_owned()),
         }
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for DifferenceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or_end = |token: &Option<u32>| token.map_or_else(|| "the end".to_owned(), |token| token.to_string());
         match self {
@@ -181,30 +181,30 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
         tokens: Vec<u32>,
     }
     let differ = |what| Err(Difference { sample: shortened(body), what });
-    let Some(request) = Request::parse("/tokenize", body) else { return differ(What::NoRequest) };
+    let Some(request) = PromptRequest::parse("/tokenize", body) else { return differ(DifferenceKind::NoRequest) };
     let encoded = encoder.encode_in(dialect, &request);
     let engine = match answer {
         (200, body) => match serde_json::from_slice::<Answer>(body) {
             Ok(answer) => Some(answer.tokens),
-            Err(_) => return differ(What::NoAnswer { status: 200 }),
+            Err(_) => return differ(DifferenceKind::NoAnswer { status: 200 }),
         },
         (400 | 422, _) => None,
         // So the Rust front-end answers when the chat template refuses.
         (500, _) if encoded.is_err() => None,
-        (status, _) => return differ(What::NoAnswer { status }),
+        (status, _) => return differ(DifferenceKind::NoAnswer { status }),
     };
     match (encoded, engine) {
         (Err(_), None) => Ok(Agreement::Refusal),
-        (Err(error), Some(_)) => differ(What::OnlyEngineEncodes { reason: error.to_string() }),
+        (Err(error), Some(_)) => differ(DifferenceKind::OnlyEngineEncodes { reason: error.to_string() }),
         (Ok(_), None) => Ok(Agreement::Nothing),
         (Ok(encoded), Some(engine)) => {
             // Of a prompt with media only what comes before them is known, and its last token may be joined with what follows.
-            let known = if encoded.whole { encoded.tokens.len().max(engine.len()) } else { encoded.tokens.len().saturating_sub(1) };
+            let known = if encoded.is_whole { encoded.tokens.len().max(engine.len()) } else { encoded.tokens.len().saturating_sub(1) };
             let position = (0..known).find(|position| encoded.tokens.get(*position) != engine.get(*position));
             match position {
                 None => Ok(Agreement::Tokens),
                 Some(position) => {
-                    differ(What::Token { position, encoder: encoded.tokens.get(position).copied(), engine: engine.get(position).copied() })
+                    differ(DifferenceKind::Token { position, encoder: encoded.tokens.get(position).copied(), engine: engine.get(position).copied() })
                 }
             }
         }

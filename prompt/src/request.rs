@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// What a request asks an engine to read.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct PromptRequest {
     pub(crate) prompt: Prompt,
     pub(crate) truncation: Option<Truncation>,
     /// Something that makes the tokens the engine's own affair.
@@ -43,21 +43,21 @@ pub(crate) struct Chat {
     pub(crate) special_tokens: bool,
     /// Whether it came by the chat route, which renames `reasoning_content` of messages to `reasoning` and refuses an empty list of tools;
     /// `/tokenize` does neither.
-    pub(crate) completes: bool,
+    pub(crate) is_completion: bool,
     /// Whether no tool may be called: the Rust front-end leaves tools out then.
-    pub(crate) no_tools: bool,
+    pub(crate) forbids_tools: bool,
 }
 
 /// How many tokens of a prompt an engine keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Truncation {
     pub(crate) tokens: usize,
-    pub(crate) side: Side,
+    pub(crate) side: TruncationSide,
 }
 
 /// Which tokens of a prompt that is too long are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum TruncationSide {
     /// The last ones, and the special tokens around them: what engines do when a request does not say.
     Inner,
     /// The last ones.
@@ -66,11 +66,11 @@ pub(crate) enum Side {
     First,
 }
 
-impl Request {
+impl PromptRequest {
     /// `None` for routes and bodies without a prompt that is understood here, and for bodies that no engine accepts.
     #[must_use]
     pub fn parse(path: &str, body: &[u8]) -> Option<Self> {
-        let body: Body = match path {
+        let body: RequestBody = match path {
             "/v1/chat/completions" | "/v1/completions" | "/tokenize" => serde_json::from_slice(body).ok()?,
             _ => return None,
         };
@@ -86,7 +86,7 @@ impl Request {
 /// The fields of all routes; each route reads its own.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Body {
+struct RequestBody {
     messages: Option<Vec<Value>>,
     prompt: Option<Value>,
     prompt_embeds: Option<Value>,
@@ -105,8 +105,8 @@ struct Body {
     kv_transfer_params: Option<Value>,
 }
 
-impl Body {
-    fn into_chat(mut self, completes: bool) -> Option<Request> {
+impl RequestBody {
+    fn into_chat(mut self, completes: bool) -> Option<PromptRequest> {
         let messages = self.messages.take()?;
         let mut variables = self.chat_template_kwargs.take().unwrap_or_default();
         let unsupported = if self.chat_template.is_some() || variables.contains_key("chat_template") {
@@ -141,20 +141,20 @@ impl Body {
             continue_final_message: self.continue_final_message.unwrap_or(false),
             variables,
             special_tokens: self.add_special_tokens.unwrap_or(false),
-            completes,
-            no_tools: completes && self.tool_choice.as_ref().and_then(Value::as_str) == Some("none"),
+            is_completion: completes,
+            forbids_tools: completes && self.tool_choice.as_ref().and_then(Value::as_str) == Some("none"),
         };
         let truncation = if completes { self.truncation() } else { Ok(None) };
         Some(self.request(Prompt::Chat(Box::new(chat)), truncation, unsupported))
     }
 
-    fn into_tokenize(mut self) -> Option<Request> {
+    fn into_tokenize(mut self) -> Option<PromptRequest> {
         let Some(Value::String(text)) = self.prompt.take() else { return None };
         let special_tokens = self.add_special_tokens.unwrap_or(true);
         Some(self.request(Prompt::Text { text, special_tokens, more_bytes: 0 }, Ok(None), None))
     }
 
-    fn into_completion(mut self) -> Option<Request> {
+    fn into_completion(mut self) -> Option<PromptRequest> {
         if self.prompt_embeds.as_ref().is_some_and(|embeds| !embeds.is_null()) {
             return None;
         }
@@ -175,18 +175,18 @@ impl Body {
         // -1 stands for the longest prompt of the model, which the files do not tell.
         let tokens = usize::try_from(tokens).ok().filter(|tokens| *tokens > 0).ok_or("a truncation to the length of the model")?;
         let side = match self.truncation_side.as_deref() {
-            None => Side::Inner,
-            Some("left") => Side::Last,
-            Some("right") => Side::First,
+            None => TruncationSide::Inner,
+            Some("left") => TruncationSide::Last,
+            Some("right") => TruncationSide::First,
             Some(_) => return Err("an unknown truncation_side"),
         };
         Ok(Some(Truncation { tokens, side }))
     }
 
-    fn request(self, prompt: Prompt, truncation: Result<Option<Truncation>, &'static str>, unsupported: Option<&'static str>) -> Request {
+    fn request(self, prompt: Prompt, truncation: Result<Option<Truncation>, &'static str>, unsupported: Option<&'static str>) -> PromptRequest {
         let forwarded = self.kv_transfer_params.as_ref().and_then(|params| params.get("prompt_token_ids")).filter(|ids| !ids.is_null());
         let unsupported = unsupported.or(forwarded.map(|_| "token ids in kv_transfer_params"));
-        Request { prompt, truncation: truncation.unwrap_or_default(), unsupported: unsupported.or(truncation.err()) }
+        PromptRequest { prompt, truncation: truncation.unwrap_or_default(), unsupported: unsupported.or(truncation.err()) }
     }
 }
 

@@ -9,12 +9,12 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
 
-pub(crate) use content::Shape;
+pub(crate) use content::ContentShape;
 
 use crate::{EncodeError, FilesError};
 
 /// Steps of the template machine for one rendering: about a second of one core. The templates of models need some hundreds for a message.
-const MOST_STEPS: u64 = 10_000_000;
+const MAX_STEPS: u64 = 10_000_000;
 
 const NAME: &str = "chat";
 
@@ -23,44 +23,44 @@ const NAME: &str = "chat";
 pub(crate) struct Template {
     environment: Environment<'static>,
     source: String,
-    shape: Shape,
+    shape: ContentShape,
 }
 
 impl Template {
     pub(crate) fn new(source: &str) -> Result<Self, FilesError> {
-        let wrong = |error: minijinja::Error| FilesError::Template(in_words(&error));
+        let wrong = |error: minijinja::Error| FilesError::Template(describe_error(&error));
         // Jinja reads every kind of line end as one; the tag that marks generated text in training data only opens a scope here.
         let source = without_generation_tags(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_fuel(Some(MOST_STEPS));
+        environment.set_fuel(Some(MAX_STEPS));
         python::extend(&mut environment);
         environment.add_template_owned(NAME, source.clone()).map_err(wrong)?;
-        let shape = Shape::of(&source).map_err(wrong)?;
+        let shape = ContentShape::of(&source).map_err(wrong)?;
         Ok(Self { environment, source, shape })
     }
 
     /// The shape of a message's content that this template expects.
-    pub(crate) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> ContentShape {
         self.shape
     }
 
     /// Whether the template has these words somewhere. Engines ask this way whether it knows a role or a field.
-    pub(crate) fn mentions(&self, words: &str) -> bool {
+    pub(crate) fn contains(&self, words: &str) -> bool {
         self.source.contains(words)
     }
 
     pub(crate) fn render(&self, variables: &serde_json::Map<String, serde_json::Value>) -> Result<String, EncodeError> {
-        let refused = |error: minijinja::Error| EncodeError::Template(in_words(&error));
+        let refused = |error: minijinja::Error| EncodeError::Template(describe_error(&error));
         let template = self.environment.get_template(NAME).map_err(refused)?;
         template.render(Value::from(Serde(variables))).map_err(refused)
     }
 }
 
 /// The reason alone: the template's own words if it raised, without the lines around it, which hold what users wrote.
-fn in_words(error: &minijinja::Error) -> String {
+fn describe_error(error: &minijinja::Error) -> String {
     let mut words = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     if let Some(line) = error.line() {
         words.push_str(&format!(" (line {line})"));

@@ -5,8 +5,8 @@
 //! Whether segments and pieces are independent for this tokenizer is checked when it is read; where they are not, texts are encoded whole.
 
 mod cache;
-mod cut;
-mod split;
+mod cutter;
+mod splitter;
 
 use std::hash::{BuildHasher, RandomState};
 use std::mem::discriminant;
@@ -16,15 +16,15 @@ use parking_lot::Mutex;
 use tokenizers::{AddedToken, Tokenizer};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use crate::files::Config;
+use crate::files::TokenizerConfig;
 use crate::{EncodeError, FilesError};
-use cache::{Cache, Key};
-use cut::Cutter;
-use split::{Piece, Splitter};
+use cache::{SegmentCache, SegmentKey};
+use cutter::Cutter;
+use splitter::{Piece, Splitter};
 
 /// What an encoder did so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct EncoderStats {
     /// Segments whose tokens were in the cache.
     pub hits: u64,
     /// Segments that were encoded.
@@ -36,15 +36,15 @@ pub struct Stats {
 }
 
 /// A tokenizer and the cache of segments.
-pub(crate) struct Tokens {
+pub(crate) struct SegmentTokenizer {
     tokenizer: Tokenizer,
     /// `None` when segments of this tokenizer are not independent.
     splitter: Option<Splitter>,
     /// `None` when pieces of its segments are not.
     cutter: Option<Cutter>,
     /// `None` when the special tokens around a text are not always the same.
-    around: Option<Around>,
-    cache: Mutex<Cache>,
+    surrounding: Option<SurroundingTokens>,
+    cache: Mutex<SegmentCache>,
     /// Nobody outside may find two texts with the same key.
     seed: u64,
     hits: AtomicU64,
@@ -60,15 +60,15 @@ pub struct Progress<'a> {
     /// The bytes of the text that they stand for.
     pub bytes: usize,
     /// Bytes of the whole text.
-    pub of: usize,
+    pub total_bytes: usize,
 }
 
 /// Whether a text is to be read on. Asked at each place where that is possible.
-pub type GoesOn<'a> = dyn FnMut(Progress<'_>) -> bool + 'a;
+pub type ContinueReading<'a> = dyn FnMut(Progress<'_>) -> bool + 'a;
 
 /// Where a piece of text stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PiecePosition {
     /// At the beginning.
     First,
     /// After this added token.
@@ -78,7 +78,7 @@ enum Place {
 }
 
 /// Texts with gaps between words of many kinds, to see whether cuts change their tokens.
-const WORDS: [&str; 3] = [
+const SAMPLE_TEXTS: [&str; 3] = [
     "The quick brown fox, it's said, can't jump over  13 lazy dogs in 2024; will you (or they) have seen a U R L like a.b c\n\nand so on",
     "a b c d E F G hello world The THE the I'll we're do n't x y\tz w  q r \n s t u  v",
     "if value is None or other in self then return not found else raise Error from cause\n    pass def name of class",
@@ -86,7 +86,7 @@ const WORDS: [&str; 3] = [
 
 /// A text as far as it was read.
 #[derive(Debug)]
-pub(crate) struct Read {
+pub(crate) struct ReadText {
     pub(crate) tokens: Vec<u32>,
     /// Bytes of the text that were read.
     pub(crate) bytes: usize,
@@ -94,55 +94,55 @@ pub(crate) struct Read {
 
 /// The special tokens that a tokenizer puts around every text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Around {
+struct SurroundingTokens {
     before: Vec<u32>,
     after: Vec<u32>,
 }
 
-impl Tokens {
-    pub(crate) fn new(json: &[u8], config: &Config, cache_bytes: usize) -> Result<Self, FilesError> {
+impl SegmentTokenizer {
+    pub(crate) fn new(json: &[u8], config: &TokenizerConfig, cache_bytes: usize) -> Result<Self, FilesError> {
         let unreadable = |error: tokenizers::Error| FilesError::Tokenizer(error.to_string());
         let mut tokenizer = Tokenizer::from_bytes(json).map_err(unreadable)?;
         // Engines set both with every call, whatever the file says.
         tokenizer.with_truncation(None).map_err(unreadable)?;
         tokenizer.with_padding(None);
-        declare(&mut tokenizer, config).map_err(unreadable)?;
-        let around = Around::of(&tokenizer, config);
+        add_declared_tokens(&mut tokenizer, config).map_err(unreadable)?;
+        let around = SurroundingTokens::detect(&tokenizer, config);
         let splitter = Splitter::new(&tokenizer);
         let mut tokens = Self {
             tokenizer,
             splitter,
             cutter: None,
-            around,
-            cache: Mutex::new(Cache::new(0)),
+            surrounding: around,
+            cache: Mutex::new(SegmentCache::new(0)),
             seed: RandomState::new().hash_one("segments"),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             encoded_bytes: AtomicU64::new(0),
         };
-        if !tokens.has_the_whole_s(|splitter| splitter.examples()) {
+        if !tokens.matches_whole_text(|splitter| splitter.examples()) {
             tokens.splitter = None;
         }
         if let Some(cutter) = Cutter::new(&tokens.tokenizer) {
             tokens.cutter = Some(Cutter::finest());
-            let agrees = tokens.has_the_whole_s(|_| WORDS.map(str::to_owned).into());
+            let agrees = tokens.matches_whole_text(|_| SAMPLE_TEXTS.map(str::to_owned).into());
             tokens.cutter = agrees.then_some(cutter);
         }
-        tokens.cache = Mutex::new(Cache::new(cache_bytes));
+        tokens.cache = Mutex::new(SegmentCache::new(cache_bytes));
         tokens.misses = AtomicU64::new(0);
         tokens.encoded_bytes = AtomicU64::new(0);
         Ok(tokens)
     }
 
     /// The tokens of a text, with those that the tokenizer puts around every text if asked, or of as much of its beginning as is wanted.
-    pub(crate) fn read(&self, text: &str, special_tokens: bool, goes_on: &mut GoesOn<'_>) -> Result<Read, EncodeError> {
-        let around = match (&self.around, special_tokens) {
-            (_, false) => &Around::default(),
+    pub(crate) fn read_text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<ReadText, EncodeError> {
+        let around = match (&self.surrounding, special_tokens) {
+            (_, false) => &SurroundingTokens::default(),
             (Some(around), true) => around,
-            (None, true) => return Ok(Read { tokens: self.directly(text, true)?, bytes: text.len() }),
+            (None, true) => return Ok(ReadText { tokens: self.encode_whole(text, true)?, bytes: text.len() }),
         };
-        let mut read = Read { tokens: around.before.clone(), bytes: 0 };
-        self.text(text, &mut read, goes_on)?;
+        let mut read = ReadText { tokens: around.before.clone(), bytes: 0 };
+        self.append_text(text, &mut read, goes_on)?;
         if read.bytes == text.len() {
             read.tokens.extend(&around.after);
         }
@@ -150,17 +150,17 @@ impl Tokens {
     }
 
     /// How many of a text's tokens are put before and after it.
-    pub(crate) fn around(&self) -> Option<(usize, usize)> {
-        self.around.as_ref().map(|around| (around.before.len(), around.after.len()))
+    pub(crate) fn surrounding_counts(&self) -> Option<(usize, usize)> {
+        self.surrounding.as_ref().map(|around| (around.before.len(), around.after.len()))
     }
 
     /// Whether this text is an added token.
-    pub(crate) fn has_added(&self, text: &str) -> bool {
+    pub(crate) fn has_added_token(&self, text: &str) -> bool {
         self.tokenizer.get_added_vocabulary().get_vocab().contains_key(text)
     }
 
-    pub(crate) fn stats(&self) -> Stats {
-        Stats {
+    pub(crate) fn stats(&self) -> EncoderStats {
+        EncoderStats {
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
             encoded_bytes: self.encoded_bytes.load(Ordering::Relaxed),
@@ -168,32 +168,32 @@ impl Tokens {
         }
     }
 
-    fn text(&self, text: &str, read: &mut Read, goes_on: &mut GoesOn<'_>) -> Result<(), EncodeError> {
+    fn append_text(&self, text: &str, read: &mut ReadText, goes_on: &mut ContinueReading<'_>) -> Result<(), EncodeError> {
         let Some(splitter) = &self.splitter else {
-            self.piece(text, Place::First, &mut read.tokens)?;
+            self.append_piece(text, PiecePosition::First, &mut read.tokens)?;
             read.bytes = text.len();
             return Ok(());
         };
         let cutter = self.cutter.unwrap_or_else(Cutter::whole);
-        let mut place = Place::First;
+        let mut place = PiecePosition::First;
         for piece in splitter.pieces(text) {
             match piece {
                 Piece::Text(segment) => {
                     for piece in cutter.pieces(segment) {
                         // Not to read so little would save nothing, and the tokens would not be counted.
-                        let can_stop = read.bytes > 0 && text.len() - read.bytes > cut::FIRST;
-                        if can_stop && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, of: text.len() }) {
+                        let can_stop = read.bytes > 0 && text.len() - read.bytes > cutter::FIRST_PIECE_BYTES;
+                        if can_stop && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, total_bytes: text.len() }) {
                             return Ok(());
                         }
-                        self.piece(piece, place, &mut read.tokens)?;
-                        place = Place::Within;
+                        self.append_piece(piece, place, &mut read.tokens)?;
+                        place = PiecePosition::Within;
                         read.bytes += piece.len();
                     }
                 }
                 Piece::Added(id) => {
                     read.tokens.push(id);
                     read.bytes += splitter.text_of(id).map_or(0, str::len);
-                    place = Place::After(id);
+                    place = PiecePosition::After(id);
                 }
             }
         }
@@ -201,18 +201,18 @@ impl Tokens {
     }
 
     /// Appends the tokens of text between added tokens, or of a piece of it.
-    fn piece(&self, text: &str, place: Place, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let key = Key { hash: xxh3_128_with_seed(text.as_bytes(), self.seed), bytes: text.len(), place: discriminant(&place) };
+    fn append_piece(&self, text: &str, place: PiecePosition, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let key = SegmentKey { hash: xxh3_128_with_seed(text.as_bytes(), self.seed), bytes: text.len(), position: discriminant(&place) };
         if let Some(known) = self.cache.lock().get(key) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             tokens.extend_from_slice(&known);
             return Ok(());
         }
-        let encoded = match self.before(place) {
-            None => self.directly(text, false)?,
+        let encoded = match self.added_token_before(place) {
+            None => self.encode_whole(text, false)?,
             // Some tokenizers treat the beginning of a text in a special way.
             Some((id, added)) => {
-                let mut encoded = self.directly(&format!("{added}{text}"), false)?;
+                let mut encoded = self.encode_whole(&format!("{added}{text}"), false)?;
                 if encoded.first() != Some(&id) {
                     return Err(EncodeError::Tokenizer(format!("{added:?} is not a token of its own before some text")));
                 }
@@ -228,30 +228,30 @@ impl Tokens {
     }
 
     /// The added token in front of a piece.
-    fn before(&self, place: Place) -> Option<(u32, &str)> {
-        let Place::After(id) = place else { return None };
+    fn added_token_before(&self, place: PiecePosition) -> Option<(u32, &str)> {
+        let PiecePosition::After(id) = place else { return None };
         Some((id, self.splitter.as_ref()?.text_of(id)?))
     }
 
-    fn directly(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+    fn encode_whole(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
         let encoding = self.tokenizer.encode_fast(text, special_tokens).map_err(|error| EncodeError::Tokenizer(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     /// Whether a few texts have the same tokens by segments and pieces as they have whole.
-    fn has_the_whole_s(&self, texts: impl FnOnce(&Splitter) -> Vec<String>) -> bool {
+    fn matches_whole_text(&self, texts: impl FnOnce(&Splitter) -> Vec<String>) -> bool {
         let Some(splitter) = &self.splitter else { return false };
         texts(splitter).iter().all(|text| {
-            let mut read = Read { tokens: Vec::new(), bytes: 0 };
-            self.text(text, &mut read, &mut |_| true).is_ok() && self.directly(text, false).is_ok_and(|whole| whole == read.tokens)
+            let mut read = ReadText { tokens: Vec::new(), bytes: 0 };
+            self.append_text(text, &mut read, &mut |_| true).is_ok() && self.encode_whole(text, false).is_ok_and(|whole| whole == read.tokens)
         })
     }
 }
 
-impl Around {
+impl SurroundingTokens {
     /// From the config's words if it has any, which engines let win over the file; from two texts with and without special tokens otherwise.
-    fn of(tokenizer: &Tokenizer, config: &Config) -> Option<Self> {
-        let switches = ["bos_token", "eos_token"].map(|name| (name, config.switch(&format!("add_{name}"))));
+    fn detect(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Option<Self> {
+        let switches = ["bos_token", "eos_token"].map(|name| (name, config.flag(&format!("add_{name}"))));
         if switches.iter().any(|(_, switch)| switch.is_some()) {
             let [before, after] = switches.map(|(name, switch)| {
                 let token = config.special_token(name).filter(|_| switch == Some(true));
@@ -259,11 +259,11 @@ impl Around {
             });
             return Some(Self { before, after });
         }
-        let found = Self::seen(tokenizer, "a b")?;
-        (Self::seen(tokenizer, "Two words\n") == Some(found.clone())).then_some(found)
+        let found = Self::detect_from_text(tokenizer, "a b")?;
+        (Self::detect_from_text(tokenizer, "Two words\n") == Some(found.clone())).then_some(found)
     }
 
-    fn seen(tokenizer: &Tokenizer, text: &str) -> Option<Self> {
+    fn detect_from_text(tokenizer: &Tokenizer, text: &str) -> Option<Self> {
         let [bare, whole] = [false, true].map(|special| tokenizer.encode_fast(text, special).ok());
         let (bare, whole) = (bare?, whole?);
         let (bare, whole) = (bare.get_ids(), whole.get_ids());
@@ -273,7 +273,7 @@ impl Around {
 }
 
 /// Adds the tokens that only the config knows, as the library does that engines load tokenizers with.
-fn declare(tokenizer: &mut Tokenizer, config: &Config) -> tokenizers::Result<()> {
+fn add_declared_tokens(tokenizer: &mut Tokenizer, config: &TokenizerConfig) -> tokenizers::Result<()> {
     let mut missing = Vec::new();
     for declared in config.declared_tokens() {
         let token = AddedToken {

@@ -53,7 +53,7 @@ pub const TICKET_KEY: &str = "hostler-ticket-bin";
 impl agent::v1::Phase {
     /// The word for people and scripts.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             // An engine of which nothing has been said is on its way.
             Self::Unspecified | Self::Starting => "starting",

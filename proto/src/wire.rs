@@ -7,16 +7,16 @@ use http::header::{HeaderName, HeaderValue};
 use crate::agent::v1::{Fingerprint, Header};
 
 /// HTTP/2 windows in bytes: large enough that only the lanes' own credit ever slows a stream.
-pub const WINDOW_BYTES: u32 = 16 * 1024 * 1024;
+pub const HTTP2_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
 
 /// HTTP/2 frames in bytes: a whole batch fits in one.
-pub const FRAME_BYTES: u32 = 256 * 1024;
+pub const MAX_HTTP2_FRAME_BYTES: u32 = 256 * 1024;
 
 /// The largest message that is taken, in bytes. A batch has 128 KiB and one more frame at most.
-pub const MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// A connection that answers no ping within this time, sent as often, is dead.
-pub const KEEPALIVE: Duration = Duration::from_secs(5);
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Unacknowledged bytes for this long mean the same, also where pings still wait to be sent.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,8 +18,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::lanes::{Lane, Lanes};
-use crate::fleet::{Sessions, attach};
-use crate::join::{Connection, Fence, Joining, Peer};
+use crate::fleet::{SessionDeps, attach};
+use crate::join::{Connection, NewestCertificates, JoinEndpoint, Peer};
 use crate::metrics::RouterMetrics;
 use crate::tls::FleetAuthority;
 
@@ -39,20 +39,20 @@ const MAX_UNAUTHENTICATED_CONNECTIONS: usize = 64;
 pub(crate) async fn serve(
     listener: TcpListener,
     admitting: Option<FleetAuthority>,
-    sessions: Arc<Sessions>,
+    sessions: Arc<SessionDeps>,
     metrics: Arc<RouterMetrics>,
     end: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let fence = Arc::<Fence>::default();
-    let join = admitting.clone().map(|admitting| Joining::server(sessions.fleet.clone(), admitting, fence.clone()));
+    let fence = Arc::<NewestCertificates>::default();
+    let join = admitting.clone().map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting, fence.clone()));
     let is_open = admitting.is_none();
-    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
+    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() }).max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
     Server::builder()
-        .initial_stream_window_size(wire::WINDOW_BYTES)
-        .initial_connection_window_size(wire::WINDOW_BYTES)
-        .max_frame_size(wire::FRAME_BYTES)
-        .http2_keepalive_interval(Some(wire::KEEPALIVE))
-        .http2_keepalive_timeout(Some(wire::KEEPALIVE))
+        .initial_stream_window_size(wire::HTTP2_WINDOW_BYTES)
+        .initial_connection_window_size(wire::HTTP2_WINDOW_BYTES)
+        .max_frame_size(wire::MAX_HTTP2_FRAME_BYTES)
+        .http2_keepalive_interval(Some(wire::KEEPALIVE_TIMEOUT))
+        .http2_keepalive_timeout(Some(wire::KEEPALIVE_TIMEOUT))
         .add_service(link)
         .add_optional_service(join)
         .serve_with_incoming_shutdown(accept_connections(listener, admitting, fence), end.cancelled_owned())
@@ -60,7 +60,7 @@ pub(crate) async fn serve(
 }
 
 /// Connections that have begun to speak: HTTP/2 has no deadline for its first words, so a port scanner would stay for ever.
-fn accept_connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<Fence>) -> impl Stream<Item = io::Result<Connection>> {
+fn accept_connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<NewestCertificates>) -> impl Stream<Item = io::Result<Connection>> {
     let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
     let strangers = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
     let spoken = accepted.map(move |stream| {
@@ -106,7 +106,7 @@ impl Drop for LaneGuard {
 
 #[derive(Debug)]
 struct AgentEndpoint {
-    sessions: Arc<Sessions>,
+    sessions: Arc<SessionDeps>,
     metrics: Arc<RouterMetrics>,
     /// Agents need no certificate.
     is_anonymous_allowed: bool,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::edge::access::AccessFormat;
+use crate::edge::access_log::AccessFormat;
 use crate::edge::usual_secret;
 
 /// When the metrics page needs an admin key, where there are keys at all.

@@ -18,7 +18,7 @@ mod exposures;
 mod operators;
 pub mod placement;
 pub mod prompt;
-pub mod sticky;
+pub mod response_affinity;
 mod tls;
 
 use std::net::SocketAddr;
@@ -36,20 +36,20 @@ use tokio_util::sync::CancellationToken;
 use admission::Admission;
 pub use config::{NeedKey, RouterConfig};
 use dispatch::{Dispatch, CrashSuspects, RetryBudgets};
-use edge::access::{AccessLog, AccessLogError, Writing};
-use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
-use fleet::{Caches, Fleet, Sessions};
-use grpc::{Bookings, Watches};
-use hostler_placement::affinity::Index;
-use keys::{Guard, Keys, KeysError, Secret, guarded};
+use edge::access_log::{AccessLog, AccessLogError, AccessLogWriter};
+use edge::{Edge, Isolation, MediaHosts, InvalidMediaHost, BodyMemory};
+use fleet::{CacheReportQueue, Fleet, SessionDeps};
+use grpc::{Bookings, HealthWatchPermits};
+use hostler_placement::affinity::CacheIndex;
+use keys::{AdminGuard, Keys, KeyFileError, Secret, guard_pages};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
 pub use exposures::Exposure;
-pub use operators::operators_sockets;
-use operators::{Operators, SocketPlace};
+pub use operators::find_operators_sockets;
+use operators::{Operators, OperatorsSocket};
 use placement::{QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
 use prompt::Prompts;
-use sticky::Sticky;
+use response_affinity::ResponseAffinity;
 use tls::RouterTls;
 pub use tls::TlsSetupError;
 
@@ -66,11 +66,11 @@ pub struct Router {
     edge: (TcpListener, SocketAddr),
     agents: (TcpListener, SocketAddr),
     admin: (TcpListener, SocketAddr),
-    operators: (SocketPlace, Option<PrivateSocket>),
+    operators: (OperatorsSocket, Option<PrivateSocket>),
     keys: Keys,
     operator_key: Secret,
     metrics: Arc<RouterMetrics>,
-    access_log: (AccessLog, Writing),
+    access_log: (AccessLog, AccessLogWriter),
     tls: RouterTls,
     media: MediaHosts,
     isolation: Option<Isolation>,
@@ -87,16 +87,16 @@ pub enum StartError {
     Socket(#[from] SocketError),
     /// The keys cannot be read.
     #[error("{0} (setting router.keys_file)")]
-    Keys(#[from] KeysError),
+    Keys(#[from] KeyFileError),
     /// The access log cannot be written.
     #[error(transparent)]
     AccessLog(#[from] AccessLogError),
     /// The secret that keeps tenants apart cannot be read.
     #[error("{0} (setting router.secret_file)")]
-    Isolation(KeysError),
+    Isolation(KeyFileError),
     /// The hosts of media cannot be understood.
     #[error(transparent)]
-    Media(#[from] NoHost),
+    Media(#[from] InvalidMediaHost),
     /// TLS cannot begin.
     #[error(transparent)]
     Tls(#[from] TlsSetupError),
@@ -115,10 +115,10 @@ impl Router {
     /// When one of them cannot be had.
     pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
         let keys = Keys::open(&config.keys_file)?;
-        if !keys.are_wanted() && config.metrics_need_key == NeedKey::Always {
+        if !keys.are_required() && config.metrics_need_key == NeedKey::Always {
             return Err(StartError::Setting("router.metrics_need_key can be `always` only where there are keys: set router.keys_file"));
         }
-        if !Reading::new(config.max_buffered_body_bytes).has_room_for(config.max_body_bytes) {
+        if !BodyMemory::new(config.max_buffered_body_bytes).can_fit(config.max_body_bytes) {
             return Err(StartError::Setting(
                 "a body of router.max_body_bytes would never find room: let seven eighths of router.max_reading_bytes be more than that, or lower \
                  router.max_body_bytes",
@@ -130,7 +130,7 @@ impl Router {
         let agents = bind(config.agents_address(), "router.agents_listen").await?;
         security.check_plain_text(&config, edge.1, agents.1)?;
         let admin = bind(&config.admin_listen, "router.admin_listen").await?;
-        let place = SocketPlace { configured: config.operators_socket.clone(), port: admin.1.port() };
+        let place = OperatorsSocket { configured: config.operators_socket.clone(), port: admin.1.port() };
         Ok(Self {
             operators: (place.clone(), place.open().await?),
             tls: security,
@@ -184,21 +184,21 @@ impl Router {
             edge: self.edge.1,
             agents: self.agents.1,
             admin: self.admin.1,
-            has_keys: self.keys.are_wanted() || !self.config.tls_client_ca.as_os_str().is_empty(),
-            has_key_file: self.keys.are_wanted(),
+            has_keys: self.keys.are_required() || !self.config.tls_client_ca.as_os_str().is_empty(),
+            has_key_file: self.keys.are_required(),
             has_edge_tls: self.tls.edge.is_some(),
             has_agents_tls: self.tls.agents.is_some(),
         })
     }
 
-    fn guard(&self) -> Guard {
-        Guard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip(), self.operators_socket())
+    fn guard(&self) -> AdminGuard {
+        AdminGuard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip(), self.operators_socket())
     }
 
     /// Whether requests need a key.
     #[must_use]
     pub fn requires_keys(&self) -> bool {
-        self.keys.are_wanted()
+        self.keys.are_required()
     }
 
     /// An admin key of this life of the router, for the process in which it runs.
@@ -216,18 +216,18 @@ impl Router {
         let metrics = self.metrics;
         let (access, writing) = self.access_log;
         let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), end.clone());
-        let index = Arc::new(Index::new());
+        let index = Arc::new(CacheIndex::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
         let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
         let poison = CrashSuspects::new(self.config.crash_suspect_ttl);
-        let sessions = Sessions {
+        let sessions = SessionDeps {
             fleet: fleet.clone(),
-            poison: poison.clone(),
-            caches: Caches::start(index.clone(), fleet.clone(), end.clone()),
+            crash_suspects: poison.clone(),
+            cache_reports: CacheReportQueue::start(index.clone(), fleet.clone(), end.clone()),
             prompts: prompts.clone(),
             tickets: Arc::default(),
-            router_life: fastrand::u64(1..),
-            attachments: AtomicU64::new(0),
+            router_run: fastrand::u64(1..),
+            next_attachment: AtomicU64::new(0),
         };
         let (agents, admitting, link_metrics, link_end) = (self.agents.0, self.tls.agents.clone(), metrics.clone(), end.clone());
         let link = tokio::spawn(async move {
@@ -250,7 +250,7 @@ impl Router {
             shutdown: serving.clone(),
         };
         let admin = tokio::spawn(overview.serve(guard, self.admin.0, self.operators, end.clone()));
-        let keys = tokio::spawn(keys::follow(self.keys.clone(), metrics.clone(), end.clone()));
+        let keys = tokio::spawn(keys::watch_file(self.keys.clone(), metrics.clone(), end.clone()));
 
         let dispatch = Dispatch {
             fleet,
@@ -266,12 +266,12 @@ impl Router {
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), end.clone()),
             shutdown: serving.clone(),
-            access,
-            media: self.media,
+            access_log: access,
+            media_hosts: self.media,
             isolation: self.isolation,
-            reading: Reading::new(self.config.max_buffered_body_bytes),
-            watches: Watches::default(),
-            sticky: Sticky::default(),
+            body_memory: BodyMemory::new(self.config.max_buffered_body_bytes),
+            health_watches: HealthWatchPermits::default(),
+            response_affinity: ResponseAffinity::default(),
             config: self.config,
             keys: self.keys,
             admission: admission.clone(),
@@ -287,7 +287,7 @@ impl Router {
         for task in [link, admin, readers, renewals, keys] {
             join_within(CLOSE_TIMEOUT, task).await;
         }
-        writing.end().await;
+        writing.flush().await;
     }
 }
 
@@ -305,9 +305,9 @@ struct RouterAdmin {
 
 impl RouterAdmin {
     /// Serves the pages and operators' calls on the admin listener and on the operators' socket, until `end`.
-    async fn serve(self, guard: Guard, listener: TcpListener, operators: (SocketPlace, Option<PrivateSocket>), end: CancellationToken) {
+    async fn serve(self, guard: AdminGuard, listener: TcpListener, operators: (OperatorsSocket, Option<PrivateSocket>), end: CancellationToken) {
         let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
-        let pages = guarded(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
+        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
         let (place, socket) = operators;
         tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
     }
@@ -328,7 +328,7 @@ impl AdminPages for RouterAdmin {
             queued: self.queue.waiting_count(),
             crash_suspects: self.crash_suspects.suspect_count(),
             index_size: (self.placer.index.len(), self.placer.index.bytes()),
-            prompts: self.placer.prompts.figures(),
+            prompts: self.placer.prompts.stats(),
         })
     }
 }

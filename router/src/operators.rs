@@ -18,12 +18,12 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView};
 use crate::placement::{Placer, PlacementDecision};
-use crate::prompt::Standing;
-pub(crate) use socket::SocketPlace;
-pub use socket::operators_sockets;
+use crate::prompt::EncoderStatus;
+pub(crate) use socket::OperatorsSocket;
+pub use socket::find_operators_sockets;
 
 /// The most log lines that are asked for at once: what an agent keeps.
-const LOG_LINES: u32 = 200;
+const MAX_LOG_LINES: u32 = 200;
 
 /// See the module.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Operators {
 }
 
 /// The most decisions that are given at once.
-const DECISIONS: usize = 1000;
+const MAX_DECISIONS: usize = 1000;
 
 #[tonic::async_trait]
 impl fleet_server::Fleet for Operators {
@@ -44,31 +44,31 @@ impl fleet_server::Fleet for Operators {
         let nodes = view.nodes.iter().map(|node| Node {
             name: node.name.to_string(),
             agent_version: node.agent_version.clone(),
-            attached: node.attached,
+            attached: node.is_attached,
             replicas: view.replicas.iter().filter(|replica| replica.node == node.name).map(|of| replica(of, &self.placer)).collect(),
         });
         Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes: nodes.collect() }))
     }
 
     async fn drain(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.order(&request.into_inner().target, Order::Drain).await
+        self.send_order(&request.into_inner().target, Order::Drain).await
     }
 
     async fn restart(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.order(&request.into_inner().target, Order::Restart).await
+        self.send_order(&request.into_inner().target, Order::Restart).await
     }
 
     async fn release(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.order(&request.into_inner().target, Order::Release).await
+        self.send_order(&request.into_inner().target, Order::Release).await
     }
 
     async fn sleep(&self, request: Request<SleepRequest>) -> Result<Response<TargetResponse>, Status> {
         let SleepRequest { target, level } = request.into_inner();
-        self.order(&target, |replicas| Order::Sleep(SleepOrder { replicas: Some(replicas), level: level.max(1) })).await
+        self.send_order(&target, |replicas| Order::Sleep(SleepOrder { replicas: Some(replicas), level: level.max(1) })).await
     }
 
     async fn wake(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.order(&request.into_inner().target, Order::Wake).await
+        self.send_order(&request.into_inner().target, Order::Wake).await
     }
 
     async fn lora(&self, request: Request<LoraRequest>) -> Result<Response<TargetResponse>, Status> {
@@ -87,24 +87,24 @@ impl fleet_server::Fleet for Operators {
                 return Err(Status::not_found(format!("no replica has an adapter called {name:?}; adapters: {known}")));
             }
         }
-        self.order(&target, |replicas| Order::Lora(LoraOrder { replicas: Some(replicas), name: name.clone(), path: path.clone() })).await
+        self.send_order(&target, |replicas| Order::Lora(LoraOrder { replicas: Some(replicas), name: name.clone(), path: path.clone() })).await
     }
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<LogsResponse>, Status> {
         let LogsRequest { replica, lines } = request.into_inner();
         let view = self.fleet.view().clone();
-        let (directives, indices, _) = target(&view, &replica)?;
+        let (directives, indices, _) = find_target(&view, &replica)?;
         let [index] = indices[..] else {
             return Err(Status::invalid_argument(format!("{replica} is a node; name one of its replicas, such as {replica}/0")));
         };
-        let logs = LogRequest { index, lines: lines.clamp(1, LOG_LINES) };
-        let answer = directives.order(Order::Logs(logs)).await?;
+        let logs = LogRequest { index, lines: lines.clamp(1, MAX_LOG_LINES) };
+        let answer = directives.send_and_wait(Order::Logs(logs)).await?;
         Ok(Response::new(LogsResponse { lines: answer.log_lines }))
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let ExplainRequest { id, most } = request.into_inner();
-        let most = if most == 0 { 10 } else { most as usize }.min(DECISIONS);
+        let most = if most == 0 { 10 } else { most as usize }.min(MAX_DECISIONS);
         let records = if id.is_empty() { self.placer.decisions.latest(most) } else { self.placer.decisions.find(&id) };
         if records.is_empty() && !id.is_empty() {
             let message = format!(
@@ -124,23 +124,23 @@ impl Operators {
     }
 
     /// Gives an order to the node of a target, or without a name to all nodes at once.
-    async fn order(&self, name: &str, order: impl Fn(Replicas) -> Order) -> Result<Response<TargetResponse>, Status> {
+    async fn send_order(&self, name: &str, order: impl Fn(Replicas) -> Order) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();
         if !name.is_empty() {
-            let (directives, indices, replicas) = target(&view, name)?;
-            directives.order(order(Replicas { indices })).await?;
+            let (directives, indices, replicas) = find_target(&view, name)?;
+            directives.send_and_wait(order(Replicas { indices })).await?;
             return Ok(Response::new(TargetResponse { replicas }));
         }
         let named = view.nodes.iter().filter(|node| view.replicas.iter().any(|replica| replica.node == node.name));
-        let targets = named.map(|node| Ok((node.name.clone(), target(&view, &node.name)?))).collect::<Result<Vec<_>, Status>>()?;
+        let targets = named.map(|node| Ok((node.name.clone(), find_target(&view, &node.name)?))).collect::<Result<Vec<_>, Status>>()?;
         if targets.is_empty() {
             return Err(Status::not_found("there are no replicas yet"));
         }
         let ordered = targets.into_iter().map(|(node, (directives, indices, replicas))| {
             let order = order(Replicas { indices });
-            async move { NodeAnswer { node, answer: directives.order(order).await.map(drop), replicas } }
+            async move { NodeAnswer { node, answer: directives.send_and_wait(order).await.map(drop), replicas } }
         });
-        together(futures_util::future::join_all(ordered).await).map(|replicas| Response::new(TargetResponse { replicas }))
+        merge_answers(futures_util::future::join_all(ordered).await).map(|replicas| Response::new(TargetResponse { replicas }))
     }
 }
 
@@ -152,7 +152,7 @@ struct NodeAnswer {
 }
 
 /// One answer of those of all nodes: the replicas concerned, or what went wrong where.
-fn together(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
+fn merge_answers(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
     let (mut done, mut failed) = (Vec::new(), Vec::new());
     for NodeAnswer { node, answer, mut replicas } in answers {
         match answer {
@@ -170,8 +170,8 @@ fn together(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
 }
 
 /// How to reach the node of a target, and which replicas it means.
-fn target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives, Vec<u32>, Vec<String>), Status> {
-    let replicas = view.target(name);
+fn find_target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives, Vec<u32>, Vec<String>), Status> {
+    let replicas = view.replicas_of_target(name);
     let node = replicas.first().and_then(|replica| view.nodes.iter().find(|node| node.name == replica.node));
     let Some(node) = node else {
         let known: Vec<&str> = view.replicas.iter().map(|replica| &*replica.id).collect();
@@ -185,30 +185,30 @@ fn target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives, Vec
 fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
     Replica {
         id: replica.id.to_string(),
-        suspect: replica.suspect,
+        suspect: replica.lease_lapsed,
         epoch: replica.epoch,
-        own_in_flight: replica.own.in_flight(),
+        own_in_flight: replica.local_load.in_flight(),
         state: Some(replica.state.wire.clone()),
         load: Some(replica.load.wire),
         cache: Some(cache(replica, placer)),
-        rates: Some(rates(&replica.own.learned().rates)),
+        rates: Some(rates(&replica.local_load.learned().rates)),
         gpus: replica.gpus.to_vec(),
     }
 }
 
 fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
-    let standing = replica.state.reader().map_or(Standing::Missing, |reader| placer.prompts.standing(&reader));
-    let figures = &replica.cache.figures;
+    let standing = replica.state.encoder_key().map_or(EncoderStatus::Missing, |reader| placer.prompts.status(&reader));
+    let figures = &replica.cache.stats;
     let (watch, files) = (replica.state.wire.cache.as_ref(), replica.state.wire.prompt_files.as_ref());
     let watch_reason = watch.map(|watch| watch.reason.clone()).filter(|reason| !reason.is_empty());
     let files_reason = files.map(|files| files.error.clone()).filter(|error| !error.is_empty());
     Cache {
-        exact: replica.cache.seat.is_some() && watch.is_some_and(|watch| watch.exact) && standing.is_proved(),
+        exact: replica.cache.slot.is_some() && watch.is_some_and(|watch| watch.exact) && standing.is_proved(),
         blocks: figures.blocks.load(Ordering::Relaxed),
         matches: figures.matches.load(Ordering::Relaxed),
         resyncs: figures.resyncs.load(Ordering::Relaxed),
         distrusted: figures.distrusted.load(Ordering::Relaxed),
-        tokenizer: standing.word().to_owned(),
+        tokenizer: standing.as_str().to_owned(),
         reason: watch_reason.or(files_reason).unwrap_or_else(|| standing.reason()),
     }
 }

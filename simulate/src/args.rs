@@ -7,29 +7,29 @@ use clap::Args;
 use thiserror::Error;
 
 use crate::batch::{Progress, TooLong, compare};
-use crate::fleet::Fleet;
+use crate::fleet::SimulatedFleet;
 use crate::measure::Objectives;
 use crate::plot::svg;
-use crate::policy::Name;
+use crate::policy::PolicyName;
 use crate::report::{csv, table};
 use crate::trace::TraceError;
-use crate::workload::{Kind, Shape};
+use crate::workload::{WorkloadKind, WorkloadShape};
 
 /// Compare ways to choose a replica, on a model of engines.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
     /// What the fleet is asked for; several, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "agentic", value_name = "NAMES")]
-    pub workload: Vec<Kind>,
+    pub workload: Vec<WorkloadKind>,
     /// Ways to choose, separated by commas; all without this.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
-    pub policies: Vec<Name>,
+    pub policies: Vec<PolicyName>,
     /// The workload's numbers.
     #[command(flatten)]
-    pub shape: Shape,
+    pub shape: WorkloadShape,
     /// The replicas.
     #[command(flatten)]
-    pub fleet: Fleet,
+    pub fleet: SimulatedFleet,
     /// What counts as good.
     #[command(flatten)]
     pub objectives: Objectives,
@@ -69,7 +69,7 @@ pub enum SimulateError {
 /// When a trace cannot be read, a request does not fit a replica, or a file cannot be written.
 pub fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
     let workloads = args.workload.iter().map(|kind| args.shape.workload(*kind)).collect::<Result<Vec<_>, _>>()?;
-    let policies = if args.policies.is_empty() { Name::all() } else { &args.policies };
+    let policies = if args.policies.is_empty() { PolicyName::all() } else { &args.policies };
     let outcomes = compare(&workloads, policies, &args.fleet, &args.objectives, Progress::Shown)?;
     if let Some(file) = &args.csv {
         write(file, &csv(&outcomes))?;

@@ -9,9 +9,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::fleet::Fleet;
+use crate::fleet::SimulatedFleet;
 use crate::measure::{Measures, Objectives, measure};
-use crate::policy::Name;
+use crate::policy::PolicyName;
 use crate::run;
 use crate::workload::Workload;
 
@@ -51,16 +51,16 @@ pub enum Progress {
 /// When a request does not fit a replica.
 pub fn compare(
     workloads: &[Workload],
-    policies: &[Name],
-    fleet: &Fleet,
+    policies: &[PolicyName],
+    fleet: &SimulatedFleet,
     objectives: &Objectives,
     progress: Progress,
 ) -> Result<Vec<Outcome>, TooLong> {
     let kv_tokens = fleet.hardware.kv_tokens;
-    if let Some(workload) = workloads.iter().find(|workload| workload.longest() > kv_tokens) {
-        return Err(TooLong { workload: workload.name.clone(), longest: workload.longest(), kv_tokens });
+    if let Some(workload) = workloads.iter().find(|workload| workload.max_tokens() > kv_tokens) {
+        return Err(TooLong { workload: workload.name.clone(), longest: workload.max_tokens(), kv_tokens });
     }
-    let jobs: Vec<(&Workload, Name)> =
+    let jobs: Vec<(&Workload, PolicyName)> =
         workloads.iter().flat_map(|workload| policies.iter().map(move |policy| (workload, *policy))).collect();
     let bar = bar(jobs.iter().map(|(workload, _)| workload.arrivals.len() as u64).sum(), progress);
     let next = AtomicUsize::new(0);
@@ -70,8 +70,8 @@ pub fn compare(
         for _ in 0..threads {
             let (jobs, next, bar, sender) = (&jobs, &next, &bar, sender.clone());
             scope.spawn(move || {
-                while let Some((number, (workload, policy))) = take(jobs, next) {
-                    let run = run::run(fleet, workload, policy.policy(fleet, SEED), &|| bar.inc(1));
+                while let Some((number, (workload, policy))) = next_job(jobs, next) {
+                    let run = run::run(fleet, workload, policy.build(fleet, SEED), &|| bar.inc(1));
                     let measures = measure(&run, objectives);
                     // Nobody listens only when the whole comparison has been given up.
                     let _ = sender.send((number, Outcome { workload: workload.name.clone(), policy: policy.name(), measures }));
@@ -89,7 +89,7 @@ pub fn compare(
 /// Of the policies' own lots, which are few: near-ties and random choices. Workloads have a seed of their own.
 const SEED: u64 = 7;
 
-fn take<T: Copy>(jobs: &[T], next: &AtomicUsize) -> Option<(usize, T)> {
+fn next_job<T: Copy>(jobs: &[T], next: &AtomicUsize) -> Option<(usize, T)> {
     let number = next.fetch_add(1, Ordering::Relaxed);
     Some((number, *jobs.get(number)?))
 }

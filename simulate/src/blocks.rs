@@ -5,7 +5,7 @@
 //! so that the end of a chain is taken before its beginning. Real engines may hold two copies of a block that two sequences computed at
 //! once; here the second sequence takes over the first copy.
 
-use hostler_placement::keys::Key;
+use hostler_placement::block_keys::BlockKey;
 use rustc_hash::FxHashMap;
 
 /// A place for a block.
@@ -16,19 +16,19 @@ const NONE: Slot = Slot::MAX;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    cached: FxHashMap<Key, Slot>,
-    slots: Vec<State>,
+    cached: FxHashMap<BlockKey, Slot>,
+    slots: Vec<BlockState>,
     /// Slots that no sequence holds, as a list: taken from the front.
     front: Slot,
     back: Slot,
     free: usize,
     /// Keys that have come or gone since the last look, and whether they were cached then.
-    changed: FxHashMap<Key, bool>,
+    changed: FxHashMap<BlockKey, bool>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct State {
-    key: Option<Key>,
+struct BlockState {
+    key: Option<BlockKey>,
     holders: u32,
     before: Slot,
     after: Slot,
@@ -36,16 +36,16 @@ struct State {
 
 /// What has been cached and forgotten since the last look.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Changes {
-    pub(crate) stored: Vec<Key>,
-    pub(crate) removed: Vec<Key>,
+pub(crate) struct CacheChanges {
+    pub(crate) stored: Vec<BlockKey>,
+    pub(crate) removed: Vec<BlockKey>,
 }
 
 impl Blocks {
     /// An empty cache of this many blocks.
     pub(crate) fn new(count: u32) -> Self {
-        let state = |slot| State { key: None, holders: 0, before: if slot == 0 { NONE } else { slot - 1 }, after: slot + 1 };
-        let mut slots: Vec<State> = (0..count).map(state).collect();
+        let state = |slot| BlockState { key: None, holders: 0, before: if slot == 0 { NONE } else { slot - 1 }, after: slot + 1 };
+        let mut slots: Vec<BlockState> = (0..count).map(state).collect();
         if let Some(last) = slots.last_mut() {
             last.after = NONE;
         }
@@ -54,13 +54,13 @@ impl Blocks {
     }
 
     /// How many of the leading keys are cached.
-    pub(crate) fn matched(&self, keys: &[Key]) -> usize {
+    pub(crate) fn matched(&self, keys: &[BlockKey]) -> usize {
         // The cached ones are a prefix, so it is bisected.
         keys.partition_point(|key| self.cached.contains_key(key))
     }
 
     /// How many of these keys, all cached, no sequence holds.
-    pub(crate) fn idle(&self, keys: &[Key]) -> usize {
+    pub(crate) fn unheld(&self, keys: &[BlockKey]) -> usize {
         // Held blocks are closed under prefixes too.
         let held = keys.partition_point(|key| self.cached.get(key).is_some_and(|slot| self.slots[*slot as usize].holders > 0));
         keys.len() - held
@@ -77,13 +77,13 @@ impl Blocks {
     }
 
     /// Takes the block with this key, cached or new. The caller has seen that one is free.
-    pub(crate) fn take(&mut self, key: Key) -> Slot {
+    pub(crate) fn take(&mut self, key: BlockKey) -> Slot {
         if let Some(&slot) = self.cached.get(&key) {
             self.hold(slot);
             return slot;
         }
         let slot = self.take_unnamed();
-        self.name(slot, key)
+        self.assign_key(slot, key)
     }
 
     /// Takes a block whose key is not known yet, since it is not full.
@@ -98,7 +98,7 @@ impl Blocks {
     }
 
     /// The block is full now. Says where it is held from here on: in the copy that is cached already, if there is one.
-    pub(crate) fn name(&mut self, slot: Slot, key: Key) -> Slot {
+    pub(crate) fn assign_key(&mut self, slot: Slot, key: BlockKey) -> Slot {
         if let Some(&copy) = self.cached.get(&key) {
             self.hold(copy);
             self.give_back(slot);
@@ -132,8 +132,8 @@ impl Blocks {
     }
 
     /// What has changed since the last call; a key that came and went in between is in neither list.
-    pub(crate) fn changes(&mut self) -> Changes {
-        let mut changes = Changes::default();
+    pub(crate) fn changes(&mut self) -> CacheChanges {
+        let mut changes = CacheChanges::default();
         for (key, was_cached) in self.changed.drain() {
             match (was_cached, self.cached.contains_key(&key)) {
                 (false, true) => changes.stored.push(key),

@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
-use crate::blocks::{Blocks, Changes, Slot};
-use crate::numbers::{not_negative, positive};
+use crate::blocks::{Blocks, CacheChanges, Slot};
+use crate::flag_values::{not_negative, positive};
 use crate::request::{BLOCK_TOKENS, Request};
 
 /// What a replica is made of. The defaults stand for a model of 32 billion parameters (64 layers of 5,120, eight heads of keys and values)
@@ -49,16 +49,16 @@ impl Default for Hardware {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub(crate) struct SimulatedEngine {
     hardware: Hardware,
     blocks: Blocks,
-    running: Vec<Sequence>,
-    waiting: VecDeque<Sequence>,
+    running: Vec<EngineSequence>,
+    waiting: VecDeque<EngineSequence>,
     preemptions: u64,
 }
 
 #[derive(Debug)]
-struct Sequence {
+struct EngineSequence {
     id: usize,
     request: Request,
     /// Tokens that have been given, beyond the prompt.
@@ -72,23 +72,23 @@ struct Sequence {
 
 /// What a step gave to one request, at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Given {
+pub(crate) enum StepOutput {
     /// The first token; so much of the prompt had been cached.
-    First { id: usize, cached: u32 },
+    FirstToken { id: usize, cached: u32 },
     /// The last token.
-    Last { id: usize },
+    LastToken { id: usize },
 }
 
 /// What the engine says of itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Load {
+pub(crate) struct EngineLoad {
     pub(crate) running: u32,
     pub(crate) waiting: u32,
     /// Share of the KV cache that sequences hold.
     pub(crate) kv_use: f64,
 }
 
-impl Engine {
+impl SimulatedEngine {
     /// A replica that has just started.
     pub(crate) fn new(hardware: Hardware) -> Self {
         let blocks = Blocks::new(hardware.kv_tokens / BLOCK_TOKENS);
@@ -97,11 +97,11 @@ impl Engine {
 
     /// A request arrives.
     pub(crate) fn add(&mut self, id: usize, request: Request) {
-        self.waiting.push_back(Sequence { id, request, generated: 0, computed: 0, cached: None, slots: Vec::new() });
+        self.waiting.push_back(EngineSequence { id, request, generated: 0, computed: 0, cached: None, slots: Vec::new() });
     }
 
     /// Nothing is to be done.
-    pub(crate) fn idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
@@ -111,19 +111,19 @@ impl Engine {
     }
 
     /// What a metrics endpoint would say.
-    pub(crate) fn load(&self) -> Load {
+    pub(crate) fn load(&self) -> EngineLoad {
         let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
-        Load { running: count(self.running.len()), waiting: count(self.waiting.len()), kv_use: self.blocks.held_share() }
+        EngineLoad { running: count(self.running.len()), waiting: count(self.waiting.len()), kv_use: self.blocks.held_share() }
     }
 
     /// What has been cached and forgotten since the last call.
-    pub(crate) fn changes(&mut self) -> Changes {
+    pub(crate) fn take_cache_changes(&mut self) -> CacheChanges {
         self.blocks.changes()
     }
 
     /// Begins a step and says how long it takes. Blocks count as cached from here on, as in vLLM.
-    pub(crate) fn begin(&mut self) -> f64 {
-        let mut work = Work { budget: self.hardware.budget, seconds: self.hardware.step };
+    pub(crate) fn begin_step(&mut self) -> f64 {
+        let mut work = StepWork { budget: self.hardware.budget, seconds: self.hardware.step };
         let preempted = self.schedule_running(&mut work);
         if !preempted {
             self.schedule_waiting(&mut work);
@@ -132,14 +132,14 @@ impl Engine {
     }
 
     /// Ends the step.
-    pub(crate) fn end(&mut self) -> Vec<Given> {
+    pub(crate) fn end_step(&mut self) -> Vec<StepOutput> {
         let mut given = Vec::new();
         for sequence in &mut self.running {
             if sequence.computed == sequence.length() {
                 sequence.generated += 1;
                 let (id, cached) = (sequence.id, sequence.cached.unwrap_or(0));
-                given.extend((sequence.generated == 1).then_some(Given::First { id, cached }));
-                given.extend((sequence.generated >= sequence.request.output).then_some(Given::Last { id }));
+                given.extend((sequence.generated == 1).then_some(StepOutput::FirstToken { id, cached }));
+                given.extend((sequence.generated >= sequence.request.output).then_some(StepOutput::LastToken { id }));
             }
         }
         for left in self.running.extract_if(.., |sequence| sequence.generated >= sequence.request.output) {
@@ -149,7 +149,7 @@ impl Engine {
     }
 
     /// True when a sequence had to be thrown out: nothing new begins in such a step.
-    fn schedule_running(&mut self, work: &mut Work) -> bool {
+    fn schedule_running(&mut self, work: &mut StepWork) -> bool {
         let mut preempted = false;
         let mut index = 0;
         while index < self.running.len() && work.budget > 0 {
@@ -168,7 +168,7 @@ impl Engine {
         preempted
     }
 
-    fn schedule_waiting(&mut self, work: &mut Work) {
+    fn schedule_waiting(&mut self, work: &mut StepWork) {
         while work.budget > 0 && self.running.len() < self.hardware.sequences as usize {
             let Some(mut sequence) = self.waiting.pop_front() else { return };
             // At least one token is computed, as its output is needed.
@@ -176,7 +176,7 @@ impl Engine {
             let hits = &keys[..self.blocks.matched(keys)];
             let cached = u32::try_from(hits.len()).unwrap_or(0) * BLOCK_TOKENS;
             let tokens = (sequence.length() - cached).min(work.budget);
-            let needed = self.blocks.idle(hits) + tokens.div_ceil(BLOCK_TOKENS) as usize;
+            let needed = self.blocks.unheld(hits) + tokens.div_ceil(BLOCK_TOKENS) as usize;
             if needed > self.blocks.free() {
                 self.waiting.push_front(sequence);
                 return;
@@ -201,7 +201,7 @@ impl Engine {
     }
 }
 
-impl Sequence {
+impl EngineSequence {
     /// Tokens that must be computed before the next one can be given.
     fn length(&self) -> u32 {
         self.request.prompt + self.generated
@@ -217,7 +217,7 @@ impl Sequence {
         let full = (end / BLOCK_TOKENS) as usize;
         let open = (self.computed / BLOCK_TOKENS) as usize;
         if open < self.slots.len() && open < full {
-            self.slots[open] = blocks.name(self.slots[open], self.request.keys[open]);
+            self.slots[open] = blocks.assign_key(self.slots[open], self.request.keys[open]);
         }
         for index in self.slots.len()..end.div_ceil(BLOCK_TOKENS) as usize {
             self.slots.push(if index < full { blocks.take(self.request.keys[index]) } else { blocks.take_unnamed() });
@@ -228,14 +228,14 @@ impl Sequence {
 }
 
 /// What a step may still compute, and what it takes so far.
-struct Work {
+struct StepWork {
     budget: u32,
     seconds: f64,
 }
 
-impl Work {
+impl StepWork {
     /// `tokens` of this sequence, the last that it has computed, are in the step.
-    fn add(&mut self, hardware: &Hardware, sequence: &Sequence, tokens: u32) {
+    fn add(&mut self, hardware: &Hardware, sequence: &EngineSequence, tokens: u32) {
         self.budget -= tokens;
         let end = f64::from(sequence.computed);
         self.seconds += if sequence.generated > 0 && tokens == 1 {

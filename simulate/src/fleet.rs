@@ -1,12 +1,12 @@
 //! A simulated fleet: what its replicas are, and what a router can see of them.
 
-use crate::blocks::Changes;
-use crate::engine::{Hardware, Load};
-use crate::numbers::not_negative;
+use crate::blocks::CacheChanges;
+use crate::engine::{Hardware, EngineLoad};
+use crate::flag_values::not_negative;
 
 /// What the replicas are, and how far away.
 #[derive(Debug, Clone, Copy, PartialEq, clap::Args)]
-pub struct Fleet {
+pub struct SimulatedFleet {
     /// Replicas.
     #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub replicas: u8,
@@ -19,7 +19,7 @@ pub struct Fleet {
     pub hardware: Hardware,
 }
 
-impl Default for Fleet {
+impl Default for SimulatedFleet {
     fn default() -> Self {
         Self { replicas: 8, delay: 0.01, hardware: Hardware::default() }
     }
@@ -27,15 +27,15 @@ impl Default for Fleet {
 
 /// What an engine says, once a step.
 #[derive(Debug, Clone)]
-pub(crate) struct Report {
-    pub(crate) load: Load,
-    pub(crate) changes: Changes,
+pub(crate) struct ReplicaReport {
+    pub(crate) load: EngineLoad,
+    pub(crate) changes: CacheChanges,
 }
 
 /// What every router can see: its own requests at once, and the engines' words when they arrive.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct FleetState {
     /// Requests that it has sent to each replica and that have not ended.
     pub(crate) in_flight: Vec<u32>,
-    pub(crate) loads: Vec<Load>,
+    pub(crate) loads: Vec<EngineLoad>,
 }

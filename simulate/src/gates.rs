@@ -5,27 +5,27 @@ use std::path::Path;
 
 use crate::args::SimulateError;
 use crate::batch::{Outcome, Progress, compare};
-use crate::fleet::Fleet;
+use crate::fleet::SimulatedFleet;
 use crate::measure::Objectives;
-use crate::policy::Name;
+use crate::policy::PolicyName;
 use crate::report::{by_workload, seconds, table};
-use crate::workload::{Kind, Shape};
+use crate::workload::{WorkloadKind, WorkloadShape};
 
 /// Mean time to first token over the best other policy's, at most: what differs less is the luck of a seed.
-const AS_GOOD: f64 = 1.03;
+const MAX_TTFT_RATIO: f64 = 1.03;
 
 /// By what factor it must be better than approximate and load-only policies where the fleet is overloaded.
-const BETTER: f64 = 2.0;
+const MIN_SPEEDUP: f64 = 2.0;
 
 /// Workload, rate, requests, and whether it overloads fleets that recompute too much.
-const WORKLOADS: [(Kind, f64, usize, bool); 7] = [
-    (Kind::Mooncake, 1.5, 6000, false),
-    (Kind::Mooncake, 1.7, 6000, true),
-    (Kind::Agentic, 3.4, 8000, false),
-    (Kind::Agentic, 4.0, 8000, true),
-    (Kind::HotPrefix, 24.0, 6000, false),
-    (Kind::Bursts, 0.8, 6000, false),
-    (Kind::NoSharing, 16.0, 6000, false),
+const WORKLOADS: [(WorkloadKind, f64, usize, bool); 7] = [
+    (WorkloadKind::Mooncake, 1.5, 6000, false),
+    (WorkloadKind::Mooncake, 1.7, 6000, true),
+    (WorkloadKind::Agentic, 3.4, 8000, false),
+    (WorkloadKind::Agentic, 4.0, 8000, true),
+    (WorkloadKind::HotPrefix, 24.0, 6000, false),
+    (WorkloadKind::Bursts, 0.8, 6000, false),
+    (WorkloadKind::NoSharing, 16.0, 6000, false),
 ];
 
 /// What the gates said.
@@ -44,10 +44,10 @@ pub struct Verdict {
 pub fn gates(trace: &Path, progress: Progress) -> Result<Verdict, SimulateError> {
     let mut workloads = Vec::new();
     for (kind, rate, requests, _) in WORKLOADS {
-        let shape = Shape { trace: Some(trace.to_owned()), rate: Some(rate), requests, ..Shape::default() };
+        let shape = WorkloadShape { trace: Some(trace.to_owned()), rate: Some(rate), requests, ..WorkloadShape::default() };
         workloads.push(shape.workload(kind)?);
     }
-    let outcomes = compare(&workloads, Name::all(), &Fleet::default(), &Objectives::default(), progress)?;
+    let outcomes = compare(&workloads, PolicyName::all(), &SimulatedFleet::default(), &Objectives::default(), progress)?;
     let overloaded: Vec<bool> = WORKLOADS.iter().map(|(.., overloaded)| *overloaded).collect();
     Ok(judge(&outcomes, &overloaded))
 }
@@ -65,17 +65,17 @@ fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Verdict {
         lines.push(format!("{word}  {workload}: mean TTFT {own} s, {wanted} {} with {theirs} s", other.policy));
     };
     for (panel, overloaded) in by_workload(outcomes).into_iter().zip(overloaded) {
-        let own_names = [Name::Hostler.name(), Name::HostlerNoHold.name()];
+        let own_names = [PolicyName::Hostler.name(), PolicyName::HostlerNoQueue.name()];
         let Some(own) = panel.iter().find(|outcome| outcome.policy == own_names[0]) else { continue };
         let mean = own.measures.ttft_mean;
         let others = panel.iter().filter(|outcome| !own_names.contains(&outcome.policy));
         let best = others.min_by(|one, other| one.measures.ttft_mean.total_cmp(&other.measures.ttft_mean));
         if let Some(best) = best {
-            gate(&own.workload, mean, AS_GOOD * best.measures.ttft_mean, best, AS_GOOD);
+            gate(&own.workload, mean, MAX_TTFT_RATIO * best.measures.ttft_mean, best, MAX_TTFT_RATIO);
         }
-        for name in [Name::Radix, Name::RadixTight, Name::LeastRequest].iter().filter(|_| *overloaded).map(|name| name.name()) {
+        for name in [PolicyName::Radix, PolicyName::RadixTight, PolicyName::LeastRequest].iter().filter(|_| *overloaded).map(|name| name.name()) {
             if let Some(other) = panel.iter().find(|outcome| outcome.policy == name) {
-                gate(&own.workload, mean, other.measures.ttft_mean / BETTER, other, 1.0 / BETTER);
+                gate(&own.workload, mean, other.measures.ttft_mean / MIN_SPEEDUP, other, 1.0 / MIN_SPEEDUP);
             }
         }
     }

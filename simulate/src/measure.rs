@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::numbers::positive;
-use crate::run::{Record, Run};
+use crate::flag_values::positive;
+use crate::run::{RequestRecord, RunResult};
 
 /// When an answer is good enough.
 #[derive(Debug, Clone, Copy, PartialEq, clap::Args)]
@@ -52,7 +52,7 @@ pub struct Measures {
     pub ttfts: Vec<f64>,
 }
 
-impl Record {
+impl RequestRecord {
     fn ttft(&self) -> f64 {
         self.first - self.arrived
     }
@@ -63,13 +63,13 @@ impl Record {
 }
 
 /// Measures a run.
-pub(crate) fn measure(run: &Run, objectives: &Objectives) -> Measures {
+pub(crate) fn measure(run: &RunResult, objectives: &Objectives) -> Measures {
     let records = &run.records;
-    let mut ttfts: Vec<f64> = records.iter().map(Record::ttft).collect();
+    let mut ttfts: Vec<f64> = records.iter().map(RequestRecord::ttft).collect();
     ttfts.sort_by(f64::total_cmp);
-    let tokens = |of: fn(&Record) -> u32| records.iter().map(|record| f64::from(of(record))).sum::<f64>();
+    let tokens = |of: fn(&RequestRecord) -> u32| records.iter().map(|record| f64::from(of(record))).sum::<f64>();
     let good =
-        |record: &&Record| record.ttft() <= objectives.slo_ttft && record.tpot().is_none_or(|interval| interval <= objectives.slo_tpot);
+        |record: &&RequestRecord| record.ttft() <= objectives.slo_ttft && record.tpot().is_none_or(|interval| interval <= objectives.slo_tpot);
     let busiest = run.busy.iter().copied().fold(0.0, f64::max);
     Measures {
         requests: records.len(),
@@ -77,7 +77,7 @@ pub(crate) fn measure(run: &Run, objectives: &Objectives) -> Measures {
         ttft_p50: percentile(&ttfts, 50),
         ttft_p90: percentile(&ttfts, 90),
         ttft_p99: percentile(&ttfts, 99),
-        tpot_mean: mean(records.iter().filter_map(Record::tpot)),
+        tpot_mean: mean(records.iter().filter_map(RequestRecord::tpot)),
         hit_rate: share(tokens(|record| record.cached), tokens(|record| record.prompt)),
         goodput: share(records.iter().filter(good).count() as f64, records.len() as f64),
         imbalance: share(busiest, mean(run.busy.iter().copied())),

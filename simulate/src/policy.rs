@@ -1,44 +1,44 @@
 //! Ways to choose a replica: Hostler's own, which is the router's very code, and those of other routers, written anew from what they are
 //! known to do and with the numbers that they have by default. The fleet asks one of them for each run.
 
-mod even;
+mod load_only;
 mod hostler;
 mod radix;
-mod resident;
+mod block_holders;
 mod scores;
 
 use clap::ValueEnum;
 
-use crate::fleet::{Fleet, Report, Seen};
+use crate::fleet::{SimulatedFleet, ReplicaReport, FleetState};
 use crate::request::Request;
 
 /// What a run asks for and tells.
 pub(crate) trait Policy {
     /// A request has come. `None` when it is kept until [`Policy::release`] lets it go.
-    fn place(&mut self, id: usize, request: &Request, seen: &Seen, now: f64) -> Option<usize>;
+    fn place(&mut self, id: usize, request: &Request, seen: &FleetState, now: f64) -> Option<usize>;
 
     /// Called after every event until it returns `None`: a request that was kept and may go now, and where.
-    fn release(&mut self, _seen: &Seen, _now: f64) -> Option<(usize, usize)> {
+    fn release(&mut self, _seen: &FleetState, _now: f64) -> Option<(usize, usize)> {
         None
     }
 
     /// An engine's words have arrived.
-    fn reported(&mut self, _replica: usize, _report: &Report) {}
+    fn on_report(&mut self, _replica: usize, _report: &ReplicaReport) {}
 
     /// A request's first token has come.
-    fn first(&mut self, _id: usize, _seen: &Seen, _now: f64) {}
+    fn on_first_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 
     /// A request's last token has come.
-    fn last(&mut self, _id: usize, _seen: &Seen, _now: f64) {}
+    fn on_last_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 }
 
 /// Which policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
-pub enum Name {
+pub enum PolicyName {
     /// The router's own: cost in seconds, late binding.
     Hostler,
     /// The same without late binding: every request is sent at once.
-    HostlerNoHold,
+    HostlerNoQueue,
     /// One replica after another.
     RoundRobin,
     /// The fewest requests in flight.
@@ -59,7 +59,7 @@ pub enum Name {
     ExpectedWait,
 }
 
-impl Name {
+impl PolicyName {
     /// What it is called.
     #[must_use]
     pub fn name(self) -> String {
@@ -73,19 +73,19 @@ impl Name {
     }
 
     /// Ready for a run.
-    pub(crate) fn policy(self, fleet: &Fleet, seed: u64) -> Box<dyn Policy> {
+    pub(crate) fn build(self, fleet: &SimulatedFleet, seed: u64) -> Box<dyn Policy> {
         let replicas = usize::from(fleet.replicas);
         let random = fastrand::Rng::with_seed(seed);
         match self {
-            Self::Hostler => Box::new(hostler::Hostler::new(fleet, random, true)),
-            Self::HostlerNoHold => Box::new(hostler::Hostler::new(fleet, random, false)),
-            Self::RoundRobin => Box::new(even::RoundRobin::default()),
-            Self::LeastRequest => Box::new(even::LeastRequest(random)),
-            Self::PowerOfTwo => Box::new(even::PowerOfTwo(random)),
-            Self::SessionHash => Box::new(even::SessionHash),
-            Self::Radix => Box::new(radix::Radix::new(radix::WIDE)),
-            Self::RadixTight => Box::new(radix::Radix::new(radix::TIGHT)),
-            Self::LlmDPrecise => Box::new(scores::Weighted::new(replicas, random)),
+            Self::Hostler => Box::new(hostler::HostlerPolicy::new(fleet, random, true)),
+            Self::HostlerNoQueue => Box::new(hostler::HostlerPolicy::new(fleet, random, false)),
+            Self::RoundRobin => Box::new(load_only::RoundRobin::default()),
+            Self::LeastRequest => Box::new(load_only::LeastRequest(random)),
+            Self::PowerOfTwo => Box::new(load_only::PowerOfTwo(random)),
+            Self::SessionHash => Box::new(load_only::SessionHash),
+            Self::Radix => Box::new(radix::Radix::new(radix::WIDE_THRESHOLDS)),
+            Self::RadixTight => Box::new(radix::Radix::new(radix::TIGHT_THRESHOLDS)),
+            Self::LlmDPrecise => Box::new(scores::WeightedScores::new(replicas, random)),
             Self::Dynamo => Box::new(scores::BlockCost::new(replicas, random)),
             Self::ExpectedWait => Box::new(scores::ExpectedWait::new(replicas, random)),
         }
@@ -93,7 +93,7 @@ impl Name {
 }
 
 /// The index with the least of something; at random among equals.
-pub(crate) fn least(of: impl Iterator<Item = f64>, random: &mut fastrand::Rng) -> usize {
+pub(crate) fn index_of_least(of: impl Iterator<Item = f64>, random: &mut fastrand::Rng) -> usize {
     let (mut best, mut value, mut equals) = (0, f64::INFINITY, 0);
     for (index, new) in of.enumerate() {
         if new < value {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hostler_placement::keys::{Chain, Key};
+use hostler_placement::block_keys::{KeyChain, BlockKey};
 
 /// Tokens in a block, as in vLLM's default.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
@@ -12,7 +12,7 @@ pub(crate) const BLOCK_TOKENS: u32 = 16;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Keys of the whole blocks of prompt and answer together, and maybe of later turns of the same conversation.
-    pub keys: Arc<[Key]>,
+    pub keys: Arc<[BlockKey]>,
     /// Tokens of the prompt.
     pub prompt: u32,
     /// Tokens of the answer.
@@ -23,7 +23,7 @@ pub struct Request {
 
 impl Request {
     /// Keys of the whole blocks of the prompt.
-    pub(crate) fn prompt_keys(&self) -> &[Key] {
+    pub(crate) fn prompt_keys(&self) -> &[BlockKey] {
         &self.keys[..(self.prompt / BLOCK_TOKENS) as usize]
     }
 }
@@ -36,10 +36,10 @@ pub(crate) struct Segment {
 }
 
 /// Keys of the whole blocks of these segments, one after another.
-pub(crate) fn keys(segments: &[Segment]) -> Arc<[Key]> {
+pub(crate) fn keys(segments: &[Segment]) -> Arc<[BlockKey]> {
     let total: u32 = segments.iter().map(|segment| segment.tokens).sum();
     let mut keys = Vec::with_capacity((total / BLOCK_TOKENS) as usize);
-    let mut chain = Chain::new("", "");
+    let mut chain = KeyChain::new("", "");
     // The pieces of segments that are in the block so far: name in two halves, where the piece begins, how long it is.
     let mut block: Vec<u32> = Vec::new();
     let mut room = BLOCK_TOKENS;

@@ -6,14 +6,14 @@ use std::collections::BinaryHeap;
 
 use rustc_hash::FxHashMap;
 
-use crate::engine::{Engine, Given, Load};
-use crate::fleet::{Fleet, Report, Seen};
+use crate::engine::{SimulatedEngine, StepOutput, EngineLoad};
+use crate::fleet::{SimulatedFleet, ReplicaReport, FleetState};
 use crate::policy::Policy;
-use crate::workload::{Start, Workload};
+use crate::workload::{ArrivalTime, Workload};
 
 /// What became of a request. Times are seconds since the run began.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Record {
+pub(crate) struct RequestRecord {
     pub(crate) arrived: f64,
     pub(crate) first: f64,
     pub(crate) last: f64,
@@ -26,112 +26,112 @@ pub(crate) struct Record {
 
 /// What became of all of them.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunResult {
     /// In the order of the workload.
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: Vec<RequestRecord>,
     /// Seconds that each replica computed.
     pub(crate) busy: Vec<f64>,
     pub(crate) preemptions: u64,
 }
 
 #[derive(Debug)]
-enum Event {
+enum SimEvent {
     Arrives(usize),
     StepEnds(usize),
-    Reported(usize, Report),
+    Reported(usize, ReplicaReport),
 }
 
 /// An event at its time; of those at the same time, the one that was made first comes first.
 #[derive(Debug)]
-struct At {
+struct TimedEvent {
     time: f64,
-    made: u64,
-    event: Event,
+    sequence: u64,
+    event: SimEvent,
 }
 
-impl Ord for At {
+impl Ord for TimedEvent {
     fn cmp(&self, other: &Self) -> Ordering {
         // The heap's greatest is the earliest.
-        other.time.total_cmp(&self.time).then_with(|| other.made.cmp(&self.made))
+        other.time.total_cmp(&self.time).then_with(|| other.sequence.cmp(&self.sequence))
     }
 }
 
-impl PartialOrd for At {
+impl PartialOrd for TimedEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for At {
+impl PartialEq for TimedEvent {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for At {}
+impl Eq for TimedEvent {}
 
 /// A run under way.
-struct World<'a> {
-    fleet: &'a Fleet,
+struct Simulation<'a> {
+    fleet: &'a SimulatedFleet,
     workload: &'a Workload,
     policy: Box<dyn Policy>,
-    engines: Vec<Engine>,
+    engines: Vec<SimulatedEngine>,
     stepping: Vec<bool>,
-    seen: Seen,
-    events: BinaryHeap<At>,
-    made: u64,
+    seen: FleetState,
+    events: BinaryHeap<TimedEvent>,
+    next_sequence: u64,
     /// Who comes after whose answer, and how long after.
     followers: FxHashMap<usize, Vec<(usize, f64)>>,
-    run: Run,
+    run: RunResult,
 }
 
 /// Runs a workload to its end. `done` is called with each request that ends.
-pub(crate) fn run(fleet: &Fleet, workload: &Workload, policy: Box<dyn Policy>, done: &dyn Fn()) -> Run {
+pub(crate) fn run(fleet: &SimulatedFleet, workload: &Workload, policy: Box<dyn Policy>, done: &dyn Fn()) -> RunResult {
     let replicas = usize::from(fleet.replicas);
     let requests = workload.arrivals.iter().map(|arrival| &arrival.request);
-    let records = requests.map(|request| Record { prompt: request.prompt, output: request.output, ..Record::default() }).collect();
-    let mut world = World {
+    let records = requests.map(|request| RequestRecord { prompt: request.prompt, output: request.output, ..RequestRecord::default() }).collect();
+    let mut world = Simulation {
         fleet,
         workload,
         policy,
-        engines: (0..replicas).map(|_| Engine::new(fleet.hardware)).collect(),
+        engines: (0..replicas).map(|_| SimulatedEngine::new(fleet.hardware)).collect(),
         stepping: vec![false; replicas],
-        seen: Seen { in_flight: vec![0; replicas], loads: vec![Load::default(); replicas] },
+        seen: FleetState { in_flight: vec![0; replicas], loads: vec![EngineLoad::default(); replicas] },
         events: BinaryHeap::new(),
-        made: 0,
+        next_sequence: 0,
         followers: FxHashMap::default(),
-        run: Run { records, busy: vec![0.0; replicas], preemptions: 0 },
+        run: RunResult { records, busy: vec![0.0; replicas], preemptions: 0 },
     };
     for (id, arrival) in workload.arrivals.iter().enumerate() {
         match arrival.start {
-            Start::At(time) => world.at(time, Event::Arrives(id)),
-            Start::After(before, pause) => world.followers.entry(before).or_default().push((id, pause)),
+            ArrivalTime::At(time) => world.schedule(time, SimEvent::Arrives(id)),
+            ArrivalTime::After(before, pause) => world.followers.entry(before).or_default().push((id, pause)),
         }
     }
-    while let Some(At { time, event, .. }) = world.events.pop() {
+    while let Some(TimedEvent { time, event, .. }) = world.events.pop() {
         match event {
-            Event::Arrives(id) => world.arrives(id, time),
-            Event::StepEnds(replica) => world.step_ends(replica, time, done),
-            Event::Reported(replica, report) => {
+            SimEvent::Arrives(id) => world.on_arrival(id, time),
+            SimEvent::StepEnds(replica) => world.end_step(replica, time, done),
+            SimEvent::Reported(replica, report) => {
                 world.seen.loads[replica] = report.load;
-                world.policy.reported(replica, &report);
+                world.policy.on_report(replica, &report);
             }
         }
         while let Some((id, replica)) = world.policy.release(&world.seen, time) {
             world.send(id, replica, time);
         }
     }
-    world.run.preemptions = world.engines.iter().map(Engine::preemptions).sum();
+    world.run.preemptions = world.engines.iter().map(SimulatedEngine::preemptions).sum();
     world.run
 }
 
-impl World<'_> {
-    fn at(&mut self, time: f64, event: Event) {
-        self.made += 1;
-        self.events.push(At { time, made: self.made, event });
+impl Simulation<'_> {
+    fn schedule(&mut self, time: f64, event: SimEvent) {
+        self.next_sequence += 1;
+        self.events.push(TimedEvent { time, sequence: self.next_sequence, event });
     }
 
-    fn arrives(&mut self, id: usize, now: f64) {
+    fn on_arrival(&mut self, id: usize, now: f64) {
         self.run.records[id].arrived = now;
         let request = &self.workload.arrivals[id].request;
         if let Some(replica) = self.policy.place(id, request, &self.seen, now) {
@@ -144,47 +144,47 @@ impl World<'_> {
         self.seen.in_flight[replica] += 1;
         self.engines[replica].add(id, self.workload.arrivals[id].request.clone());
         if !self.stepping[replica] {
-            self.step_begins(replica, now);
+            self.begin_step(replica, now);
         }
     }
 
-    fn step_begins(&mut self, replica: usize, now: f64) {
+    fn begin_step(&mut self, replica: usize, now: f64) {
         self.stepping[replica] = true;
-        let seconds = self.engines[replica].begin();
+        let seconds = self.engines[replica].begin_step();
         self.run.busy[replica] += seconds;
         self.report(replica, now);
-        self.at(now + seconds, Event::StepEnds(replica));
+        self.schedule(now + seconds, SimEvent::StepEnds(replica));
     }
 
-    fn step_ends(&mut self, replica: usize, now: f64, done: &dyn Fn()) {
-        for given in self.engines[replica].end() {
+    fn end_step(&mut self, replica: usize, now: f64, done: &dyn Fn()) {
+        for given in self.engines[replica].end_step() {
             match given {
-                Given::First { id, cached } => {
+                StepOutput::FirstToken { id, cached } => {
                     (self.run.records[id].first, self.run.records[id].cached) = (now, cached);
-                    self.policy.first(id, &self.seen, now);
+                    self.policy.on_first_token(id, &self.seen, now);
                 }
-                Given::Last { id } => {
+                StepOutput::LastToken { id } => {
                     self.run.records[id].last = now;
                     self.seen.in_flight[replica] -= 1;
-                    self.policy.last(id, &self.seen, now);
+                    self.policy.on_last_token(id, &self.seen, now);
                     for (follower, pause) in self.followers.remove(&id).unwrap_or_default() {
-                        self.at(now + pause, Event::Arrives(follower));
+                        self.schedule(now + pause, SimEvent::Arrives(follower));
                     }
                     done();
                 }
             }
         }
-        if self.engines[replica].idle() {
+        if self.engines[replica].is_idle() {
             self.stepping[replica] = false;
             self.report(replica, now);
         } else {
-            self.step_begins(replica, now);
+            self.begin_step(replica, now);
         }
     }
 
     fn report(&mut self, replica: usize, now: f64) {
-        let report = Report { load: self.engines[replica].load(), changes: self.engines[replica].changes() };
-        self.at(now + self.fleet.delay, Event::Reported(replica, report));
+        let report = ReplicaReport { load: self.engines[replica].load(), changes: self.engines[replica].take_cache_changes() };
+        self.schedule(now + self.fleet.delay, SimEvent::Reported(replica, report));
     }
 }
 

@@ -12,10 +12,10 @@ use thiserror::Error;
 pub const ID_TOKENS: u32 = 512;
 
 /// Longer prompts than this are mistakes.
-const MOST_TOKENS: u32 = 10_000_000;
+const MAX_TOKENS: u32 = 10_000_000;
 
 /// A line longer than this is a mistake; the longest prompt has 20,000 ids.
-const MOST_LINE_BYTES: u64 = 1 << 20;
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Why a trace cannot be used.
 #[derive(Debug, Error)]
@@ -58,7 +58,7 @@ pub enum TraceError {
 
 /// One request, as it was recorded.
 #[derive(Debug, Deserialize)]
-pub struct Recorded {
+pub struct TraceRequest {
     /// When it came, in milliseconds.
     pub timestamp: f64,
     /// Tokens of its prompt.
@@ -72,7 +72,7 @@ pub struct Recorded {
     pub ids: Box<[u64]>,
 }
 
-impl Recorded {
+impl TraceRequest {
     /// Its ids, each with the tokens that it stands for in this prompt.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, u32)> {
         let mut left = self.input;
@@ -88,7 +88,7 @@ impl Recorded {
 ///
 /// # Errors
 /// When it cannot be opened; an item is an error where a line cannot be read or is not in the format.
-pub fn requests(file: &Path) -> Result<impl Iterator<Item = Result<Recorded, TraceError>>, TraceError> {
+pub fn read_requests(file: &Path) -> Result<impl Iterator<Item = Result<TraceRequest, TraceError>>, TraceError> {
     let unreadable = {
         let file = file.to_owned();
         move |source| TraceError::File { file: file.clone(), source }
@@ -99,26 +99,26 @@ pub fn requests(file: &Path) -> Result<impl Iterator<Item = Result<Recorded, Tra
         loop {
             line.clear();
             number += 1;
-            match reader.by_ref().take(MOST_LINE_BYTES).read_until(b'\n', &mut line) {
+            match reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
                 Err(error) => return Some(Err(unreadable(error))),
                 Ok(0) => return None,
                 Ok(_) if line.trim_ascii().is_empty() => {}
-                Ok(_) => return Some(parse(&line).map_err(|what| TraceError::Line { file: file.clone(), line: number, what })),
+                Ok(_) => return Some(parse_line(&line).map_err(|what| TraceError::Line { file: file.clone(), line: number, what })),
             }
         }
     }))
 }
 
-fn parse(line: &[u8]) -> Result<Recorded, String> {
-    if line.len() as u64 == MOST_LINE_BYTES {
-        return Err(format!("longer than {MOST_LINE_BYTES} bytes"));
+fn parse_line(line: &[u8]) -> Result<TraceRequest, String> {
+    if line.len() as u64 == MAX_LINE_BYTES {
+        return Err(format!("longer than {MAX_LINE_BYTES} bytes"));
     }
-    let request: Recorded = serde_json::from_slice(line).map_err(|error| error.to_string().replace("at line 1 column", "at column"))?;
+    let request: TraceRequest = serde_json::from_slice(line).map_err(|error| error.to_string().replace("at line 1 column", "at column"))?;
     let covered = request.ids.len() as u64 * u64::from(ID_TOKENS);
     if request.input == 0 || request.output == 0 {
         Err("a prompt and an answer have at least one token".into())
-    } else if request.input > MOST_TOKENS || request.output > MOST_TOKENS {
-        Err(format!("more than {MOST_TOKENS} tokens"))
+    } else if request.input > MAX_TOKENS || request.output > MAX_TOKENS {
+        Err(format!("more than {MAX_TOKENS} tokens"))
     } else if covered < u64::from(request.input) || covered >= u64::from(request.input) + u64::from(ID_TOKENS) {
         Err(format!("{} ids of {ID_TOKENS} tokens do not fit a prompt of {} tokens", request.ids.len(), request.input))
     } else if !request.timestamp.is_finite() || request.timestamp < 0.0 {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use crate::numbers::{positive, share};
+use crate::flag_values::{positive, share};
 use crate::request::Request;
 use crate::trace::TraceError;
 
@@ -28,12 +28,12 @@ pub struct Arrival {
     /// The request.
     pub request: Request,
     /// When it comes.
-    pub start: Start,
+    pub start: ArrivalTime,
 }
 
 /// When a request comes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Start {
+pub enum ArrivalTime {
     /// So many seconds after the beginning.
     At(f64),
     /// So many seconds after the answer to this earlier request has ended.
@@ -42,7 +42,7 @@ pub enum Start {
 
 /// Which requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// A trace in Mooncake's format: real lengths, reuse and times.
     Mooncake,
     /// Applications with long system prompts whose conversations grow, turn by turn.
@@ -55,7 +55,7 @@ pub enum Kind {
     NoSharing,
 }
 
-impl Kind {
+impl WorkloadKind {
     /// What it is called.
     #[must_use]
     pub fn name(self) -> String {
@@ -65,7 +65,7 @@ impl Kind {
 
 /// The numbers behind a workload.
 #[derive(Debug, Clone, PartialEq, Args)]
-pub struct Shape {
+pub struct WorkloadShape {
     /// Trace file (JSON lines: `timestamp` in ms, `input_length`, `output_length`, `hash_ids` of 512-token blocks), for `mooncake`.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -96,34 +96,34 @@ pub struct Shape {
     pub burst: u32,
 }
 
-impl Default for Shape {
+impl Default for WorkloadShape {
     fn default() -> Self {
         let (applications, turns, think, hot, burst) = (64, 9.0, 4.0, 0.7, 16);
         Self { trace: None, rate: None, requests: 6000, seed: 1, applications, turns, think, hot, burst }
     }
 }
 
-impl Shape {
+impl WorkloadShape {
     /// The workload of this kind.
     ///
     /// # Errors
     /// When a trace is needed and cannot be read.
-    pub fn workload(&self, kind: Kind) -> Result<Workload, TraceError> {
+    pub fn workload(&self, kind: WorkloadKind) -> Result<Workload, TraceError> {
         let rate = self.rate.unwrap_or(match kind {
-            Kind::Mooncake => 1.5,
-            Kind::Agentic => 3.4,
-            Kind::HotPrefix => 24.0,
-            Kind::Bursts => 0.8,
-            Kind::NoSharing => 16.0,
+            WorkloadKind::Mooncake => 1.5,
+            WorkloadKind::Agentic => 3.4,
+            WorkloadKind::HotPrefix => 24.0,
+            WorkloadKind::Bursts => 0.8,
+            WorkloadKind::NoSharing => 16.0,
         });
         let arrivals = match kind {
-            Kind::Mooncake => mooncake::read(self.trace.as_deref().ok_or(TraceError::Missing)?, rate, self.requests)?,
-            Kind::Agentic => synthetic::agentic(self, rate),
-            Kind::HotPrefix => synthetic::hot_prefix(self, rate),
-            Kind::Bursts => synthetic::bursts(self, rate),
-            Kind::NoSharing => synthetic::no_sharing(self, rate),
+            WorkloadKind::Mooncake => mooncake::read(self.trace.as_deref().ok_or(TraceError::Missing)?, rate, self.requests)?,
+            WorkloadKind::Agentic => synthetic::agentic(self, rate),
+            WorkloadKind::HotPrefix => synthetic::hot_prefix(self, rate),
+            WorkloadKind::Bursts => synthetic::bursts(self, rate),
+            WorkloadKind::NoSharing => synthetic::no_sharing(self, rate),
         };
-        let unit = if kind == Kind::Mooncake { format!("×{rate}") } else { format!("{rate}/s") };
+        let unit = if kind == WorkloadKind::Mooncake { format!("×{rate}") } else { format!("{rate}/s") };
         Ok(Workload { name: format!("{} {unit}", kind.name()), arrivals })
     }
 }
@@ -131,7 +131,7 @@ impl Shape {
 impl Workload {
     /// Tokens of its longest prompt with its answer.
     #[must_use]
-    pub fn longest(&self) -> u32 {
+    pub fn max_tokens(&self) -> u32 {
         self.arrivals.iter().map(|arrival| arrival.request.prompt + arrival.request.output).max().unwrap_or(0)
     }
 }

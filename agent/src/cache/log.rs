@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hostler_placement::keys::Key;
+use hostler_placement::block_keys::BlockKey;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
@@ -34,7 +34,7 @@ struct Inner {
     is_incomplete: bool,
     mirror: BlockMirror,
     /// The latest changes, oldest first.
-    changes: VecDeque<(Key, ChangeKind)>,
+    changes: VecDeque<(BlockKey, ChangeKind)>,
     /// Number of the first of them, counted from the beginning of the log and never set back.
     first_number: u64,
     counters: CacheCounters,
@@ -63,7 +63,7 @@ struct LogPosition {
 
 #[derive(Debug)]
 struct Snapshot {
-    keys: Vec<Key>,
+    keys: Vec<BlockKey>,
     digest: CacheDigest,
 }
 
@@ -77,9 +77,9 @@ pub struct CacheDelta {
     /// The rest is to be read at once; until then the count and the digest say nothing.
     pub is_partial: bool,
     /// Blocks that are now cached.
-    pub stored: Vec<Key>,
+    pub stored: Vec<BlockKey>,
     /// Blocks that no longer are; none of them is among the stored.
-    pub removed: Vec<Key>,
+    pub removed: Vec<BlockKey>,
     /// Blocks cached after this delta.
     pub count: u64,
     /// The XOR of their keys.
@@ -288,7 +288,7 @@ impl Inner {
         }
     }
 
-    fn push(&mut self, key: Key, direction: ChangeKind) {
+    fn push(&mut self, key: BlockKey, direction: ChangeKind) {
         if self.changes.len() == MAX_CHANGES {
             self.changes.pop_front();
             self.first_number += 1;
@@ -315,7 +315,7 @@ impl Inner {
             return None;
         }
         place.next = self.first_number + end as u64;
-        let mut net: FxHashMap<Key, ChangeKind> = FxHashMap::default();
+        let mut net: FxHashMap<BlockKey, ChangeKind> = FxHashMap::default();
         for &(key, direction) in self.changes.range(begin..end) {
             // A block comes and goes in turns, so two changes in a row cancel each other.
             if net.remove(&key).is_none() {

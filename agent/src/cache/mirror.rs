@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::hash_map::Entry;
 
-use hostler_placement::keys::{Chain, Key};
+use hostler_placement::block_keys::{KeyChain, BlockKey};
 use rustc_hash::FxHashMap;
 
 use super::kv_event::{KvEvent, ExtraKey, BlocksRemoved, BlocksStored};
@@ -31,9 +31,9 @@ pub struct CacheDigest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// It was not there before.
-    Stored(Key),
+    Stored(BlockKey),
     /// It was there before.
-    Removed(Key),
+    Removed(BlockKey),
     /// All are gone.
     Cleared,
 }
@@ -64,13 +64,13 @@ pub struct BlockMirror {
     /// By the engine's hash.
     blocks: FxHashMap<u64, MirroredBlock>,
     /// How many of the engine's hashes stand for a key: an adapter that was loaded again from another path has the same name and other hashes.
-    keys: FxHashMap<Key, u32>,
+    keys: FxHashMap<BlockKey, u32>,
     xor: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct MirroredBlock {
-    key: Key,
+    key: BlockKey,
     copies: u32,
 }
 
@@ -124,7 +124,7 @@ impl BlockMirror {
     }
 
     /// The keys, in no order.
-    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+    pub fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
         self.keys.keys().copied()
     }
 
@@ -185,7 +185,7 @@ impl BlockMirror {
         }
         let chain = match stored.parent {
             None => Some(seed_chain(stored)),
-            Some(parent) => self.blocks.get(&parent).map(|block| Chain::after(block.key)),
+            Some(parent) => self.blocks.get(&parent).map(|block| KeyChain::resume(block.key)),
         };
         let Some(mut chain) = chain else {
             effects.orphans += blocks as u64;
@@ -195,7 +195,7 @@ impl BlockMirror {
         self.block_size = stored.block_size;
         for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
             let more = extra_key_bytes(stored, number);
-            let key = if more.is_empty() { chain.push(tokens) } else { chain.push_with(tokens, &more) };
+            let key = if more.is_empty() { chain.push(tokens) } else { chain.push_with_extra(tokens, &more) };
             self.store_block(*hash, key, stored.parent.is_some(), effects);
         }
     }
@@ -203,7 +203,7 @@ impl BlockMirror {
     /// `is_copy`: a block that is known already has been stored once more. That is not so in an event without parent: any client may have an
     /// engine tell again, from the first one on, which blocks of its prompt were cached (`kv_cache_report_mode`, since vLLM 0.26), and
     /// those are removed no oftener for it. A first block that really has two copies is then given up with the first of them.
-    fn store_block(&mut self, hash: u64, key: Key, is_copy: bool, effects: &mut Effects) {
+    fn store_block(&mut self, hash: u64, key: BlockKey, is_copy: bool, effects: &mut Effects) {
         match self.blocks.entry(hash) {
             // The first key stays: blocks stored after it continue that one.
             Entry::Occupied(mut block) => {
@@ -283,14 +283,14 @@ fn is_gpu(medium: Option<&str>) -> bool {
 }
 
 /// The seed of a sequence.
-fn seed_chain(stored: &BlocksStored) -> Chain {
+fn seed_chain(stored: &BlocksStored) -> KeyChain {
     let lora = match (&stored.lora_name, stored.lora_id) {
         (Some(name), _) => name.clone(),
         // Releases that do not tell the name: a router cannot ask for this, and it must not look like the model without adapter.
         (None, Some(id)) => format!("\0{id}"),
         (None, None) => String::new(),
     };
-    Chain::new(&lora, salt(stored).unwrap_or_default())
+    KeyChain::new(&lora, salt(stored).unwrap_or_default())
 }
 
 /// The cache salt: a bare string or, since vLLM 0.31, a string with a tag, among what the first block depends on.

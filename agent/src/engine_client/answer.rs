@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use hostler_http1::{Body, Connection, Framing};
+use hostler_http1::{BodyFraming, Connection, Framing};
 
 use super::outgoing::OutgoingRequest;
 use super::{EngineClient, RequestError};
@@ -19,7 +19,7 @@ const MAX_COPIED_BYTES: usize = 2048;
 pub(crate) struct EngineResponse<'a> {
     client: &'a EngineClient,
     connection: Connection,
-    body: Body,
+    body: BodyFraming,
     /// The rest of the request, where the engine answers before it has all of it.
     unsent_request: Option<Box<OutgoingRequest>>,
     /// What the router broke off of the request.
@@ -27,7 +27,7 @@ pub(crate) struct EngineResponse<'a> {
 }
 
 impl<'a> EngineResponse<'a> {
-    pub(super) fn new(client: &'a EngineClient, connection: Connection, outgoing: OutgoingRequest, body: Body) -> Self {
+    pub(super) fn new(client: &'a EngineClient, connection: Connection, outgoing: OutgoingRequest, body: BodyFraming) -> Self {
         let rest = (!outgoing.is_sent()).then(|| Box::new(outgoing));
         Self { client, connection, body, unsent_request: rest, request_error: None }
     }

@@ -5,9 +5,9 @@ use std::io::IoSlice;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use hostler_http1::{self as http1, Body, Connection};
+use hostler_http1::{self as http1, BodyFraming, Connection};
 use hostler_proto::agent::v1::{Header, RequestHead, ResponseHead};
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::StreamFault;
 use http::uri::PathAndQuery;
 use http::{Method, header};
 
@@ -62,7 +62,7 @@ impl OutgoingRequest {
     }
 
     /// Sends itself and waits for the head of the answer, when some of it may be left to send.
-    pub(super) async fn send_and_await_head(&mut self, connection: &mut Connection, sent: &mut impl FnMut()) -> Result<(ResponseHead, Body), RequestError> {
+    pub(super) async fn send_and_await_head(&mut self, connection: &mut Connection, sent: &mut impl FnMut()) -> Result<(ResponseHead, BodyFraming), RequestError> {
         poll_fn(|context| {
             let sending = self.poll_send(connection, context);
             if matches!(sending, Poll::Ready(Ok(()))) {
@@ -88,7 +88,7 @@ impl OutgoingRequest {
             if self.piece.is_empty() && self.remaining_bytes > 0 {
                 match self.body.poll_bytes(context) {
                     Poll::Ready(Ok(Some(piece))) => self.take_chunk(piece)?,
-                    Poll::Ready(Ok(None)) => return Poll::Ready(Err(Broken::protocol("the router sent less than it announced").into())),
+                    Poll::Ready(Ok(None)) => return Poll::Ready(Err(StreamFault::protocol("the router sent less than it announced").into())),
                     Poll::Ready(Err(broken)) => return Poll::Ready(Err(broken.into())),
                     Poll::Pending if self.head.is_empty() => return Poll::Pending,
                     Poll::Pending => {}
@@ -107,7 +107,7 @@ impl OutgoingRequest {
 
     fn take_chunk(&mut self, piece: Bytes) -> Result<(), RequestError> {
         let left = self.remaining_bytes.checked_sub(piece.len() as u64);
-        self.remaining_bytes = left.ok_or_else(|| Broken::protocol("the router sent more than it announced"))?;
+        self.remaining_bytes = left.ok_or_else(|| StreamFault::protocol("the router sent more than it announced"))?;
         self.piece = piece;
         Ok(())
     }

@@ -170,7 +170,7 @@ async fn an_answer_that_breaks_off_is_none() {
         let (outcome, mut engine) = fixture.taken(4, "body").await;
         write(&mut engine, begun).await;
         drop(engine);
-        assert_eq!(end(outcome).await.unwrap_err(), hostler_http1::Error::Closed.to_string(), "{begun}");
+        assert_eq!(end(outcome).await.unwrap_err(), hostler_http1::HttpError::Closed.to_string(), "{begun}");
     }
 }
 

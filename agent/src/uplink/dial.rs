@@ -64,11 +64,11 @@ pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>)
     });
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| DialError::unreachable(&error))?;
     let connected = endpoint
-        .initial_stream_window_size(wire::WINDOW_BYTES)
-        .initial_connection_window_size(wire::WINDOW_BYTES)
-        .max_frame_size(wire::FRAME_BYTES)
-        .http2_keep_alive_interval(wire::KEEPALIVE)
-        .keep_alive_timeout(wire::KEEPALIVE)
+        .initial_stream_window_size(wire::HTTP2_WINDOW_BYTES)
+        .initial_connection_window_size(wire::HTTP2_WINDOW_BYTES)
+        .max_frame_size(wire::MAX_HTTP2_FRAME_BYTES)
+        .http2_keep_alive_interval(wire::KEEPALIVE_TIMEOUT)
+        .keep_alive_timeout(wire::KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await;

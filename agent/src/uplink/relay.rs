@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hostler_boot::root_cause;
 use hostler_proto::agent::v1::{Fault, RequestHead};
-use hostler_proto::lane::{Broken, only_keeps_alive};
+use hostler_proto::lane::{StreamFault, is_keep_alive_comment};
 use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
 
@@ -46,7 +46,7 @@ pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, route
     serving.end(&outcome);
 }
 
-async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState, router: RouterKey) -> Result<(), Broken> {
+async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState, router: RouterKey) -> Result<(), StreamFault> {
     let replica = node.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
     // Counted before the phase is looked at, so that a drain either sees this request or is seen by it.
     let prompt = PromptEstimate { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
@@ -64,7 +64,7 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     let settle = Duration::from_millis(u64::from(head.settle_ms));
     let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
     let request = OutgoingRequest::new(head, serving.body());
-    let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;
+    let request = request.ok_or_else(|| StreamFault::protocol("the router sent a request head that HTTP does not allow"))?;
     let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, fingerprint: name, is_sent: false };
     let outcome = tokio::select! {
         biased;
@@ -130,7 +130,7 @@ impl<'a> Exchange<'a> {
 
     /// Takes note of a piece of the answer.
     fn observe(&mut self, piece: &[u8], status: StatusCode) {
-        if only_keeps_alive(piece) {
+        if is_keep_alive_comment(piece) {
             return;
         }
         self.in_flight.inspect(|in_flight| in_flight.mark_prefilled());
@@ -178,20 +178,20 @@ fn needs_engine_core(head: &RequestHead) -> bool {
         && !path.ends_with("/render")
 }
 
-fn not_ready(message: String) -> Broken {
-    Broken { fault: Fault::NotReady, message }
+fn not_ready(message: String) -> StreamFault {
+    StreamFault { fault: Fault::NotReady, message }
 }
 
 /// The engine could not be reached or broke off: of itself, or because it was told to stop. In the latter case its life ended as it should, and
 /// nothing is wrong with the request; nor is where the engine never got all of it.
-fn classify_break(index: u32, phase: Phase, is_sent: bool, cause: &str) -> Broken {
+fn classify_break(index: u32, phase: Phase, is_sent: bool, cause: &str) -> StreamFault {
     match phase {
         Phase::Draining | Phase::Stopped | Phase::Quarantined | Phase::Sleeping => {
             let message = format!("the engine of replica {index} was stopped before the answer was complete");
-            Broken { fault: Fault::EngineStopped, message }
+            StreamFault { fault: Fault::EngineStopped, message }
         }
         Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed if is_sent => {
-            Broken { fault: Fault::EngineLost, message: format!("the engine of replica {index} broke off ({cause})") }
+            StreamFault { fault: Fault::EngineLost, message: format!("the engine of replica {index} broke off ({cause})") }
         }
         Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed => {
             not_ready(format!("the request could not be sent to the engine of replica {index} ({cause})"))

@@ -228,7 +228,7 @@ async fn open_lane(
     let lane = Lane::new(uplink.metrics.unknown_frames.clone());
     let mut request = Request::new(lane.outbox().batches());
     request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
-    let mut client = AgentLinkClient::new(channel).max_decoding_message_size(hostler_proto::wire::MESSAGE_BYTES);
+    let mut client = AgentLinkClient::new(channel).max_decoding_message_size(hostler_proto::wire::MAX_MESSAGE_BYTES);
     let opened = timeout(WELCOME_TIMEOUT, client.carry(request)).await;
     let mut batches = opened.map_err(|_| SessionEnd::Lost("a lane was not opened within 10 s".into()))??.into_inner();
     let uplink = uplink.clone();

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use hostler_http1::{Body, Connection, Error, Framing, Stream};
+use hostler_http1::{BodyFraming, Connection, HttpError, Framing, Stream};
 use http::StatusCode;
 
 /// An open connection. Dropped, it is closed, and the target stops answering.
@@ -15,20 +15,20 @@ pub(super) struct Open {
     /// What the target has not been sent of the request: of its head, and of its body.
     unsent: [Bytes; 2],
     /// What is to come of the answer, and whether another may follow.
-    body: Body,
+    body: BodyFraming,
     /// What had been read when the request was begun.
     heard_before: u64,
 }
 
 impl Open {
     pub(super) fn new(stream: Stream) -> Self {
-        let body = Body { framing: Framing::Complete, keeps_alive: true };
+        let body = BodyFraming { framing: Framing::Complete, keeps_alive: true };
         Self { connection: Connection::new(stream), unsent: Default::default(), body, heard_before: 0 }
     }
 
     /// Whether another request may be sent on it: the answer before has been read to its end, and the target has not closed it since.
     pub(super) fn is_free(&mut self) -> bool {
-        self.body.keeps_alive && self.body.framing == Framing::Complete && self.is_sent() && self.connection.is_quiet()
+        self.body.keeps_alive && self.body.framing == Framing::Complete && self.is_sent() && self.connection.is_idle()
     }
 
     /// Whether the target has said nothing to the request, not even a part of a head.
@@ -37,7 +37,7 @@ impl Open {
     }
 
     /// Sends a request; its answer may begin before all of it has been sent.
-    pub(super) async fn ask(&mut self, head: Bytes, body: Bytes) -> Result<StatusCode, Error> {
+    pub(super) async fn ask(&mut self, head: Bytes, body: Bytes) -> Result<StatusCode, HttpError> {
         self.unsent = [head, body];
         self.heard_before = self.connection.bytes_read();
         let (status, body) = poll_fn(|context| {
@@ -46,12 +46,12 @@ impl Open {
         })
         .await?;
         // A target that has answered before it knew all of the request may close the connection, and may not.
-        self.body = Body { keeps_alive: self.body.keeps_alive && body.keeps_alive, ..body };
-        StatusCode::from_u16(status).map_err(|_| Error::Malformed("its status is none"))
+        self.body = BodyFraming { keeps_alive: self.body.keeps_alive && body.keeps_alive, ..body };
+        StatusCode::from_u16(status).map_err(|_| HttpError::Malformed("its status is none"))
     }
 
     /// Waits for the next piece of the answer and has it looked at; nothing after the last.
-    pub(super) async fn piece<T>(&mut self, mut look: impl FnMut(&[u8]) -> T) -> Result<Option<T>, Error> {
+    pub(super) async fn piece<T>(&mut self, mut look: impl FnMut(&[u8]) -> T) -> Result<Option<T>, HttpError> {
         poll_fn(|context| {
             self.send(context);
             self.connection.poll_piece(context, &mut self.body.framing, |read, length| {
@@ -75,7 +75,7 @@ impl Open {
         }
     }
 
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<Result<(), HttpError>> {
         while !self.is_sent() {
             let slices = self.unsent.each_ref().map(|part| IoSlice::new(part));
             let mut written = ready!(self.connection.poll_write(context, &slices))?;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hostler_simulate::TraceError;
-use hostler_simulate::trace::{Recorded, requests};
+use hostler_simulate::trace::{TraceRequest, read_requests};
 
 use super::draw::{Draw, Purpose};
 use super::text;
@@ -14,7 +14,7 @@ const MOST_REQUESTS: usize = 2_000_000;
 
 /// What was recorded, in the order in which it came; clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Trace(Arc<[Recorded]>);
+pub(super) struct Trace(Arc<[TraceRequest]>);
 
 impl Trace {
     /// The trace in a file. Requests are put in the order of their times, and the first one's time becomes the beginning.
@@ -22,7 +22,7 @@ impl Trace {
     /// # Errors
     /// When it cannot be read or is not in the format.
     pub(super) fn read(file: &Path) -> Result<Self, TraceError> {
-        let mut all: Vec<Recorded> = requests(file)?.take(MOST_REQUESTS + 1).collect::<Result<_, _>>()?;
+        let mut all: Vec<TraceRequest> = read_requests(file)?.take(MOST_REQUESTS + 1).collect::<Result<_, _>>()?;
         if all.len() > MOST_REQUESTS {
             return Err(TraceError::TooMany { file: file.to_owned(), most: MOST_REQUESTS });
         }
@@ -35,13 +35,13 @@ impl Trace {
     }
 
     /// The request of this number, if there are so many.
-    pub(super) fn request(&self, number: u64) -> Option<&Recorded> {
+    pub(super) fn request(&self, number: u64) -> Option<&TraceRequest> {
         self.0.get(usize::try_from(number).ok()?)
     }
 }
 
 /// A request's prompt: the words of each block, the last one cut where the prompt ends.
-pub(super) fn prompt(request: &Recorded, seed: u64) -> Arc<str> {
+pub(super) fn prompt(request: &TraceRequest, seed: u64) -> Arc<str> {
     let mut prompt = String::with_capacity((request.input as usize + 1) * text::BYTES_PER_TOKEN);
     for (id, tokens) in request.blocks() {
         text::write(&mut prompt, &mut Draw::new(seed, Purpose::Block, id), tokens);

@@ -1,5 +1,5 @@
 use hostler_placement::affinity::{Arrivals, Popularity};
-use hostler_placement::cost::{self, Ask, Candidate, Conditions, Decision as Placed, place};
+use hostler_placement::cost::{self, PricingInput, Candidate, Conditions, Decision as Placed, place};
 use hostler_placement::rates;
 use proptest::prelude::*;
 
@@ -70,8 +70,8 @@ fn candidate(matched: u32, in_flight: u32) -> Candidate {
 }
 
 fn decided(candidates: &[Candidate]) -> Decision {
-    let arrivals = Arrivals::none();
-    let ask = Ask { tokens: 1264, output: 200.0, arrivals: &arrivals };
+    let arrivals = Arrivals::empty();
+    let ask = PricingInput { tokens: 1264, output: 200.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: rates::Rates::default(), utilisation: 0.5 };
     told(&place(&ask, candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
 }
@@ -135,7 +135,7 @@ proptest! {
         let popularity = Popularity::default();
         let keys: Vec<u64> = (0..u64::from(tokens / 16)).collect();
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();
-        let ask = Ask { tokens, output, arrivals: &seen };
+        let ask = PricingInput { tokens, output, arrivals: &seen };
         let conditions = Conditions { nominal: rates::Rates::default(), utilisation };
         let decision = told(&place(&ask, &[one], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
         let scored = &decision.scored[0];

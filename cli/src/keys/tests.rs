@@ -19,7 +19,7 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn key(arguments: &[&str]) -> Entry {
+fn key(arguments: &[&str]) -> KeyEntry {
     entry(&created(arguments), &Secret::random().unwrap(), at(1000))
 }
 
@@ -30,8 +30,8 @@ fn the_command_line_becomes_a_key() {
     let key = key(&all.split_whitespace().collect::<Vec<_>>());
     assert_eq!((key.name.as_str(), key.tenant.as_str(), key.role), ("n", "t", Role::Admin));
     assert_eq!(key.models.as_deref(), Some(&["base".to_owned(), "poet".to_owned()][..]));
-    assert_eq!((key.created, key.expires), (Moment::of(at(1000)), Some(Moment::of(at(1000 + 90 * 86_400)))));
-    let limits = Limits {
+    assert_eq!((key.created, key.expires), (Timestamp::of(at(1000)), Some(Timestamp::of(at(1000 + 90 * 86_400)))));
+    let limits = KeyLimits {
         in_flight: Some(1),
         requests_per_minute: Some(2),
         input_per_minute: Some(3),
@@ -60,12 +60,12 @@ fn a_revocation_is_only_ever_brought_forward() {
     let mut revoke =
         |now, after| revoke(&mut keys, &id, at(now), Duration::from_secs(after)).map(|said| (said, keys[0].revoked, keys[1].revoked));
     let day = 86_400;
-    assert_eq!(revoke(2000, day).unwrap(), (format!("{id} is valid until 1970-01-02T00:33:20Z"), Some(Moment::of(at(2000 + day))), None));
-    assert_eq!(revoke(2000, 2 * day).unwrap().1, Some(Moment::of(at(2000 + day))));
-    assert_eq!(revoke(3000, 0).unwrap(), (format!("{id} is revoked"), Some(Moment::of(at(3000))), None));
+    assert_eq!(revoke(2000, day).unwrap(), (format!("{id} is valid until 1970-01-02T00:33:20Z"), Some(Timestamp::of(at(2000 + day))), None));
+    assert_eq!(revoke(2000, 2 * day).unwrap().1, Some(Timestamp::of(at(2000 + day))));
+    assert_eq!(revoke(3000, 0).unwrap(), (format!("{id} is revoked"), Some(Timestamp::of(at(3000))), None));
     assert_eq!(
         revoke(4000, day).unwrap(),
-        (format!("{id} was revoked before, from 1970-01-01T00:50:00Z on"), Some(Moment::of(at(3000))), None)
+        (format!("{id} was revoked before, from 1970-01-01T00:50:00Z on"), Some(Timestamp::of(at(3000))), None)
     );
 }
 
@@ -85,9 +85,9 @@ fn a_wrong_id_is_answered_with_the_right_ones_and_a_whole_key_never_repeated() {
 #[test]
 fn the_list_shows_how_keys_stand_and_nothing_secret() {
     let valid = key(&["--name", "alice", "--in-flight", "4", "--input-per-day", "100", "--model", "m1", "--model", "m2"]);
-    let leaving = Entry { revoked: Some(Moment::of(at(5000))), expires: Some(Moment::of(at(9000))), ..key(&["--role", "admin"]) };
-    let expired = Entry { expires: Some(Moment::of(at(1500))), ..key(&[]) };
-    let revoked = Entry { revoked: Some(Moment::of(at(1500))), ..key(&[]) };
+    let leaving = KeyEntry { revoked: Some(Timestamp::of(at(5000))), expires: Some(Timestamp::of(at(9000))), ..key(&["--role", "admin"]) };
+    let expired = KeyEntry { expires: Some(Timestamp::of(at(1500))), ..key(&[]) };
+    let revoked = KeyEntry { revoked: Some(Timestamp::of(at(1500))), ..key(&[]) };
     let keys = [valid, leaving, expired, revoked];
     let lines: Vec<String> = lines(&keys, at(2000)).iter().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     assert!(

@@ -225,7 +225,7 @@ impl From<wire::Replica> for Replica {
         let state = replica.state.unwrap_or_default();
         let load = replica.load.unwrap_or_default();
         let engine = load.engine.unwrap_or_default();
-        let phase = if replica.suspect { "suspect" } else { state.phase().word() };
+        let phase = if replica.suspect { "suspect" } else { state.phase().as_str() };
         Self {
             id: replica.id,
             phase,

@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use super::*;
 
 /// Takes all pieces out of `wire`, of which more is there after each of these lengths.
-fn taken(mut framing: Framing, wire: &[u8], cuts: &[usize]) -> Result<(Vec<BytesMut>, Framing, usize), Error> {
+fn taken(mut framing: Framing, wire: &[u8], cuts: &[usize]) -> Result<(Vec<BytesMut>, Framing, usize), HttpError> {
     let (mut read, mut pieces, mut rest) = (BytesMut::new(), Vec::new(), wire);
     for cut in cuts.iter().copied().chain([wire.len()]) {
         let (now, later) = rest.split_at(cut.min(rest.len()));
         read.extend_from_slice(now);
         rest = later;
-        while let Some(length) = framing.piece(&mut read)? {
+        while let Some(length) = framing.next_piece_bytes(&mut read)? {
             assert!(length > 0);
             pieces.push(read.split_to(length));
         }
@@ -41,7 +41,7 @@ proptest! {
         trailers in prop_oneof![Just(""), Just("x-a: 1\r\nx-b: 2\r\n")],
     ) {
         let wire = chunked(&chunks, extension, trailers);
-        let (pieces, framing, left) = taken(Framing::Size, &wire, &cuts).unwrap();
+        let (pieces, framing, left) = taken(Framing::ChunkSize, &wire, &cuts).unwrap();
         prop_assert_eq!(pieces.concat(), chunks.concat());
         prop_assert_eq!((framing, left), (Framing::Complete, 0));
     }
@@ -58,13 +58,13 @@ proptest! {
     fn an_answer_cut_short_is_never_complete(chunks in vec(vec(any::<u8>(), 1..50), 0..4), short in 1..200usize) {
         let wire = chunked(&chunks, "", "");
         let wire = &wire[..wire.len() - short.min(wire.len())];
-        let (_, mut framing, _) = taken(Framing::Size, wire, &[]).unwrap();
+        let (_, mut framing, _) = taken(Framing::ChunkSize, wire, &[]).unwrap();
         prop_assert!(framing.close().is_err());
     }
 
     #[test]
     fn no_bytes_do_harm(bytes in vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'f'), Just(b';'), any::<u8>()], 0..600), cuts in vec(0..50usize, 0..20)) {
-        for framing in [Framing::Size, Framing::Chunk(3), Framing::ChunkEnd, Framing::Trailers, Framing::Length(5), Framing::UntilClosed] {
+        for framing in [Framing::ChunkSize, Framing::Chunk(3), Framing::ChunkEnd, Framing::Trailers, Framing::Length(5), Framing::UntilClosed] {
             let _ = taken(framing, &bytes, &cuts);
         }
     }
@@ -73,14 +73,14 @@ proptest! {
 #[test]
 fn each_event_is_a_piece_of_its_own() {
     let wire = chunked(&[b"data: 1\n\n".to_vec(), b"data: 2\n\n".to_vec()], "", "");
-    let (pieces, ..) = taken(Framing::Size, &wire, &[]).unwrap();
+    let (pieces, ..) = taken(Framing::ChunkSize, &wire, &[]).unwrap();
     assert_eq!(pieces, ["data: 1\n\n", "data: 2\n\n"]);
 }
 
 #[test]
 fn what_two_sides_could_read_differently_is_refused() {
-    let long = format!("1;{}\r\n", "x".repeat(MOST_LINE));
-    let trailers = format!("0\r\n{}", "x-a: 1\r\n".repeat(MOST_TRAILERS));
+    let long = format!("1;{}\r\n", "x".repeat(MAX_CHUNK_LINE_BYTES));
+    let trailers = format!("0\r\n{}", "x-a: 1\r\n".repeat(MAX_TRAILER_BYTES));
     for wire in [
         "\r\n",
         " 3\r\nabc\r\n",
@@ -95,15 +95,15 @@ fn what_two_sides_could_read_differently_is_refused() {
         &trailers,
         "11111111111111111\r\n",
     ] {
-        let refused = taken(Framing::Size, wire.as_bytes(), &[]);
-        assert!(matches!(refused, Err(Error::Malformed(_))), "{wire:.20} gave {refused:?}");
+        let refused = taken(Framing::ChunkSize, wire.as_bytes(), &[]);
+        assert!(matches!(refused, Err(HttpError::Malformed(_))), "{wire:.20} gave {refused:?}");
     }
 }
 
 #[test]
 fn only_a_body_without_a_length_may_end_with_the_connection() {
-    for mut framing in [Framing::Size, Framing::Chunk(1), Framing::ChunkEnd, Framing::Trailers, Framing::Length(1)] {
-        assert!(matches!(framing.close(), Err(Error::Closed)));
+    for mut framing in [Framing::ChunkSize, Framing::Chunk(1), Framing::ChunkEnd, Framing::Trailers, Framing::Length(1)] {
+        assert!(matches!(framing.close(), Err(HttpError::Closed)));
     }
     let mut framing = Framing::UntilClosed;
     framing.close().unwrap();

@@ -3,14 +3,14 @@
 use super::*;
 
 /// Status, headers and body of an answer.
-type Head = ((u16, Vec<(String, Vec<u8>)>), Body);
+type Head = ((u16, Vec<(String, Vec<u8>)>), BodyFraming);
 
-fn taken_from(read: &mut BytesMut, is_head: bool) -> Result<Option<Head>, Error> {
+fn taken_from(read: &mut BytesMut, is_head: bool) -> Result<Option<Head>, HttpError> {
     let header = |header: &Header<'_>| (header.name.to_owned(), header.value.to_vec());
-    take(read, is_head, |status, headers| (status, headers.iter().map(header).collect()))
+    parse_head(read, is_head, |status, headers| (status, headers.iter().map(header).collect()))
 }
 
-fn taken(text: &str) -> Result<Option<Head>, Error> {
+fn taken(text: &str) -> Result<Option<Head>, HttpError> {
     taken_from(&mut BytesMut::from(text), false)
 }
 
@@ -27,14 +27,14 @@ fn a_head_is_taken_out_whole_wherever_it_is_cut() {
     }
     let mut read = BytesMut::from(&format!("{text}5\r\n")[..]);
     let ((status, headers), body) = taken_from(&mut read, false).unwrap().unwrap();
-    assert_eq!((status, headers.len(), body.framing, &read[..]), (200, 2, Framing::Size, &b"5\r\n"[..]));
+    assert_eq!((status, headers.len(), body.framing, &read[..]), (200, 2, Framing::ChunkSize, &b"5\r\n"[..]));
     assert_eq!(headers[0], ("Server".to_owned(), b"x".to_vec()));
 }
 
 #[test]
 fn a_head_says_how_its_body_ends_and_whether_another_may_follow() {
     for (lines, expected) in [
-        ("transfer-encoding: Chunked\r\n", (Framing::Size, true)),
+        ("transfer-encoding: Chunked\r\n", (Framing::ChunkSize, true)),
         ("content-length: 5\r\n", (Framing::Length(5), true)),
         ("content-length: 5\r\nContent-Length: 5\r\n", (Framing::Length(5), true)),
         ("content-length: 0\r\n", (Framing::Complete, true)),
@@ -64,8 +64,8 @@ fn interim_answers_are_passed_over() {
 
 #[test]
 fn what_two_sides_could_read_differently_is_refused() {
-    let large = format!("a: {}\r\n", "x".repeat(MOST_BYTES));
-    let many = "a: b\r\n".repeat(MOST_HEADERS + 1);
+    let large = format!("a: {}\r\n", "x".repeat(MAX_HEAD_BYTES));
+    let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
     for lines in [
         "transfer-encoding: chunked\r\ncontent-length: 5\r\n",
         "transfer-encoding: gzip, chunked\r\n",
@@ -78,13 +78,13 @@ fn what_two_sides_could_read_differently_is_refused() {
         "no colon\r\n",
         "a: b\r\n folded\r\n",
         &many,
-        &large[..MOST_BYTES],
+        &large[..MAX_HEAD_BYTES],
     ] {
         let text = format!("HTTP/1.1 200 OK\r\n{lines}");
         let text = if lines.ends_with('\n') { text + "\r\n" } else { text };
-        assert!(matches!(taken(&text), Err(Error::Malformed(_))), "{lines:.60}");
+        assert!(matches!(taken(&text), Err(HttpError::Malformed(_))), "{lines:.60}");
     }
     for text in ["HTTP/2.0 200 OK\r\n\r\n", "HTTP/1.1 101 X\r\n\r\n", "HTTP/1.1 099 X\r\n\r\n", "data: {}\n\n"] {
-        assert!(matches!(taken(text), Err(Error::Malformed(_))), "{text}");
+        assert!(matches!(taken(text), Err(HttpError::Malformed(_))), "{text}");
     }
 }

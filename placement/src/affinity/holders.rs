@@ -1,41 +1,41 @@
 //! The seats that hold one block, in eight bytes. Most blocks are held by very few replicas, shared prefixes by many: up to three seats
 //! are written in the eight bytes themselves, more of them as a bitmask in the [`Masks`] of the shard. For [`Index`](super::Index) alone.
 
-use super::Seat;
+use super::ReplicaSlot;
 
 /// The highest number of a seat, so that three of them (plus one each, 0 being no seat) fit into 63 bits.
-pub(super) const LAST_SEAT: u32 = (1 << FIELD_BITS) - 2;
+pub(super) const MAX_SLOT: u32 = (1 << FIELD_BITS) - 2;
 
 const FIELD_BITS: u32 = 21;
 const FIELDS: u32 = 3;
 const FIELD: u64 = (1 << FIELD_BITS) - 1;
-const SPILLED: u64 = 1 << 63;
+const MASK_FLAG: u64 = 1 << 63;
 
 /// A set of seats; the top bit says whether the rest is the number of a mask or three fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Holders(u64);
 
 /// What [`Holders`] are, unpacked.
-enum Form {
+enum HoldersForm {
     Few([u32; FIELDS as usize]),
     Mask(u32),
 }
 
 impl Holders {
-    fn few(fields: [u32; FIELDS as usize]) -> Self {
+    fn from_fields(fields: [u32; FIELDS as usize]) -> Self {
         Self(fields.iter().rev().fold(0, |packed, field| (packed << FIELD_BITS) | u64::from(*field)))
     }
 
-    fn mask(slot: u32) -> Self {
-        Self(SPILLED | u64::from(slot))
+    fn from_mask(slot: u32) -> Self {
+        Self(MASK_FLAG | u64::from(slot))
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a field has 21 bits, and a slot was a u32 before it was packed")]
-    fn form(self) -> Form {
-        if self.0 & SPILLED != 0 {
-            return Form::Mask(self.0 as u32);
+    fn unpack(self) -> HoldersForm {
+        if self.0 & MASK_FLAG != 0 {
+            return HoldersForm::Mask(self.0 as u32);
         }
-        Form::Few([0, 1, 2].map(|field| ((self.0 >> (field * FIELD_BITS)) & FIELD) as u32))
+        HoldersForm::Few([0, 1, 2].map(|field| ((self.0 >> (field * FIELD_BITS)) & FIELD) as u32))
     }
 
     pub(super) fn is_empty(self) -> bool {
@@ -43,21 +43,21 @@ impl Holders {
     }
 
     /// Adds a seat; `false` when it was there.
-    pub(super) fn insert(&mut self, seat: Seat, masks: &mut Masks) -> bool {
-        match self.form() {
-            Form::Mask(slot) => masks.insert(slot, seat),
-            Form::Few(fields) if fields.contains(&(seat.0 + 1)) => false,
-            Form::Few(mut fields) => {
+    pub(super) fn insert(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
+        match self.unpack() {
+            HoldersForm::Mask(slot) => masks.insert(slot, seat),
+            HoldersForm::Few(fields) if fields.contains(&(seat.0 + 1)) => false,
+            HoldersForm::Few(mut fields) => {
                 if let Some(free) = fields.iter_mut().find(|field| **field == 0) {
                     *free = seat.0 + 1;
-                    *self = Self::few(fields);
+                    *self = Self::from_fields(fields);
                 } else {
                     let slot = masks.take(seat);
                     masks.insert(slot, seat);
                     for field in fields {
-                        masks.insert(slot, Seat(field - 1));
+                        masks.insert(slot, ReplicaSlot(field - 1));
                     }
-                    *self = Self::mask(slot);
+                    *self = Self::from_mask(slot);
                 }
                 true
             }
@@ -66,24 +66,24 @@ impl Holders {
 
     /// Removes a seat; `false` when it was not there. A mask is given back when two seats are left, not three, so that a block that
     /// comes and goes on a fourth replica does not change its form each time.
-    pub(super) fn remove(&mut self, seat: Seat, masks: &mut Masks) -> bool {
-        match self.form() {
-            Form::Few(mut fields) => {
+    pub(super) fn remove(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
+        match self.unpack() {
+            HoldersForm::Few(mut fields) => {
                 let Some(field) = fields.iter_mut().find(|field| **field == seat.0 + 1) else { return false };
                 *field = 0;
-                *self = Self::few(fields);
+                *self = Self::from_fields(fields);
             }
-            Form::Mask(slot) => {
+            HoldersForm::Mask(slot) => {
                 if !masks.remove(slot, seat) {
                     return false;
                 }
                 if masks.words(slot).iter().map(|word| word.count_ones()).sum::<u32>() < FIELDS {
                     let mut fields = [0; FIELDS as usize];
-                    for (field, left) in fields.iter_mut().zip(bits(masks.words(slot))) {
+                    for (field, left) in fields.iter_mut().zip(set_bits(masks.words(slot))) {
                         *field = left + 1;
                     }
                     masks.give_back(slot);
-                    *self = Self::few(fields);
+                    *self = Self::from_fields(fields);
                 }
             }
         }
@@ -93,16 +93,16 @@ impl Holders {
     /// Writes the seats that are also in `among` into `out`; both have the same length. Seats beyond it are nobody's interest.
     pub(super) fn intersect(self, masks: &Masks, among: &[u64], out: &mut [u64]) {
         out.fill(0);
-        match self.form() {
-            Form::Few(fields) => {
+        match self.unpack() {
+            HoldersForm::Few(fields) => {
                 for field in fields.into_iter().filter(|field| *field != 0) {
-                    let (word, bit) = place(Seat(field - 1));
+                    let (word, bit) = bit_of(ReplicaSlot(field - 1));
                     if let (Some(out), Some(among)) = (out.get_mut(word), among.get(word)) {
                         *out |= bit & among;
                     }
                 }
             }
-            Form::Mask(slot) => {
+            HoldersForm::Mask(slot) => {
                 for ((out, among), held) in out.iter_mut().zip(among).zip(masks.words(slot)) {
                     *out = among & held;
                 }
@@ -112,12 +112,12 @@ impl Holders {
 }
 
 /// The word and the bit of a seat in a bitmask.
-pub(super) fn place(seat: Seat) -> (usize, u64) {
+pub(super) fn bit_of(seat: ReplicaSlot) -> (usize, u64) {
     (seat.index() / 64, 1 << (seat.0 % 64))
 }
 
 /// The numbers of the bits that are set.
-pub(super) fn bits(words: &[u64]) -> impl Iterator<Item = u32> + '_ {
+pub(super) fn set_bits(words: &[u64]) -> impl Iterator<Item = u32> + '_ {
     words.iter().zip(0u32..).flat_map(|(&word, number)| {
         let mut rest = word;
         std::iter::from_fn(move || {
@@ -146,8 +146,8 @@ impl Masks {
         &mut self.words[slot as usize * self.width + word]
     }
 
-    fn insert(&mut self, slot: u32, seat: Seat) -> bool {
-        let (word, bit) = place(seat);
+    fn insert(&mut self, slot: u32, seat: ReplicaSlot) -> bool {
+        let (word, bit) = bit_of(seat);
         self.widen(word + 1);
         let word = self.word(slot, word);
         let new = *word & bit == 0;
@@ -155,8 +155,8 @@ impl Masks {
         new
     }
 
-    fn remove(&mut self, slot: u32, seat: Seat) -> bool {
-        let (word, bit) = place(seat);
+    fn remove(&mut self, slot: u32, seat: ReplicaSlot) -> bool {
+        let (word, bit) = bit_of(seat);
         if word >= self.width {
             return false;
         }
@@ -167,8 +167,8 @@ impl Masks {
     }
 
     /// An empty mask that can hold this seat.
-    fn take(&mut self, seat: Seat) -> u32 {
-        self.widen(place(seat).0 + 1);
+    fn take(&mut self, seat: ReplicaSlot) -> u32 {
+        self.widen(bit_of(seat).0 + 1);
         if let Some(slot) = self.free.pop() {
             return slot;
         }

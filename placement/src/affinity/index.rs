@@ -11,25 +11,25 @@ use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::holders::{Holders, LAST_SEAT, Masks, bits, place};
-use super::prefix::{bisect, walk};
-use super::{Holes, Seat};
-use crate::keys::Key;
+use super::holders::{Holders, MAX_SLOT, Masks, set_bits, bit_of};
+use super::prefix_search::{bisect, walk};
+use super::{ChainGaps, ReplicaSlot};
+use crate::block_keys::BlockKey;
 
 /// With 31 million blocks, a table has 30,000: a reader that meets one as it grows waits for less than a millisecond.
 const SHARDS: usize = 1024;
 
 /// A set of keys in 16 bytes: how many there are, and all of them combined with XOR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Digest {
+pub struct KeySetDigest {
     /// How many keys.
     pub count: u64,
     /// Their XOR.
     pub xor: u64,
 }
 
-impl Digest {
-    fn add(&mut self, key: Key) {
+impl KeySetDigest {
+    fn add(&mut self, key: BlockKey) {
         self.count += 1;
         self.xor ^= key;
     }
@@ -37,56 +37,56 @@ impl Digest {
 
 /// Which seats hold a block. About 40 bytes for each block on one replica at worst, less for each further one.
 #[derive(Debug)]
-pub struct Index {
+pub struct CacheIndex {
     shards: Box<[RwLock<Shard>]>,
-    seats: RwLock<Seats>,
+    slots: RwLock<SlotTable>,
     /// The shard that a sweep looks at next.
-    swept: Mutex<usize>,
+    next_shard: Mutex<usize>,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    blocks: FxHashMap<Key, Holders>,
+    blocks: FxHashMap<BlockKey, Holders>,
     masks: Masks,
 }
 
 #[derive(Debug, Default)]
-struct Seats {
-    digests: Vec<Digest>,
+struct SlotTable {
+    digests: Vec<KeySetDigest>,
     /// A bitmask of those that are open.
     open: Vec<u64>,
     /// Closed, with something left of them.
-    closed: Vec<Seat>,
+    closed: Vec<ReplicaSlot>,
     /// Nothing is left of them. The one that has been free for longest is used first.
-    free: VecDeque<Seat>,
+    free: VecDeque<ReplicaSlot>,
 }
 
-impl Default for Index {
+impl Default for CacheIndex {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Index {
+impl CacheIndex {
     /// An index of nothing.
     #[must_use]
     pub fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), seats: RwLock::default(), swept: Mutex::new(0) }
+        Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), slots: RwLock::default(), next_shard: Mutex::new(0) }
     }
 
     /// A new life, of which nothing is stored.
     ///
     /// # Panics
     /// When two million seats are open or closed and not swept.
-    pub fn open(&self) -> Seat {
-        let mut seats = self.seats.write();
+    pub fn open(&self) -> ReplicaSlot {
+        let mut seats = self.slots.write();
         let seat = seats.free.pop_front().unwrap_or_else(|| {
-            let number = u32::try_from(seats.digests.len()).ok().filter(|number| *number <= LAST_SEAT);
-            let seat = Seat(number.expect("two million lives of engines at once: memory ends before"));
-            seats.digests.push(Digest::default());
+            let number = u32::try_from(seats.digests.len()).ok().filter(|number| *number <= MAX_SLOT);
+            let seat = ReplicaSlot(number.expect("two million lives of engines at once: memory ends before"));
+            seats.digests.push(KeySetDigest::default());
             seat
         });
-        let (word, bit) = place(seat);
+        let (word, bit) = bit_of(seat);
         if seats.open.len() <= word {
             seats.open.resize(word + 1, 0);
         }
@@ -96,12 +96,12 @@ impl Index {
 
     /// Ends a life: readers see nothing of it any more. What is left of it is removed by [`sweep`](Self::sweep), and then the seat is used
     /// again. A seat that is not open is ignored.
-    pub fn close(&self, seat: Seat) {
-        let mut seats = self.seats.write();
+    pub fn close(&self, seat: ReplicaSlot) {
+        let mut seats = self.slots.write();
         if !seats.is_open(seat) {
             return;
         }
-        let (word, bit) = place(seat);
+        let (word, bit) = bit_of(seat);
         seats.open[word] &= !bit;
         if seats.digests[seat.index()].count == 0 {
             seats.free.push_back(seat);
@@ -111,11 +111,11 @@ impl Index {
     }
 
     /// The seat holds these blocks. Those that it held already change nothing, and a seat that is not open holds none.
-    pub fn store(&self, seat: Seat, keys: &[Key]) {
-        if !self.seats.read().is_open(seat) {
+    pub fn store(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
+        if !self.slots.read().is_open(seat) {
             return;
         }
-        let mut new = Digest::default();
+        let mut new = KeySetDigest::default();
         for &key in keys {
             let mut shard = self.shard(key).write();
             let Shard { blocks, masks } = &mut *shard;
@@ -123,20 +123,20 @@ impl Index {
                 new.add(key);
             }
         }
-        let digest = &mut self.seats.write().digests[seat.index()];
+        let digest = &mut self.slots.write().digests[seat.index()];
         digest.count += new.count;
         digest.xor ^= new.xor;
     }
 
     /// The seat does not hold these blocks any more. Those that it did not hold change nothing.
-    pub fn remove(&self, seat: Seat, keys: &[Key]) {
-        if self.seats.read().is_open(seat) {
-            self.forget(seat, keys);
+    pub fn remove(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
+        if self.slots.read().is_open(seat) {
+            self.remove_keys(seat, keys);
         }
     }
 
-    fn forget(&self, seat: Seat, keys: &[Key]) {
-        let mut gone = Digest::default();
+    fn remove_keys(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
+        let mut gone = KeySetDigest::default();
         for &key in keys {
             let mut shard = self.shard(key).write();
             let Shard { blocks, masks } = &mut *shard;
@@ -148,32 +148,32 @@ impl Index {
                 }
             }
         }
-        let digest = &mut self.seats.write().digests[seat.index()];
+        let digest = &mut self.slots.write().digests[seat.index()];
         digest.count -= gone.count;
         digest.xor ^= gone.xor;
     }
 
     /// What is stored of an open seat; of another one nothing.
     #[must_use]
-    pub fn digest(&self, seat: Seat) -> Digest {
-        let seats = self.seats.read();
-        if seats.is_open(seat) { seats.digests[seat.index()] } else { Digest::default() }
+    pub fn digest(&self, seat: ReplicaSlot) -> KeySetDigest {
+        let seats = self.slots.read();
+        if seats.is_open(seat) { seats.digests[seat.index()] } else { KeySetDigest::default() }
     }
 
     /// Removes what is left of closed seats, one table after the other, until it has looked at `most` blocks (and one table, so that it
     /// always gets on). `true` while something is left. The writer calls it now and then; readers hardly notice.
     pub fn sweep(&self, most: usize) -> bool {
-        let mut next = self.swept.lock();
+        let mut next = self.next_shard.lock();
         let mut looked = 0;
-        let mut closed = self.seats.read().closed();
+        let mut closed = self.slots.read().closed();
         for _ in 0..SHARDS {
             if closed.is_empty() || looked >= most {
                 break;
             }
             looked += self.sweep_shard(*next, &closed);
             *next = (*next + 1) % SHARDS;
-            let mut seats = self.seats.write();
-            seats.free_swept();
+            let mut seats = self.slots.write();
+            seats.free_closed_slots();
             closed = seats.closed();
         }
         !closed.is_empty()
@@ -187,13 +187,13 @@ impl Index {
         let mut held = vec![0; closed.len()];
         for (key, holders) in &shard.blocks {
             holders.intersect(&shard.masks, closed, &mut held);
-            left.extend(bits(&held).map(|seat| (seat, *key)));
+            left.extend(set_bits(&held).map(|seat| (seat, *key)));
         }
         drop(shard);
         left.sort_unstable();
         for of_one in left.chunk_by(|one, other| one.0 == other.0) {
-            let keys: Vec<Key> = of_one.iter().map(|(_, key)| *key).collect();
-            self.forget(Seat(of_one[0].0), &keys);
+            let keys: Vec<BlockKey> = of_one.iter().map(|(_, key)| *key).collect();
+            self.remove_keys(ReplicaSlot(of_one[0].0), &keys);
         }
         let mut shard = self.shards[number].write();
         if shard.blocks.len() < shard.blocks.capacity() / 8 {
@@ -205,13 +205,13 @@ impl Index {
 
     /// The leading blocks of a chain that each seat holds, in the order of `seats`; 0 for a seat that is not open.
     #[must_use]
-    pub fn matched(&self, keys: &[Key], seats: &[(Seat, Holes)]) -> Vec<u32> {
-        let width = seats.iter().map(|(seat, _)| place(*seat).0 + 1).max().unwrap_or(0);
+    pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[(ReplicaSlot, ChainGaps)]) -> Vec<u32> {
+        let width = seats.iter().map(|(seat, _)| bit_of(*seat).0 + 1).max().unwrap_or(0);
         let (mut whole, mut holed) = (vec![0; width], vec![0; width]);
-        let known = self.seats.read();
+        let known = self.slots.read();
         for &(seat, holes) in seats {
-            let (word, bit) = place(seat);
-            let among = if holes == Holes::None { &mut whole } else { &mut holed };
+            let (word, bit) = bit_of(seat);
+            let among = if holes == ChainGaps::None { &mut whole } else { &mut holed };
             among[word] |= bit & known.open.get(word).copied().unwrap_or(0);
         }
         drop(known);
@@ -227,7 +227,7 @@ impl Index {
 
     /// Whether anybody holds this block, or held it until it was closed.
     #[must_use]
-    pub fn has(&self, key: Key) -> bool {
+    pub fn has(&self, key: BlockKey) -> bool {
         self.shard(key).read().blocks.contains_key(&key)
     }
 
@@ -247,11 +247,11 @@ impl Index {
     #[must_use]
     pub fn bytes(&self) -> usize {
         let tables: usize = self.shards.iter().map(|shard| shard.read().bytes()).sum();
-        tables + SHARDS * size_of::<RwLock<Shard>>() + self.seats.read().digests.capacity() * size_of::<Digest>()
+        tables + SHARDS * size_of::<RwLock<Shard>>() + self.slots.read().digests.capacity() * size_of::<KeySetDigest>()
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "the top ten bits of a key")]
-    fn shard(&self, key: Key) -> &RwLock<Shard> {
+    fn shard(&self, key: BlockKey) -> &RwLock<Shard> {
         &self.shards[(key >> (u64::BITS - SHARDS.ilog2())) as usize]
     }
 }
@@ -259,22 +259,22 @@ impl Index {
 impl Shard {
     /// A table of the standard library is at most seven eighths full, and has one byte for each place beside the entry.
     fn bytes(&self) -> usize {
-        self.blocks.capacity() / 7 * 8 * (size_of::<(Key, Holders)>() + 1) + self.masks.bytes()
+        self.blocks.capacity() / 7 * 8 * (size_of::<(BlockKey, Holders)>() + 1) + self.masks.bytes()
     }
 }
 
-impl Seats {
+impl SlotTable {
     /// A bitmask of the closed seats of which something is left, as long as the highest needs; empty when there is none.
     fn closed(&self) -> Vec<u64> {
-        let mut words = vec![0; self.closed.iter().map(|seat| place(*seat).0 + 1).max().unwrap_or(0)];
-        for (word, bit) in self.closed.iter().map(|seat| place(*seat)) {
+        let mut words = vec![0; self.closed.iter().map(|seat| bit_of(*seat).0 + 1).max().unwrap_or(0)];
+        for (word, bit) in self.closed.iter().map(|seat| bit_of(*seat)) {
             words[word] |= bit;
         }
         words
     }
 
     /// Frees the closed seats of which nothing is left. Counts are exact, so that they tell.
-    fn free_swept(&mut self) {
+    fn free_closed_slots(&mut self) {
         let Self { digests, closed, free, .. } = self;
         closed.retain(|seat| {
             let empty = digests[seat.index()].count == 0;
@@ -285,8 +285,8 @@ impl Seats {
         });
     }
 
-    fn is_open(&self, seat: Seat) -> bool {
-        let (word, bit) = place(seat);
+    fn is_open(&self, seat: ReplicaSlot) -> bool {
+        let (word, bit) = bit_of(seat);
         self.open.get(word).is_some_and(|open| open & bit != 0)
     }
 }

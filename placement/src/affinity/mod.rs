@@ -2,24 +2,24 @@
 //! for, and a guess for replicas whose engines tell nothing. Data structures only; the router's fleet and dispatch, and the simulator,
 //! write and ask them.
 
-mod guess;
+mod approx_prefix;
 mod holders;
 mod index;
 mod overlay;
 mod popularity;
-mod prefix;
+mod prefix_search;
 
-pub use guess::Guess;
-pub use index::{Digest, Index};
-pub use overlay::{Compared, Extent, Overlay, Pledge};
+pub use approx_prefix::ApproxPrefixIndex;
+pub use index::{KeySetDigest, CacheIndex};
+pub use overlay::{PromptToMatch, PromptKeys, InFlightOverlay, InFlightBlocks};
 pub use popularity::{Arrivals, Popularity};
 
 /// One life of one replica's cache. Seats are small numbers, so that a set of them is a bitmask; a number is used again when nothing is
 /// left of the life before. The seats of an [`Index`] and those of a [`Guess`] have nothing to do with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Seat(u32);
+pub struct ReplicaSlot(u32);
 
-impl Seat {
+impl ReplicaSlot {
     fn index(self) -> usize {
         self.0 as usize
     }
@@ -27,7 +27,7 @@ impl Seat {
 
 /// Whether a replica's cache may hold a block without holding those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Holes {
+pub enum ChainGaps {
     /// It never does: engines free the ends of chains first. The match is found by bisection.
     None,
     /// It may: sliding windows free the beginning first. The chain is walked until the first missing block.

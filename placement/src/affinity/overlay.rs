@@ -8,119 +8,119 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
-use super::prefix::count;
-use super::{Holes, Seat};
-use crate::keys::Key;
+use super::prefix_search::count;
+use super::{ChainGaps, ReplicaSlot};
+use crate::block_keys::BlockKey;
 
 /// Requests in flight that are compared with a prompt whose first block they share, the newest first. Where that block is a system prompt
 /// of thousands of requests, an older one is likely to be in the index by now.
-const COMPARED: usize = 256;
+const MAX_COMPARED: usize = 256;
 
 /// Prompts of requests in flight, by the key of their first block and the order in which they came. As large as what is in flight: the
 /// bound is that of admission.
 #[derive(Debug, Default)]
-pub struct Overlay {
-    prompts: RwLock<BTreeMap<(Key, u64), Prompt>>,
-    next: AtomicU64,
+pub struct InFlightOverlay {
+    prompts: RwLock<BTreeMap<(BlockKey, u64), InFlightPrompt>>,
+    next_number: AtomicU64,
     /// Prompts that were not read to their end.
-    unread: AtomicUsize,
+    partly_read: AtomicUsize,
 }
 
 /// A prompt as far as it is known. Of a long one that nobody has cached only the beginning is read into tokens.
 #[derive(Debug, Clone, Default)]
-pub struct Extent {
+pub struct PromptKeys {
     /// Keys of its blocks of tokens, as far as it was read.
-    pub keys: Arc<[Key]>,
+    pub keys: Arc<[BlockKey]>,
     /// Keys of the blocks of all its text, if it was not read to its end.
-    pub text: Arc<[Key]>,
+    pub text: Arc<[BlockKey]>,
 }
 
-impl Extent {
+impl PromptKeys {
     /// A prompt that was read to its end.
     #[must_use]
-    pub fn whole(keys: Arc<[Key]>) -> Self {
+    pub fn whole(keys: Arc<[BlockKey]>) -> Self {
         Self { keys, text: Arc::default() }
     }
 
     /// Whether it was not read to its end.
-    fn is_begun(&self) -> bool {
+    fn is_partly_read(&self) -> bool {
         !self.text.is_empty()
     }
 }
 
 /// A prompt that is compared with those in flight.
 #[derive(Debug, Clone, Copy)]
-pub struct Compared<'a> {
+pub struct PromptToMatch<'a> {
     /// Keys of its blocks of tokens, as far as it was read.
-    pub keys: &'a [Key],
+    pub keys: &'a [BlockKey],
     /// Blocks of tokens that it has in all; an estimate where it was not read.
     pub blocks: u32,
     /// Keys of the blocks of its text. Only needed when [`has_unread`](Overlay::has_unread).
-    pub text: &'a [Key],
+    pub text: &'a [BlockKey],
 }
 
 #[derive(Debug)]
-struct Prompt {
+struct InFlightPrompt {
     /// `None` while it is not known where it goes.
-    seat: Option<Seat>,
-    extent: Extent,
+    slot: Option<ReplicaSlot>,
+    keys: PromptKeys,
 }
 
 /// A prompt's place in the overlay. Drop it when the prompt has been computed and its blocks are reported, and when the request fails or
 /// its replica's life ends: a seat that is used again must find nothing here.
 #[derive(Debug)]
 #[must_use = "the prompt leaves the overlay when this is dropped"]
-pub struct Pledge {
-    overlay: Arc<Overlay>,
-    place: Option<(Key, u64)>,
+pub struct InFlightBlocks {
+    overlay: Arc<InFlightOverlay>,
+    key: Option<(BlockKey, u64)>,
 }
 
-impl Overlay {
+impl InFlightOverlay {
     /// A prompt has been sent to a replica.
-    pub fn enter(self: &Arc<Self>, seat: Seat, extent: Extent) -> Pledge {
-        self.add(Some(seat), extent)
+    pub fn add_placed(self: &Arc<Self>, seat: ReplicaSlot, extent: PromptKeys) -> InFlightBlocks {
+        self.insert(Some(seat), extent)
     }
 
     /// A prompt will be sent somewhere: until then nothing matches it, but whoever reads a prompt like it knows that there is another.
-    pub fn announce(self: &Arc<Self>, extent: Extent) -> Pledge {
-        self.add(None, extent)
+    pub fn add_unplaced(self: &Arc<Self>, extent: PromptKeys) -> InFlightBlocks {
+        self.insert(None, extent)
     }
 
-    fn add(self: &Arc<Self>, seat: Option<Seat>, extent: Extent) -> Pledge {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+    fn insert(self: &Arc<Self>, seat: Option<ReplicaSlot>, extent: PromptKeys) -> InFlightBlocks {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let place = extent.keys.first().map(|first| (*first, number));
         if let Some(place) = place {
-            self.unread.fetch_add(usize::from(extent.is_begun()), Ordering::Relaxed);
-            self.prompts.write().insert(place, Prompt { seat, extent });
+            self.partly_read.fetch_add(usize::from(extent.is_partly_read()), Ordering::Relaxed);
+            self.prompts.write().insert(place, InFlightPrompt { slot: seat, keys: extent });
         }
-        Pledge { overlay: Arc::clone(self), place }
+        InFlightBlocks { overlay: Arc::clone(self), key: place }
     }
 
     /// Whether a prompt in flight was not read to its end.
     #[must_use]
-    pub fn has_unread(&self) -> bool {
-        self.unread.load(Ordering::Relaxed) > 0
+    pub fn has_partly_read(&self) -> bool {
+        self.partly_read.load(Ordering::Relaxed) > 0
     }
 
     /// Whether a prompt in flight shares all blocks that were read of this one and goes on, as far as its tokens tell; or in its text shares
     /// the block after the first `text_read`, too. Looks at the 256 newest requests that share the first block.
     #[must_use]
-    pub fn goes_beyond(&self, ours: &Compared<'_>, text_read: usize) -> bool {
+    pub fn goes_beyond(&self, ours: &PromptToMatch<'_>, text_read: usize) -> bool {
         let (Some(first), Some(last)) = (ours.keys.first(), ours.keys.last()) else { return false };
-        let beyond = |theirs: &Extent| {
+        let beyond = |theirs: &PromptKeys| {
             let by_tokens = theirs.keys.len() > ours.keys.len() && theirs.keys[ours.keys.len() - 1] == *last;
             let by_text = || theirs.text.get(text_read).is_some_and(|theirs| ours.text.get(text_read) == Some(theirs));
-            by_tokens || ours.may_go_on_as(theirs) && by_text()
+            by_tokens || ours.shares_read_tokens(theirs) && by_text()
         };
-        newest(&self.prompts.read(), *first).any(|prompt| beyond(&prompt.extent))
+        newest_prompts(&self.prompts.read(), *first).any(|prompt| beyond(&prompt.keys))
     }
 
     /// Raises `matched` (in the order of `seats`, which are all different) where a request in flight shares more with this prompt than what
     /// is cached. Compares with the 256 newest requests that share the first block.
-    pub fn raise(&self, ours: &Compared<'_>, seats: &[(Seat, Holes)], matched: &mut [u32]) {
+    pub fn raise_matches(&self, ours: &PromptToMatch<'_>, seats: &[(ReplicaSlot, ChainGaps)], matched: &mut [u32]) {
         let Some(first) = ours.keys.first() else { return };
         let prompts = self.prompts.read();
-        let mut newest = newest(&prompts, *first).peekable();
+        let mut newest = newest_prompts(&prompts, *first).peekable();
         if newest.peek().is_none() {
             return;
         }
@@ -129,10 +129,10 @@ impl Overlay {
             numbers[seat.index()] = number;
         }
         for prompt in newest {
-            let number = prompt.seat.and_then(|seat| numbers.get(seat.index()));
+            let number = prompt.slot.and_then(|seat| numbers.get(seat.index()));
             if let Some(matched) = number.and_then(|number| matched.get_mut(*number)) {
-                let by_tokens = common(ours.keys, &prompt.extent.keys, *matched as usize);
-                let by_text = if ours.may_go_on_as(&prompt.extent) { ours.blocks_of_text(&prompt.extent.text) } else { 0 };
+                let by_tokens = common_blocks(ours.keys, &prompt.keys.keys, *matched as usize);
+                let by_text = if ours.shares_read_tokens(&prompt.keys) { ours.matched_text_blocks(&prompt.keys.text) } else { 0 };
                 *matched = count(by_tokens).max(by_text);
             }
         }
@@ -152,34 +152,34 @@ impl Overlay {
 }
 
 /// The newest prompts in flight with this first block.
-fn newest(prompts: &BTreeMap<(Key, u64), Prompt>, first: Key) -> impl Iterator<Item = &Prompt> {
+fn newest_prompts(prompts: &BTreeMap<(BlockKey, u64), InFlightPrompt>, first: BlockKey) -> impl Iterator<Item = &InFlightPrompt> {
     let same = prompts.range((Bound::Included((first, 0)), Bound::Included((first, u64::MAX))));
-    same.rev().take(COMPARED).map(|(_, prompt)| prompt)
+    same.rev().take(MAX_COMPARED).map(|(_, prompt)| prompt)
 }
 
-impl<'a> Compared<'a> {
+impl<'a> PromptToMatch<'a> {
     /// A prompt that was read to its end, compared by tokens alone.
     #[must_use]
-    pub fn whole(keys: &'a [Key]) -> Self {
+    pub fn whole(keys: &'a [BlockKey]) -> Self {
         Self { keys, blocks: count(keys.len()), text: &[] }
     }
 
     /// Whether the other prompt has the same tokens as far as both were read: else their texts are beside the point.
-    fn may_go_on_as(&self, theirs: &Extent) -> bool {
+    fn shares_read_tokens(&self, theirs: &PromptKeys) -> bool {
         let both = self.keys.len().min(theirs.keys.len());
         both > 0 && self.keys[both - 1] == theirs.keys[both - 1]
     }
 
     /// The blocks of tokens that stand for the blocks of text that are the same, if each has as many.
-    fn blocks_of_text(&self, theirs: &[Key]) -> u32 {
-        let blocks = common(self.text, theirs, 0) as u64 * u64::from(self.blocks) / self.text.len().max(1) as u64;
+    fn matched_text_blocks(&self, theirs: &[BlockKey]) -> u32 {
+        let blocks = common_blocks(self.text, theirs, 0) as u64 * u64::from(self.blocks) / self.text.len().max(1) as u64;
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 }
 
 /// The blocks that two chains have in common, or `known` if that is more. Equal keys mean equal beginnings, so one comparison beyond
 /// `known` tells whether there is more, and the end is bisected.
-fn common(left: &[Key], right: &[Key], known: usize) -> usize {
+fn common_blocks(left: &[BlockKey], right: &[BlockKey], known: usize) -> usize {
     let most = left.len().min(right.len());
     if known >= most || left[known] != right[known] {
         return known;
@@ -196,12 +196,12 @@ fn common(left: &[Key], right: &[Key], known: usize) -> usize {
     equal
 }
 
-impl Drop for Pledge {
+impl Drop for InFlightBlocks {
     fn drop(&mut self) {
-        if let Some(place) = &self.place {
+        if let Some(place) = &self.key {
             let left = self.overlay.prompts.write().remove(place);
-            let was_begun = left.is_some_and(|prompt| prompt.extent.is_begun());
-            self.overlay.unread.fetch_sub(usize::from(was_begun), Ordering::Relaxed);
+            let was_begun = left.is_some_and(|prompt| prompt.keys.is_partly_read());
+            self.overlay.partly_read.fetch_sub(usize::from(was_begun), Ordering::Relaxed);
         }
     }
 }

@@ -8,35 +8,35 @@ use std::mem;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::keys::Key;
+use crate::block_keys::BlockKey;
 
 /// Seconds after which an arrival counts for 1/e.
-const MEMORY: f64 = 2.0;
+const DECAY_SECONDS: f64 = 2.0;
 
 /// Positions that are counted: 0, 1, 2, 3, 4, 6, 8, 12, 16 and so on, up to block 2^19.
 const SAMPLES: usize = 40;
 
 /// Entries of each of two generations by default: what fits into tables of 6.5 MB each. A prefix that is asked for once in each generation
 /// is never forgotten, and a generation is 8,800 requests at least, even if they are all long and share nothing.
-const ENTRIES: usize = 7 << 15;
+const MAX_ENTRIES: usize = 7 << 15;
 
 /// Decayed counts of arrivals by block, bounded: of two generations of entries the older is forgotten when the newer is full.
 #[derive(Debug)]
 pub struct Popularity {
-    entries: usize,
+    max_entries: usize,
     generations: Mutex<Generations>,
 }
 
 #[derive(Debug, Default)]
 struct Generations {
-    new: FxHashMap<Key, Count>,
-    old: FxHashMap<Key, Count>,
+    new: FxHashMap<BlockKey, DecayedCount>,
+    old: FxHashMap<BlockKey, DecayedCount>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Count {
+struct DecayedCount {
     arrivals: f64,
-    at: f64,
+    time: f64,
 }
 
 /// How many requests have lately come through each block of a prompt, before this one.
@@ -49,7 +49,7 @@ pub struct Arrivals {
 
 impl Default for Popularity {
     fn default() -> Self {
-        Self::new(ENTRIES)
+        Self::new(MAX_ENTRIES)
     }
 }
 
@@ -57,18 +57,18 @@ impl Popularity {
     /// Remembers at most twice as many entries, at 26 for a prompt of 6,250 blocks and fewer for a shorter one.
     #[must_use]
     pub fn new(entries: usize) -> Self {
-        Self { entries: entries.max(1), generations: Mutex::default() }
+        Self { max_entries: entries.max(1), generations: Mutex::default() }
     }
 
     /// Counts a request for this chain and says how many came before it. `now` is in seconds; a clock that goes back counts as standing.
-    pub fn arrive(&self, keys: &[Key], block_tokens: u32, now: f64) -> Arrivals {
-        let mut arrivals = Arrivals { blocks: u32::try_from(keys.len()).unwrap_or(u32::MAX), block_tokens, ..Arrivals::none() };
+    pub fn arrive(&self, keys: &[BlockKey], block_tokens: u32, now: f64) -> Arrivals {
+        let mut arrivals = Arrivals { blocks: u32::try_from(keys.len()).unwrap_or(u32::MAX), block_tokens, ..Arrivals::empty() };
         let mut generations = self.generations.lock();
         let mut most = f32::INFINITY;
         for (sample, count) in arrivals.counts.iter_mut().enumerate() {
-            let Some(key) = keys.get(position(sample) as usize) else { break };
+            let Some(key) = keys.get(sample_block(sample) as usize) else { break };
             // Everyone who came through a block came through those before it; only forgetting could make it look otherwise.
-            most = most.min(generations.arrive(*key, now, self.entries));
+            most = most.min(generations.arrive(*key, now, self.max_entries));
             *count = most;
         }
         arrivals
@@ -91,7 +91,7 @@ impl Popularity {
 impl Generations {
     /// Counts one arrival; the decayed number of those before it.
     #[expect(clippy::cast_possible_truncation, reason = "seven digits of a count are enough")]
-    fn arrive(&mut self, key: Key, now: f64, entries: usize) -> f32 {
+    fn arrive(&mut self, key: BlockKey, now: f64, entries: usize) -> f32 {
         if let Some(count) = self.new.get_mut(&key) {
             return count.arrive(now) as f32;
         }
@@ -99,17 +99,17 @@ impl Generations {
             mem::swap(&mut self.new, &mut self.old);
             self.new.clear();
         }
-        let mut count = self.old.remove(&key).unwrap_or(Count { arrivals: 0.0, at: now });
+        let mut count = self.old.remove(&key).unwrap_or(DecayedCount { arrivals: 0.0, time: now });
         let before = count.arrive(now);
         self.new.insert(key, count);
         before as f32
     }
 }
 
-impl Count {
+impl DecayedCount {
     fn arrive(&mut self, now: f64) -> f64 {
-        let before = self.arrivals * (-(now - self.at).max(0.0) / MEMORY).exp();
-        *self = Self { arrivals: before + 1.0, at: self.at.max(now) };
+        let before = self.arrivals * (-(now - self.time).max(0.0) / DECAY_SECONDS).exp();
+        *self = Self { arrivals: before + 1.0, time: self.time.max(now) };
         before
     }
 }
@@ -117,13 +117,13 @@ impl Count {
 impl Arrivals {
     /// Nobody has come: every block has its full weight.
     #[must_use]
-    pub const fn none() -> Self {
+    pub const fn empty() -> Self {
         Self { counts: [0.0; SAMPLES], blocks: 0, block_tokens: 0 }
     }
 
     /// Decayed arrivals through a block: those of the nearest block that is counted. Never more than through a block before it.
     #[must_use]
-    pub fn at(&self, block: u32) -> f64 {
+    pub fn through_block(&self, block: u32) -> f64 {
         if block >= self.blocks {
             return 0.0;
         }
@@ -134,7 +134,7 @@ impl Arrivals {
     /// Tokens from `matched_tokens` up to `tokens`, each divided by one more than the arrivals through its block. Tokens beyond the last
     /// whole block are never shared and count in full.
     #[must_use]
-    pub fn discounted(&self, matched_tokens: u32, tokens: u32) -> f64 {
+    pub fn discounted_tokens(&self, matched_tokens: u32, tokens: u32) -> f64 {
         let (matched, tokens, block_tokens) = (u64::from(matched_tokens), u64::from(tokens), u64::from(self.block_tokens));
         let within = |from: u64, to: u64| (to.min(tokens).saturating_sub(from.max(matched))) as f64;
         let blocks = u64::from(self.blocks);
@@ -153,7 +153,7 @@ impl Arrivals {
 
 /// The block at which a sample is taken.
 #[expect(clippy::cast_possible_truncation, reason = "there are forty samples")]
-const fn position(sample: usize) -> u32 {
+const fn sample_block(sample: usize) -> u32 {
     match sample {
         0 | 1 => sample as u32,
         _ if sample.is_multiple_of(2) => 1 << (sample / 2),
@@ -165,7 +165,7 @@ const fn position(sample: usize) -> u32 {
 const fn first_block(sample: usize) -> u32 {
     match sample {
         0 => 0,
-        _ => position(sample - 1).midpoint(position(sample)) + 1,
+        _ => sample_block(sample - 1).midpoint(sample_block(sample)) + 1,
     }
 }
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::affinity::Popularity;
-use crate::keys::{Chain, Key, token_keys};
+use crate::block_keys::{KeyChain, BlockKey, token_keys};
 
 const BLOCK: u32 = 16;
 
@@ -32,8 +32,8 @@ fn fleet(utilisation: f64) -> Conditions {
 }
 
 fn decide(tokens: u32, candidates: &[Candidate], utilisation: f64, seed: u64) -> Decision {
-    let arrivals = Arrivals::none();
-    let ask = Ask { tokens, output: 200.0, arrivals: &arrivals };
+    let arrivals = Arrivals::empty();
+    let ask = PricingInput { tokens, output: 200.0, arrivals: &arrivals };
     place(&ask, candidates, &fleet(utilisation), &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap()
 }
 
@@ -41,8 +41,8 @@ fn chosen(tokens: u32, candidates: &[Candidate], utilisation: f64) -> usize {
     decide(tokens, candidates, utilisation, 1).choice().candidate.replica
 }
 
-fn keys(seed: u32, tokens: u32) -> Vec<Key> {
-    token_keys(Chain::new("", ""), &(seed..seed + tokens).collect::<Vec<_>>(), BLOCK as usize)
+fn keys(seed: u32, tokens: u32) -> Vec<BlockKey> {
+    token_keys(KeyChain::new("", ""), &(seed..seed + tokens).collect::<Vec<_>>(), BLOCK as usize)
 }
 
 fn assert_close(left: f64, right: f64) {
@@ -64,8 +64,8 @@ fn every_term_can_be_worked_out_by_hand() {
         rates,
         ..idle(0)
     };
-    let arrivals = Arrivals::none();
-    let ask = Ask { tokens: 3_000, output: 100.0, arrivals: &arrivals };
+    let arrivals = Arrivals::empty();
+    let ask = PricingInput { tokens: 3_000, output: 100.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: Rates { prefill: 1e-4, attention: 0.0, ..rates }, utilisation: 0.5 };
     let decision = place(&ask, &[candidate], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap();
     let Scored { uncached, terms, .. } = *decision.choice();
@@ -80,7 +80,7 @@ fn every_term_can_be_worked_out_by_hand() {
     assert_close(terms.decode, 0.15 * 100.0 * (step + 4.0 * (1e-3 + 1e-6 * (3_000.0 + 50.0))));
     assert_close(terms.first_token(), terms.queue + terms.prefill + terms.steps + terms.memory);
     assert_close(terms.total(), terms.first_token() + terms.congestion + terms.decode);
-    assert_eq!((decision.why, decision.tied, decision.utilisation), (Why::Only, 1, 0.5));
+    assert_eq!((decision.why, decision.tied, decision.utilisation), (ChoiceReason::Only, 1, 0.5));
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn equal_replicas_share_evenly_over_seeds_and_within_one() {
     let equals = [idle(0), idle(1)];
     let first = (0..2_000).filter(|&seed| decide(500, &equals, 0.3, seed).chosen == 0).count();
     assert!((800..1_200).contains(&first), "{first}");
-    let arrivals = Arrivals::none();
-    let ask = Ask { tokens: 500, output: 200.0, arrivals: &arrivals };
+    let arrivals = Arrivals::empty();
+    let ask = PricingInput { tokens: 500, output: 200.0, arrivals: &arrivals };
     let mut random = fastrand::Rng::with_seed(9);
     let mut counts = [0; 5];
     let equals: Vec<Candidate> = (0..5).map(idle).collect();
@@ -144,7 +144,7 @@ fn among_near_ties_the_longest_match_wins() {
     for seed in 0..50 {
         let decision = decide(8_000, &[idle(0), matched, idle(2)], 0.0, seed);
         assert!(decision.scored[1].terms.total() > decision.scored[0].terms.total());
-        assert_eq!((decision.chosen, decision.why, decision.tied), (1, Why::NearTie, 3));
+        assert_eq!((decision.chosen, decision.why, decision.tied), (1, ChoiceReason::NearTie, 3));
     }
 }
 
@@ -153,15 +153,15 @@ fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
     let doubtful = |replica| Candidate { doubtful: true, matched: 8_000, ..idle(replica) };
     let overloaded = Candidate { pending: 1_000_000, ..busy(1, 0) };
     let decision = decide(8_000, &[doubtful(0), overloaded], 0.0, 1);
-    assert_eq!((decision.chosen, decision.why), (1, Why::Cheapest));
+    assert_eq!((decision.chosen, decision.why), (1, ChoiceReason::Cheapest));
     let decision = decide(8_000, &[doubtful(0), Candidate { pending: 90_000, ..doubtful(1) }], 0.0, 1);
-    assert_eq!((decision.chosen, decision.why), (0, Why::LastResort));
+    assert_eq!((decision.chosen, decision.why), (0, ChoiceReason::LastResort));
 }
 
 #[test]
 fn no_candidate_means_no_decision() {
-    let arrivals = Arrivals::none();
-    let ask = Ask { tokens: 1, output: 1.0, arrivals: &arrivals };
+    let arrivals = Arrivals::empty();
+    let ask = PricingInput { tokens: 1, output: 1.0, arrivals: &arrivals };
     assert_eq!(place(&ask, &[], &fleet(0.0), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)), None);
 }
 
@@ -195,7 +195,7 @@ fn a_hot_prefix_spreads_where_a_cold_one_stays() {
     let home = Candidate { pending: 12_000, ..busy(0, 8_000) };
     let (popularity, keys) = (Popularity::default(), keys(0, 8_000));
     let place_it = |arrivals: &Arrivals| {
-        let ask = Ask { tokens: 8_000, output: 200.0, arrivals };
+        let ask = PricingInput { tokens: 8_000, output: 200.0, arrivals };
         place(&ask, &[home, idle(1)], &fleet(0.6), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap().choice().candidate.replica
     };
     assert_eq!(place_it(&popularity.arrive(&keys, BLOCK, 0.0)), 0);
@@ -212,7 +212,7 @@ fn a_burst_of_equal_prompts_stays_on_two_replicas_at_most() {
             let mut replicas: Vec<Candidate> = (0..4).map(idle).collect();
             for _ in 0..16 {
                 let arrivals = popularity.arrive(&keys, BLOCK, 0.0);
-                let ask = Ask { tokens, output: 200.0, arrivals: &arrivals };
+                let ask = PricingInput { tokens, output: 200.0, arrivals: &arrivals };
                 let decision = place(&ask, &replicas, &fleet(utilisation), &mut Vec::new(), &mut random).unwrap();
                 let uncached = decision.choice().uncached;
                 let replica = &mut replicas[decision.chosen];
@@ -276,8 +276,8 @@ proptest! {
         candidates in prop::collection::vec(any_candidate(), 1..12), tokens: u32, output in figure(), utilisation in figure(),
         nominal in any_rates(), seed: u64,
     ) {
-        let arrivals = Arrivals::none();
-        let ask = Ask { tokens, output, arrivals: &arrivals };
+        let arrivals = Arrivals::empty();
+        let ask = PricingInput { tokens, output, arrivals: &arrivals };
         let conditions = Conditions { nominal, utilisation };
         let decision = place(&ask, &candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap();
         prop_assert_eq!(decision.scored.len(), candidates.len());
@@ -303,9 +303,9 @@ proptest! {
         let chosen = decision.choice().candidate;
         prop_assert_eq!((decision.candidates, chosen), (candidates.len(), candidates[chosen.replica]));
         let mut expected = candidates.clone();
-        if candidates.len() > REMEMBERED {
+        if candidates.len() > MAX_RECORDED {
             expected.sort_by_key(|candidate| (candidate.replica != chosen.replica, candidate.pending));
-            expected.truncate(REMEMBERED);
+            expected.truncate(MAX_RECORDED);
         }
         let remembered: Vec<Candidate> = decision.scored.iter().map(|scored| scored.candidate).collect();
         prop_assert_eq!(remembered, expected);

@@ -14,23 +14,23 @@ impl Engine {
     }
 
     /// One first token and one interval, with up to a fifth of noise either way and now and then an outlier.
-    fn serve(&mut self, learner: &mut Learner, quiet: bool) {
+    fn serve(&mut self, learner: &mut RateLearner, quiet: bool) {
         let noise = &mut self.noise;
         let (uncached, matched) = (noise.u32(300..16_000), noise.u32(0..8_000));
         let (pending, in_flight) = if quiet { (0, noise.u32(0..3)) } else { (noise.u64(0..60_000), noise.u32(0..80)) };
         let context = u64::from(in_flight) * noise.u64(500..4_000);
         let factor = if noise.u32(..40) == 0 { 5.0 } else { 0.8 + 0.4 * noise.f64() };
         let learned = learner.rates();
-        let seen = FirstToken {
-            predicted: first_token(&learned, uncached, matched, pending, (in_flight, context)),
-            took: first_token(&self.rates, uncached, matched, pending, (in_flight, context)) * factor,
+        let seen = FirstTokenSample {
+            predicted_seconds: first_token(&learned, uncached, matched, pending, (in_flight, context)),
+            actual_seconds: first_token(&self.rates, uncached, matched, pending, (in_flight, context)) * factor,
             uncached,
             matched,
             pending,
             in_flight,
         };
-        learner.first_token(&seen);
-        learner.interval(in_flight, context, self.rates.step_seconds(in_flight, context) * factor);
+        learner.learn_first_token(&seen);
+        learner.learn_interval(in_flight, context, self.rates.step_seconds(in_flight, context) * factor);
     }
 }
 
@@ -44,7 +44,7 @@ fn assert_close(left: f64, right: f64, share: f64, what: &str) {
     assert!((left / right - 1.0).abs() < share, "{what}: {left} instead of {right}");
 }
 
-fn assert_predicts(learner: &Learner, truth: &Rates) {
+fn assert_predicts(learner: &RateLearner, truth: &Rates) {
     let learned = learner.rates();
     for uncached in [2_000, 8_000, 16_000] {
         for load in [(0, 0), (10, 20_000), (60, 130_000)] {
@@ -83,13 +83,13 @@ fn the_mean_leaves_out_nonsense_and_falls_back_to_the_prior() {
 
 #[test]
 fn nothing_seen_means_the_prior() {
-    assert_eq!(Learner::new(FASTER).rates(), FASTER);
+    assert_eq!(RateLearner::new(FASTER).rates(), FASTER);
 }
 
 #[test]
 fn a_few_hundred_noisy_samples_teach_another_engine() {
     for (truth, seed) in [(SLOWER, 1), (SLOWER, 2), (FASTER, 3), (FASTER, 4)] {
-        let (mut engine, mut learner) = (Engine::new(truth, seed), Learner::new(Rates::default()));
+        let (mut engine, mut learner) = (Engine::new(truth, seed), RateLearner::new(Rates::default()));
         (0..400).for_each(|sample| engine.serve(&mut learner, sample % 2 == 0));
         assert_predicts(&learner, &truth);
     }
@@ -98,7 +98,7 @@ fn a_few_hundred_noisy_samples_teach_another_engine() {
 #[test]
 fn an_engine_that_is_never_quiet_is_learned_too() {
     for (truth, seed) in [(SLOWER, 5), (FASTER, 6)] {
-        let (mut engine, mut learner) = (Engine::new(truth, seed), Learner::new(Rates::default()));
+        let (mut engine, mut learner) = (Engine::new(truth, seed), RateLearner::new(Rates::default()));
         (0..600).for_each(|_| engine.serve(&mut learner, false));
         assert_predicts(&learner, &truth);
         assert_close(learner.rates().slowness, 1.0, 0.4, "what lasts becomes speed");
@@ -107,7 +107,7 @@ fn an_engine_that_is_never_quiet_is_learned_too() {
 
 #[test]
 fn a_replica_that_becomes_slow_is_found_out_and_forgiven() {
-    let (mut engine, mut learner) = (Engine::new(Rates::default(), 7), Learner::new(Rates::default()));
+    let (mut engine, mut learner) = (Engine::new(Rates::default(), 7), RateLearner::new(Rates::default()));
     (0..200).for_each(|sample| engine.serve(&mut learner, sample % 2 == 0));
     engine.rates.slowness = 3.0;
     (0..150).for_each(|_| engine.serve(&mut learner, false));
@@ -120,8 +120,8 @@ fn a_replica_that_becomes_slow_is_found_out_and_forgiven() {
 #[test]
 fn intervals_at_one_load_set_the_level_and_keep_the_shape() {
     let prior = Rates::default();
-    let mut learner = Learner::new(prior);
-    (0..300).for_each(|_| learner.interval(40, 0, 2.0 * prior.step_seconds(40, 0)));
+    let mut learner = RateLearner::new(prior);
+    (0..300).for_each(|_| learner.learn_interval(40, 0, 2.0 * prior.step_seconds(40, 0)));
     let learned = learner.rates();
     assert_close(learned.step, 2.0 * prior.step, 0.1, "step");
     assert_close(learned.decode, 2.0 * prior.decode, 0.1, "decode");
@@ -130,14 +130,14 @@ fn intervals_at_one_load_set_the_level_and_keep_the_shape() {
 
 #[test]
 fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
-    let mut learner = Learner::new(Rates::default());
+    let mut learner = RateLearner::new(Rates::default());
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..600 {
         let sequences = random.u32(1..80);
         let context = u64::from(sequences) * 2_000;
         // A third of the answers met prompts of others on their way.
         let met = if random.u32(..3) == 0 { 1.0 + 3.0 * random.f64() } else { 1.0 };
-        learner.interval(sequences, context, SLOWER.step_seconds(sequences, context) * met);
+        learner.learn_interval(sequences, context, SLOWER.step_seconds(sequences, context) * met);
     }
     for load in [(1, 2_000), (30, 60_000), (80, 160_000)] {
         let (learned, truth) = (learner.rates().step_seconds(load.0, load.1), SLOWER.step_seconds(load.0, load.1));
@@ -147,19 +147,19 @@ fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
 
 #[test]
 fn short_prompts_say_nothing_of_the_speed() {
-    let mut learner = Learner::new(Rates::default());
-    let seen = FirstToken { predicted: 0.01, took: 1.0, uncached: 255, matched: 5_000, pending: 0, in_flight: 0 };
-    (0..100).for_each(|_| learner.first_token(&seen));
+    let mut learner = RateLearner::new(Rates::default());
+    let seen = FirstTokenSample { predicted_seconds: 0.01, actual_seconds: 1.0, uncached: 255, matched: 5_000, pending: 0, in_flight: 0 };
+    (0..100).for_each(|_| learner.learn_first_token(&seen));
     assert_eq!(learner.rates(), Rates::default());
 }
 
 #[test]
 fn one_absurd_sample_moves_little() {
-    let mut learner = Learner::new(Rates::default());
-    let seen = FirstToken { predicted: 0.1, took: 1e6, uncached: 2_000, matched: 0, pending: 0, in_flight: 0 };
-    learner.first_token(&seen);
-    learner.first_token(&FirstToken { pending: 50_000, ..seen });
-    learner.interval(3, 100, 1e6);
+    let mut learner = RateLearner::new(Rates::default());
+    let seen = FirstTokenSample { predicted_seconds: 0.1, actual_seconds: 1e6, uncached: 2_000, matched: 0, pending: 0, in_flight: 0 };
+    learner.learn_first_token(&seen);
+    learner.learn_first_token(&FirstTokenSample { pending: 50_000, ..seen });
+    learner.learn_interval(3, 100, 1e6);
     let (learned, prior) = (learner.rates(), Rates::default());
     assert!(learned.prefill < 1.4 * prior.prefill && learned.slowness < 1.2 && learned.step < 2.5 * prior.step, "{learned:?}");
 }
@@ -176,19 +176,19 @@ proptest! {
         intervals in prop::collection::vec((any::<u32>(), any::<u64>(), figure()), 0..40),
     ) {
         for prior in [Rates::default(), Rates { step: prior[0], prefill: prior[1], attention: prior[2], decode: prior[3], context: prior[4], slowness: 1.0 }] {
-            let mut learner = Learner::new(prior);
+            let mut learner = RateLearner::new(prior);
             for &(predicted, took, uncached, matched, pending, in_flight) in &first_tokens {
-                learner.first_token(&FirstToken { predicted, took, uncached, matched, pending, in_flight });
+                learner.learn_first_token(&FirstTokenSample { predicted_seconds, actual_seconds, uncached, matched, pending, in_flight });
             }
             for &(sequences, context, seconds) in &intervals {
-                learner.interval(sequences, context, seconds);
+                learner.learn_interval(sequences, context, seconds);
             }
             let rates = learner.rates();
             if prior == Rates::default() {
                 for part in [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness] {
                     prop_assert!(part.is_finite() && part >= 0.0, "{:?}", rates);
                 }
-                prop_assert!((LEAST_SLOWNESS..=MOST_SLOWNESS).contains(&rates.slowness));
+                prop_assert!((MIN_SLOWNESS..=MAX_SLOWNESS).contains(&rates.slowness));
             }
         }
     }
@@ -204,43 +204,43 @@ fn the_work_of_a_request_is_its_prompt_and_its_share_of_the_steps_of_its_answer(
 #[test]
 fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
     let fast = Rates { step: 0.004, prefill: 5e-6, ..Rates::default() };
-    let shown = Learned { rates: fast, first_tokens: 50.0, intervals: 50.0, load: 8.0 };
-    let pool = Pool::new([shown, Learned::default()].iter());
-    let unknown = pool.rates(&Learned::default());
+    let shown = LearnedRates { rates: fast, first_token_samples: 50.0, interval_samples: 50.0, mean_load: 8.0 };
+    let pool = RatePool::new([shown, LearnedRates::default()].iter());
+    let unknown = pool.rates(&LearnedRates::default());
     assert!((unknown.step - 0.004).abs() < 1e-9 && (unknown.prefill - 5e-6).abs() < 1e-12, "{unknown:?}");
-    assert_eq!(Pool::new([Learned::default()].iter()).rates(&Learned::default()), Rates::default(), "nobody has shown anything");
+    assert_eq!(RatePool::new([LearnedRates::default()].iter()).rates(&LearnedRates::default()), Rates::default(), "nobody has shown anything");
 }
 
 #[test]
 fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
-    let with = |step, intervals| Learned { rates: Rates { step, ..Rates::default() }, intervals, ..Learned::default() };
+    let with = |step, intervals| LearnedRates { rates: Rates { step, ..Rates::default() }, interval_samples: intervals, ..LearnedRates::default() };
     let others = [with(0.01, 200.0), with(0.01, 200.0), with(0.01, 200.0)];
     let steps = [1.0, 20.0, 200.0].map(|samples| {
         let slow = with(0.05, samples);
-        Pool::new(others.iter().chain([&slow])).rates(&slow).step
+        RatePool::new(others.iter().chain([&slow])).rates(&slow).step
     });
     assert!(steps[0] < 0.013 && (0.025..0.035).contains(&steps[1]) && steps[2] > 0.045, "{steps:?}");
 }
 
 #[test]
 fn nonsense_of_one_replica_does_not_reach_the_others() {
-    let nonsense = Learned { rates: Rates { step: f64::NAN, ..Rates::default() }, first_tokens: 10.0, intervals: 10.0, load: 1.0 };
-    let pool = Pool::new([nonsense, Learned { intervals: 10.0, ..Learned::default() }].iter());
-    assert_eq!(pool.rates(&Learned::default()).step, Rates::default().step);
+    let nonsense = LearnedRates { rates: Rates { step: f64::NAN, ..Rates::default() }, first_token_samples: 10.0, interval_samples: 10.0, mean_load: 1.0 };
+    let pool = RatePool::new([nonsense, LearnedRates { interval_samples: 10.0, ..LearnedRates::default() }].iter());
+    assert_eq!(pool.rates(&LearnedRates::default()).step, Rates::default().step);
 }
 
 #[test]
 fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any() {
     // Seen on two H200s: at some 450 sequences both take 21 ms, and that is all that either knows.
     let with =
-        |step, decode, load| Learned { rates: Rates { step, decode, ..Rates::default() }, intervals: 100.0, load, ..Learned::default() };
+        |step, decode, load| LearnedRates { rates: Rates { step, decode, ..Rates::default() }, interval_samples: 100.0, mean_load: load, ..LearnedRates::default() };
     let (one, other) = (with(0.0006, 46e-6, 440.0), with(0.0096, 26e-6, 440.0));
-    let pool = Pool::new([one, other].iter());
+    let pool = RatePool::new([one, other].iter());
     let (one, other) = (pool.rates(&one), pool.rates(&other));
     for sequences in [1, 100, 440, 1_000] {
         assert_close(one.step_seconds(sequences, 0), other.step_seconds(sequences, 0), 0.02, &format!("{sequences} sequences"));
     }
     let slow = with(0.03, 90e-6, 440.0);
-    let pool = Pool::new([with(0.01, 30e-6, 440.0), slow].iter());
+    let pool = RatePool::new([with(0.01, 30e-6, 440.0), slow].iter());
     assert_close(pool.rates(&slow).step_seconds(440, 0), slow.rates.step_seconds(440, 0), 0.1, "what it is slower by stays");
 }

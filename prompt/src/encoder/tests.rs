@@ -5,15 +5,15 @@ use serde_json::json;
 use super::*;
 use crate::fixture::{self, CHATML};
 
-fn request(path: &str, body: &Value) -> Request {
-    Request::parse(path, body.to_string().as_bytes()).unwrap()
+fn request(path: &str, body: &Value) -> PromptRequest {
+    PromptRequest::parse(path, body.to_string().as_bytes()).unwrap()
 }
 
-fn chat(encoder: &Encoder, body: &Value) -> Result<Encoded, EncodeError> {
+fn chat(encoder: &Encoder, body: &Value) -> Result<EncodedPrompt, EncodeError> {
     encoder.encode(&request("/v1/chat/completions", body))
 }
 
-fn completion(encoder: &Encoder, body: &Value) -> Encoded {
+fn completion(encoder: &Encoder, body: &Value) -> EncodedPrompt {
     encoder.encode(&request("/v1/completions", body)).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn a_chat_is_its_template_s_text() {
     let encoder = fixture::encoder(CHATML);
     let encoded = chat(&encoder, &json!({ "messages": [user("hello")] })).unwrap();
     assert_eq!(encoded.tokens, of(&encoder, "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"));
-    assert!(encoded.whole);
+    assert!(encoded.is_whole);
     let open = chat(&encoder, &json!({ "messages": [user("hello")], "add_generation_prompt": false })).unwrap();
     assert_eq!(open.tokens, of(&encoder, "<|im_start|>user\nhello<|im_end|>\n"));
 }
@@ -76,7 +76,7 @@ fn the_prompt_ends_before_the_first_image() {
     let body = json!({ "messages": [user("one"), { "role": "user", "content": [{ "type": "text", "text": "two" }, image, { "type": "text", "text": "three" }] }] });
     let string = fixture::encoder(CHATML);
     let encoded = chat(&string, &body).unwrap();
-    assert!(!encoded.whole);
+    assert!(!encoded.is_whole);
     assert_eq!(encoded.tokens, of(&string, "<|im_start|>user\none<|im_end|>\n<|im_start|>user\n"));
 
     let head = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}";
@@ -96,13 +96,13 @@ fn the_prompt_ends_before_the_first_image() {
 #[test]
 fn tools_choose_their_template() {
     let config = json!({ "chat_template": [{ "name": "default", "template": "plain" }, { "name": "tool_use", "template": "{{ tools[0].function.name }}" }] });
-    let files = Files { template: None, config: Some(config.to_string().into_bytes()), ..fixture::files(&fixture::byte_level(), "") };
+    let files = ModelFiles { template: None, config: Some(config.to_string().into_bytes()), ..fixture::files(&fixture::byte_level(), "") };
     let encoder = Encoder::new(&files, 1 << 20).unwrap();
     let tools = json!([{ "type": "function", "function": { "name": "hello" } }]);
     assert_eq!(chat(&encoder, &json!({ "messages": [user("a")] })).unwrap().tokens, of(&encoder, "plain"));
     assert_eq!(chat(&encoder, &json!({ "messages": [user("a")], "tools": tools })).unwrap().tokens, of(&encoder, "hello"));
     // The file wins over the config.
-    let encoder = Encoder::new(&Files { template: Some("file".to_owned()), ..files }, 1 << 20).unwrap();
+    let encoder = Encoder::new(&ModelFiles { template: Some("file".to_owned()), ..files }, 1 << 20).unwrap();
     assert_eq!(chat(&encoder, &json!({ "messages": [user("a")] })).unwrap().tokens, of(&encoder, "file"));
 }
 
@@ -110,7 +110,7 @@ fn tools_choose_their_template() {
 fn special_tokens_and_variables_reach_the_template() {
     let config = json!({ "bos_token": { "content": "<|endoftext|>" }, "eos_token": "<|im_end|>" });
     let template = "{{ bos_token }}{{ unk_token }}{{ color }}{{ documents[0].title }}{{ eos_token }}{{ tools is none }}";
-    let files = Files { config: Some(config.to_string().into_bytes()), ..fixture::files(&fixture::byte_level(), template) };
+    let files = ModelFiles { config: Some(config.to_string().into_bytes()), ..fixture::files(&fixture::byte_level(), template) };
     let encoder = Encoder::new(&files, 1 << 20).unwrap();
     let body = json!({ "messages": [user("a")], "chat_template_kwargs": { "color": "red" }, "documents": [{ "title": "t" }] });
     assert_eq!(chat(&encoder, &body).unwrap().tokens, of(&encoder, "<|endoftext|>redt<|im_end|>True"));
@@ -144,13 +144,13 @@ fn the_rust_front_end_writes_the_words_for_media_where_they_stand() {
     let body = json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "two" }, image, { "type": "text", "text": "three" }] }] });
     let encoder = fixture::encoder(CHATML);
     let encoded = encoder.encode_in(Dialect::Rust, &request("/v1/chat/completions", &body)).unwrap();
-    assert!(!encoded.whole);
+    assert!(!encoded.is_whole);
     assert_eq!(encoded.tokens, of(&encoder, "<|im_start|>user\ntwo"));
 }
 
 #[test]
 fn what_cannot_be_encoded_says_why() {
-    let bare = Encoder::new(&Files { template: None, ..fixture::files(&fixture::byte_level(), "") }, 1 << 20).unwrap();
+    let bare = Encoder::new(&ModelFiles { template: None, ..fixture::files(&fixture::byte_level(), "") }, 1 << 20).unwrap();
     assert_eq!(chat(&bare, &json!({ "messages": [user("a")] })), Err(EncodeError::NotChat));
     let refusing = fixture::encoder("{{ raise_exception('no system here') }}");
     let error = chat(&refusing, &json!({ "messages": [user("a")] })).unwrap_err();
@@ -161,8 +161,8 @@ fn what_cannot_be_encoded_says_why() {
     let no_tools = json!({ "messages": [user("a")], "tools": [] });
     assert!(matches!(chat(&encoder, &no_tools), Err(EncodeError::Invalid(_))));
     assert!(encoder.encode(&request("/tokenize", &no_tools)).is_ok());
-    let long = json!({ "messages": [user(&"a".repeat(MOST_TEXT))] });
-    assert!(matches!(chat(&encoder, &long), Err(EncodeError::TooLong { most: MOST_TEXT, .. })));
+    let long = json!({ "messages": [user(&"a".repeat(MAX_TEXT_BYTES))] });
+    assert!(matches!(chat(&encoder, &long), Err(EncodeError::TooLong { most: MAX_TEXT_BYTES, .. })));
 }
 
 #[test]
@@ -180,9 +180,9 @@ fn models_whose_chats_are_not_written_by_a_template_are_left_to_the_engine() {
 fn a_batch_is_its_first_prompt_and_a_count_of_the_rest() {
     let encoder = fixture::encoder(CHATML);
     let encoded = completion(&encoder, &json!({ "prompt": ["hello", "12345678", "9"] }));
-    assert_eq!((encoded.tokens, encoded.more_tokens), (of(&encoder, "hello"), 3));
+    assert_eq!((encoded.tokens, encoded.batch_tokens), (of(&encoder, "hello"), 3));
     let encoded = completion(&encoder, &json!({ "prompt": [[7, 8], [9]] }));
-    assert_eq!((encoded.tokens, encoded.more_tokens), (vec![7, 8], 1));
+    assert_eq!((encoded.tokens, encoded.batch_tokens), (vec![7, 8], 1));
 }
 
 #[test]

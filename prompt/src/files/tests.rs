@@ -4,13 +4,13 @@ use serde_json::json;
 
 use super::*;
 
-fn config(config: &Value, special_tokens: Option<&Value>) -> Config {
-    let files = Files {
+fn config(config: &Value, special_tokens: Option<&Value>) -> TokenizerConfig {
+    let files = ModelFiles {
         config: Some(config.to_string().into_bytes()),
         special_tokens: special_tokens.map(|map| map.to_string().into_bytes()),
-        ..Files::default()
+        ..ModelFiles::default()
     };
-    Config::read(&files).unwrap()
+    TokenizerConfig::read(&files).unwrap()
 }
 
 #[test]
@@ -20,15 +20,15 @@ fn special_tokens_are_texts_or_objects_and_the_config_wins() {
         Some(&json!({ "bos_token": "<other>", "eos_token": "</s>", "additional_special_tokens": ["<a>"] })),
     );
     assert_eq!(Value::Object(read.special_tokens.clone()), json!({ "bos_token": "<s>", "image_token": "<img>", "eos_token": "</s>" }));
-    assert_eq!((read.switch("add_bos_token"), read.switch("add_eos_token")), (Some(true), None));
+    assert_eq!((read.flag("add_bos_token"), read.flag("add_eos_token")), (Some(true), None));
 }
 
 #[test]
 fn a_config_has_one_template_or_named_ones() {
-    assert_eq!(config(&json!({ "chat_template": "t" }), None).templates(), Sources { default: Some("t".to_owned()), tool_use: None });
+    assert_eq!(config(&json!({ "chat_template": "t" }), None).templates(), TemplateSources { default: Some("t".to_owned()), tool_use: None });
     let named = json!({ "chat_template": [{ "name": "default", "template": "d" }, { "name": "tool_use", "template": "u" }, { "name": "rag", "template": "r" }] });
-    assert_eq!(config(&named, None).templates(), Sources { default: Some("d".to_owned()), tool_use: Some("u".to_owned()) });
-    assert_eq!(config(&json!({}), None).templates(), Sources::default());
+    assert_eq!(config(&named, None).templates(), TemplateSources { default: Some("d".to_owned()), tool_use: Some("u".to_owned()) });
+    assert_eq!(config(&json!({}), None).templates(), TemplateSources::default());
 }
 
 #[test]
@@ -40,6 +40,6 @@ fn declared_tokens_come_by_ascending_id() {
 
 #[test]
 fn a_file_that_is_not_an_object_is_named() {
-    let files = Files { config: Some(b"[]".to_vec()), ..Files::default() };
-    assert!(Config::read(&files).unwrap_err().to_string().starts_with("cannot read tokenizer_config.json: "));
+    let files = ModelFiles { config: Some(b"[]".to_vec()), ..ModelFiles::default() };
+    assert!(TokenizerConfig::read(&files).unwrap_err().to_string().starts_with("cannot read tokenizer_config.json: "));
 }

@@ -6,12 +6,12 @@ use super::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn forms(path: &str, body: &Value) -> Vec<Form> {
-    Request::parse(path, body.to_string().as_bytes()).unwrap().forms().iter().collect()
+fn forms(path: &str, body: &Value) -> Vec<PromptForm> {
+    PromptRequest::parse(path, body.to_string().as_bytes()).unwrap().forms().iter().collect()
 }
 
 /// Of a chat with these messages and these further fields.
-fn chat(messages: &Value, others: &Value) -> Vec<Form> {
+fn chat(messages: &Value, others: &Value) -> Vec<PromptForm> {
     let mut body = others.clone();
     body["messages"] = messages.clone();
     let forms = forms(CHAT, &body);
@@ -22,18 +22,18 @@ fn chat(messages: &Value, others: &Value) -> Vec<Form> {
 #[test]
 fn a_completion_is_a_text_whatever_its_prompt_is() {
     for prompt in [json!("a"), json!(["a", "b"]), json!([1, 2]), json!([[1], [2]])] {
-        assert_eq!(forms("/v1/completions", &json!({ "prompt": prompt, "tools": [], "continue_final_message": true })), [Form::Texts]);
+        assert_eq!(forms("/v1/completions", &json!({ "prompt": prompt, "tools": [], "continue_final_message": true })), [PromptForm::Texts]);
     }
-    assert_eq!(forms("/tokenize", &json!({ "prompt": "a" })), [Form::Texts]);
+    assert_eq!(forms("/tokenize", &json!({ "prompt": "a" })), [PromptForm::Texts]);
 }
 
 #[test]
 fn a_chat_has_all_the_forms_that_its_fields_give_it() {
-    use Form::{Chats, Closed, Continued, Parts, Tools};
+    use PromptForm::{Chats, Closed, Continued, Parts, Tools};
     let user = json!({ "role": "user", "content": "a" });
     let part = json!({ "role": "user", "content": [{ "type": "text", "text": "a" }] });
     let plain = json!([user]);
-    let cases: [(&Value, Value, &[Form]); 9] = [
+    let cases: [(&Value, Value, &[PromptForm]); 9] = [
         (&plain, json!({}), &[Chats]),
         (&plain, json!({ "add_generation_prompt": true, "continue_final_message": false, "tools": null }), &[Chats]),
         (&plain, json!({ "chat_template_kwargs": { "add_generation_prompt": false, "continue_final_message": true } }), &[Chats]),
@@ -61,27 +61,27 @@ fn messages_about_tools_make_a_chat_with_tools_though_it_offers_none() {
         json!({ "role": "user", "content": "a", "tool_call_id": "b" }),
         json!({ "role": "developer", "content": "a", "tools": [1] }),
     ] {
-        assert_eq!(chat(&json!([message]), &json!({})), [Form::Chats, Form::Tools], "{message}");
+        assert_eq!(chat(&json!([message]), &json!({})), [PromptForm::Chats, PromptForm::Tools], "{message}");
     }
     let nothing = json!([{ "role": "assistant", "content": null, "tool_calls": null }, "no message", { "content": {} }]);
-    assert_eq!(chat(&nothing, &json!({})), [Form::Chats]);
+    assert_eq!(chat(&nothing, &json!({})), [PromptForm::Chats]);
 }
 
 #[test]
 fn sets_know_what_is_in_them_and_what_is_not() {
-    let some: Forms = [Form::Tools, Form::Chats].into_iter().collect();
-    assert_eq!((some.has(Form::Chats), some.has(Form::Texts), some.iter().count()), (true, false, 2));
-    assert_eq!(Forms::ALL.iter().collect::<Vec<_>>(), Form::ALL);
-    assert_eq!(some.without(Forms::default().with(Form::Chats)), Forms::default().with(Form::Tools));
+    let some: PromptForms = [PromptForm::Tools, PromptForm::Chats].into_iter().collect();
+    assert_eq!((some.has(PromptForm::Chats), some.has(PromptForm::Texts), some.iter().count()), (true, false, 2));
+    assert_eq!(PromptForms::ALL.iter().collect::<Vec<_>>(), PromptForm::ALL);
+    assert_eq!(some.without(PromptForms::default().with(PromptForm::Chats)), PromptForms::default().with(PromptForm::Tools));
     assert_eq!(format!("{some:?}"), "{Chats, Tools}");
 }
 
 #[test]
 fn operators_are_told_what_is_placed_by_text() {
-    let remark = |open: &[Form]| Forms::ALL.without(open.iter().copied().collect()).remark();
+    let remark = |open: &[PromptForm]| PromptForms::ALL.without(open.iter().copied().collect()).unproved_remark();
     assert_eq!(remark(&[]), "");
-    assert_eq!(remark(&[Form::Continued]), "continued messages are placed by text");
-    assert_eq!(remark(&[Form::Tools, Form::Parts]), "messages in parts, tools are placed by text");
-    assert_eq!(remark(&[Form::Tools, Form::Chats, Form::Continued]), "chats are placed by text", "of whatever kind");
-    assert_eq!(Forms::default().remark(), "texts, chats are placed by text");
+    assert_eq!(remark(&[PromptForm::Continued]), "continued messages are placed by text");
+    assert_eq!(remark(&[PromptForm::Tools, PromptForm::Parts]), "messages in parts, tools are placed by text");
+    assert_eq!(remark(&[PromptForm::Tools, PromptForm::Chats, PromptForm::Continued]), "chats are placed by text", "of whatever kind");
+    assert_eq!(PromptForms::default().unproved_remark(), "texts, chats are placed by text");
 }

@@ -3,17 +3,17 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Rules, invalid};
-use crate::template::Shape;
+use super::{MessageRules, invalid};
+use crate::template::ContentShape;
 use crate::{Dialect, EncodeError};
 
 /// Stands before the first token that media can have. Private characters, so that no template changes them; a user who writes them beside an
 /// image loses affinity, nothing else.
-pub(crate) const MARK: &str = "\u{f8ff}\u{e0a7}media\u{e0a7}\u{f8ff}";
+pub(crate) const MEDIA_MARKER: &str = "\u{f8ff}\u{e0a7}media\u{e0a7}\u{f8ff}";
 
 /// What is done with a part that is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Media {
+pub(crate) enum MediaMode {
     /// The mark takes its place.
     Marked,
     /// It stays, as the template of the engine sees it.
@@ -21,7 +21,7 @@ pub(crate) enum Media {
 }
 
 /// Fields of parts that have a meaning; engines pass on the others.
-const KNOWN: [&str; 18] = [
+const KNOWN_PARTS: [&str; 18] = [
     "type",
     "text",
     "prompt_cache_breakpoint",
@@ -42,7 +42,7 @@ const KNOWN: [&str; 18] = [
     "name",
 ];
 
-const MEDIA: [(&str, &str); 10] = [
+const MEDIA_PARTS: [(&str, &str); 10] = [
     ("image_url", "image"),
     ("input_image", "image"),
     ("image_pil", "image"),
@@ -59,36 +59,36 @@ const MEDIA: [(&str, &str); 10] = [
 const BILLING_LINE: &str = "x-anthropic-billing-header";
 
 /// What a part is.
-enum Part {
+enum ContentPart {
     Text { text: String, others: Map<String, Value> },
     ToolReference(String),
     Media { kind: &'static str, others: Map<String, Value> },
-    Nothing,
+    Empty,
 }
 
 /// The content as the template sees it, and whether there are media in it.
-pub(super) fn prepare(role: &str, content: Option<&Value>, rules: Rules) -> Result<(Value, bool), EncodeError> {
+pub(super) fn prepare_content(role: &str, content: Option<&Value>, rules: MessageRules) -> Result<(Value, bool), EncodeError> {
     let mut parts = match content {
         None | Some(Value::Null) => Vec::new(),
-        Some(Value::String(text)) => vec![Part::Text { text: text.clone(), others: Map::new() }],
-        Some(Value::Array(parts)) => parts.iter().map(part).collect::<Result<_, _>>()?,
+        Some(Value::String(text)) => vec![ContentPart::Text { text: text.clone(), others: Map::new() }],
+        Some(Value::Array(parts)) => parts.iter().map(parse_part).collect::<Result<_, _>>()?,
         Some(_) => return Err(invalid("the content of a message is a text or a list of parts")),
     };
     if role == "system" && rules.dialect == Dialect::Python {
         parts = parts.into_iter().map(without_billing).collect();
     }
-    let has_media = parts.iter().any(|part| matches!(part, Part::Media { .. }));
+    let has_media = parts.iter().any(|part| matches!(part, ContentPart::Media { .. }));
     let content = match (rules.shape, rules.dialect) {
-        (Shape::Text, Dialect::Python) => Value::from(joined(parts, has_media)),
-        (Shape::Text, Dialect::Rust) => Value::from(strung(parts)),
-        (Shape::Parts, Dialect::Rust) if role == "assistant" => json!([{ "type": "text", "text": strung(parts) }]),
-        (Shape::Parts, _) => Value::Array(parts.into_iter().filter_map(|part| structured(part, rules)).collect()),
+        (ContentShape::Text, Dialect::Python) => Value::from(join_with_media(parts, has_media)),
+        (ContentShape::Text, Dialect::Rust) => Value::from(join_texts(parts)),
+        (ContentShape::Parts, Dialect::Rust) if role == "assistant" => json!([{ "type": "text", "text": join_texts(parts) }]),
+        (ContentShape::Parts, _) => Value::Array(parts.into_iter().filter_map(|part| build_part(part, rules)).collect()),
     };
     Ok((content, has_media))
 }
 
 /// Results of tools are one text for most templates, whatever they do with other messages; references to tools stay parts.
-pub(super) fn flattened(content: Value) -> Value {
+pub(super) fn flatten(content: Value) -> Value {
     let Value::Array(parts) = content else { return content };
     if parts.iter().any(|part| part.get("type").and_then(Value::as_str) != Some("text")) {
         return Value::Array(parts);
@@ -99,35 +99,35 @@ pub(super) fn flattened(content: Value) -> Value {
 
 /// Engines put the words for media at the front of a message's text, or between its parts if told so. The front is right for both: what
 /// comes before it is certain.
-fn joined(parts: Vec<Part>, has_media: bool) -> String {
+fn join_with_media(parts: Vec<ContentPart>, has_media: bool) -> String {
     let texts: Vec<String> = parts
         .into_iter()
         .filter_map(|part| match part {
-            Part::Text { text, .. } | Part::ToolReference(text) => Some(text),
-            Part::Media { .. } | Part::Nothing => None,
+            ContentPart::Text { text, .. } | ContentPart::ToolReference(text) => Some(text),
+            ContentPart::Media { .. } | ContentPart::Empty => None,
         })
         .collect();
     let text = texts.join("\n");
-    if has_media { format!("{MARK}{text}") } else { text }
+    if has_media { format!("{MEDIA_MARKER}{text}") } else { text }
 }
 
 /// The Rust front-end puts nothing between texts, and the words for media where they stand.
-fn strung(parts: Vec<Part>) -> String {
+fn join_texts(parts: Vec<ContentPart>) -> String {
     let texts = parts.into_iter().map(|part| match part {
-        Part::Text { text, .. } | Part::ToolReference(text) => text,
-        Part::Media { .. } => MARK.to_owned(),
-        Part::Nothing => String::new(),
+        ContentPart::Text { text, .. } | ContentPart::ToolReference(text) => text,
+        ContentPart::Media { .. } => MEDIA_MARKER.to_owned(),
+        ContentPart::Empty => String::new(),
     });
     texts.collect()
 }
 
-fn structured(part: Part, rules: Rules) -> Option<Value> {
+fn build_part(part: ContentPart, rules: MessageRules) -> Option<Value> {
     let (kind, text, others) = match part {
-        Part::Text { text, others } => ("text", Some(("text", text)), others),
-        Part::ToolReference(name) => ("tool_reference", Some(("name", name)), Map::new()),
-        Part::Media { .. } if rules.media == Media::Marked => ("text", Some(("text", MARK.to_owned())), Map::new()),
-        Part::Media { kind, others } => (kind, None, others),
-        Part::Nothing => return None,
+        ContentPart::Text { text, others } => ("text", Some(("text", text)), others),
+        ContentPart::ToolReference(name) => ("tool_reference", Some(("name", name)), Map::new()),
+        ContentPart::Media { .. } if rules.media == MediaMode::Marked => ("text", Some(("text", MEDIA_MARKER.to_owned())), Map::new()),
+        ContentPart::Media { kind, others } => (kind, None, others),
+        ContentPart::Empty => return None,
     };
     let mut object = Map::new();
     object.insert("type".to_owned(), Value::from(kind));
@@ -140,18 +140,18 @@ fn structured(part: Part, rules: Rules) -> Option<Value> {
     Some(Value::Object(object))
 }
 
-fn part(value: &Value) -> Result<Part, EncodeError> {
+fn parse_part(value: &Value) -> Result<ContentPart, EncodeError> {
     if let Value::String(text) = value {
-        return Ok(Part::Text { text: text.clone(), others: Map::new() });
+        return Ok(ContentPart::Text { text: text.clone(), others: Map::new() });
     }
     let fields = value.as_object().ok_or_else(|| invalid("a part of a message is an object or a text"))?;
-    let others = || fields.iter().filter(|(name, _)| !KNOWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect();
+    let others = || fields.iter().filter(|(name, _)| !KNOWN_PARTS.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect();
     let named = fields.get("type").and_then(Value::as_str);
     // A part without a type, or with an id of its own, is what its fields say.
     let implied = named.is_none() || fields.get("uuid").is_some_and(|uuid| !uuid.is_null());
-    let media = MEDIA.iter().find(|(name, _)| named == Some(*name) || (implied && fields.contains_key(*name)));
+    let media = MEDIA_PARTS.iter().find(|(name, _)| named == Some(*name) || (implied && fields.contains_key(*name)));
     if let Some((_, kind)) = media {
-        return Ok(Part::Media { kind, others: others() });
+        return Ok(ContentPart::Media { kind, others: others() });
     }
     let field = match named {
         Some("text" | "input_text" | "output_text") => "text",
@@ -162,18 +162,18 @@ fn part(value: &Value) -> Result<Part, EncodeError> {
         None => return Err(invalid("a part of a message has a type")),
     };
     match (field, fields.get(field)) {
-        ("name", Some(Value::String(name))) => Ok(Part::ToolReference(name.clone())),
-        (_, Some(Value::String(text))) => Ok(Part::Text { text: text.clone(), others: others() }),
-        ("text" | "refusal", None | Some(Value::Null)) => Ok(Part::Nothing),
+        ("name", Some(Value::String(name))) => Ok(ContentPart::ToolReference(name.clone())),
+        (_, Some(Value::String(text))) => Ok(ContentPart::Text { text: text.clone(), others: others() }),
+        ("text" | "refusal", None | Some(Value::Null)) => Ok(ContentPart::Empty),
         _ => Err(invalid(format!("`{field}` of a part is a text"))),
     }
 }
 
-fn without_billing(part: Part) -> Part {
+fn without_billing(part: ContentPart) -> ContentPart {
     match part {
-        Part::Text { text, others } if text.starts_with(BILLING_LINE) => match text.split_once('\n') {
-            Some((_, rest)) if !rest.is_empty() => Part::Text { text: rest.to_owned(), others },
-            _ => Part::Nothing,
+        ContentPart::Text { text, others } if text.starts_with(BILLING_LINE) => match text.split_once('\n') {
+            Some((_, rest)) if !rest.is_empty() => ContentPart::Text { text: rest.to_owned(), others },
+            _ => ContentPart::Empty,
         },
         other => other,
     }

@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::*;
 
-const TEXT: Rules = Rules { shape: Shape::Text, media: Media::Marked, dialect: Dialect::Python, renames_reasoning: true };
-const PARTS: Rules = Rules { shape: Shape::Parts, ..TEXT };
+const TEXT: MessageRules = MessageRules { shape: ContentShape::Text, media: MediaMode::Marked, dialect: Dialect::Python, renames_reasoning: true };
+const PARTS: MessageRules = MessageRules { shape: ContentShape::Parts, ..TEXT };
 
-fn seen(messages: Value, rules: Rules) -> Value {
+fn seen(messages: Value, rules: MessageRules) -> Value {
     Value::Array(conversation(messages.as_array().unwrap(), rules).unwrap().messages)
 }
 
@@ -73,7 +73,7 @@ fn reasoning_is_passed_under_both_names() {
     assert_eq!(seen(message("reasoning"), TEXT), both);
     assert_eq!(seen(message("reasoning_content"), TEXT), both);
     assert_eq!(
-        seen(message("reasoning_content"), Rules { renames_reasoning: false, ..TEXT }),
+        seen(message("reasoning_content"), MessageRules { renames_reasoning: false, ..TEXT }),
         json!([{ "role": "assistant", "content": "a" }])
     );
 }
@@ -84,9 +84,9 @@ fn media_are_marked_where_their_tokens_may_begin() {
     let messages = json!([{ "role": "user", "content": [{ "type": "text", "text": "a" }, image, { "type": "text", "text": "b" }] }]);
     let prepared = conversation(messages.as_array().unwrap(), TEXT).unwrap();
     assert!(prepared.has_media);
-    assert_eq!(prepared.messages[0]["content"], format!("{MARK}a\nb"));
-    assert_eq!(seen(messages.clone(), PARTS)[0]["content"][1], json!({ "type": "text", "text": MARK }));
-    assert_eq!(seen(messages, Rules { media: Media::Kept, ..PARTS })[0]["content"][1], json!({ "type": "image" }));
+    assert_eq!(prepared.messages[0]["content"], format!("{MEDIA_MARKER}a\nb"));
+    assert_eq!(seen(messages.clone(), PARTS)[0]["content"][1], json!({ "type": "text", "text": MEDIA_MARKER }));
+    assert_eq!(seen(messages, MessageRules { media: MediaMode::Kept, ..PARTS })[0]["content"][1], json!({ "type": "image" }));
     for part in [
         json!({ "image_url": "x" }),
         json!({ "type": "text", "text": "t", "uuid": "u", "video_url": "x" }),
@@ -124,16 +124,16 @@ fn developers_become_the_system_and_all_of_it_comes_first() {
 fn tools_have_their_known_fields_and_null_for_those_they_lack() {
     let given = json!({ "type": "function", "function": { "parameters": { "b": 1, "a": 2 }, "name": "f", "other": 1 }, "x": 1 });
     assert_eq!(
-        described(&[given]).unwrap()[0].to_string(),
+        prepare_tools(&[given]).unwrap()[0].to_string(),
         r#"{"type":"function","function":{"name":"f","description":null,"parameters":{"b":1,"a":2}}}"#
     );
     let strict = json!({ "function": { "name": "f", "description": "d", "strict": true }, "defer_loading": true });
     assert_eq!(
-        described(&[strict]).unwrap()[0].to_string(),
+        prepare_tools(&[strict]).unwrap()[0].to_string(),
         r#"{"type":"function","function":{"name":"f","description":"d","parameters":null,"strict":true,"defer_loading":true},"defer_loading":true}"#
     );
-    assert!(described(&[json!({ "function": {} })]).is_err());
-    assert!(described(&[json!(1)]).is_err());
+    assert!(prepare_tools(&[json!({ "function": {} })]).is_err());
+    assert!(prepare_tools(&[json!(1)]).is_err());
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn conversations_that_no_engine_takes_are_refused() {
     assert!(refused(json!([{ "role": "user", "content": [{ "text": "a" }] }])).contains("type"));
 }
 
-const RUST_TEXT: Rules = Rules { dialect: Dialect::Rust, ..TEXT };
-const RUST_PARTS: Rules = Rules { dialect: Dialect::Rust, ..PARTS };
+const RUST_TEXT: MessageRules = MessageRules { dialect: Dialect::Rust, ..TEXT };
+const RUST_PARTS: MessageRules = MessageRules { dialect: Dialect::Rust, ..PARTS };
 
 #[test]
 fn the_rust_front_end_joins_texts_without_a_line_end() {

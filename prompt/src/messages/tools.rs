@@ -7,11 +7,11 @@ use super::invalid;
 use crate::{Dialect, EncodeError};
 
 /// The tools of a request. A field that is missing but known is null.
-pub(crate) fn described(tools: &[Value]) -> Result<Vec<Value>, EncodeError> {
-    tools.iter().map(tool).collect()
+pub(crate) fn prepare_tools(tools: &[Value]) -> Result<Vec<Value>, EncodeError> {
+    tools.iter().map(prepare_tool).collect()
 }
 
-fn tool(tool: &Value) -> Result<Value, EncodeError> {
+fn prepare_tool(tool: &Value) -> Result<Value, EncodeError> {
     let function = tool.get("function").and_then(Value::as_object).ok_or_else(|| invalid("a tool has a function"))?;
     if tool.get("type").is_some_and(|kind| kind != "function") {
         return Err(invalid("a tool is of type \"function\""));
@@ -39,16 +39,16 @@ fn tool(tool: &Value) -> Result<Value, EncodeError> {
 }
 
 /// The tool calls of an assistant's message; `None` when there are none.
-pub(super) fn calls(calls: Option<&Value>, dialect: Dialect) -> Result<Option<Value>, EncodeError> {
+pub(super) fn prepare_calls(calls: Option<&Value>, dialect: Dialect) -> Result<Option<Value>, EncodeError> {
     match calls {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(calls)) if calls.is_empty() => Ok(None),
-        Some(Value::Array(calls)) => Ok(Some(Value::Array(calls.iter().map(|given| call(given, dialect)).collect::<Result<_, _>>()?))),
+        Some(Value::Array(calls)) => Ok(Some(Value::Array(calls.iter().map(|given| prepare_call(given, dialect)).collect::<Result<_, _>>()?))),
         Some(_) => Err(invalid("tool_calls is a list")),
     }
 }
 
-fn call(call: &Value, dialect: Dialect) -> Result<Value, EncodeError> {
+fn prepare_call(call: &Value, dialect: Dialect) -> Result<Value, EncodeError> {
     let fields = call.as_object().ok_or_else(|| invalid("a tool call is an object"))?;
     let function = fields.get("function").and_then(Value::as_object).ok_or_else(|| invalid("a tool call has a function"))?;
     if fields.get("type").is_none_or(|kind| kind != "function") {
@@ -62,15 +62,15 @@ fn call(call: &Value, dialect: Dialect) -> Result<Value, EncodeError> {
         let arguments: Value = serde_json::from_str(&arguments).map_err(|_| invalid("the arguments of a tool call are JSON"))?;
         return Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }));
     }
-    let mut function = ordered(function, &["arguments", "name"]);
+    let mut function = order_fields(function, &["arguments", "name"]);
     function.insert("arguments".to_owned(), object(&arguments));
-    let mut whole = ordered(fields, &["id", "function", "type"]);
+    let mut whole = order_fields(fields, &["id", "function", "type"]);
     whole.insert("function".to_owned(), Value::Object(function));
     Ok(Value::Object(whole))
 }
 
 /// An engine's validation puts the known fields first.
-fn ordered(fields: &Map<String, Value>, first: &[&str]) -> Map<String, Value> {
+fn order_fields(fields: &Map<String, Value>, first: &[&str]) -> Map<String, Value> {
     let known = first.iter().filter_map(|name| Some(((*name).to_owned(), fields.get(*name)?.clone())));
     let others = fields.iter().filter(|(name, _)| !first.contains(&name.as_str())).map(|(name, value)| (name.clone(), value.clone()));
     known.chain(others).collect()

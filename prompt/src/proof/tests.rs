@@ -4,7 +4,7 @@ use super::*;
 use crate::fixture::{self, CHATML};
 
 fn tokens(encoder: &Encoder, body: &Value) -> Vec<u32> {
-    encoder.encode(&Request::parse("/tokenize", body.to_string().as_bytes()).unwrap()).unwrap().tokens
+    encoder.encode(&PromptRequest::parse("/tokenize", body.to_string().as_bytes()).unwrap()).unwrap().tokens
 }
 
 fn compared(encoder: &Encoder, body: &Value, status: u16, answer: &Value) -> Result<Agreement, String> {
@@ -21,9 +21,9 @@ fn every_sample_is_a_request_and_equal_tokens_agree() {
         assert!(!tokens.is_empty());
         let agreement = compared(&encoder, &sample, 200, &json!({ "count": tokens.len(), "tokens": tokens }));
         assert_eq!(agreement, Ok(Agreement::Tokens));
-        coverage.note(&sample, Ok(Agreement::Tokens));
+        coverage.record(&sample, Ok(Agreement::Tokens));
     }
-    assert_eq!(coverage.proof(), Ok(Proved { forms: Forms::ALL, samples: samples().len(), doubt: None }));
+    assert_eq!(coverage.into_result(), Ok(ProofResult { forms: PromptForms::ALL, samples: samples().len(), doubt: None }));
 }
 
 #[test]
@@ -32,45 +32,45 @@ fn samples_that_the_engine_refuses_prove_nothing_and_do_no_harm_while_others_of_
     assert_eq!(compared(&fixture::encoder(CHATML), &empty, 400, &json!({})), Ok(Agreement::Nothing));
     let refusing =
         |refused: fn(&Value) -> bool| proof(|sample| if refused(sample) { Ok(Agreement::Nothing) } else { Ok(Agreement::Tokens) });
-    let all_but_one = Proved { forms: Forms::ALL, samples: samples().len() - 1, doubt: None };
+    let all_but_one = ProofResult { forms: PromptForms::ALL, samples: samples().len() - 1, doubt: None };
     assert_eq!(refusing(|sample| *sample == json!({ "messages": [{ "role": "user", "content": "" }] })), Ok(all_but_one));
     let without_tools = refusing(|sample| sample.get("tools").is_some()).unwrap();
-    assert_eq!(Forms::ALL.without(without_tools.forms), Forms::default().with(Form::Tools));
+    assert_eq!(PromptForms::ALL.without(without_tools.forms), PromptForms::default().with(PromptForm::Tools));
     assert!(without_tools.doubt.unwrap().contains("refuses all samples of tools"));
     let without_texts = refusing(|sample| sample.get("prompt").is_some()).unwrap();
-    assert_eq!(Forms::ALL.without(without_texts.forms), Forms::default().with(Form::Texts));
+    assert_eq!(PromptForms::ALL.without(without_texts.forms), PromptForms::default().with(PromptForm::Texts));
     assert!(refusing(|_| true).unwrap_err().contains("all samples of texts"));
     assert!(proof(|_| Ok(Agreement::Refusal)).unwrap_err().contains("neither"));
 }
 
 /// What is proved when this comes of each sample.
-fn proof(compared: impl Fn(&Value) -> Result<Agreement, Difference>) -> Result<Proved, String> {
+fn proof(compared: impl Fn(&Value) -> Result<Agreement, Difference>) -> Result<ProofResult, String> {
     let mut coverage = Coverage::default();
-    samples().iter().for_each(|sample| coverage.note(sample, compared(sample)));
-    coverage.proof()
+    samples().iter().for_each(|sample| coverage.record(sample, compared(sample)));
+    coverage.into_result()
 }
 
-fn forms(sample: &Value) -> Forms {
-    Request::parse("/tokenize", sample.to_string().as_bytes()).unwrap().forms()
+fn forms(sample: &Value) -> PromptForms {
+    PromptRequest::parse("/tokenize", sample.to_string().as_bytes()).unwrap().forms()
 }
 
 fn different(sample: &Value) -> Result<Agreement, Difference> {
-    let what = What::Token { position: 0, encoder: Some(1), engine: None };
+    let what = DifferenceKind::Token { position: 0, encoder: Some(1), engine: None };
     Err(Difference { sample: shortened(sample.to_string().as_bytes()), what })
 }
 
 #[test]
 fn every_form_has_a_sample_of_its_own_and_what_else_that_is_has_one_too() {
-    let own: Forms = samples().iter().filter_map(|sample| forms(sample).iter().next_back()).collect();
-    assert_eq!(own, Forms::ALL);
+    let own: PromptForms = samples().iter().filter_map(|sample| forms(sample).iter().next_back()).collect();
+    assert_eq!(own, PromptForms::ALL);
 }
 
 #[test]
 fn a_form_about_which_they_differ_is_the_only_one_that_is_not_proved() {
-    for form in Form::ALL {
+    for form in PromptForm::ALL {
         let is_own = |sample: &Value| forms(sample).iter().next_back() == Some(form);
         let proved = proof(|sample| if is_own(sample) { different(sample) } else { Ok(Agreement::Tokens) }).unwrap();
-        assert_eq!(Forms::ALL.without(proved.forms), Forms::default().with(form));
+        assert_eq!(PromptForms::ALL.without(proved.forms), PromptForms::default().with(form));
         assert_eq!(proved.samples, samples().iter().filter(|sample| !is_own(sample)).count());
         assert!(proved.doubt.unwrap().starts_with("token 0 is 1 for the router, the end for the engine"));
     }
@@ -78,24 +78,24 @@ fn a_form_about_which_they_differ_is_the_only_one_that_is_not_proved() {
 
 #[test]
 fn one_difference_outweighs_what_was_agreed_about_in_that_form() {
-    let parts = |sample: &Value| forms(sample).has(Form::Parts);
+    let parts = |sample: &Value| forms(sample).has(PromptForm::Parts);
     let (first, last) = (samples().into_iter().find(parts).unwrap(), samples().into_iter().rfind(parts).unwrap());
     assert_ne!(first, last);
     for one in [first, last] {
         let proved = proof(|sample| if *sample == one { different(sample) } else { Ok(Agreement::Tokens) }).unwrap();
-        assert_eq!(Forms::ALL.without(proved.forms), Forms::default().with(Form::Parts));
+        assert_eq!(PromptForms::ALL.without(proved.forms), PromptForms::default().with(PromptForm::Parts));
     }
 }
 
 #[test]
 fn an_engine_is_different_when_neither_its_texts_nor_its_chats_are_ours() {
-    let differing = |of: &'static [Form]| {
+    let differing = |of: &'static [PromptForm]| {
         let is_one = move |sample: &Value| forms(sample).iter().next_back().is_some_and(|own| of.contains(&own));
         proof(|sample| if is_one(sample) { different(sample) } else { Ok(Agreement::Tokens) })
     };
-    assert!(differing(&[Form::Texts, Form::Chats]).unwrap_err().contains("quick brown fox"));
-    assert_eq!(differing(&[Form::Chats]).unwrap().forms.remark(), "chats are placed by text");
-    assert!(differing(&[Form::Chats, Form::Closed, Form::Continued, Form::Parts, Form::Tools]).unwrap().forms.has(Form::Texts));
+    assert!(differing(&[PromptForm::Texts, PromptForm::Chats]).unwrap_err().contains("quick brown fox"));
+    assert_eq!(differing(&[PromptForm::Chats]).unwrap().forms.unproved_remark(), "chats are placed by text");
+    assert!(differing(&[PromptForm::Chats, PromptForm::Closed, PromptForm::Continued, PromptForm::Parts, PromptForm::Tools]).unwrap().forms.has(PromptForm::Texts));
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn an_engine_that_fails_where_the_template_refuses_agrees_and_elsewhere_says_not
     let body = json!({ "messages": [{ "role": "user", "content": "a" }] });
     assert_eq!(compared(&fixture::encoder("{{ raise_exception('no') }}"), &body, 500, &json!({})), Ok(Agreement::Refusal));
     let text = body.to_string();
-    assert!(compare(&fixture::encoder(CHATML), Dialect::Rust, text.as_bytes(), (500, b"{}")).unwrap_err().is_silence());
-    assert!(!compare(&fixture::encoder(CHATML), Dialect::Rust, text.as_bytes(), (200, b"{\"tokens\":[1]}")).unwrap_err().is_silence());
+    assert!(compare(&fixture::encoder(CHATML), Dialect::Rust, text.as_bytes(), (500, b"{}")).unwrap_err().is_no_answer());
+    assert!(!compare(&fixture::encoder(CHATML), Dialect::Rust, text.as_bytes(), (200, b"{\"tokens\":[1]}")).unwrap_err().is_no_answer());
 }
 
 #[test]

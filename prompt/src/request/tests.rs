@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 
-fn parse(path: &str, body: &Value) -> Option<Request> {
-    Request::parse(path, body.to_string().as_bytes())
+fn parse(path: &str, body: &Value) -> Option<PromptRequest> {
+    PromptRequest::parse(path, body.to_string().as_bytes())
 }
 
 fn chat(body: &Value) -> Chat {
@@ -30,7 +30,7 @@ fn other_routes_and_bodies_without_a_prompt_are_none() {
     assert!(parse("/v1/chat/completions", &json!({ "prompt": "a" })).is_none());
     assert!(parse("/v1/chat/completions", &json!({ "messages": "a" })).is_none());
     assert!(parse("/tokenize", &json!({ "prompt": ["a"] })).is_none());
-    assert!(Request::parse("/v1/chat/completions", b"{").is_none());
+    assert!(PromptRequest::parse("/v1/chat/completions", b"{").is_none());
 }
 
 #[test]
@@ -83,8 +83,8 @@ fn what_only_an_engine_can_encode_is_named() {
 fn a_truncation_keeps_the_last_tokens_unless_it_says_first() {
     let side = |body: Value| parse("/v1/completions", &body).unwrap().truncation;
     let truncation = |side| Some(Truncation { tokens: 5, side });
-    assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5 })), truncation(Side::Inner));
-    assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5, "truncation_side": "left" })), truncation(Side::Last));
-    assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5, "truncation_side": "right" })), truncation(Side::First));
+    assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5 })), truncation(TruncationSide::Inner));
+    assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5, "truncation_side": "left" })), truncation(TruncationSide::Last));
+    assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5, "truncation_side": "right" })), truncation(TruncationSide::First));
     assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": null })), None);
 }

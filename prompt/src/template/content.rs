@@ -8,25 +8,25 @@ use minijinja::machinery::parse;
 
 /// The shape of a message's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum ContentShape {
     /// One text; the texts of several parts are joined by line ends.
     Text,
     /// A list of parts.
     Parts,
 }
 
-impl Shape {
+impl ContentShape {
     pub(super) fn of(source: &str) -> Result<Self, minijinja::Error> {
         let root = parse(source, "chat", Default::default())?;
-        let mut tree = Tree::default();
+        let mut tree = TemplateTree::default();
         tree.statement(&root, None);
-        Ok(if tree.walks_content().unwrap_or(false) { Self::Parts } else { Self::Text })
+        Ok(if tree.iterates_content().unwrap_or(false) { Self::Parts } else { Self::Text })
     }
 }
 
 /// What of a template matters to the question.
 #[derive(Default)]
-struct Tree<'t, 's> {
+struct TemplateTree<'t, 's> {
     assignments: Vec<&'t Set<'s>>,
     /// Each loop, and the number of the macro around it.
     loops: Vec<(&'t ForLoop<'s>, Option<usize>)>,
@@ -34,9 +34,9 @@ struct Tree<'t, 's> {
     calls: Vec<&'t Call<'s>>,
 }
 
-impl<'t, 's> Tree<'t, 's> {
+impl<'t, 's> TemplateTree<'t, 's> {
     /// `None` when something is assigned to other than a plain name; engines give up there and pass texts.
-    fn walks_content(&self) -> Option<bool> {
+    fn iterates_content(&self) -> Option<bool> {
         let messages = self.names_of_messages()?;
         let mut message_names = Vec::new();
         for (looped, _) in &self.loops {
@@ -45,7 +45,7 @@ impl<'t, 's> Tree<'t, 's> {
             }
         }
         let is_content = |expression: &Expr<'s>| message_names.iter().any(|name| is_field(expression, name, "content"));
-        let received: Vec<Vec<&str>> = self.macros.iter().map(|macro_| self.given_content(macro_, &is_content)).collect();
+        let received: Vec<Vec<&str>> = self.macros.iter().map(|macro_| self.content_parameters(macro_, &is_content)).collect();
         for (looped, inside) in &self.loops {
             let over_parameter = inside.is_some_and(|number| received[number].iter().any(|name| is_name(&looped.iter, name)));
             let over_plain_name = inside.is_none() && is_name(&looped.iter, "content");
@@ -76,7 +76,7 @@ impl<'t, 's> Tree<'t, 's> {
     }
 
     /// The parameters of a macro that some call passes the content of a message to.
-    fn given_content(&self, macro_: &Macro<'s>, is_content: &impl Fn(&Expr<'s>) -> bool) -> Vec<&'s str> {
+    fn content_parameters(&self, macro_: &Macro<'s>, is_content: &impl Fn(&Expr<'s>) -> bool) -> Vec<&'s str> {
         let parameters: Vec<&'s str> = macro_.args.iter().filter_map(name_of).collect();
         let mut given = Vec::new();
         for call in self.calls.iter().filter(|call| is_name(&call.expr, macro_.name)) {
@@ -214,7 +214,7 @@ fn is_name(expression: &Expr<'_>, name: &str) -> bool {
 }
 
 /// The expression below filters, tests and slices: `messages[1:]|list` is about `messages`.
-fn bare<'t, 's>(mut expression: &'t Expr<'s>) -> &'t Expr<'s> {
+fn strip_filters<'t, 's>(mut expression: &'t Expr<'s>) -> &'t Expr<'s> {
     loop {
         expression = match expression {
             Expr::Filter(filter) => match &filter.expr {
@@ -229,11 +229,11 @@ fn bare<'t, 's>(mut expression: &'t Expr<'s>) -> &'t Expr<'s> {
 }
 
 fn is_variable(expression: &Expr<'_>, name: &str) -> bool {
-    is_name(bare(expression), name)
+    is_name(strip_filters(expression), name)
 }
 
 fn is_field(expression: &Expr<'_>, variable: &str, field: &str) -> bool {
-    match bare(expression) {
+    match strip_filters(expression) {
         Expr::GetAttr(access) => is_name(&access.expr, variable) && access.name == field,
         Expr::GetItem(access) => {
             is_name(&access.expr, variable)

@@ -45,7 +45,7 @@ fn tojson(value: &Value, positional: Rest<Value>, keywords: Kwargs) -> Result<St
         (argument(0, "ensure_ascii")?, argument(1, "indent")?, argument(2, "separators")?, argument(3, "sort_keys")?);
     keywords.assert_all_used()?;
     let given = |value: &Option<Value>| value.as_ref().is_some_and(Value::is_true);
-    let mut layout = json::Layout { ascii: given(&ascii), sorted: given(&sorted), ..json::Layout::default() };
+    let mut layout = json::JsonLayout { ascii: given(&ascii), sorted: given(&sorted), ..json::JsonLayout::default() };
     if let Some(indent) = indent.filter(|indent| !indent.is_none()) {
         layout.indent = Some(match indent.as_str() {
             Some(text) => text.to_owned(),
@@ -62,7 +62,7 @@ fn tojson(value: &Value, positional: Rest<Value>, keywords: Kwargs) -> Result<St
 }
 
 fn trim(value: &Value, characters: Option<&str>) -> String {
-    strip(&value.to_string(), characters, true, true).to_owned()
+    strip_text(&value.to_string(), characters, true, true).to_owned()
 }
 
 /// Undefined is empty, as in Jinja.
@@ -87,7 +87,7 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
         match name {
             "strip" | "lstrip" | "rstrip" => {
                 let (characters,): (Option<&str>,) = from_args(arguments)?;
-                return Ok(Value::from(strip(text, characters, name != "rstrip", name != "lstrip")));
+                return Ok(Value::from(strip_text(text, characters, name != "rstrip", name != "lstrip")));
             }
             "removeprefix" => {
                 let (prefix,): (&str,) = from_args(arguments)?;
@@ -108,7 +108,7 @@ fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
 
-fn strip<'t>(text: &'t str, characters: Option<&str>, left: bool, right: bool) -> &'t str {
+fn strip_text<'t>(text: &'t str, characters: Option<&str>, left: bool, right: bool) -> &'t str {
     let goes = |character: char| characters.map_or_else(|| is_space(character), |characters| characters.contains(character));
     let text = if left { text.trim_start_matches(goes) } else { text };
     if right { text.trim_end_matches(goes) } else { text }

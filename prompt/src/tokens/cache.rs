@@ -6,72 +6,72 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::Place;
+use super::PiecePosition;
 
 /// What stands for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct SegmentKey {
     pub(super) hash: u128,
     pub(super) bytes: usize,
     /// Which kind of place it has in its text.
-    pub(super) place: Discriminant<Place>,
+    pub(super) position: Discriminant<PiecePosition>,
 }
 
 /// A segment that would fill more than this share of the cache is not kept: it would drive out the many small ones that come again.
-const LARGEST_SHARE: usize = 8;
+const MAX_ENTRY_DIVISOR: usize = 8;
 
 /// Memory for an entry besides its tokens: the slab, the map with its free places, the count of the shared slice.
-const OVERHEAD: usize = 160;
+const ENTRY_OVERHEAD_BYTES: usize = 160;
 
 const NONE: usize = usize::MAX;
 
 /// A bounded cache.
 #[derive(Debug)]
-pub(super) struct Cache {
-    most: usize,
+pub(super) struct SegmentCache {
+    max_bytes: usize,
     bytes: usize,
-    places: FxHashMap<Key, usize>,
-    entries: Vec<Entry>,
+    slots: FxHashMap<SegmentKey, usize>,
+    entries: Vec<CachedSegment>,
     free: Vec<usize>,
     newest: usize,
     oldest: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
-    key: Key,
+struct CachedSegment {
+    key: SegmentKey,
     tokens: Arc<[u32]>,
     newer: usize,
     older: usize,
 }
 
-impl Cache {
+impl SegmentCache {
     /// Holds at most this many bytes.
     pub(super) fn new(most: usize) -> Self {
-        Self { most, bytes: 0, places: FxHashMap::default(), entries: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE }
+        Self { max_bytes: most, bytes: 0, slots: FxHashMap::default(), entries: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE }
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub(super) fn get(&mut self, key: Key) -> Option<Arc<[u32]>> {
-        let place = *self.places.get(&key)?;
+    pub(super) fn get(&mut self, key: SegmentKey) -> Option<Arc<[u32]>> {
+        let place = *self.slots.get(&key)?;
         self.unlink(place);
         self.link_newest(place);
         Some(Arc::clone(&self.entries[place].tokens))
     }
 
-    pub(super) fn put(&mut self, key: Key, tokens: Arc<[u32]>) {
+    pub(super) fn put(&mut self, key: SegmentKey, tokens: Arc<[u32]>) {
         let cost = cost(&tokens);
-        if cost > self.most / LARGEST_SHARE || self.places.contains_key(&key) {
+        if cost > self.max_bytes / MAX_ENTRY_DIVISOR || self.slots.contains_key(&key) {
             return;
         }
-        while self.bytes + cost > self.most && self.oldest != NONE {
+        while self.bytes + cost > self.max_bytes && self.oldest != NONE {
             self.drop_oldest();
         }
         self.bytes += cost;
-        let entry = Entry { key, tokens, newer: NONE, older: NONE };
+        let entry = CachedSegment { key, tokens, newer: NONE, older: NONE };
         let place = match self.free.pop() {
             Some(place) => {
                 self.entries[place] = entry;
@@ -82,7 +82,7 @@ impl Cache {
                 self.entries.len() - 1
             }
         };
-        self.places.insert(key, place);
+        self.slots.insert(key, place);
         self.link_newest(place);
     }
 
@@ -91,12 +91,12 @@ impl Cache {
         self.unlink(place);
         let tokens = std::mem::take(&mut self.entries[place].tokens);
         self.bytes -= cost(&tokens);
-        self.places.remove(&self.entries[place].key);
+        self.slots.remove(&self.entries[place].key);
         self.free.push(place);
     }
 
     fn unlink(&mut self, place: usize) {
-        let Entry { newer, older, .. } = self.entries[place];
+        let CachedSegment { newer, older, .. } = self.entries[place];
         match newer {
             NONE => self.newest = older,
             newer => self.entries[newer].older = older,
@@ -119,7 +119,7 @@ impl Cache {
 }
 
 fn cost(tokens: &[u32]) -> usize {
-    size_of_val(tokens) + OVERHEAD
+    size_of_val(tokens) + ENTRY_OVERHEAD_BYTES
 }
 
 #[cfg(test)]

@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixture;
 
-fn tokens(tokenizer: &Value, config: &Value) -> Tokens {
-    let files = crate::Files { config: Some(config.to_string().into_bytes()), ..crate::Files::default() };
-    Tokens::new(tokenizer.to_string().as_bytes(), &Config::read(&files).unwrap(), 1 << 20).unwrap()
+fn tokens(tokenizer: &Value, config: &Value) -> SegmentTokenizer {
+    let files = crate::ModelFiles { config: Some(config.to_string().into_bytes()), ..crate::ModelFiles::default() };
+    SegmentTokenizer::new(tokenizer.to_string().as_bytes(), &TokenizerConfig::read(&files).unwrap(), 1 << 20).unwrap()
 }
 
-fn plain(tokenizer: &Value) -> Tokens {
+fn plain(tokenizer: &Value) -> SegmentTokenizer {
     tokens(tokenizer, &json!({}))
 }
 
-fn read(tokens: &Tokens, text: &str, special: bool) -> Vec<u32> {
-    tokens.read(text, special, &mut |_| true).unwrap().tokens
+fn read(tokens: &SegmentTokenizer, text: &str, special: bool) -> Vec<u32> {
+    tokens.read_text(text, special, &mut |_| true).unwrap().tokens
 }
 
 fn whole(tokenizer: &Value, text: &str, special: bool) -> Vec<u32> {
@@ -82,7 +82,7 @@ fn tokens_that_only_the_config_declares_are_tokens() {
     let config = json!({ "added_tokens_decoder": { "9": { "content": "<tool>", "normalized": false, "special": false } } });
     let encoder = tokens(&fixture::byte_level(), &config);
     assert_eq!(read(&encoder, "a<tool>b", false).len(), 3);
-    assert!(encoder.has_added("<tool>"));
+    assert!(encoder.has_added_token("<tool>"));
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn a_text_is_read_as_far_as_it_is_wanted() {
     let all = read(&encoder, &text, false);
     let mut asked = Vec::new();
     let some = encoder
-        .read(&text, false, &mut |progress| {
-            assert_eq!(progress.of, text.len());
+        .read_text(&text, false, &mut |progress| {
+            assert_eq!(progress.total_bytes, text.len());
             asked.push(progress.bytes);
             progress.tokens.len() < 500
         })
@@ -123,10 +123,10 @@ fn a_text_is_read_as_far_as_it_is_wanted() {
     assert!(some.tokens.len() >= 500 && some.bytes < text.len() / 2);
     assert_eq!(asked.last(), Some(&some.bytes));
     assert!(asked.windows(2).all(|pair| pair[1] - pair[0] < 1100), "{asked:?}");
-    let none = encoder.read(&text, false, &mut |_| false).unwrap();
+    let none = encoder.read_text(&text, false, &mut |_| false).unwrap();
     assert_eq!((none.tokens.len(), none.bytes), (1, "<|im_start|>".len()), "nobody wanted more than the added token");
     assert_eq!(
-        plain(&with_flag("rstrip")).read(&text, false, &mut |_| false).unwrap().bytes,
+        plain(&with_flag("rstrip")).read_text(&text, false, &mut |_| false).unwrap().bytes,
         text.len(),
         "or all, where nothing can be cut"
     );
@@ -144,7 +144,7 @@ fn pieces_of_a_long_text_that_comes_again_are_remembered() {
 
 #[test]
 fn a_file_that_is_no_tokenizer_is_named() {
-    let error = Tokens::new(b"{}", &Config::default(), 0).err().unwrap();
+    let error = SegmentTokenizer::new(b"{}", &TokenizerConfig::default(), 0).err().unwrap();
     assert!(error.to_string().starts_with("cannot read tokenizer.json: "), "{error}");
 }
 
@@ -164,7 +164,7 @@ fn texts() -> impl Strategy<Value = String> {
 }
 
 /// Each kind of tokenizer, as it is and by segments.
-static KINDS: LazyLock<Vec<(Tokenizer, Tokens)>> = LazyLock::new(|| {
+static KINDS: LazyLock<Vec<(Tokenizer, SegmentTokenizer)>> = LazyLock::new(|| {
     let kinds = [
         fixture::byte_level(),
         fixture::with_first_token(),
@@ -173,7 +173,7 @@ static KINDS: LazyLock<Vec<(Tokenizer, Tokens)>> = LazyLock::new(|| {
         fixture::metaspace("never"),
         with_flag("rstrip"),
     ];
-    let finest = |tokens: Tokens| Tokens { cutter: tokens.cutter.map(|_| Cutter::finest()), ..tokens };
+    let finest = |tokens: SegmentTokenizer| SegmentTokenizer { cutter: tokens.cutter.map(|_| Cutter::finest()), ..tokens };
     kinds.iter().map(|json| (Tokenizer::from_bytes(json.to_string()).unwrap(), finest(plain(json)))).collect()
 });
 

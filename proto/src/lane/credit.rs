@@ -8,23 +8,23 @@ use super::WINDOW_BYTES;
 
 /// The sending side's allowance; it begins with one window and grows by the other side's credit frames.
 #[derive(Debug)]
-pub struct Credit(Mutex<State>);
+pub struct Credit(Mutex<CreditState>);
 
 #[derive(Debug)]
-struct State {
+struct CreditState {
     available: usize,
     waker: Option<Waker>,
 }
 
 impl Default for Credit {
     fn default() -> Self {
-        Self(Mutex::new(State { available: WINDOW_BYTES, waker: None }))
+        Self(Mutex::new(CreditState { available: WINDOW_BYTES, waker: None }))
     }
 }
 
 impl Credit {
     /// Takes up to `wanted` bytes of allowance; 0 when there is none.
-    pub fn take(&self, wanted: usize) -> usize {
+    pub fn try_take(&self, wanted: usize) -> usize {
         let mut state = self.0.lock();
         let taken = wanted.min(state.available);
         state.available -= taken;
@@ -32,7 +32,7 @@ impl Credit {
     }
 
     /// The other side has room for `bytes` more. More than a window at once is never available, whatever a peer grants.
-    pub fn give(&self, bytes: u32) {
+    pub fn grant(&self, bytes: u32) {
         let waker = {
             let mut state = self.0.lock();
             state.available = state.available.saturating_add(bytes as usize).min(WINDOW_BYTES);

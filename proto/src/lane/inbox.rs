@@ -14,14 +14,14 @@ use crate::agent::v1::{Fault, Frame};
 /// Why a body will never be complete.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Broken {
+pub struct StreamFault {
     /// Whose fault it is.
     pub fault: Fault,
     /// One sentence for people.
     pub message: String,
 }
 
-impl Broken {
+impl StreamFault {
     /// The lane, and with it the connection to the agent, is gone.
     #[must_use]
     pub fn lane_lost() -> Self {
@@ -54,42 +54,42 @@ pub enum ConsumeOutcome {
 
 /// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the head's type.
 #[derive(Debug)]
-pub struct Inbox<H>(Mutex<State<H>>);
+pub struct Inbox<H>(Mutex<InboxState<H>>);
 
 #[derive(Debug)]
-struct State<H> {
+struct InboxState<H> {
     head: Option<H>,
     /// What the reader gets next: a slice of the buffer that the lane was read into.
     first: Bytes,
     /// What came while `first` was unread, copied together: a slow reader must not hold a large read buffer for each small event.
     rest: BytesMut,
     /// Bytes read since the last credit.
-    unannounced: usize,
-    end: Option<Result<(), Broken>>,
+    uncredited_bytes: usize,
+    end: Option<Result<(), StreamFault>>,
     waker: Option<Waker>,
     consumer: Option<Arc<dyn InlineConsumer>>,
     /// The reader has all that came, and the taker may go on.
-    lent: bool,
+    inline_active: bool,
 }
 
 impl<H> Default for Inbox<H> {
     fn default() -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(InboxState {
             head: None,
             first: Bytes::new(),
             rest: BytesMut::new(),
-            unannounced: 0,
+            uncredited_bytes: 0,
             end: None,
             waker: None,
             consumer: None,
-            lent: false,
+            inline_active: false,
         }))
     }
 }
 
 impl<H> Inbox<H> {
     /// The head has come.
-    pub fn head(&self, head: H) {
+    pub fn set_head(&self, head: H) {
         self.change(|state| {
             if state.end.is_none() {
                 state.head = Some(head);
@@ -99,17 +99,17 @@ impl<H> Inbox<H> {
 
     /// A piece of the body has come. A sender that goes past its credit breaks the request. Credit for what is taken
     /// on the spot leaves by `outbox`, in the name of request `id`.
-    pub fn body(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
-        self.come(bytes, false, id, outbox);
+    pub fn push_body(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
+        self.push_piece(bytes, false, id, outbox);
     }
 
     /// As [`body`](Self::body), where more of the body or its end is at hand already and follows at once: it is left for the reader, who is not
     /// woken before that has come, and so passes on all of it together.
-    pub fn body_before_more(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
-        self.come(bytes, true, id, outbox);
+    pub fn push_body_before_more(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
+        self.push_piece(bytes, true, id, outbox);
     }
 
-    fn come(&self, bytes: Bytes, more: bool, id: u64, outbox: &Outbox) {
+    fn push_piece(&self, bytes: Bytes, more: bool, id: u64, outbox: &Outbox) {
         let mut state = self.0.lock();
         if state.end.is_some() || bytes.is_empty() {
             // An empty piece may be what the reader was left asleep for.
@@ -117,14 +117,14 @@ impl<H> Inbox<H> {
         }
         let length = bytes.len();
         let taken = match &state.consumer {
-            Some(taker) if state.lent && !more => taker.consume(bytes),
+            Some(taker) if state.inline_active && !more => taker.consume(bytes),
             _ => ConsumeOutcome::Declined(bytes),
         };
         // Nothing may overtake what the reader has to deal with.
-        state.lent &= matches!(taken, ConsumeOutcome::Consumed);
+        state.inline_active &= matches!(taken, ConsumeOutcome::Consumed);
         let ConsumeOutcome::Declined(bytes) = taken else {
-            state.unannounced += length;
-            let credit = state.announce();
+            state.uncredited_bytes += length;
+            let credit = state.take_credit();
             match taken {
                 ConsumeOutcome::ConsumedAndWake => wake(state),
                 _ => drop(state),
@@ -132,7 +132,7 @@ impl<H> Inbox<H> {
             return grant(credit, id, outbox);
         };
         if state.first.len() + state.rest.len() + bytes.len() > WINDOW_BYTES {
-            state.end = Some(Err(Broken::protocol("the other side sent more than it had credit for")));
+            state.end = Some(Err(StreamFault::protocol("the other side sent more than it had credit for")));
         } else if state.first.is_empty() && state.rest.is_empty() {
             state.first = bytes;
         } else {
@@ -144,7 +144,7 @@ impl<H> Inbox<H> {
     }
 
     /// The body is complete, or will never be. Only the first call counts.
-    pub fn end(&self, outcome: Result<(), Broken>) {
+    pub fn end(&self, outcome: Result<(), StreamFault>) {
         self.change(|state| {
             state.end.get_or_insert(outcome);
         });
@@ -158,7 +158,7 @@ impl<H> Inbox<H> {
     /// All that comes is the reader's again.
     pub fn detach(&self) {
         let mut state = self.0.lock();
-        state.lent = false;
+        state.inline_active = false;
         state.consumer = None;
     }
 
@@ -174,27 +174,27 @@ impl<H> Inbox<H> {
     }
 
     /// The head; `Err` when it will never come.
-    pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<H, Broken>> {
+    pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<H, StreamFault>> {
         let mut state = self.0.lock();
         if let Some(head) = state.head.take() {
             return Poll::Ready(Ok(head));
         }
         match &state.end {
             Some(Err(broken)) => Poll::Ready(Err(broken.clone())),
-            Some(Ok(())) => Poll::Ready(Err(Broken::protocol("the answer ended before it began"))),
+            Some(Ok(())) => Poll::Ready(Err(StreamFault::protocol("the answer ended before it began"))),
             None => state.wait(context),
         }
     }
 
     /// The next piece of the body, then how it ended: what had come before a break is still delivered. Credit for what has been
     /// read leaves by `outbox`, in the name of request `id`.
-    pub fn poll_body(&self, context: &Context<'_>, id: u64, outbox: &Outbox) -> Poll<Result<Option<Bytes>, Broken>> {
+    pub fn poll_body(&self, context: &Context<'_>, id: u64, outbox: &Outbox) -> Poll<Result<Option<Bytes>, StreamFault>> {
         let mut state = self.0.lock();
         let piece = if state.first.is_empty() { state.rest.split().freeze() } else { std::mem::take(&mut state.first) };
         if !piece.is_empty() {
-            state.lent = false;
-            state.unannounced += piece.len();
-            let credit = state.announce();
+            state.inline_active = false;
+            state.uncredited_bytes += piece.len();
+            let credit = state.take_credit();
             drop(state);
             grant(credit, id, outbox);
             return Poll::Ready(Ok(Some(piece)));
@@ -203,13 +203,13 @@ impl<H> Inbox<H> {
             Some(Ok(())) => Poll::Ready(Ok(None)),
             Some(Err(broken)) => Poll::Ready(Err(broken.clone())),
             None => {
-                state.lent = state.consumer.is_some();
+                state.inline_active = state.consumer.is_some();
                 state.wait(context)
             }
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut State<H>)) {
+    fn change(&self, change: impl FnOnce(&mut InboxState<H>)) {
         let mut state = self.0.lock();
         change(&mut state);
         wake(state);
@@ -224,19 +224,19 @@ fn grant(credit: u32, id: u64, outbox: &Outbox) {
 }
 
 /// Wakes the reader, who will want the lock.
-fn wake<H>(mut state: MutexGuard<'_, State<H>>) {
+fn wake<H>(mut state: MutexGuard<'_, InboxState<H>>) {
     let waker = state.waker.take();
     drop(state);
     waker.into_iter().for_each(Waker::wake);
 }
 
-impl<H> State<H> {
+impl<H> InboxState<H> {
     /// Credit goes back half a window at a time, so that it costs one frame in 128 KiB.
-    fn announce(&mut self) -> u32 {
-        if self.unannounced < WINDOW_BYTES / 2 || self.end.is_some() {
+    fn take_credit(&mut self) -> u32 {
+        if self.uncredited_bytes < WINDOW_BYTES / 2 || self.end.is_some() {
             return 0;
         }
-        u32::try_from(std::mem::take(&mut self.unannounced)).unwrap_or(u32::MAX)
+        u32::try_from(std::mem::take(&mut self.uncredited_bytes)).unwrap_or(u32::MAX)
     }
 
     fn wait<T>(&mut self, context: &Context<'_>) -> Poll<T> {

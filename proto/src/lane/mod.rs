@@ -8,7 +8,7 @@ mod inbox;
 mod outbox;
 
 pub use credit::Credit;
-pub use inbox::{Broken, Inbox, ConsumeOutcome, InlineConsumer};
+pub use inbox::{StreamFault, Inbox, ConsumeOutcome, InlineConsumer};
 pub use outbox::Outbox;
 
 use crate::agent::v1::frame::Kind;
@@ -30,7 +30,7 @@ impl Frame {
 
     /// The frame that ends a body, complete when `fault` is `None`.
     #[must_use]
-    pub fn end(id: u64, broken: Option<&Broken>) -> Self {
+    pub fn end(id: u64, broken: Option<&StreamFault>) -> Self {
         let end = match broken {
             None => End::default(),
             Some(broken) => End { fault: broken.fault.into(), message: broken.message.clone() },
@@ -44,10 +44,10 @@ impl End {
     ///
     /// # Errors
     /// The fault that the frame carried.
-    pub fn outcome(self) -> Result<(), Broken> {
+    pub fn outcome(self) -> Result<(), StreamFault> {
         match self.fault() {
             Fault::None => Ok(()),
-            fault => Err(Broken { fault, message: self.message }),
+            fault => Err(StreamFault { fault, message: self.message }),
         }
     }
 }
@@ -55,7 +55,7 @@ impl End {
 /// Whether a piece of a body is nothing but comments of an event stream. Engines send them while a request still waits, to keep its
 /// connection alive (`--sse-keep-alive-interval`).
 #[must_use]
-pub fn only_keeps_alive(piece: &[u8]) -> bool {
+pub fn is_keep_alive_comment(piece: &[u8]) -> bool {
     piece.starts_with(b":") && piece.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line.starts_with(b":"))
 }
 

@@ -48,10 +48,10 @@ fn a_batch_is_bounded_in_bytes_and_frames() {
 fn an_unread_inbox_holds_one_window_and_breaks_beyond_it() {
     let inbox = Inbox::<()>::default();
     for _ in 0..WINDOW_BYTES / 1024 {
-        inbox.body(Bytes::from(vec![1; 1024]), 1, &Outbox::default());
+        inbox.push_body(Bytes::from(vec![1; 1024]), 1, &Outbox::default());
     }
     assert!(!inbox.has_ended());
-    inbox.body(Bytes::from_static(b"x"), 1, &Outbox::default());
+    inbox.push_body(Bytes::from_static(b"x"), 1, &Outbox::default());
     let mut received = 0;
     let broken = loop {
         match inbox.poll_body(&context(), 1, &Outbox::default()) {
@@ -67,9 +67,9 @@ fn an_unread_inbox_holds_one_window_and_breaks_beyond_it() {
 fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
     let inbox = Inbox::<()>::default();
     let sent = Bytes::from_static(b"data: 1\n\n");
-    inbox.body(sent.clone(), 1, &Outbox::default());
-    inbox.body(Bytes::from_static(b"data: 2\n\n"), 1, &Outbox::default());
-    inbox.body(Bytes::from_static(b"data: 3\n\n"), 1, &Outbox::default());
+    inbox.push_body(sent.clone(), 1, &Outbox::default());
+    inbox.push_body(Bytes::from_static(b"data: 2\n\n"), 1, &Outbox::default());
+    inbox.push_body(Bytes::from_static(b"data: 3\n\n"), 1, &Outbox::default());
     let Poll::Ready(Ok(Some(first))) = inbox.poll_body(&context(), 1, &Outbox::default()) else { panic!("a piece was there") };
     assert_eq!(first.as_ptr(), sent.as_ptr());
     let Poll::Ready(Ok(Some(rest))) = inbox.poll_body(&context(), 1, &Outbox::default()) else { panic!("the rest was there") };
@@ -80,29 +80,29 @@ fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
 #[test]
 fn what_came_before_a_break_is_delivered_before_the_break() {
     let inbox = Inbox::<u8>::default();
-    inbox.head(1);
-    inbox.body(Bytes::from_static(b"half"), 1, &Outbox::default());
-    inbox.end(Err(Broken::lane_lost()));
+    inbox.set_head(1);
+    inbox.push_body(Bytes::from_static(b"half"), 1, &Outbox::default());
+    inbox.end(Err(StreamFault::lane_lost()));
     inbox.end(Ok(()));
-    inbox.body(Bytes::from_static(b"late"), 1, &Outbox::default());
+    inbox.push_body(Bytes::from_static(b"late"), 1, &Outbox::default());
     assert_eq!(inbox.poll_head(&context()), Poll::Ready(Ok(1)));
     assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Ok(Some(Bytes::from_static(b"half")))));
-    assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Err(Broken::lane_lost())));
+    assert_eq!(inbox.poll_body(&context(), 1, &Outbox::default()), Poll::Ready(Err(StreamFault::lane_lost())));
 }
 
 #[test]
 fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
     let credit = Credit::default();
-    assert_eq!(credit.take(WINDOW_BYTES + 5), WINDOW_BYTES);
-    assert_eq!((credit.take(1), credit.poll_take(&context(), 1)), (0, Poll::Pending));
-    credit.give(10);
-    credit.give(u32::MAX);
+    assert_eq!(credit.try_take(WINDOW_BYTES + 5), WINDOW_BYTES);
+    assert_eq!((credit.try_take(1), credit.poll_take(&context(), 1)), (0, Poll::Pending));
+    credit.grant(10);
+    credit.grant(u32::MAX);
     assert_eq!(credit.poll_take(&context(), usize::MAX), Poll::Ready(WINDOW_BYTES));
 
     let (inbox, outbox) = (Inbox::<()>::default(), Outbox::default());
     let mut granted = Vec::new();
     for _ in 0..4 {
-        inbox.body(Bytes::from(vec![0; MAX_BODY_BYTES]), 1, &outbox);
+        inbox.push_body(Bytes::from(vec![0; MAX_BODY_BYTES]), 1, &outbox);
         assert!(inbox.poll_body(&context(), 1, &outbox).is_ready());
         granted.push(outbox.take_batch().map_or(0, |batch| batch.frames.len()));
     }
@@ -111,9 +111,9 @@ fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
 
 #[test]
 fn a_comment_only_keeps_a_stream_alive_and_an_event_after_it_does_more() {
-    assert!(only_keeps_alive(b": keep-alive\n\n") && only_keeps_alive(b":\r\n\r\n: again\n\n"));
+    assert!(is_keep_alive_comment(b": keep-alive\n\n") && is_keep_alive_comment(b":\r\n\r\n: again\n\n"));
     for piece in ["", "data: x\n\n", ": keep-alive\n\ndata: x\n\n", "{\"a\":1}"] {
-        assert!(!only_keeps_alive(piece.as_bytes()), "{piece}");
+        assert!(!is_keep_alive_comment(piece.as_bytes()), "{piece}");
     }
 }
 
@@ -148,7 +148,7 @@ impl std::task::Wake for Wakes {
 #[test]
 fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
     let (inbox, outbox, pieces) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Pieces::default()));
-    let give = |piece: &'static str| inbox.body(Bytes::from_static(piece.as_bytes()), 1, &outbox);
+    let give = |piece: &'static str| inbox.push_body(Bytes::from_static(piece.as_bytes()), 1, &outbox);
     let read = || match inbox.poll_body(&context(), 1, &outbox) {
         Poll::Ready(Ok(Some(piece))) => String::from_utf8(piece.to_vec()).unwrap(),
         Poll::Ready(Ok(None)) => "end".into(),
@@ -189,12 +189,12 @@ fn a_piece_before_more_waits_for_it_and_the_reader_is_woken_once() {
     inbox.attach(pieces.clone());
     for last in ["event", "", "end"] {
         assert!(poll().is_pending());
-        inbox.body_before_more(Bytes::from_static(b"one"), 1, &outbox);
-        inbox.body_before_more(Bytes::from_static(b"two"), 1, &outbox);
+        inbox.push_body_before_more(Bytes::from_static(b"one"), 1, &outbox);
+        inbox.push_body_before_more(Bytes::from_static(b"two"), 1, &outbox);
         assert_eq!(woken(), 0, "what follows is at hand");
         match last {
             "end" => inbox.end(Ok(())),
-            piece => inbox.body(Bytes::from_static(piece.as_bytes()), 1, &outbox),
+            piece => inbox.push_body(Bytes::from_static(piece.as_bytes()), 1, &outbox),
         }
         assert_eq!(woken(), 1, "{last}");
         assert_eq!(poll(), Poll::Ready(Ok(Some(Bytes::from_static(b"one")))));
@@ -209,7 +209,7 @@ fn a_piece_before_more_waits_for_it_and_the_reader_is_woken_once() {
 fn a_sender_past_its_credit_is_told_even_when_more_follows() {
     let (inbox, outbox, wakes) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Wakes::default()));
     assert!(inbox.poll_body(&Context::from_waker(&Waker::from(wakes.clone())), 1, &outbox).is_pending());
-    inbox.body_before_more(Bytes::from(vec![0; WINDOW_BYTES + 1]), 1, &outbox);
+    inbox.push_body_before_more(Bytes::from(vec![0; WINDOW_BYTES + 1]), 1, &outbox);
     assert_eq!((wakes.0.load(std::sync::atomic::Ordering::Relaxed), inbox.has_ended()), (1, true));
 }
 
@@ -220,7 +220,7 @@ fn credit_returns_for_pieces_that_were_taken() {
     assert!(inbox.poll_body(&context(), 1, &outbox).is_pending());
     let mut granted = 0;
     for _ in 0..4 * WINDOW_BYTES / MAX_BODY_BYTES {
-        inbox.body(Bytes::from(vec![0; MAX_BODY_BYTES]), 1, &outbox);
+        inbox.push_body(Bytes::from(vec![0; MAX_BODY_BYTES]), 1, &outbox);
         for frame in outbox.take_batch().map_or_else(Vec::new, |batch| batch.frames) {
             let Some(Kind::Credit(credit)) = frame.kind else { panic!("{frame:?}") };
             granted += credit as usize;

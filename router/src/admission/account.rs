@@ -4,7 +4,7 @@ use super::UsageEstimate;
 use super::bucket::LeakyBucket;
 use super::rate_limits::{RateLimit, RateLimits};
 use super::daily_window::DailyWindow;
-use crate::keys::Limits;
+use crate::keys::KeyLimits;
 
 /// A caller whose requests all run may try again after this: nobody knows when the first of them ends.
 const IN_FLIGHT_RETRY_MS: u64 = 1000;
@@ -48,7 +48,7 @@ impl Account {
     ///
     /// # Errors
     /// When it does not fit: the limit that is in its way for longest, and for how many milliseconds.
-    pub(super) fn reserve(&mut self, limits: &Limits, asked: &UsageEstimate, now: u64) -> Result<(), (LimitKind, u64)> {
+    pub(super) fn reserve(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) -> Result<(), (LimitKind, u64)> {
         let (input, output) = (asked.prompt_tokens, asked.output_tokens);
         let waits = [
             (LimitKind::InFlight, limits.in_flight.map_or(0, |most| if self.in_flight < most { 0 } else { IN_FLIGHT_RETRY_MS })),
@@ -71,7 +71,7 @@ impl Account {
     }
 
     /// A request that entered `then` as `asked` has used so many tokens.
-    pub(super) fn reconcile(&mut self, limits: &Limits, (asked, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
+    pub(super) fn reconcile(&mut self, limits: &KeyLimits, (asked, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
         limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, asked.prompt_tokens, input, now));
         limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, asked.output_tokens, output, now));
         limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reconcile(then, asked.prompt_tokens, input, now));
@@ -98,7 +98,7 @@ impl Account {
     }
 
     /// How its caller stands: of its limits of tokens, the one of which the smallest share is left.
-    pub(super) fn rate_limits(&mut self, limits: &Limits, now: u64) -> RateLimits {
+    pub(super) fn rate_limits(&mut self, limits: &KeyLimits, now: u64) -> RateLimits {
         let rate = |limit: u64, (left, reset): (u64, u64)| RateLimit { limit, remaining: left, reset_ms: reset };
         let tokens = [
             limits.input_per_minute.map(|limit| rate(limit, self.input.remaining(limit, now))),
@@ -113,7 +113,7 @@ impl Account {
     }
 
     /// Whether nothing would be lost by forgetting it.
-    pub(super) fn is_idle(&mut self, limits: &Limits, now: u64) -> bool {
+    pub(super) fn is_idle(&mut self, limits: &KeyLimits, now: u64) -> bool {
         self.in_flight == 0
             && limits.requests_per_minute.is_none_or(|limit| self.requests.is_empty(limit, now))
             && limits.input_per_minute.is_none_or(|limit| self.input.is_empty(limit, now))

@@ -23,7 +23,7 @@ use account::Account;
 pub use account::LimitKind;
 pub use rate_limits::{RateLimit, RateLimits};
 
-use crate::keys::{Caller, Limits};
+use crate::keys::{Caller, KeyLimits};
 
 /// Accounts of callers that have nothing left to be counted are looked for this often, in milliseconds.
 const SWEEP_INTERVAL_MS: u64 = 60_000;
@@ -62,7 +62,7 @@ struct AccountOwner {
 /// An account and the limits that it is for.
 #[derive(Debug)]
 struct TenantAccount {
-    limits: Arc<Limits>,
+    limits: Arc<KeyLimits>,
     account: Mutex<Account>,
 }
 
@@ -179,7 +179,7 @@ impl AdmissionState {
 impl AccountOwner {
     /// `None` for a caller without limits.
     fn for_caller(caller: &Caller) -> Option<Self> {
-        let Limits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, .. } =
+        let KeyLimits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, .. } =
             *caller.limits;
         let limits = [in_flight.map(u64::from), requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day];
         let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };

@@ -12,8 +12,8 @@ use super::*;
 const MINUTE: u64 = 60_000;
 const DAY: u64 = 24 * 60 * MINUTE;
 
-fn caller(key: &str, tenant: &str, limits: Limits) -> Caller {
-    Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anyone(tenant.into()) }
+fn caller(key: &str, tenant: &str, limits: KeyLimits) -> Caller {
+    Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anonymous(tenant.into()) }
 }
 
 fn asked(input: u64, output: u64) -> UsageEstimate {
@@ -27,7 +27,7 @@ async fn pass(seconds: f64) {
 #[tokio::test(start_paused = true)]
 async fn a_full_router_admits_again_when_a_permit_is_dropped() {
     let admission = Admission::new(2);
-    let admit = || admission.admit(&Caller::anyone("".into()), UsageEstimate::default());
+    let admit = || admission.admit(&Caller::anonymous("".into()), UsageEstimate::default());
     let (first, _second) = (admit().unwrap(), admit().unwrap());
     assert_eq!(admit().unwrap_err().limit, LimitKind::Router);
     drop(first);
@@ -38,15 +38,15 @@ async fn a_full_router_admits_again_when_a_permit_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_limits_leaves_nothing_behind() {
     let admission = Admission::new(10);
-    let _permit = admission.admit(&caller("k", "t", Limits { weight: Some(2.0), ..Limits::default() }), asked(5, 5)).unwrap();
+    let _permit = admission.admit(&caller("k", "t", KeyLimits { weight: Some(2.0), ..KeyLimits::default() }), asked(5, 5)).unwrap();
     assert!(admission.0.accounts.lock().by_owner.is_empty());
-    assert_eq!(admission.rate_limits(&Caller::anyone("".into())), None);
+    assert_eq!(admission.rate_limits(&Caller::anonymous("".into())), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
     let admission = Admission::new(10);
-    let caller = caller("k", "", Limits { in_flight: Some(2), ..Limits::default() });
+    let caller = caller("k", "", KeyLimits { in_flight: Some(2), ..KeyLimits::default() });
     let (first, second) = (admission.admit(&caller, asked(1, 1)).unwrap(), admission.admit(&caller, asked(1, 1)).unwrap());
     let refused = admission.admit(&caller, asked(1, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (LimitKind::InFlight, 1));
@@ -61,7 +61,7 @@ async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
 #[tokio::test(start_paused = true)]
 async fn requests_per_minute_come_back_one_by_one() {
     let admission = Admission::new(10);
-    let caller = caller("k", "", Limits { requests_per_minute: Some(3), ..Limits::default() });
+    let caller = caller("k", "", KeyLimits { requests_per_minute: Some(3), ..KeyLimits::default() });
     let admit = || admission.admit(&caller, asked(1, 1));
     for _ in 0..3 {
         admit().unwrap();
@@ -80,7 +80,7 @@ async fn requests_per_minute_come_back_one_by_one() {
 #[tokio::test(start_paused = true)]
 async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     let admission = Admission::new(10);
-    let limits = Limits { input_per_minute: Some(6000), output_per_minute: Some(600), ..Limits::default() };
+    let limits = KeyLimits { input_per_minute: Some(6000), output_per_minute: Some(600), ..KeyLimits::default() };
     let caller = caller("k", "t", limits);
     let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
     let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
@@ -100,7 +100,7 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
 #[tokio::test(start_paused = true)]
 async fn what_is_not_settled_stays_counted_as_it_was_expected() {
     let admission = Admission::new(10);
-    let caller = caller("k", "t", Limits { output_per_minute: Some(600), ..Limits::default() });
+    let caller = caller("k", "t", KeyLimits { output_per_minute: Some(600), ..KeyLimits::default() });
     drop(admission.admit(&caller, asked(0, 300)).unwrap());
     assert_eq!(admission.rate_limits(&caller).unwrap().tokens, Some(RateLimit { limit: 600, remaining: 300, reset_ms: 30_000 }));
 }
@@ -108,7 +108,7 @@ async fn what_is_not_settled_stays_counted_as_it_was_expected() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that_part_if_it_is_more() {
     let admission = Admission::new(10);
-    let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
+    let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
     let mut permit = admission.admit(&caller, asked(0, 300)).unwrap();
     permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(7) });
@@ -120,7 +120,7 @@ async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that
 #[tokio::test(start_paused = true)]
 async fn a_request_beyond_a_whole_minutes_limit_goes_when_nothing_else_is_used() {
     let admission = Admission::new(10);
-    let caller = caller("k", "t", Limits { input_per_minute: Some(100), ..Limits::default() });
+    let caller = caller("k", "t", KeyLimits { input_per_minute: Some(100), ..KeyLimits::default() });
     drop(admission.admit(&caller, asked(1, 0)).unwrap());
     assert_eq!(admission.admit(&caller, asked(500, 0)).unwrap_err().retry_after, 1);
     pass(0.6).await;
@@ -131,7 +131,7 @@ async fn a_request_beyond_a_whole_minutes_limit_goes_when_nothing_else_is_used()
 #[tokio::test(start_paused = true)]
 async fn a_days_budget_is_not_refilled_before_its_time() {
     let admission = Admission::new(10);
-    let caller = caller("k", "t", Limits { output_per_day: Some(1000), ..Limits::default() });
+    let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
     permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1000) });
     drop(permit);
@@ -146,11 +146,11 @@ async fn a_days_budget_is_not_refilled_before_its_time() {
 #[tokio::test(start_paused = true)]
 async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
     let admission = Admission::new(10);
-    let limits = || Limits { requests_per_minute: Some(1), ..Limits::default() };
+    let limits = || KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
     drop(admission.admit(&caller("old", "t", limits()), asked(0, 0)).unwrap());
     assert!(admission.admit(&caller("new", "t", limits()), asked(0, 0)).is_err(), "one budget for a key and its successor");
     assert!(admission.admit(&caller("old", "other", limits()), asked(0, 0)).is_ok());
-    let own = Limits { requests_per_minute: Some(2), ..Limits::default() };
+    let own = KeyLimits { requests_per_minute: Some(2), ..KeyLimits::default() };
     assert!(admission.admit(&caller("third", "t", own), asked(0, 0)).is_ok());
     assert!(admission.admit(&caller("a", "", limits()), asked(0, 0)).is_ok(), "without a tenant the key counts");
     assert!(admission.admit(&caller("b", "", limits()), asked(0, 0)).is_ok());
@@ -160,7 +160,7 @@ async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
 async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed() {
     let admission = Admission::new(10);
     let daily =
-        |most: u64, a_minute| caller("k", "t", Limits { output_per_day: Some(most), requests_per_minute: a_minute, ..Limits::default() });
+        |most: u64, a_minute| caller("k", "t", KeyLimits { output_per_day: Some(most), requests_per_minute: a_minute, ..KeyLimits::default() });
     let left = |caller: &Caller| admission.rate_limits(caller).unwrap().tokens.unwrap().remaining;
     drop(admission.admit(&daily(1000, None), asked(0, 400)).unwrap());
     pass(3600.0).await;
@@ -168,17 +168,17 @@ async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed()
     drop(admission.admit(&daily(1500, Some(60)), asked(0, 300)).unwrap());
     assert_eq!(left(&daily(1500, None)), 800);
     assert_eq!(left(&daily(1000, None)), 300, "changed back, each counts once");
-    drop(admission.admit(&caller("k", "t", Limits { in_flight: Some(1), ..Limits::default() }), asked(0, 50)).unwrap());
+    drop(admission.admit(&caller("k", "t", KeyLimits { in_flight: Some(1), ..KeyLimits::default() }), asked(0, 50)).unwrap());
     assert_eq!(left(&daily(900, None)), 200, "while there was no such limit nothing was counted, and nothing lost");
     assert!(admission.admit(&daily(600, None), asked(0, 1)).unwrap_err().is_quota());
     assert_eq!(
-        left(&caller("other", "t", Limits { output_per_day: Some(20), ..Limits::default() })),
+        left(&caller("other", "t", KeyLimits { output_per_day: Some(20), ..KeyLimits::default() })),
         20,
         "another key's own limits are its own"
     );
-    let own = caller("k", "t", Limits { output_per_day: Some(2000), requests_per_minute: Some(7), ..Limits::default() });
+    let own = caller("k", "t", KeyLimits { output_per_day: Some(2000), requests_per_minute: Some(7), ..KeyLimits::default() });
     assert_eq!(left(&own), 1300, "a key that gets limits of its own begins with what those who shared its former ones had used");
-    let moved = |tenant| caller("k", tenant, Limits { output_per_day: Some(900), ..Limits::default() });
+    let moved = |tenant| caller("k", tenant, KeyLimits { output_per_day: Some(900), ..KeyLimits::default() });
     assert_eq!(left(&moved("u")), 900, "a tenant does not pay for what another has used");
     pass(23.0 * 3600.0).await;
     assert_eq!(left(&daily(900, None)), 600, "the first hour is a day ago");
@@ -189,7 +189,7 @@ async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed()
 #[tokio::test(start_paused = true)]
 async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_flight_are_not() {
     let admission = Admission::new(1000);
-    let limits = || Limits { requests_per_minute: Some(100), in_flight: Some(1), ..Limits::default() };
+    let limits = || KeyLimits { requests_per_minute: Some(100), in_flight: Some(1), ..KeyLimits::default() };
     let stays = admission.admit(&caller("stays", "", limits()), asked(0, 0)).unwrap();
     for number in 0..100 {
         drop(admission.admit(&caller(&format!("k{number}"), "", limits()), asked(0, 0)).unwrap());
@@ -205,7 +205,7 @@ async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_fligh
 
 #[test]
 fn of_the_limits_in_the_way_the_longest_is_told() {
-    let limits = Limits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..Limits::default() };
+    let limits = KeyLimits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..KeyLimits::default() };
     let mut account = Account::default();
     account.reserve(&limits, &asked(60, 0), 0).unwrap();
     assert_eq!(account.reserve(&limits, &asked(30, 0), 0), Err((LimitKind::Input, MINUTE / 2)));
@@ -217,10 +217,10 @@ fn of_the_limits_in_the_way_the_longest_is_told() {
 fn a_limit_of_nothing_admits_nothing() {
     let mut account = Account::default();
     for limits in [
-        Limits { in_flight: Some(0), ..Limits::default() },
-        Limits { requests_per_minute: Some(0), ..Limits::default() },
-        Limits { input_per_minute: Some(0), ..Limits::default() },
-        Limits { output_per_day: Some(0), ..Limits::default() },
+        KeyLimits { in_flight: Some(0), ..KeyLimits::default() },
+        KeyLimits { requests_per_minute: Some(0), ..KeyLimits::default() },
+        KeyLimits { input_per_minute: Some(0), ..KeyLimits::default() },
+        KeyLimits { output_per_day: Some(0), ..KeyLimits::default() },
     ] {
         assert!(account.reserve(&limits, &asked(1, 1), 5).is_err(), "{limits:?}");
         account.rate_limits(&limits, 5);
@@ -257,7 +257,7 @@ fn headers_are_those_of_openai() {
 
 #[test]
 fn the_scarcest_tokens_are_those_that_are_told() {
-    let limits = Limits { input_per_minute: Some(1000), output_per_day: Some(1_000_000), ..Limits::default() };
+    let limits = KeyLimits { input_per_minute: Some(1000), output_per_day: Some(1_000_000), ..KeyLimits::default() };
     let mut account = Account::default();
     account.reserve(&limits, &asked(100, 50_000), 0).unwrap();
     assert_eq!(account.rate_limits(&limits, 0).tokens.unwrap().limit, 1000);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_placement::hold::Waiting;
+use hostler_placement::queue::TurnFactors;
 use tokio::time::Instant;
 
 use super::crash_suspects::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
@@ -63,7 +63,7 @@ impl Dispatch {
                 }
                 continue;
             }
-            let is_home = |replica: &Replica| prompt.required_engine().is_none_or(|home| home.is(replica));
+            let is_home = |replica: &Replica| prompt.required_engine().is_none_or(|home| home.is_replica(replica));
             let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_home(replica)).count();
             if eligible == 0 {
                 return Ok(None);
@@ -87,13 +87,13 @@ impl Dispatch {
         let spot = outgoing.queue_slot.take();
         let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
         let since = Instant::now();
-        let waiting = Waiting {
+        let waiting = TurnFactors {
             priority: outgoing.priority,
             tenant: outgoing.queue_share.tenant,
             weight: outgoing.queue_share.weight,
-            uncached: chosen.uncached_tokens(),
-            output: tokens(chosen.expected_output_tokens),
-            since: self.fleet.view().seconds(since),
+            uncached_tokens: chosen.uncached_tokens(),
+            output_tokens: tokens(chosen.expected_output_tokens),
+            queued_at: self.fleet.view().seconds(since),
         };
         // One that only one engine can answer overtakes: it ends a generation, or costs nothing, or waits in that engine.
         if prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model()) {

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hostler_proto::agent::v1 as wire;
-use hostler_proto::lane::only_keeps_alive;
+use hostler_proto::lane::is_keep_alive_comment;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
@@ -292,7 +292,7 @@ pub(super) struct TrialProgress {
 impl TrialProgress {
     /// Takes in a piece of the stream; whether the trial is over.
     pub(super) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
-        if only_keeps_alive(piece) {
+        if is_keep_alive_comment(piece) {
             return false;
         }
         self.remaining_tokens = self.remaining_tokens.saturating_sub(memchr::memmem::find_iter(piece, self.token_marker).count());

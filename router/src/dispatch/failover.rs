@@ -70,7 +70,7 @@ impl Dispatch {
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
     /// lost attempt. A suspect stays: whether its engine has died of it is for the silent agent to say, and until then it takes no other.
     fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], watched: &mut CrashWatch) -> Option<Binding> {
-        if !self.fleet.view().is_silent(replica) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
+        if !self.fleet.view().has_lapsed_lease(replica) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
             return None;
         }
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1 as wire;
-use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
+use hostler_proto::lane::{StreamFault, WINDOW_BYTES, is_keep_alive_comment};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -37,11 +37,11 @@ pub use usage_bounds::Work;
 
 use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::lanes::Exchange;
-use crate::edge::access::Entry;
+use crate::edge::access_log::AccessEntry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
-use crate::sticky::{Keep, Named};
+use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use binding::Binding;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
@@ -103,11 +103,11 @@ pub struct OutboundRequest {
     /// What it has an engine compute.
     pub work: Work,
     /// Its line in the access log.
-    pub log_entry: Entry,
+    pub log_entry: AccessEntry,
     /// Which response it names.
-    pub referenced_response: Named,
+    pub referenced_response: ResponseReference,
     /// Whose response its answer is, where the engine keeps it.
-    pub stored_response: Option<Keep>,
+    pub stored_response: Option<ResponseRecorder>,
     /// When it was taken.
     pub received_at: Instant,
 }
@@ -151,7 +151,7 @@ impl StartedAnswer {
     /// Engines write JSON at once, when it is complete, so the rest of it is waited for as far as one window: should it break off, or
     /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet. Where nothing was to be computed,
     /// what looks like that, or like usage, is the client's own.
-    async fn buffer_json_body(&mut self, work: Work) -> Result<(), Broken> {
+    async fn buffer_json_body(&mut self, work: Work) -> Result<(), StreamFault> {
         if !self.has_content_type(b"application/json") {
             return Ok(());
         }
@@ -164,7 +164,7 @@ impl StartedAnswer {
             }
         }
         if work.generates() && ABORT_MARKER.find(&body).is_some() && AnswerParser::parse(&body, "").finish_state() == FinishState::Abort {
-            return Err(Broken { fault: wire::Fault::EngineStopped, message: ABORT_MESSAGE.into() });
+            return Err(StreamFault { fault: wire::Fault::EngineStopped, message: ABORT_MESSAGE.into() });
         }
         if work.is_some() && is_whole {
             self.usage = AnswerParser::parse_usage(&body);
@@ -188,7 +188,7 @@ impl StartedAnswer {
 enum AttemptOutcome {
     Started(Box<StartedAnswer>),
     /// Nothing came; the replica is avoided for a moment.
-    Lost(Broken),
+    Lost(StreamFault),
 }
 
 impl Dispatch {
@@ -230,7 +230,7 @@ impl Dispatch {
                 watched.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, watched, permit)),
-                    (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
+                    (None, Some(StreamFault { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
                     (None, None) => Err(Refusal::for_model(&self.fleet.view(), prompt.model())),
                 };
             };
@@ -273,7 +273,7 @@ impl Dispatch {
     async fn await_startup_grace(&self, model: Option<&str>) {
         let settling = || {
             let view = self.fleet.view();
-            view.is_settling(Instant::now()) && view.eligible(model, &[]).next().is_none()
+            view.is_in_startup_grace(Instant::now()) && view.eligible(model, &[]).next().is_none()
         };
         while settling() {
             sleep(STARTUP_POLL_INTERVAL).await;
@@ -305,7 +305,7 @@ impl Dispatch {
         };
         let reason = Arc::new(reason);
         self.placer.decisions.push(reason.clone());
-        outgoing.log_entry.sent(&replica.id, attempt, held);
+        outgoing.log_entry.record_attempt(&replica.id, attempt, held);
         let placed = PlacementFeedback::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
         let exchange = replica.lanes.open(head, outgoing.body.clone());
         SentAttempt { replica, exchange, in_flight, placed, prefill_estimate: settle, decision: reason }
@@ -323,11 +323,11 @@ impl Dispatch {
             Ok(began) => began,
             Err(broken) => return AttemptOutcome::Lost(broken),
         };
-        let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
+        let waits = first.as_ref().is_some_and(|first| is_keep_alive_comment(first));
         let mut begun =
             Box::new(StartedAnswer { head, first_chunk: first, exchange, in_flight: None, replica, placed, decision: reason, usage: None, has_unread_body: false, awaits_first_event: waits });
         if !waits {
-            in_flight.answered();
+            in_flight.start_answer();
             self.queue.notify_change();
             // An error comes fast, and says nothing of how fast the engine computes.
             if begun.head.status == 200 && !begun.is_retryable() {
@@ -337,7 +337,7 @@ impl Dispatch {
         begun.in_flight = Some(in_flight);
         match begun.buffer_json_body(work).await {
             Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
-                AttemptOutcome::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
+                AttemptOutcome::Lost(StreamFault { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
             }
             Ok(()) => AttemptOutcome::Started(begun),
             Err(broken) => AttemptOutcome::Lost(broken),
@@ -351,7 +351,7 @@ impl Dispatch {
         exchange: &Exchange,
         in_flight: &mut InFlight,
         mut settle: Option<Duration>,
-    ) -> Result<(wire::ResponseHead, Option<Bytes>), Broken> {
+    ) -> Result<(wire::ResponseHead, Option<Bytes>), StreamFault> {
         let begins = async {
             let head = poll_fn(|context| exchange.poll_head(context)).await?;
             Ok((head, poll_fn(|context| exchange.poll_body(context)).await?))
@@ -363,7 +363,7 @@ impl Dispatch {
                 began = &mut begins => return began,
                 () = sleep(settle.unwrap_or_default()), if settle.is_some() => {
                     settle = None;
-                    in_flight.computed();
+                    in_flight.finish_prefill();
                     self.queue.notify_change();
                 }
             }
@@ -383,10 +383,10 @@ impl Dispatch {
             permit.reconcile_usage(ActualUsage { prompt_tokens: Some(0), output_tokens: OutputTokens::Exact(0) });
         }
         if !waits {
-            outgoing.log_entry.began();
+            outgoing.log_entry.record_first_byte();
         }
-        let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
-        let most = outgoing.work.usage_bounds(replica.longest_context());
+        let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.id_reader(&replica));
+        let most = outgoing.work.usage_bounds(replica.max_context_tokens());
         let held = RelayContext {
             in_flight,
             permit,
@@ -412,7 +412,7 @@ impl Dispatch {
 /// A request that is counted where it went.
 struct SentAttempt {
     replica: Arc<Replica>,
-    exchange: Result<Exchange, Broken>,
+    exchange: Result<Exchange, StreamFault>,
     in_flight: InFlight,
     placed: PlacementFeedback,
     /// When the prompt of a plain answer is taken to have been computed.

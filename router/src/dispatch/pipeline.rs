@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::crash_suspects::TrialProgress;
 use super::sse_scanner::{ChunkOutcome, SseScanner};
 use super::answer_parser::{FinishState, AnswerParser};
-use crate::edge::Outlet;
-use crate::sticky::Watch;
+use crate::edge::DirectWriter;
+use crate::response_affinity::ResponseIdReader;
 
 /// An answer on its way, shared by the two that may pass it on.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct PipelineState {
     /// Reads a plain answer that is too long to be read whole before it is passed on.
     pub(super) answer_parser: Option<Box<AnswerParser>>,
     /// Reads which response it is, where that is remembered.
-    pub(super) response_id_reader: Option<Watch>,
+    pub(super) response_id_reader: Option<ResponseIdReader>,
     /// Ends its trial, where it is on trial.
     pub(super) trial_progress: Option<TrialProgress>,
     /// Bytes of the body that were passed on.
@@ -34,14 +34,14 @@ pub(super) struct PipelineState {
     /// When something last came.
     pub(super) last_progress_at: Instant,
     /// Where pieces may be written on the spot.
-    pub(super) direct_writer: Option<Arc<Outlet>>,
+    pub(super) direct_writer: Option<Arc<DirectWriter>>,
     /// What the lane's task has found wrong with a piece, for the relay.
     pub(super) failure: Option<ChunkOutcome>,
 }
 
 impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<SseScanner>, watch: Option<Watch>, passage: Option<TrialProgress>) -> Arc<Self> {
+    pub(super) fn new(scanner: Option<SseScanner>, watch: Option<ResponseIdReader>, passage: Option<TrialProgress>) -> Arc<Self> {
         let progress = Instant::now();
         Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader: watch, trial_progress: passage, sent_bytes: 0, last_progress_at: progress, direct_writer: None, failure: None })))
     }
@@ -55,7 +55,7 @@ impl AnswerPipeline {
 impl PipelineState {
     /// Takes a piece in; what is to be sent of it, if anything.
     pub(super) fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
-        if self.response_id_reader.as_mut().is_some_and(|watch| watch.look(&bytes)) {
+        if self.response_id_reader.as_mut().is_some_and(|watch| watch.push(&bytes)) {
             self.response_id_reader = None;
         }
         if self.trial_progress.as_mut().is_some_and(|passage| passage.observe_chunk(&bytes)) {
@@ -83,13 +83,13 @@ impl InlineConsumer for AnswerPipeline {
             return ConsumeOutcome::Declined(piece);
         }
         let Some(outlet) = flow.direct_writer.clone() else { return ConsumeOutcome::Declined(piece) };
-        let Some(free) = outlet.free() else { return ConsumeOutcome::Declined(piece) };
+        let Some(free) = outlet.try_acquire() else { return ConsumeOutcome::Declined(piece) };
         flow.last_progress_at = Instant::now();
         match flow.process(piece) {
             ChunkOutcome::Forward(bytes) if bytes.is_empty() => ConsumeOutcome::Consumed,
             ChunkOutcome::Forward(bytes) => {
                 flow.sent_bytes += bytes.len() as u64;
-                if free.chunk(&bytes) { ConsumeOutcome::Consumed } else { ConsumeOutcome::ConsumedAndWake }
+                if free.write_chunk(&bytes) { ConsumeOutcome::Consumed } else { ConsumeOutcome::ConsumedAndWake }
             }
             failed => {
                 flow.failure = Some(failed);

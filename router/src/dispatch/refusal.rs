@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hostler_placement::hold::Full;
+use hostler_placement::queue::QueueFull;
 
 use super::crash_suspects::{Ban, TrialQueueFull};
 use crate::fleet::{FleetView, Phase, Replica};
@@ -89,8 +89,8 @@ impl From<Overload> for Refusal {
         match overload {
             Overload::Full(full) => Refusal::Overloaded {
                 message: match full {
-                    Full::Requests => "as many requests wait for a replica, of all or of yours, as router.max_held allows".into(),
-                    Full::Bytes => {
+                    QueueFull::Requests => "as many requests wait for a replica, of all or of yours, as router.max_held allows".into(),
+                    QueueFull::Bytes => {
                         "requests that wait for a replica, all or yours, have as many bytes as router.max_held_bytes allows".into()
                     }
                 },
@@ -134,7 +134,7 @@ impl Refusal {
 }
 
 fn describe_replica(replica: &Replica) -> String {
-    let (id, word) = (&replica.id, replica.state.word());
+    let (id, word) = (&replica.id, replica.state.phase_name());
     // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
     let reason = replica.state.wire.reason.lines().next().unwrap_or_default();
     match replica.state.phase {

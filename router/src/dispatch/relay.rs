@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::Fault;
-use hostler_proto::lane::{Broken, only_keeps_alive};
+use hostler_proto::lane::{StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
@@ -22,12 +22,12 @@ use super::answer_parser::{AnswerParser, TokenUsage};
 use super::usage_bounds::UsageBounds;
 use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::lanes::Exchange;
-use crate::edge::Outlet;
-use crate::edge::access::Entry;
+use crate::edge::DirectWriter;
+use crate::edge::access_log::AccessEntry;
 use crate::fleet::{InFlight, Replica};
 use crate::metrics::{AnswerOutcome, RouterMetrics};
 use crate::placement::PlacementFeedback;
-use crate::sticky::Watch;
+use crate::response_affinity::ResponseIdReader;
 
 /// What lives as long as the answer does.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub struct RelayContext {
     /// The most that it can have used.
     pub(crate) usage_bounds: UsageBounds,
     /// Its line in the access log.
-    pub log_entry: Entry,
+    pub log_entry: AccessEntry,
     /// When the request was taken.
     pub received_at: Instant,
     /// How long the answer may pause.
@@ -106,7 +106,7 @@ fn flushing_state(message: String) -> RelayState {
 impl Relay {
     /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: RelayContext) -> Self {
+    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<ResponseIdReader>, held: RelayContext) -> Self {
         let passage = dialect.and_then(|dialect| held.crash_watch.trial_progress(dialect.token_marker()));
         let flow = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
         // The first piece comes by again.
@@ -115,16 +115,16 @@ impl Relay {
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
-    pub(crate) fn enable_direct_writing(&mut self, outlet: Arc<Outlet>) {
+    pub(crate) fn enable_direct_writing(&mut self, outlet: Arc<DirectWriter>) {
         let mut flow = self.pipeline.lock();
         if flow.scanner.is_some() {
-            outlet.occupy();
+            outlet.mark_busy();
             flow.direct_writer = Some(outlet);
             self.is_direct_writing_pending = true;
         }
     }
 
-    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamFault>> {
         if let Some(first) = self.first_chunk.take() {
             return Poll::Ready(Ok(Some(first)));
         }
@@ -142,7 +142,7 @@ impl Relay {
         while pause.as_mut().poll(context).is_ready() {
             let progress = self.pipeline.lock().last_progress_at;
             if progress.elapsed() >= idle {
-                return Poll::Ready(Err(Broken { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
+                return Poll::Ready(Err(StreamFault { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
             }
             pause.as_mut().reset(progress + idle);
         }
@@ -158,10 +158,10 @@ impl Relay {
     }
 
     /// Gives the library something to send.
-    fn emit(&self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn emit(&self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, StreamFault>>> {
         let mut flow = self.pipeline.lock();
         flow.sent_bytes += bytes.len() as u64;
-        flow.direct_writer.as_ref().inspect(|outlet| outlet.occupy());
+        flow.direct_writer.as_ref().inspect(|outlet| outlet.mark_busy());
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
@@ -171,7 +171,7 @@ impl Relay {
         let replica = &self.context.replica.id;
         tracing::warn!(%replica, message, "an answer broke after it had begun");
         self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
-        self.context.log_entry.ended(AnswerOutcome::Broken, Some(cause), self.usage());
+        self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), self.usage());
         self.reconcile_usage(false);
         self.state = match &self.pipeline.lock().scanner {
             Some(scanner) => RelayState::SendingError(scanner.error_event(&message), message),
@@ -182,11 +182,11 @@ impl Relay {
     /// Takes a piece in; what is to be sent of it, if anything.
     fn process_chunk(&mut self, bytes: Bytes) -> Bytes {
         // The first event, where comments came before it.
-        if self.context.awaits_first_event && !only_keeps_alive(&bytes) {
+        if self.context.awaits_first_event && !is_keep_alive_comment(&bytes) {
             self.context.awaits_first_event = false;
-            self.context.in_flight.as_mut().map(InFlight::answered);
+            self.context.in_flight.as_mut().map(InFlight::start_answer);
             self.context.feedback.record_start();
-            self.context.log_entry.began();
+            self.context.log_entry.record_first_byte();
             self.context.crash_watch.mark_answered();
         }
         let passed = self.pipeline.lock().process(bytes);
@@ -275,16 +275,16 @@ impl Relay {
             self.context.feedback.record_end(usage, events.unwrap_or(0), most.context_tokens, most.work.answers == 1);
         }
         self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
-        self.context.log_entry.ended(AnswerOutcome::Complete, None, usage);
+        self.context.log_entry.record_end(AnswerOutcome::Complete, None, usage);
         self.reconcile_usage(true);
     }
 }
 
 impl Body for Relay {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = StreamFault;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StreamFault>>> {
         let relay = self.get_mut();
         loop {
             match std::mem::replace(&mut relay.state, RelayState::Ended) {
@@ -316,7 +316,7 @@ impl Body for Relay {
                         relay.state = RelayState::Flushing(moment, message);
                         return Poll::Pending;
                     }
-                    return Poll::Ready(Some(Err(Broken { fault: Fault::EngineLost, message })));
+                    return Poll::Ready(Some(Err(StreamFault { fault: Fault::EngineLost, message })));
                 }
                 RelayState::Ended => return Poll::Ready(None),
             }
@@ -340,7 +340,7 @@ impl Drop for Relay {
         if matches!(self.state, RelayState::Streaming) {
             self.record_disconnect();
         }
-        self.context.log_entry.bytes(self.pipeline.lock().sent_bytes);
+        self.context.log_entry.set_bytes(self.pipeline.lock().sent_bytes);
     }
 }
 
@@ -352,7 +352,7 @@ impl Relay {
             self.complete();
         } else {
             self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
-            self.context.log_entry.ended(AnswerOutcome::ClientLeft, None, self.usage());
+            self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, self.usage());
             self.reconcile_usage(false);
         }
     }

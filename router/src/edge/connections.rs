@@ -18,9 +18,9 @@ use hyper_util::server::graceful::GracefulConnection;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::clock::{Clock, Limits, Overdue, Streams, Timed};
-use super::framing::Framed;
-use super::outlet::Wire;
+use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
+use super::framing::FramingStream;
+use super::direct_writer::ClientStream;
 use super::reply::EdgeBody;
 use super::routes::Edge;
 use crate::config::RouterConfig;
@@ -29,18 +29,18 @@ use crate::config::RouterConfig;
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// How HTTP/2 begins, and no HTTP/1 request does.
-const HTTP2_BEGINS: &[u8; 4] = b"PRI ";
+const HTTP2_PREFACE_START: &[u8; 4] = b"PRI ";
 
 /// Requests at once on one HTTP/2 connection.
-const STREAMS: u32 = 256;
+const MAX_STREAMS: u32 = 256;
 
 /// An HTTP/2 client that answers no ping within this time, sent as often, is gone.
-const KEEPALIVE: Duration = Duration::from_secs(20);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the shutdown's tracker.
 pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let http1 = Arc::new(plain());
+    let http1 = Arc::new(http1_builder());
     let mut draining = pin!(shutdown.wait_drain());
     loop {
         let accepted = async {
@@ -62,7 +62,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
                 None => Some(Stream::Plain(stream)),
                 Some(handshake) => tokio::select! {
                     // In a box, as all that not every connection needs.
-                    stream = Box::pin(secured(stream, handshake, edge.config.header_timeout)) => stream,
+                    stream = Box::pin(accept_tls(stream, handshake, edge.config.header_timeout)) => stream,
                     () = shutdown.wait_stop() => None,
                 },
             };
@@ -75,13 +75,13 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
 }
 
 /// The connection with TLS upon it, when the client can, soon enough.
-async fn secured(stream: TcpStream, handshake: Handshake, limit: Duration) -> Option<Stream> {
+async fn accept_tls(stream: TcpStream, handshake: Handshake, limit: Duration) -> Option<Stream> {
     let secured = hostler_tls::accept(stream, handshake, limit).await;
     secured.inspect_err(|error| tracing::debug!(%error, "a client's handshake failed")).ok()
 }
 
 /// The library's settings for a connection that speaks HTTP/1.1.
-fn plain() -> http1::Builder {
+fn http1_builder() -> http1::Builder {
     let mut http1 = http1::Builder::new();
     // Slow heads are the clock's, which tells them from idle connections.
     http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
@@ -91,71 +91,71 @@ fn plain() -> http1::Builder {
 /// The library's settings for one of which it must find out.
 ///
 /// It does so by a first read of its own, of 24 bytes, and then has a buffer for the rest that is twice as large for the connection's whole life.
-fn either(clock: &Arc<Clock>) -> auto::Builder<Streams> {
-    let mut either = auto::Builder::new(Streams(clock.clone()));
+fn auto_builder(clock: &Arc<ConnectionClock>) -> auto::Builder<StreamExecutor> {
+    let mut either = auto::Builder::new(StreamExecutor(clock.clone()));
     either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
     either
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(64 * 1024)
         .max_send_buf_size(BUFFER_BYTES)
-        .keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE);
+        .keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_INTERVAL);
     either
 }
 
 /// Whether what its client says first may be how HTTP/2 begins.
 async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
     let Stream::Plain(socket) = stream else { return Ok(true) };
-    let mut first = [0; HTTP2_BEGINS.len()];
+    let mut first = [0; HTTP2_PREFACE_START.len()];
     let length = socket.peek(&mut first).await?;
-    Ok(HTTP2_BEGINS.starts_with(&first[..length]))
+    Ok(HTTP2_PREFACE_START.starts_with(&first[..length]))
 }
 
 async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder, shutdown: &Shutdown) {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
-    let clock = Clock::new(Limits { head, idle, stall });
+    let clock = ConnectionClock::new(ConnectionTimeouts { head, idle, stall });
     let told = tokio::select! {
         told = may_be_http2(&stream) => told,
-        _ = overdue(&clock) => return,
+        _ = wait_overdue(&clock) => return,
         () = shutdown.wait_drain() => return,
     };
     let Ok(may_be_http2) = told else { return };
-    let wire = Wire::new(stream);
-    let outlet = wire.outlet();
-    let (wire, framing) = Framed::new(wire, clock.clone());
+    let wire = ClientStream::new(stream);
+    let outlet = wire.direct_writer();
+    let (wire, framing) = FramingStream::new(wire, clock.clone());
     let asked = clock.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open());
+        let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open_request());
         let outlet = outlet.clone().filter(|_| request.version() == Version::HTTP_11);
         let request = Box::new(request);
         // The library keeps room for this future as long as the connection lives, and moves it: 16 bytes are better than thousands.
         Box::pin(async move {
             let mut response = edge.answer(request, flaw).await;
             if let Some(outlet) = outlet.filter(|_| is_chunked(&response)) {
-                response.body_mut().through(&outlet);
+                response.body_mut().enable_direct_writing(&outlet);
             }
-            Ok::<_, Infallible>(response.map(|body| Timed::new(body, open)))
+            Ok::<_, Infallible>(response.map(|body| TimedBody::new(body, open)))
         })
     });
     let wire = TokioIo::new(wire);
     if may_be_http2 {
         // In a box: its state is twice as large, and the task of every HTTP/1 connection would keep room for it.
-        served(Box::pin(either(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
+        serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
     } else {
-        served(pin!(http1.serve_connection(wire, service)), &clock, shutdown).await;
+        serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown).await;
     }
 }
 
 /// Serves a connection to its end.
-async fn served<C>(mut connection: Pin<&mut C>, clock: &Clock, shutdown: &Shutdown)
+async fn serve_connection<C>(mut connection: Pin<&mut C>, clock: &ConnectionClock, shutdown: &Shutdown)
 where
     C: GracefulConnection<Error: fmt::Display>,
 {
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        why = overdue(clock) => {
+        why = wait_overdue(clock) => {
             tracing::debug!(?why, "a client's connection is closed");
             return;
         }
@@ -163,7 +163,7 @@ where
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection => ended,
-                _ = overdue(clock) => return,
+                _ = wait_overdue(clock) => return,
                 () = shutdown.wait_stop() => return,
             }
         }
@@ -180,10 +180,10 @@ fn is_chunked(response: &Response<EdgeBody>) -> bool {
 }
 
 /// Resolves when a wait of the connection has lasted too long.
-async fn overdue(clock: &Clock) -> Overdue {
+async fn wait_overdue(clock: &ConnectionClock) -> Overdue {
     loop {
-        tokio::time::sleep(clock.tick()).await;
-        if let Some(overdue) = clock.overdue() {
+        tokio::time::sleep(clock.check_interval()).await;
+        if let Some(overdue) = clock.find_overdue() {
             return overdue;
         }
     }

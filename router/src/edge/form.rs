@@ -9,17 +9,17 @@ use memchr::memmem::Finder;
 use super::peek::Peek;
 
 /// Fields in front of the file are short; a longer value is none of ours.
-const VALUE_BYTES: usize = 1024;
+const MAX_VALUE_BYTES: usize = 1024;
 
 /// A boundary has at most 70 characters (RFC 2046 §5.1.1).
-const BOUNDARY_BYTES: usize = 70;
+const MAX_BOUNDARY_BYTES: usize = 70;
 
 /// Starlette takes no more fields, and no more files.
-const MOST_PARTS: usize = 1000;
+const MAX_PARTS: usize = 1000;
 
 /// The fields of vLLM 0.32 with which nobody can guess at another's prompt: a sound, a number, or a choice from a list. The languages are
 /// such choices, although their names may stand in a prompt.
-const SETTINGS: [&str; 23] = [
+const SAFE_FIELDS: [&str; 23] = [
     "file",
     "model",
     "language",
@@ -47,7 +47,7 @@ const SETTINGS: [&str; 23] = [
 
 /// Why a form is not understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Odd {
+pub(super) enum FormError {
     /// Its parts cannot be told apart.
     #[error(
         "the multipart form has no plain boundary: send `content-type: multipart/form-data; boundary=...` with one boundary of at most \
@@ -59,39 +59,39 @@ pub(super) enum Odd {
         "the multipart form is not whole: it begins with `--` and its boundary and ends with `--`, its boundary and `--`, each part ends \
          with a line of its own with `--` and the boundary, and nowhere else it has them"
     )]
-    NotWhole,
+    Incomplete,
     /// A part does not say plainly which field it is.
     #[error("a part of the multipart form has no plain name: write one header `content-disposition: form-data; name=\"...\"`")]
     NoName,
     /// The model is not plain text.
     #[error("the field `model` of the multipart form is a short text in UTF-8, without a file's name and without any encoding")]
-    NoText,
+    ModelNotText,
     /// It has more parts than engines take.
-    #[error("the multipart form has more than {MOST_PARTS} parts")]
+    #[error("the multipart form has more than {MAX_PARTS} parts")]
     TooMany,
     /// A field that decides where the request goes is there twice.
     #[error("the multipart form has the field `{0}` twice")]
-    Twice(&'static str),
+    DuplicateField(&'static str),
 }
 
 /// Reads a form of this content type.
-pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, Odd> {
+pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, FormError> {
     let mut peek = Peek::default();
-    for (before, part) in Parts::new(body, boundary(content_type).ok_or(Odd::Boundary)?)?.enumerate() {
-        if before == MOST_PARTS {
-            return Err(Odd::TooMany);
+    for (before, part) in FormParts::new(body, parse_boundary(content_type).ok_or(FormError::Boundary)?)?.enumerate() {
+        if before == MAX_PARTS {
+            return Err(FormError::TooMany);
         }
-        let (name, part) = part.and_then(Part::named)?;
+        let (name, part) = part.and_then(FormPart::parse)?;
         match name {
-            b"model" if peek.model.is_some() => return Err(Odd::Twice("model")),
-            b"model" => peek.model = Some(part.text().ok_or(Odd::NoText)?.to_owned()),
+            b"model" if peek.model.is_some() => return Err(FormError::DuplicateField("model")),
+            b"model" => peek.model = Some(part.text().ok_or(FormError::ModelNotText)?.to_owned()),
             b"stream" => {
                 let is = |word: &&str| part.value.eq_ignore_ascii_case(word.as_bytes());
-                peek.stream = ["true", "1", "yes", "on", "t", "y"].iter().any(is);
+                peek.is_stream = ["true", "1", "yes", "on", "t", "y"].iter().any(is);
             }
             // A field that is not known may be a prompt in a later release.
-            name if peek.words.is_none() && !part.value.is_empty() && !SETTINGS.iter().any(|setting| setting.as_bytes() == name) => {
-                peek.words = Some(String::from_utf8_lossy(name).into_owned());
+            name if peek.prompt_field.is_none() && !part.value.is_empty() && !SAFE_FIELDS.iter().any(|setting| setting.as_bytes() == name) => {
+                peek.prompt_field = Some(String::from_utf8_lossy(name).into_owned());
             }
             _ => {}
         }
@@ -101,7 +101,7 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, O
 
 /// The boundary that a content type names, where there can be no doubt about it: parameters may stand twice, in quotes with escapes, or be
 /// encoded (RFC 2231), and the character set is that of the fields' names.
-fn boundary(content_type: &str) -> Option<&str> {
+fn parse_boundary(content_type: &str) -> Option<&str> {
     let mut parameters = content_type.split(';');
     parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case("multipart/form-data"))?;
     let mut boundary = None;
@@ -115,28 +115,28 @@ fn boundary(content_type: &str) -> Option<&str> {
         }
     }
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=?".contains(&byte);
-    boundary.filter(|boundary| (1..=BOUNDARY_BYTES).contains(&boundary.len()) && boundary.bytes().all(is_plain))
+    boundary.filter(|boundary| (1..=MAX_BOUNDARY_BYTES).contains(&boundary.len()) && boundary.bytes().all(is_plain))
 }
 
 /// The parts of a body, without their boundaries.
-struct Parts<'a> {
+struct FormParts<'a> {
     rest: &'a [u8],
     /// Two hyphens and the boundary.
     delimiter: Finder<'static>,
     is_over: bool,
 }
 
-impl<'a> Parts<'a> {
-    fn new(body: &'a [u8], boundary: &str) -> Result<Self, Odd> {
+impl<'a> FormParts<'a> {
+    fn new(body: &'a [u8], boundary: &str) -> Result<Self, FormError> {
         let delimiter = Finder::new(&format!("--{boundary}")).into_owned();
         // Some clients begin with an empty line.
-        let rest = body.strip_prefix(b"\r\n").unwrap_or(body).strip_prefix(delimiter.needle()).ok_or(Odd::NotWhole)?;
+        let rest = body.strip_prefix(b"\r\n").unwrap_or(body).strip_prefix(delimiter.needle()).ok_or(FormError::Incomplete)?;
         Ok(Self { rest, delimiter, is_over: false })
     }
 }
 
-impl<'a> Iterator for Parts<'a> {
-    type Item = Result<&'a [u8], Odd>;
+impl<'a> Iterator for FormParts<'a> {
+    type Item = Result<&'a [u8], FormError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         // Some clients end with an empty line. Readers skip line ends there, and some of them words too.
@@ -150,12 +150,12 @@ impl<'a> Iterator for Parts<'a> {
             part[..end].strip_suffix(b"\r\n")
         });
         self.is_over = part.is_none();
-        Some(part.ok_or(Odd::NotWhole))
+        Some(part.ok_or(FormError::Incomplete))
     }
 }
 
 /// A part's headers, but for the one with its name, and its value.
-struct Part<'a> {
+struct FormPart<'a> {
     /// Whether it is a file.
     is_file: bool,
     content_type: Option<&'a [u8]>,
@@ -163,20 +163,20 @@ struct Part<'a> {
     value: &'a [u8],
 }
 
-impl<'a> Part<'a> {
+impl<'a> FormPart<'a> {
     /// Reads a part, and the field that it is for.
-    fn named(part: &'a [u8]) -> Result<(&'a [u8], Self), Odd> {
+    fn parse(part: &'a [u8]) -> Result<(&'a [u8], Self), FormError> {
         let mut named = None;
         let (mut content_type, mut encoding) = (None, None);
         let mut rest = part;
         loop {
-            let end = memchr::memchr(b'\r', rest).ok_or(Odd::NoName)?;
+            let end = memchr::memchr(b'\r', rest).ok_or(FormError::NoName)?;
             let line = &rest[..end];
-            rest = rest[end..].strip_prefix(b"\r\n").ok_or(Odd::NoName)?;
+            rest = rest[end..].strip_prefix(b"\r\n").ok_or(FormError::NoName)?;
             if line.is_empty() {
                 break;
             }
-            let (name, value) = header(line).ok_or(Odd::NoName)?;
+            let (name, value) = parse_header(line).ok_or(FormError::NoName)?;
             let slot = match &*name.to_ascii_lowercase() {
                 b"content-disposition" => &mut named,
                 b"content-type" => &mut content_type,
@@ -184,16 +184,16 @@ impl<'a> Part<'a> {
                 _ => continue,
             };
             if slot.replace(value).is_some() {
-                return Err(Odd::NoName);
+                return Err(FormError::NoName);
             }
         }
-        let (name, is_file) = named.and_then(disposition).ok_or(Odd::NoName)?;
+        let (name, is_file) = named.and_then(parse_disposition).ok_or(FormError::NoName)?;
         Ok((name, Self { is_file, content_type, encoding, value: rest }))
     }
 
     /// Its value as text, if it is that to every reader.
     fn text(&self) -> Option<&'a str> {
-        let text = std::str::from_utf8(self.value).ok().filter(|text| text.len() <= VALUE_BYTES)?;
+        let text = std::str::from_utf8(self.value).ok().filter(|text| text.len() <= MAX_VALUE_BYTES)?;
         // Some readers undo an encoding, others do not; and some read in the character set that the part names.
         let is_plain = self
             .encoding
@@ -210,7 +210,7 @@ impl<'a> Part<'a> {
 }
 
 /// A header's name and value; nothing where the line is no header, or one that a reader joins with its neighbours.
-fn header(line: &[u8]) -> Option<(&[u8], &[u8])> {
+fn parse_header(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = memchr::memchr(b':', line)?;
     let (name, value) = (&line[..colon], &line[colon + 1..]);
     let is_name = !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-');
@@ -220,7 +220,7 @@ fn header(line: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// The field that a disposition names, and whether it is a file. The name stands first, as all clients have it, and whatever follows is taken
 /// apart at every semicolon, also within quotes, since readers differ in where quotes end: nowhere may another name stand.
-fn disposition(value: &[u8]) -> Option<(&[u8], bool)> {
+fn parse_disposition(value: &[u8]) -> Option<(&[u8], bool)> {
     let mut parameters = value.split(|byte| *byte == b';');
     parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case(b"form-data"))?;
     let name = parameters.next()?.trim_ascii().strip_prefix(b"name=")?;

@@ -11,34 +11,34 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::clock::Clock;
+use super::connection_clock::ConnectionClock;
 
 /// Longest header name of interest, `transfer-encoding`.
-const NAME_BYTES: usize = 17;
+const MAX_NAME_BYTES: usize = 17;
 
 /// A connection whose requests' framing is watched.
 #[derive(Debug)]
-pub(super) struct Framed<S> {
+pub(super) struct FramingStream<S> {
     stream: S,
-    watch: Watch,
-    seen: Arc<AtomicU8>,
-    clock: Arc<Clock>,
+    parser: FramingParser,
+    verdict: Arc<AtomicU8>,
+    clock: Arc<ConnectionClock>,
 }
 
 /// What was noticed on a connection.
 #[derive(Debug, Clone)]
-pub(super) struct Framing(Arc<AtomicU8>);
+pub(super) struct FramingVerdict(Arc<AtomicU8>);
 
 /// Why it is in doubt where a request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flaw {
+pub(super) enum FramingFlaw {
     /// Both framings.
     TwoFramings = 1,
     /// A line feed without a carriage return, or the other way round.
     LineEnd,
 }
 
-impl Flaw {
+impl FramingFlaw {
     /// What its sender is told.
     pub(super) fn message(self) -> &'static str {
         match self {
@@ -48,33 +48,33 @@ impl Flaw {
     }
 }
 
-impl Framing {
+impl FramingVerdict {
     /// What was wrong with a request of this connection.
-    pub(super) fn flaw(&self) -> Option<Flaw> {
-        [Flaw::TwoFramings, Flaw::LineEnd].into_iter().find(|flaw| *flaw as u8 == self.0.load(Ordering::Relaxed))
+    pub(super) fn flaw(&self) -> Option<FramingFlaw> {
+        [FramingFlaw::TwoFramings, FramingFlaw::LineEnd].into_iter().find(|flaw| *flaw as u8 == self.0.load(Ordering::Relaxed))
     }
 }
 
-impl<S> Framed<S> {
+impl<S> FramingStream<S> {
     /// Also tells the connection's clock when heads begin and end.
-    pub(super) fn new(stream: S, clock: Arc<Clock>) -> (Self, Framing) {
+    pub(super) fn new(stream: S, clock: Arc<ConnectionClock>) -> (Self, FramingVerdict) {
         let seen = Arc::new(AtomicU8::new(0));
-        (Self { stream, watch: Watch::default(), seen: seen.clone(), clock }, Framing(seen))
+        (Self { stream, parser: FramingParser::default(), verdict: seen.clone(), clock }, FramingVerdict(seen))
     }
 }
 
 /// Where in the stream of requests we are.
 #[derive(Debug, Default)]
-struct Watch {
-    place: Place,
-    line: Line,
+struct FramingParser {
+    state: FramingState,
+    line: FramingLine,
     content_length: Option<u64>,
     chunked: bool,
-    flaw: Option<Flaw>,
+    flaw: Option<FramingFlaw>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum FramingState {
     #[default]
     RequestLine,
     Headers,
@@ -90,8 +90,8 @@ enum Place {
 
 /// The line being read, as far as it matters.
 #[derive(Debug, Default)]
-struct Line {
-    name: [u8; NAME_BYTES],
+struct FramingLine {
+    name: [u8; MAX_NAME_BYTES],
     name_bytes: usize,
     in_value: bool,
     length: usize,
@@ -102,7 +102,7 @@ struct Line {
     after_return: bool,
 }
 
-impl Line {
+impl FramingLine {
     /// The next bytes of the line, without its end.
     fn push(&mut self, mut bytes: &[u8]) {
         self.length += bytes.len();
@@ -122,44 +122,44 @@ impl Line {
             bytes = rest;
         }
         // Other values say nothing.
-        if self.in_value && self.text() == b"content-length" {
+        if self.in_value && self.name_text() == b"content-length" {
             let digits = bytes.iter().filter(|byte| byte.is_ascii_digit());
             self.number = digits.fold(self.number, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')));
         }
     }
 
-    fn text(&self) -> &[u8] {
+    fn name_text(&self) -> &[u8] {
         self.name.get(..self.name_bytes).unwrap_or_default()
     }
 }
 
-impl Watch {
-    fn read(&mut self, mut bytes: &[u8]) {
+impl FramingParser {
+    fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            match self.place {
-                Place::Other => return,
-                Place::Body(left) | Place::Chunk(left) => {
+            match self.state {
+                FramingState::Other => return,
+                FramingState::Body(left) | FramingState::Chunk(left) => {
                     let skipped = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
                     bytes = &bytes[skipped..];
                     let left = left - skipped as u64;
-                    self.place = match self.place {
-                        Place::Chunk(_) if left == 0 => Place::ChunkSize,
-                        Place::Chunk(_) => Place::Chunk(left),
-                        _ if left == 0 => Place::RequestLine,
-                        _ => Place::Body(left),
+                    self.state = match self.state {
+                        FramingState::Chunk(_) if left == 0 => FramingState::ChunkSize,
+                        FramingState::Chunk(_) => FramingState::Chunk(left),
+                        _ if left == 0 => FramingState::RequestLine,
+                        _ => FramingState::Body(left),
                     };
                 }
                 _ => {
                     let (line, rest) = bytes.split_at(memchr::memchr2(b'\r', b'\n', bytes).unwrap_or(bytes.len()));
                     if !line.is_empty() {
-                        self.expect(!self.line.after_return);
+                        self.check_line_end(!self.line.after_return);
                         self.line.after_return = false;
                         self.line.push(line);
                     }
                     let Some((&end, rest)) = rest.split_first() else { return };
                     bytes = rest;
                     // A line feed comes after a carriage return, and nothing else does.
-                    self.expect(self.line.after_return == (end == b'\n'));
+                    self.check_line_end(self.line.after_return == (end == b'\n'));
                     self.line.after_return = end == b'\r';
                     if end == b'\n' {
                         self.end_of_line();
@@ -170,16 +170,16 @@ impl Watch {
     }
 
     /// A line that does not end as lines do is a flaw.
-    fn expect(&mut self, ends_well: bool) {
+    fn check_line_end(&mut self, ends_well: bool) {
         if !ends_well {
-            self.flaw = self.flaw.or(Some(Flaw::LineEnd));
+            self.flaw = self.flaw.or(Some(FramingFlaw::LineEnd));
         }
     }
 
     fn is_in_head(&self) -> bool {
-        match self.place {
-            Place::RequestLine => self.line.length > 0,
-            Place::Headers => true,
+        match self.state {
+            FramingState::RequestLine => self.line.length > 0,
+            FramingState::Headers => true,
             _ => false,
         }
     }
@@ -187,21 +187,21 @@ impl Watch {
     fn end_of_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         let empty = line.length == 0;
-        match self.place {
+        match self.state {
             // Empty lines before a request are allowed.
-            Place::RequestLine if empty => {}
-            Place::RequestLine if line.text() == b"pri * http/2.0" => self.place = Place::Other,
-            Place::RequestLine => self.place = Place::Headers,
-            Place::Headers if empty => self.end_of_head(),
-            Place::Headers => match line.text() {
+            FramingState::RequestLine if empty => {}
+            FramingState::RequestLine if line.name_text() == b"pri * http/2.0" => self.state = FramingState::Other,
+            FramingState::RequestLine => self.state = FramingState::Headers,
+            FramingState::Headers if empty => self.end_of_head(),
+            FramingState::Headers => match line.name_text() {
                 b"content-length" => self.content_length = Some(line.number),
                 b"transfer-encoding" => self.chunked = true,
                 _ => {}
             },
-            Place::ChunkSize => {
-                self.place = if line.size == 0 { Place::Trailers } else { Place::Chunk(line.size.saturating_add(2)) };
+            FramingState::ChunkSize => {
+                self.state = if line.size == 0 { FramingState::Trailers } else { FramingState::Chunk(line.size.saturating_add(2)) };
             }
-            Place::Trailers if empty => self.place = Place::RequestLine,
+            FramingState::Trailers if empty => self.state = FramingState::RequestLine,
             _ => {}
         }
     }
@@ -209,31 +209,31 @@ impl Watch {
     fn end_of_head(&mut self) {
         let (length, chunked) = (self.content_length.take(), std::mem::take(&mut self.chunked));
         if chunked && length.is_some() {
-            self.flaw = self.flaw.or(Some(Flaw::TwoFramings));
+            self.flaw = self.flaw.or(Some(FramingFlaw::TwoFramings));
         }
-        self.place = match length {
-            _ if chunked => Place::ChunkSize,
-            Some(length) if length > 0 => Place::Body(length),
-            _ => Place::RequestLine,
+        self.state = match length {
+            _ if chunked => FramingState::ChunkSize,
+            Some(length) if length > 0 => FramingState::Body(length),
+            _ => FramingState::RequestLine,
         };
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Framed<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for FramingStream<S> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let framed = self.get_mut();
         let before = buffer.filled().len();
         let read = Pin::new(&mut framed.stream).poll_read(context, buffer);
-        if framed.watch.place != Place::Other && buffer.filled().len() > before {
-            framed.watch.read(&buffer.filled()[before..]);
-            framed.seen.store(framed.watch.flaw.map_or(0, |flaw| flaw as u8), Ordering::Relaxed);
-            framed.clock.reading_head(framed.watch.is_in_head());
+        if framed.parser.state != FramingState::Other && buffer.filled().len() > before {
+            framed.parser.push(&buffer.filled()[before..]);
+            framed.verdict.store(framed.parser.flaw.map_or(0, |flaw| flaw as u8), Ordering::Relaxed);
+            framed.clock.set_reading_head(framed.parser.is_in_head());
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Framed<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for FramingStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }
@@ -272,9 +272,9 @@ mod tests {
     const LONG_SIZE: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0000000000000000000001f;name=\"a:b\"\r\n\
         X\r\n\r\nA / 1\r\nContent-Length: 999\r\n0;a-long-extension-at-the-end\r\n\r\n";
 
-    fn flaw(pieces: &[&[u8]]) -> Option<Flaw> {
-        let mut watch = Watch::default();
-        pieces.iter().for_each(|piece| watch.read(piece));
+    fn flaw(pieces: &[&[u8]]) -> Option<FramingFlaw> {
+        let mut watch = FramingParser::default();
+        pieces.iter().for_each(|piece| watch.push(piece));
         watch.flaw
     }
 
@@ -286,9 +286,9 @@ mod tests {
             let mut stream: String = order.iter().map(|which| [PLAIN, CHUNKED, GET, LONG_SIZE][*which]).collect();
             let (last, expected) = [
                 ("", None),
-                (BOTH, Some(Flaw::TwoFramings)),
-                (BOTH_REVERSED, Some(Flaw::TwoFramings)),
-                (BARE, Some(Flaw::LineEnd)),
+                (BOTH, Some(FramingFlaw::TwoFramings)),
+                (BOTH_REVERSED, Some(FramingFlaw::TwoFramings)),
+                (BARE, Some(FramingFlaw::LineEnd)),
             ][conflict];
             stream.push_str(last);
             let pieces: Vec<&[u8]> = stream.as_bytes().chunks(cut).collect();
@@ -312,10 +312,10 @@ mod tests {
         for broken in
             ["\nGET / HTTP/1.1\r\n", "GET / HTTP/1.1\n", "GET / HTTP/1.1\r\nHost: a\rContent-Length: 1\r\n", "GET / HTTP/1.1\r\r\n"]
         {
-            assert_eq!(flaw(&[broken.as_bytes()]), Some(Flaw::LineEnd), "{broken:?}");
+            assert_eq!(flaw(&[broken.as_bytes()]), Some(FramingFlaw::LineEnd), "{broken:?}");
         }
         for broken in ["1\nx\r\n0\r\n\r\n", "1;a\nb\r\nx\r\n0\r\n\r\n", "0\r\nX: y\n\r\n"] {
-            assert_eq!(flaw(&[chunked.as_bytes(), broken.as_bytes()]), Some(Flaw::LineEnd), "{broken:?}");
+            assert_eq!(flaw(&[chunked.as_bytes(), broken.as_bytes()]), Some(FramingFlaw::LineEnd), "{broken:?}");
         }
         assert_eq!(flaw(&[chunked.as_bytes(), b"4\r\na\nb\r\r\n0\r\n\r\n", GET.as_bytes()]), None);
     }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::access::Entry;
+use super::access_log::AccessEntry;
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
 use crate::grpc::{self, Service, status};
@@ -20,11 +20,11 @@ use crate::keys::Unauthenticated;
 use crate::metrics::RefusalReason;
 
 /// What every content type of gRPC begins with.
-const TYPE: &str = "application/grpc";
+const GRPC_CONTENT_TYPE: &str = "application/grpc";
 
 /// Whether a request is gRPC, of whatever kind.
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    content_type(headers).starts_with(TYPE)
+    content_type(headers).starts_with(GRPC_CONTENT_TYPE)
 }
 
 fn content_type(headers: &HeaderMap) -> &str {
@@ -34,36 +34,36 @@ fn content_type(headers: &HeaderMap) -> &str {
 /// Whether its messages are protocol buffers, as they are unless it says otherwise.
 fn is_protobuf(headers: &HeaderMap) -> bool {
     let (kind, _) = content_type(headers).split_once(';').unwrap_or((content_type(headers), ""));
-    matches!(kind.trim().strip_prefix(TYPE), Some("" | "+proto"))
+    matches!(kind.trim().strip_prefix(GRPC_CONTENT_TYPE), Some("" | "+proto"))
 }
 
 impl Edge {
     /// Answers one call.
-    pub(super) async fn grpc(self: &Arc<Self>, request: Request<Incoming>, entry: &Entry) -> Response<EdgeBody> {
+    pub(super) async fn answer_grpc(self: &Arc<Self>, request: Request<Incoming>, entry: &AccessEntry) -> Response<EdgeBody> {
         let begun = Instant::now();
         if request.version() != Version::HTTP_2 || !is_protobuf(request.headers()) {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
-            entry.refused("malformed");
+            entry.record_refusal("malformed");
             let message = "gRPC is spoken here over HTTP/2 with `content-type: application/grpc`";
-            return reply::last(reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError", message));
+            return reply::close_after(reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError", message));
         }
-        self.call(request, entry, begun).await.unwrap_or_else(Status::into_http).map(EdgeBody::Grpc)
+        self.answer_call(request, entry, begun).await.unwrap_or_else(Status::into_http).map(EdgeBody::Grpc)
     }
 
-    async fn call(self: &Arc<Self>, request: Request<Incoming>, entry: &Entry, begun: Instant) -> Result<Response<Body>, Status> {
+    async fn answer_call(self: &Arc<Self>, request: Request<Incoming>, entry: &AccessEntry, begun: Instant) -> Result<Response<Body>, Status> {
         let service = Service::of(request.uri().path());
         if service == Service::Health {
-            return Ok(grpc::check(self.clone(), request).await);
+            return Ok(grpc::answer_health_check(self.clone(), request).await);
         }
         let caller = self.keys.authenticate(request.headers()).map_err(|why| {
             self.dispatch.metrics.count_refusal(if why == Unauthenticated::Missing { RefusalReason::NoKey } else { RefusalReason::WrongKey });
-            entry.refused("unauthenticated");
+            entry.record_refusal("unauthenticated");
             status::unauthenticated(&why)
         })?;
-        entry.caller(&caller);
+        entry.set_caller(&caller);
         if service == Service::Inference {
-            let request = self.one_message(&caller, request, entry).await?;
-            let mut response = grpc::serve(self.clone(), request, caller.clone(), entry.clone(), begun).await;
+            let request = self.read_message(&caller, request, entry).await?;
+            let mut response = grpc::answer_inference(self.clone(), request, caller.clone(), entry.clone(), begun).await;
             if let Some(rates) = self.admission.rate_limits(&caller) {
                 rates.write_headers(response.headers_mut());
             }
@@ -72,16 +72,16 @@ impl Edge {
         // Tools may keep such a call open, which is no reason not to stop.
         let draining = self.shutdown.wait_drain();
         let request = request.map(|body| Body::new(StreamBody::new(BodyStream::new(body).take_until(Box::pin(draining)))));
-        Ok(grpc::reflect(request).await)
+        Ok(grpc::answer_reflection(request).await)
     }
 
     /// The call with its one message, read within the bounds that all bodies have.
-    async fn one_message(&self, caller: &Caller, request: Request<Incoming>, entry: &Entry) -> Result<Request<Body>, Status> {
+    async fn read_message(&self, caller: &Caller, request: Request<Incoming>, entry: &AccessEntry) -> Result<Request<Body>, Status> {
         let (head, body) = request.into_parts();
-        let body = self.read_whole(caller, &head.headers, body).await.map_err(|unread| {
+        let body = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
-            entry.refused("unread");
-            status::unread(&unread)
+            entry.record_refusal("unread");
+            status::body_error(&unread)
         })?;
         Ok(Request::from_parts(head, Body::new(Full::new(body))))
     }

@@ -11,7 +11,7 @@ static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// A new number, never 0. Nobody can guess it from others: it is a count under a keyed hash (SipHash) whose key only this process has.
-pub(super) fn draw() -> u64 {
+pub(super) fn next_request_id() -> u64 {
     KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed)).max(1)
 }
 
@@ -19,11 +19,11 @@ pub(super) fn draw() -> u64 {
 mod tests {
     use std::collections::HashSet;
 
-    use super::draw;
+    use super::next_request_id;
 
     #[test]
     fn numbers_are_drawn_once_and_use_all_bits() {
-        let drawn: HashSet<u64> = std::iter::repeat_with(draw).take(10_000).collect();
+        let drawn: HashSet<u64> = std::iter::repeat_with(next_request_id).take(10_000).collect();
         assert_eq!(drawn.len(), 10_000);
         assert_eq!(drawn.iter().fold(0, |bits, number| bits | number), u64::MAX);
         assert_eq!(drawn.iter().fold(u64::MAX, |bits, number| bits & number), 0);

@@ -11,11 +11,11 @@ use super::peek::Peek;
 pub(super) const PATH: &str = "/invocations";
 
 /// The header with the model, which need not be an adapter.
-pub(super) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
+pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// The route that a request is for. What can be neither chat nor completion generates nothing: it is embedded, classified or scored, all of
 /// which are the same to the router.
-pub(super) fn carried<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
+pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
     match path {
         PATH if peek.is_chat => "/v1/chat/completions",
         PATH if peek.is_completion => "/v1/completions",
@@ -28,22 +28,22 @@ pub(super) fn carried<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
 ///
 /// # Errors
 /// When two are named; in words for the client.
-pub(super) fn model(path: &str, headers: &HeaderMap) -> Result<Option<String>, String> {
+pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Option<String>, String> {
     if path != PATH {
         return Ok(None);
     }
-    let mut named = headers.get_all(ADAPTER).iter();
+    let mut named = headers.get_all(ADAPTER_HEADER).iter();
     match (named.next().map(|model| model.to_str()), named.next()) {
         (None, _) => Ok(None),
         (Some(Ok(model)), None) => Ok(Some(model.to_owned()).filter(|model| !model.is_empty())),
-        _ => Err(format!("`{PATH}` takes its model from one header `{ADAPTER}`, in ASCII")),
+        _ => Err(format!("`{PATH}` takes its model from one header `{ADAPTER_HEADER}`, in ASCII")),
     }
 }
 
 /// What a caller is told that may not use all models and names none where engines look.
-pub(super) fn unnamed() -> String {
+pub(super) fn missing_model_message() -> String {
     format!(
-        "engines take the model of `{PATH}` from the header `{ADAPTER}`, not from the body: say there which, since this key is for some models only"
+        "engines take the model of `{PATH}` from the header `{ADAPTER_HEADER}`, not from the body: say there which, since this key is for some models only"
     )
 }
 
@@ -64,7 +64,7 @@ mod tests {
             (PATH, r#"{"query":"x","documents":["prompt"]}"#, "/pooling"),
             ("/v1/embeddings", r#"{"messages":[]}"#, "/v1/embeddings"),
         ] {
-            assert_eq!(carried(path, &peek(body.as_bytes()).unwrap()), expected, "{path} {body}");
+            assert_eq!(effective_route(path, &peek(body.as_bytes()).unwrap()), expected, "{path} {body}");
         }
     }
 
@@ -73,9 +73,9 @@ mod tests {
         let read = |values: &[&str]| {
             let mut headers = HeaderMap::new();
             for value in values {
-                headers.append(ADAPTER, value.parse().unwrap());
+                headers.append(ADAPTER_HEADER, value.parse().unwrap());
             }
-            model(PATH, &headers)
+            model_from_header(PATH, &headers)
         };
         assert_eq!((read(&[]), read(&[""]), read(&["m"])), (Ok(None), Ok(None), Ok(Some("m".into()))));
         assert!(read(&["m", "m"]).is_err() && read(&["m\u{e9}"]).is_err());

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use bytes::{Bytes, BytesMut};
 use sha2::{Digest, Sha256};
 
-use super::content::Content;
+use super::body_format::BodyFormat;
 use super::peek::Peek;
-use crate::keys::{KeysError, random, read_private};
+use crate::keys::{KeyFileError, random, read_private};
 
 /// SHA-256 hashes blocks of so many bytes; RFC 2104 pads its key to one.
 const HASH_BLOCK: usize = 64;
@@ -20,7 +20,7 @@ const HASH_BLOCK: usize = 64;
 const SECRET_BYTES: usize = 32;
 
 /// Routes with prompts whose requests have no salt, as of vLLM 0.32; with what to use instead.
-const UNSALTED: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
+const UNSALTED_ROUTES: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
 
 /// Makes salts.
 pub struct Isolation {
@@ -39,13 +39,13 @@ impl Isolation {
     ///
     /// # Errors
     /// When it cannot be read or written, or others may read it.
-    pub fn open(path: &Path) -> Result<Self, KeysError> {
-        let wrong = |message: &str| KeysError::Wrong { path: path.to_owned(), message: message.into() };
+    pub fn open(path: &Path) -> Result<Self, KeyFileError> {
+        let wrong = |message: &str| KeyFileError::Invalid { path: path.to_owned(), message: message.into() };
         if path.as_os_str().is_empty() {
             return Err(wrong("there is no home folder to keep the secret in: say where with router.secret_file"));
         }
         if !path.exists() {
-            create(path).map_err(|source| KeysError::Io { verb: "write", path: path.to_owned(), source })?;
+            create_secret(path).map_err(|source| KeyFileError::Io { verb: "write", path: path.to_owned(), source })?;
         }
         let secret = read_private(path)?.trim().as_bytes().to_vec();
         if secret.len() < SECRET_BYTES {
@@ -66,24 +66,24 @@ impl Isolation {
     ///
     /// # Errors
     /// When the request cannot be kept apart; in words for the client.
-    pub(super) fn salted(&self, request: &Plain<'_>) -> Result<Option<Salted>, String> {
-        let Plain { tenant, route, content, body, peek } = request;
+    pub(super) fn add_salt(&self, request: &UnsaltedRequest<'_>) -> Result<Option<SaltedBody>, String> {
+        let UnsaltedRequest { tenant, route, content, body, peek } = request;
         if body.is_empty() {
             return Ok(None);
         }
-        if let Some((_, instead)) = UNSALTED.iter().find(|(unsalted, _)| unsalted == route) {
+        if let Some((_, instead)) = UNSALTED_ROUTES.iter().find(|(unsalted, _)| unsalted == route) {
             return Err(format!("tenants' caches are kept apart here, which engines cannot do for {route}: use {instead}"));
         }
         match content {
-            Content::Json => {}
+            BodyFormat::Json => {}
             // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound. Words beside them may be guessed.
-            Content::Form(_) => {
+            BodyFormat::Form(_) => {
                 let refused = |field| {
                     format!("tenants' caches are kept apart here, which engines cannot do for the field `{field}` of a form: leave it out")
                 };
-                return peek.words.as_ref().map_or(Ok(None), |field| Err(refused(field)));
+                return peek.prompt_field.as_ref().map_or(Ok(None), |field| Err(refused(field)));
             }
-            Content::Other => {
+            BodyFormat::Other => {
                 return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
             }
         }
@@ -91,32 +91,32 @@ impl Isolation {
         if !body.trim_ascii_start().starts_with(b"{") {
             return Ok(None);
         }
-        let own = match (peek.salts.last(), peek.salt.as_deref()) {
+        let own = match (peek.raw_salts.last(), peek.salt.as_deref()) {
             (None | Some(&"null"), _) => "",
             (Some(_), Some(own)) if !own.is_empty() => own,
             _ => return Err("cache_salt is a string that is not empty".into()),
         };
-        Ok(Some(Salted::new(body, &peek.salts, self.salt(tenant, own))))
+        Ok(Some(SaltedBody::new(body, &peek.raw_salts, self.salt(tenant, own))))
     }
 }
 
 /// A request as its client sent it.
 #[derive(Debug)]
-pub(super) struct Plain<'a> {
+pub(super) struct UnsaltedRequest<'a> {
     pub(super) tenant: &'a str,
     pub(super) route: &'a str,
-    pub(super) content: Content<'a>,
+    pub(super) content: BodyFormat<'a>,
     pub(super) body: &'a Bytes,
     pub(super) peek: &'a Peek<'a>,
 }
 
 /// Where the secret is kept unless a setting says so: empty where no folder can be thought of.
-pub(crate) fn usual_path() -> PathBuf {
+pub(crate) fn default_secret_path() -> PathBuf {
     hostler_boot::home::state_dir().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
 }
 
 /// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.
-fn create(path: &Path) -> std::io::Result<()> {
+fn create_secret(path: &Path) -> std::io::Result<()> {
     let random: [u8; SECRET_BYTES] = random()?;
     let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     if let Some(folder) = path.parent() {
@@ -149,14 +149,14 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
 
 /// A body with another salt than it came with.
 #[derive(Debug)]
-pub(super) struct Salted {
+pub(super) struct SaltedBody {
     pub(super) body: Bytes,
     pub(super) salt: String,
     /// Offsets and lengths, in the old body, of the values that were replaced.
     replaced: Vec<(usize, usize)>,
 }
 
-impl Salted {
+impl SaltedBody {
     /// `body`, a JSON object in which the values `own` are the client's salts, with `salt` instead of each of them. Engines differ in what
     /// they make of a name that stands twice: some take the last, some refuse; so none is added where there is one.
     fn new(body: &Bytes, own: &[&str], salt: String) -> Self {
@@ -183,7 +183,7 @@ impl Salted {
     }
 
     /// Where the value `part` of the `old` body is now.
-    pub(super) fn part(&self, old: &Bytes, part: &str) -> Bytes {
+    pub(super) fn relocate(&self, old: &Bytes, part: &str) -> Bytes {
         let at = offset(old, part);
         let before = self.replaced.iter().filter(|(replaced, _)| *replaced < at);
         let (count, removed) = before.fold((0, 0), |(count, removed), (_, length)| (count + 1, removed + length));

@@ -14,37 +14,37 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::value::RawValue;
 
 /// Bytes of a client's host that an error repeats.
-const MOST_HOST: usize = 80;
+const MAX_SHOWN_HOST_BYTES: usize = 80;
 
 /// The hosts that engines may fetch media from.
 #[derive(Debug, Clone, Default)]
 pub struct MediaHosts {
-    every: bool,
+    allow_all: bool,
     /// In lower case.
     exact: Vec<String>,
     /// What names end in, with the dot before it.
-    endings: Vec<String>,
+    suffixes: Vec<String>,
 }
 
 /// An entry of the list is no host.
 #[derive(Debug, thiserror::Error)]
 #[error("router.media_hosts: {0:?} is no host: write `example.org`, `*.example.org`, or `*` for all; ports and paths do not count")]
-pub struct NoHost(String);
+pub struct InvalidMediaHost(String);
 
 impl MediaHosts {
     /// Reads the setting.
     ///
     /// # Errors
     /// When an entry is no host.
-    pub fn new(hosts: &[String]) -> Result<Self, NoHost> {
+    pub fn new(hosts: &[String]) -> Result<Self, InvalidMediaHost> {
         let mut known = Self::default();
         for host in hosts {
             let name = host.to_ascii_lowercase();
             match name.strip_prefix("*.") {
-                _ if name == "*" => known.every = true,
-                Some(rest) if is_name(rest) => known.endings.push(format!(".{rest}")),
+                _ if name == "*" => known.allow_all = true,
+                Some(rest) if is_name(rest) => known.suffixes.push(format!(".{rest}")),
                 None if is_name(&name) => known.exact.push(name),
-                _ => return Err(NoHost(host.clone())),
+                _ => return Err(InvalidMediaHost(host.clone())),
             }
         }
         Ok(known)
@@ -59,18 +59,18 @@ impl MediaHosts {
         if !may_have_urls(body) && (!apart || memmem::find(body, b"uuid").is_none()) {
             return Ok(());
         }
-        let mut found = Found::default();
+        let mut found = MediaReferences::default();
         let mut json = serde_json::Deserializer::from_slice(body);
         // Engines read deeper nesting than this does, so that it must not be passed on unseen.
-        let walked = Walk { found: &mut found, place: Place::Body }.deserialize(&mut json);
+        let walked = MediaWalker { found: &mut found, position: MediaPosition::Body }.deserialize(&mut json);
         walked.map_err(|error| format!("the body cannot be searched for the URLs of media: {error}"))?;
-        if apart && found.named {
+        if apart && found.has_uuid {
             return Err("tenants' caches are kept apart here, so media cannot be named by `uuid`: send them themselves".into());
         }
-        found.urls.iter().try_for_each(|url| self.judge(url))
+        found.urls.iter().try_for_each(|url| self.check_url(url))
     }
 
-    fn judge(&self, url: &str) -> Result<(), String> {
+    fn check_url(&self, url: &str) -> Result<(), String> {
         let scheme = |name: &str| url.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name));
         if scheme("data:") {
             return Ok(());
@@ -78,7 +78,7 @@ impl MediaHosts {
         let Some(rest) = ["http://", "https://"].iter().find(|name| scheme(name)).map(|name| &url[name.len()..]) else {
             return Err("media come as `data:` URLs, or as http and https URLs of hosts that are allowed here".into());
         };
-        if self.every {
+        if self.allow_all {
             return Ok(());
         }
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -88,19 +88,19 @@ impl MediaHosts {
         });
         let name = host.to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);
-        if is_name(name) && self.knows(name) {
+        if is_name(name) && self.allows_host(name) {
             return Ok(());
         }
-        let shown = if is_name(name) { &host[..host.floor_char_boundary(MOST_HOST)] } else { "given" };
+        let shown = if is_name(name) { &host[..host.floor_char_boundary(MAX_SHOWN_HOST_BYTES)] } else { "given" };
         Err(format!(
             "media of the host `{shown}` are not fetched here: send them as a `data:` URL, or ask whoever runs the router to list the host in \
              router.media_hosts"
         ))
     }
 
-    fn knows(&self, name: &str) -> bool {
+    fn allows_host(&self, name: &str) -> bool {
         self.exact.iter().any(|exact| exact == name)
-            || self.endings.iter().any(|ending| name.ends_with(ending) && name.len() > ending.len())
+            || self.suffixes.iter().any(|ending| name.ends_with(ending) && name.len() > ending.len())
     }
 }
 
@@ -124,15 +124,15 @@ fn may_have_urls(body: &[u8]) -> bool {
 
 /// What was found in a body.
 #[derive(Debug, Default)]
-struct Found<'de> {
+struct MediaReferences<'de> {
     urls: Vec<Cow<'de, str>>,
     /// A medium has a name that the client gave it.
-    named: bool,
+    has_uuid: bool,
 }
 
 /// Where in a body a value stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MediaPosition {
     /// It is the body.
     Body,
     /// Somewhere below.
@@ -144,11 +144,11 @@ enum Place {
     /// The value of a name such as `images`: URLs, or the media themselves.
     List,
     /// Nothing below is fetched.
-    Free,
+    Opaque,
 }
 
 /// Names whose values are a client's own business, of which engines fetch nothing: schemas, arguments of tools, and the like.
-const FREE: [&str; 11] = [
+const OPAQUE_FIELDS: [&str; 11] = [
     "tools",
     "tool_choice",
     "functions",
@@ -163,16 +163,16 @@ const FREE: [&str; 11] = [
 ];
 
 /// Names of media in a part of a message.
-const MEDIA: [&str; 9] =
+const MEDIA_FIELDS: [&str; 9] =
     ["image_url", "audio_url", "video_url", "file_url", "input_audio", "image_pil", "image_embeds", "audio_embeds", "video_embeds"];
 
 /// Walks through a value and collects what is to be looked at.
-struct Walk<'a, 'de> {
-    found: &'a mut Found<'de>,
-    place: Place,
+struct MediaWalker<'a, 'de> {
+    found: &'a mut MediaReferences<'de>,
+    position: MediaPosition,
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
+impl<'de> DeserializeSeed<'de> for MediaWalker<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -180,7 +180,7 @@ impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Walk<'_, 'de> {
+impl<'de> Visitor<'de> for MediaWalker<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -190,13 +190,13 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let (mut has_name, mut has_medium) = (false, false);
         let (mut is_url, mut url) = (false, None);
-        while let Some(Name(name)) = map.next_key()? {
-            has_medium |= MEDIA.contains(&&*name);
-            let place = match (self.place, &*name) {
-                (Place::Medium, "url") => Place::Medium,
-                (Place::Source, "type" | "url") => {
+        while let Some(JsonText(name)) = map.next_key()? {
+            has_medium |= MEDIA_FIELDS.contains(&&*name);
+            let place = match (self.position, &*name) {
+                (MediaPosition::Medium, "url") => MediaPosition::Medium,
+                (MediaPosition::Source, "type" | "url") => {
                     let value = map.next_value::<&RawValue>()?.get();
-                    let Ok(Name(value)) = serde_json::from_str(value) else { continue };
+                    let Ok(JsonText(value)) = serde_json::from_str(value) else { continue };
                     if name == "url" {
                         url = Some(value);
                     } else {
@@ -209,38 +209,38 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
                     continue;
                 }
                 // Arguments of a tool; the whole prompt where it stands above all.
-                (Place::Body, "input") => Place::Within,
-                (_, "input") => Place::Free,
-                (_, name) if FREE.contains(&name) => Place::Free,
-                (_, name) if name.ends_with("_url") => Place::Medium,
-                (_, "source") => Place::Source,
-                (_, "images" | "audio" | "videos") => Place::List,
-                _ => Place::Within,
+                (MediaPosition::Body, "input") => MediaPosition::Within,
+                (_, "input") => MediaPosition::Opaque,
+                (_, name) if OPAQUE_FIELDS.contains(&name) => MediaPosition::Opaque,
+                (_, name) if name.ends_with("_url") => MediaPosition::Medium,
+                (_, "source") => MediaPosition::Source,
+                (_, "images" | "audio" | "videos") => MediaPosition::List,
+                _ => MediaPosition::Within,
             };
-            if place == Place::Free {
+            if place == MediaPosition::Opaque {
                 map.next_value::<IgnoredAny>()?;
             } else {
-                map.next_value_seed(Walk { found: self.found, place })?;
+                map.next_value_seed(MediaWalker { found: self.found, position: place })?;
             }
         }
-        self.found.named |= has_name && has_medium;
+        self.found.has_uuid |= has_name && has_medium;
         self.found.urls.extend(url.filter(|_| is_url));
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let place = if self.place == Place::List { Place::List } else { Place::Within };
-        while list.next_element_seed(Walk { found: self.found, place })?.is_some() {}
+        let place = if self.position == MediaPosition::List { MediaPosition::List } else { MediaPosition::Within };
+        while list.next_element_seed(MediaWalker { found: self.found, position: place })?.is_some() {}
         Ok(())
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<(), E> {
-        self.take(text.into());
+        self.collect(text.into());
         Ok(())
     }
 
     fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        self.take(text.to_owned().into());
+        self.collect(text.to_owned().into());
         Ok(())
     }
 
@@ -265,10 +265,10 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
     }
 }
 
-impl<'de> Walk<'_, 'de> {
-    fn take(self, text: Cow<'de, str>) {
+impl<'de> MediaWalker<'_, 'de> {
+    fn collect(self, text: Cow<'de, str>) {
         // Bytes in base64 have no colon.
-        if self.place == Place::Medium || self.place == Place::List && text.contains(':') {
+        if self.position == MediaPosition::Medium || self.position == MediaPosition::List && text.contains(':') {
             self.found.urls.push(text);
         }
     }
@@ -276,7 +276,7 @@ impl<'de> Walk<'_, 'de> {
 
 /// A name or a text, borrowed from the body unless it has escapes.
 #[derive(Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+struct JsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests;

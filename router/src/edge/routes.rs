@@ -10,28 +10,28 @@ use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
-use super::access::{AccessLog, Entry};
-use super::body::Reading;
-use super::framing::Flaw;
-use super::head::check_head;
+use super::access_log::{AccessLog, AccessEntry};
+use super::request_body::BodyMemory;
+use super::framing::FramingFlaw;
+use super::head_checks::check_head;
 use super::headers;
 use super::isolation::Isolation;
 use super::media::MediaHosts;
 use super::ollama;
-use super::own;
+use super::local_replies;
 use super::reply::{self, EdgeBody};
-use super::submit::Inquiry;
+use super::submit::InboundRequest;
 use crate::admission::Admission;
 use crate::config::RouterConfig;
 use crate::dispatch::{Dispatch, Refusal};
-use crate::grpc::{Bookings, Watches};
+use crate::grpc::{Bookings, HealthWatchPermits};
 use crate::keys::{self, Caller, Keys, Unauthenticated};
 use crate::metrics::RefusalReason;
-use crate::sticky::Sticky;
+use crate::response_affinity::ResponseAffinity;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
 /// updates, profiling) are for whoever runs it.
-const PASSED: [&str; 14] = [
+const PROXIED_PATHS: [&str; 14] = [
     "/tokenize",
     "/detokenize",
     "/tokenizer_info",
@@ -57,21 +57,21 @@ pub struct Edge {
     /// Who sends it?
     pub keys: Keys,
     /// Where is it written down?
-    pub access: AccessLog,
+    pub access_log: AccessLog,
     /// What may engines fetch for it?
-    pub media: MediaHosts,
+    pub media_hosts: MediaHosts,
     /// How is it kept apart from other tenants' requests, if it is?
     pub isolation: Option<Isolation>,
     /// May it enter?
     pub admission: Admission,
     /// Is there memory for what it sends?
-    pub reading: Reading,
+    pub body_memory: BodyMemory,
     /// Which engine keeps what it speaks of?
-    pub sticky: Sticky,
+    pub response_affinity: ResponseAffinity,
     /// Where does it go?
     pub dispatch: Dispatch,
     /// Is there a place for who watches its health?
-    pub watches: Watches,
+    pub health_watches: HealthWatchPermits,
     /// What do callers send themselves?
     pub bookings: Bookings,
     /// Does the router go on?
@@ -81,28 +81,28 @@ pub struct Edge {
 impl Edge {
     /// Answers one request; `flaw` is what is wrong with its framing. The request is in a box because each future on its way would have room
     /// for it twice.
-    pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<Flaw>) -> Response<EdgeBody> {
-        let entry = self.access.begin(request.method(), request.uri().path_and_query(), request.headers());
-        keys::hide(request.headers_mut());
+    pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>) -> Response<EdgeBody> {
+        let entry = self.access_log.start_entry(request.method(), request.uri().path_and_query(), request.headers());
+        keys::mark_sensitive(request.headers_mut());
         // For whoever reads the request, by whatever API.
         request.extensions_mut().insert(entry.clone());
-        let is_ollamas = ollama::is_ours(request.uri().path());
-        let wanted = own::Wanted::of(&request);
-        let response = wanted.dress(self.answered(request, flaw, &entry).await);
-        let response = if is_ollamas { ollama::retold(response) } else { response };
-        entry.status(response.status().as_u16(), response.body().size_hint().exact());
+        let is_ollamas = ollama::is_ollama_path(request.uri().path());
+        let wanted = local_replies::LocalReplyContext::from_request(&request);
+        let response = wanted.add_common_headers(self.check_and_route(request, flaw, &entry).await);
+        let response = if is_ollamas { ollama::translate_error(response) } else { response };
+        entry.set_status(response.status().as_u16(), response.body().size_hint().exact());
         response
     }
 
-    async fn answered(self: Arc<Self>, request: Box<Request<Incoming>>, flaw: Option<Flaw>, entry: &Entry) -> Response<EdgeBody> {
+    async fn check_and_route(self: Arc<Self>, request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>, entry: &AccessEntry) -> Response<EdgeBody> {
         if let Err(message) = flaw.map_or_else(|| check_head(&request), |flaw| Err(flaw.message())) {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
-            entry.refused("malformed");
+            entry.record_refusal("malformed");
             return reply::bad_request(message);
         }
         if super::grpc::is_grpc(request.headers()) {
             // Its future is larger than that of `pass`, which would pay for it with every request; and so is that of `ollama`.
-            return Box::pin(self.grpc(*request, entry)).await;
+            return Box::pin(self.answer_grpc(*request, entry)).await;
         }
         let caller = match self.keys.authenticate(request.headers()) {
             Ok(caller) => caller,
@@ -110,13 +110,13 @@ impl Edge {
             Err(_) if matches!(request.uri().path(), "/health" | "/ping") => return self.health(),
             Err(error) => {
                 self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing { RefusalReason::NoKey } else { RefusalReason::WrongKey });
-                entry.refused("unauthenticated");
-                return reply::unread(request.body(), reply::unauthenticated(&error));
+                entry.record_refusal("unauthenticated");
+                return reply::close_if_unread(request.body(), reply::unauthenticated(&error));
             }
         };
-        entry.caller(&caller);
+        entry.set_caller(&caller);
         let asking = caller.clone();
-        let mut response = Arc::clone(&self).routed(request, caller).await;
+        let mut response = Arc::clone(&self).route(request, caller).await;
         if let Some(rates) = self.admission.rate_limits(&asking) {
             rates.write_headers(response.headers_mut());
         }
@@ -124,23 +124,23 @@ impl Edge {
     }
 
     /// Has the request of a known caller answered, by its method and path.
-    async fn routed(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
+    async fn route(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
         let path = request.uri().path();
         match (request.method(), path) {
-            (&Method::GET, "/v1/models") => self.models(&caller),
+            (&Method::GET, "/v1/models") => self.list_models(&caller),
             (&Method::GET, path) if path.starts_with("/v1/models/") && path != "/v1/models/" => {
-                self.model(&caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
+                self.show_model(&caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
             }
             (&Method::GET, "/health" | "/ping") | (&Method::POST, "/ping") => self.health(),
-            _ if is_operators(path) => reply::for_operators(),
-            _ if ollama::is_ours(path) => Box::pin(self.ollama(*request, caller)).await,
-            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_passed(path) => self.pass(request, caller).await,
-            _ => reply::unread(request.body(), own::elsewhere(path)),
+            _ if is_operators_route(path) => reply::operators_only(),
+            _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(*request, caller)).await,
+            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_proxied(path) => self.proxy(request, caller).await,
+            _ => reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path)),
         }
     }
 
     /// The models of the whole fleet that this caller may use, as engines describe them.
-    fn models(&self, caller: &Caller) -> Response<EdgeBody> {
+    fn list_models(&self, caller: &Caller) -> Response<EdgeBody> {
         let view = self.dispatch.fleet.view();
         let mut list = Vec::from(br#"{"object":"list","data":["#);
         for (index, model) in view.models().into_iter().filter(|model| caller.may_use(&model.id)).enumerate() {
@@ -151,17 +151,17 @@ impl Edge {
         reply::json(StatusCode::OK, list)
     }
 
-    fn model(&self, caller: &Caller, id: &str) -> Response<EdgeBody> {
+    fn show_model(&self, caller: &Caller, id: &str) -> Response<EdgeBody> {
         let view = self.dispatch.fleet.view();
         let models = view.models();
         match models.iter().find(|model| model.id == id && caller.may_use(id)) {
             Some(model) => reply::json(StatusCode::OK, model.card.clone()),
-            None => reply::refusal(&Refusal::UnknownModel { model: id.to_owned(), known: self.known_to(caller) }),
+            None => reply::refusal(&Refusal::UnknownModel { model: id.to_owned(), known: self.known_models(caller) }),
         }
     }
 
     /// The names of the models that a caller may use, for a sentence.
-    pub(super) fn known_to(&self, caller: &Caller) -> String {
+    pub(super) fn known_models(&self, caller: &Caller) -> String {
         let view = self.dispatch.fleet.view();
         let known = view.models().into_iter().map(|model| model.id.as_str()).filter(|model| caller.may_use(model));
         known.collect::<Vec<_>>().join(", ")
@@ -170,16 +170,16 @@ impl Edge {
     /// For load balancers that know vLLM: 200 when a request could be served.
     fn health(&self) -> Response<EdgeBody> {
         let ready = self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
-        let mut response = Response::new(EdgeBody::Own(None));
+        let mut response = Response::new(EdgeBody::Local(None));
         *response.status_mut() = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         response
     }
 
     /// Passes a request to an engine and the engine's answer to the client.
-    async fn pass(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
+    async fn proxy(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
-        let entry = head.extensions.remove::<Entry>().unwrap_or_default();
+        let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
         let body = match self.read_body(&caller, &head.headers, body).await {
             Ok(body) => body,
             Err(response) => {
@@ -188,29 +188,29 @@ impl Edge {
             }
         };
         let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let explain = head.headers.get(headers::EXPLAIN).is_some_and(|value| value == "1");
-        let answer = match self.submit(Inquiry { method: head.method, path, headers: head.headers, body, caller, entry, begun }).await {
+        let explain = head.headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
+        let answer = match self.submit(InboundRequest { method: head.method, path, headers: head.headers, body, caller, log_entry: entry, received_at: begun }).await {
             Ok(answer) => answer,
-            Err(declined) => return reply::declined(&declined),
+            Err(declined) => return reply::rejection(&declined),
         };
         let mut response = Response::new(EdgeBody::Relay(answer.body));
         *response.status_mut() =
             u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
-        *response.headers_mut() = headers::incoming(answer.head.headers);
+        *response.headers_mut() = headers::headers_for_client(answer.head.headers);
         if response.status().is_redirection() {
-            own::relative(response.headers_mut());
+            local_replies::make_location_relative(response.headers_mut());
         }
-        headers::explain(response.headers_mut(), &answer.decision, explain);
-        if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
+        headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
     }
 }
 
 /// Engines redirect from the same path with a slash.
-fn is_passed(path: &str) -> bool {
-    PASSED.contains(&path) || path.strip_suffix('/').is_some_and(|path| PASSED.contains(&path))
+fn is_proxied(path: &str) -> bool {
+    PROXIED_PATHS.contains(&path) || path.strip_suffix('/').is_some_and(|path| PROXIED_PATHS.contains(&path))
 }
 
 /// Routes of engines below `/v1/` that change what a replica serves.
-fn is_operators(path: &str) -> bool {
+fn is_operators_route(path: &str) -> bool {
     matches!(path, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
 }

@@ -8,24 +8,24 @@ use http::uri::PathAndQuery;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::access::Entry;
-use super::body::NoRoom;
-use super::content::Content;
+use super::access_log::AccessEntry;
+use super::request_body::BodyMemoryFull;
+use super::body_format::BodyFormat;
 use super::form;
 use super::headers;
 use super::ids;
 use super::invocation;
-use super::isolation::{Plain, Salted};
-use super::peek::{Peek, is_nobodys_json, peek};
+use super::isolation::{UnsaltedRequest, SaltedBody};
+use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::routes::Edge;
-use super::state::owner;
-use super::work::{computes_nothing, tokens, work};
+use super::stored_responses::response_owner;
+use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work};
 use crate::admission::{UsageEstimate, LimitKind, LimitExceeded, Permit};
 use crate::dispatch::{Answer, Dialect, OutboundRequest, Refusal, ExternalPlacement};
 use crate::keys::{Caller, Role};
 use crate::metrics::RefusalReason;
 use crate::placement::{PlacementRequest, QueueShare};
-use crate::sticky::{Keep, Named};
+use crate::response_affinity::{ResponseRecorder, ResponseReference};
 
 /// Said to callers whose use is limited.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
@@ -33,7 +33,7 @@ const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody
 
 /// A request for an engine, in the engine's own API, and who sends it.
 #[derive(Debug)]
-pub(crate) struct Inquiry {
+pub(crate) struct InboundRequest {
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
     /// As the client sent them; those of one connection are left out on the way.
@@ -42,14 +42,14 @@ pub(crate) struct Inquiry {
     pub(crate) body: Bytes,
     pub(crate) caller: Caller,
     /// Its line in the access log.
-    pub(crate) entry: Entry,
+    pub(crate) log_entry: AccessEntry,
     /// When it came.
-    pub(crate) begun: Instant,
+    pub(crate) received_at: Instant,
 }
 
 /// Why a request got no engine's answer. Each API tells it in its own form.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Declined {
+pub(crate) enum Rejection {
     /// It cannot be understood.
     #[error("{0}")]
     Malformed(String),
@@ -67,9 +67,9 @@ pub(crate) enum Declined {
     NoResponse(String),
 }
 
-impl Declined {
+impl Rejection {
     /// How it is counted.
-    fn reason(&self) -> RefusalReason {
+    fn refusal_reason(&self) -> RefusalReason {
         match self {
             Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => RefusalReason::Request,
             Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,
@@ -80,7 +80,7 @@ impl Declined {
     }
 
     /// The word for it in the access log.
-    fn cause(&self) -> &'static str {
+    fn as_str(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "malformed",
             Self::Forbidden(_) => "forbidden",
@@ -96,17 +96,17 @@ impl Edge {
     ///
     /// # Errors
     /// When no engine does; an engine's own refusal is an answer.
-    pub(crate) fn submit(&self, inquiry: Inquiry) -> impl Future<Output = Result<Answer, Declined>> {
-        let (entry, caller) = (inquiry.entry.clone(), inquiry.caller.clone());
+    pub(crate) fn submit(&self, inquiry: InboundRequest) -> impl Future<Output = Result<Answer, Rejection>> {
+        let (entry, caller) = (inquiry.log_entry.clone(), inquiry.caller.clone());
         // Not within the future, which would keep room for the inquiry as long as the request waits.
-        let prepared = self.prepared(inquiry);
+        let prepared = self.prepare(inquiry);
         async move {
             let submitted = async {
                 let (mut outgoing, permit) = prepared?;
-                outgoing.placement_request.required_engine = self.only(&outgoing.referenced_response, &caller).await?;
-                Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.discreet(refusal, &caller))?)
+                outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, &caller).await?;
+                Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?)
             };
-            submitted.await.inspect_err(|declined| self.count(declined, &entry))
+            submitted.await.inspect_err(|declined| self.count_rejection(declined, &entry))
         }
     }
 
@@ -114,93 +114,93 @@ impl Edge {
     ///
     /// # Errors
     /// When it may not be sent, or no replica can take it.
-    pub(crate) async fn reserve(&self, inquiry: Inquiry) -> Result<(ExternalPlacement, Permit), Declined> {
-        let entry = inquiry.entry.clone();
+    pub(crate) async fn reserve(&self, inquiry: InboundRequest) -> Result<(ExternalPlacement, Permit), Rejection> {
+        let entry = inquiry.log_entry.clone();
         let caller = inquiry.caller.clone();
         let reserved = async {
-            let (outgoing, permit) = self.prepared(inquiry)?;
-            Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.discreet(refusal, &caller))?, permit))
+            let (outgoing, permit) = self.prepare(inquiry)?;
+            Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?, permit))
         };
-        reserved.await.inspect_err(|declined| self.count(declined, &entry))
+        reserved.await.inspect_err(|declined| self.count_rejection(declined, &entry))
     }
 
-    fn count(&self, declined: &Declined, entry: &Entry) {
-        entry.refused(declined.cause());
-        self.dispatch.metrics.count_refusal(declined.reason());
+    fn count_rejection(&self, declined: &Rejection, entry: &AccessEntry) {
+        entry.record_refusal(declined.as_str());
+        self.dispatch.metrics.count_refusal(declined.refusal_reason());
     }
 
     /// A refusal that does not name models which its caller may not use.
-    fn discreet(&self, refusal: Refusal, caller: &Caller) -> Refusal {
+    fn hide_other_models(&self, refusal: Refusal, caller: &Caller) -> Refusal {
         match refusal {
-            Refusal::UnknownModel { model, .. } if caller.models.is_some() => Refusal::UnknownModel { model, known: self.known_to(caller) },
+            Refusal::UnknownModel { model, .. } if caller.models.is_some() => Refusal::UnknownModel { model, known: self.known_models(caller) },
             refusal => refusal,
         }
     }
 
     /// Whether it depends on what a body says what its caller may do. Of a form that is which model it asks for, and nothing else.
-    fn depends(&self, content: Content<'_>, caller: &Caller) -> bool {
-        let by_key = if matches!(content, Content::Form(_)) { caller.models.is_some() } else { self.keys.are_wanted() };
+    fn needs_readable_body(&self, content: BodyFormat<'_>, caller: &Caller) -> bool {
+        let by_key = if matches!(content, BodyFormat::Form(_)) { caller.models.is_some() } else { self.keys.are_required() };
         by_key || self.isolation.is_some()
     }
 
     /// Looks at what an engine would fetch for a request. A sound has any bytes; whatever else a body is called, an engine might read it as JSON.
-    fn check_media(&self, content: Content<'_>, body: &[u8], entry: &Entry) -> Result<(), Declined> {
-        if matches!(content, Content::Form(_)) {
+    fn check_media(&self, content: BodyFormat<'_>, body: &[u8], entry: &AccessEntry) -> Result<(), Rejection> {
+        if matches!(content, BodyFormat::Form(_)) {
             return Ok(());
         }
-        self.media.check(body, self.isolation.is_some()).map_err(|message| {
-            entry.refused("media");
-            Declined::Malformed(message)
+        self.media_hosts.check(body, self.isolation.is_some()).map_err(|message| {
+            entry.record_refusal("media");
+            Rejection::Malformed(message)
         })
     }
 
     /// A request that may enter, as it will be sent.
-    pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<OutboundRequest>, Permit), Declined> {
-        let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
-        let content = Content::of(&headers);
-        let mut peek = peeked(content, &body, self.depends(content, &caller)).map_err(Declined::Malformed)?;
-        let route = invocation::carried(path.path(), &peek);
-        let named = invocation::model(path.path(), &headers).map_err(Declined::Malformed)?;
-        let id = ids::draw();
-        entry.submitted(id, named.as_deref().or(peek.model.as_deref()));
-        permit(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Declined::Forbidden)?;
-        if caller.role != Role::Admin && (peek.is_urgent || headers::is_urgent(&headers)) {
-            return Err(Declined::Forbidden(impatient(&caller)));
+    pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<(Box<OutboundRequest>, Permit), Rejection> {
+        let InboundRequest { method, path, headers, body, caller, log_entry: entry, received_at: begun } = inquiry;
+        let content = BodyFormat::from_headers(&headers);
+        let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
+        let route = invocation::effective_route(path.path(), &peek);
+        let named = invocation::model_from_header(path.path(), &headers).map_err(Rejection::Malformed)?;
+        let id = ids::next_request_id();
+        entry.set_request(id, named.as_deref().or(peek.model.as_deref()));
+        check_permission(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Rejection::Forbidden)?;
+        if caller.role != Role::Admin && (peek.is_urgent || headers::asks_engine_priority(&headers)) {
+            return Err(Rejection::Forbidden(priority_refused_message(&caller)));
         }
         peek.model = named.or(peek.model);
         self.check_media(content, &body, &entry)?;
-        let plain = Plain { tenant: owner(&caller), route, content, body: &body, peek: &peek };
+        let plain = UnsaltedRequest { tenant: response_owner(&caller), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
-            Some(isolation) if !computes_nothing(route) => isolation.salted(&plain).map_err(Declined::Malformed)?,
+            Some(isolation) if !computes_nothing(route) => isolation.add_salt(&plain).map_err(Rejection::Malformed)?,
             _ => None,
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
-        let guest = guest(&caller, &headers, peek.user.as_deref(), room_for.len());
-        let room = self.reading.room(guest).map_err(|full| without_room(&full))?;
-        let names = Named::of(&method, route, peek.previous.as_deref());
-        if peek.background && names.makes_one() && caller.limits.bound_use() {
-            return Err(Declined::Malformed(NO_BACKGROUND.into()));
+        let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let room = self.body_memory.reserve(guest).map_err(|full| memory_limit_exceeded(&full))?;
+        let names = ResponseReference::parse(&method, route, peek.previous_response_id.as_deref());
+        if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
+            return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
-        let work = work(route, body.len(), &peek);
-        let most_output = peek.most_output.number();
+        let work = estimate_work(route, body.len(), &peek);
+        let most_output = peek.max_output.count();
         let output = if work.generates() { self.dispatch.placer.expected_output_tokens(most_output) } else { 0 };
-        let input = if work.is_some() { peek.text.iter().map(|text| tokens(text)).sum() } else { 0 };
+        let input = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
         let permit = self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
-        if let Some(chosen) = peek.chosen.as_deref().filter(|id| names.makes_one() && self.sticky.is_of_another(id, owner(&caller), begun))
+        if let Some(chosen) = peek.response_id.as_deref().filter(|id| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(&caller), begun))
         {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
-            return Err(Declined::Forbidden(message));
+            return Err(Rejection::Forbidden(message));
         }
-        let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.part(&body, text));
-        let text = if !work.is_some() { Vec::new() } else { peek.text.iter().map(|text| part(text)).collect() };
+        let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.relocate(&body, text));
+        let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| part(text)).collect() };
         let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
-        let (body, salt) = salted.map_or_else(unsalted, |Salted { body, salt, .. }| (body, salt));
+        let (body, salt) = salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
         // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
-        let body = room.around(body);
+        let body = room.wrap(body);
         let outgoing = Box::new(OutboundRequest {
             id,
-            priority: band(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
-            tenant: tenant(&caller).unwrap_or_default(),
+            priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
+            tenant: tenant_hash(&caller).unwrap_or_default(),
             queue_share: guest,
             queue_slot: None,
             client_id: headers::client_id(&headers),
@@ -210,20 +210,20 @@ impl Edge {
                 prompt_parts: text,
                 cache_salt: salt,
                 max_output_tokens: if work.generates() { most_output } else { Some(0) },
-                is_stream: peek.stream,
+                is_stream: peek.is_stream,
                 required_engine: None,
                 body: body.clone(),
             },
             dialect: Dialect::for_path(route),
             work,
-            stored_response: names.makes_one().then(|| Keep { sticky: self.sticky.clone(), tenant: owner(&caller).clone() }),
+            stored_response: names.creates_response().then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: response_owner(&caller).clone() }),
             referenced_response: names,
             head: RequestHead {
                 method: method.as_str().to_owned(),
                 path: path.as_str().to_owned(),
-                headers: headers::outgoing(&headers, !self.keys.are_wanted()),
+                headers: headers::headers_for_engine(&headers, !self.keys.are_required()),
                 body_bytes: body.len() as u64,
-                guided: peek.guided,
+                guided: peek.is_guided,
                 ..RequestHead::default()
             },
             body,
@@ -235,51 +235,51 @@ impl Edge {
 }
 
 /// Who has a turn together: a tenant's callers, or whoever has one key; `None` where there are no keys.
-fn tenant(caller: &Caller) -> Option<u64> {
+fn tenant_hash(caller: &Caller) -> Option<u64> {
     let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
     (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
 }
 
 /// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
-pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
-    let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
+pub(super) fn queue_share(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
+    let tenant = tenant_hash(caller).unwrap_or_else(|| headers::tenant_hash(headers, user));
     QueueShare { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
 }
 
 /// What the caller is told whose body finds no room.
-fn without_room(full: &NoRoom) -> LimitExceeded {
+fn memory_limit_exceeded(full: &BodyMemoryFull) -> LimitExceeded {
     LimitExceeded { message: full.to_string(), retry_after: 1, limit: LimitKind::Router }
 }
 
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
-fn band(caller: &Caller, asked: i32) -> i32 {
+fn clamp_priority(caller: &Caller, asked: i32) -> i32 {
     if caller.role == Role::Admin { asked } else { asked.max(0) }
 }
 
 /// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since
 /// other releases may read it.
-fn permit(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
+fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
     if path != invocation::PATH || caller.models.is_none() {
-        return caller.permit(method, path, peek.model.as_deref());
+        return caller.check_permission(method, path, peek.model.as_deref());
     }
-    let named = named.ok_or_else(invocation::unnamed)?;
-    [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.permit(method, path, Some(model)))
+    let named = named.ok_or_else(invocation::missing_model_message)?;
+    [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.check_permission(method, path, Some(model)))
 }
 
 /// What a caller is told that may not go before others, where engines schedule by priority.
-fn impatient(caller: &Caller) -> String {
+fn priority_refused_message(caller: &Caller) -> String {
     format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
 }
 
 /// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
 /// unless what its caller may do depends on it.
-fn peeked<'a>(content: Content<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+fn peek_body<'a>(content: BodyFormat<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
     match content {
         _ if body.is_empty() => Ok(Peek::default()),
-        Content::Other => Ok(Peek::default()),
-        Content::Form(kind) => form::peek(kind, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) }),
-        Content::Json => match peek(body) {
-            Err(_) if !depends && is_nobodys_json(body) => Ok(Peek::default()),
+        BodyFormat::Other => Ok(Peek::default()),
+        BodyFormat::Form(kind) => form::peek(kind, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) }),
+        BodyFormat::Json => match peek(body) {
+            Err(_) if !depends && is_invalid_for_engines(body) => Ok(Peek::default()),
             peeked => peeked.map_err(|error| error.to_string()),
         },
     }

@@ -1,8 +1,8 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 
-use super::headers::{incoming, is_urgent as is_urgent_by_header, outgoing};
-use super::peek::{Most, Peek, is_nobodys_json, peek};
+use super::headers::{headers_for_client, asks_engine_priority as is_urgent_by_header, headers_for_engine};
+use super::peek::{RequestedCount, Peek, is_invalid_for_engines, peek};
 
 fn model(name: &str) -> Peek<'static> {
     Peek { model: Some(name.into()), ..Peek::default() }
@@ -24,10 +24,10 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
     let peeked = peek(body.as_bytes()).unwrap();
     let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
     let (priority, user) = (Some(-2), Some("u".into()));
-    let expected = Peek { stream: true, most_output: Most::Of(7), priority, is_urgent: true, user, is_chat: true, text, ..Peek::default() };
+    let expected = Peek { is_stream: true, max_output: RequestedCount::Count(7), priority, is_urgent: true, user, is_chat: true, prompt_parts: text, ..Peek::default() };
     assert_eq!(peeked, expected);
     let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
-    assert_eq!(odd, Peek { is_urgent: true, most_output: Most::Unclear, ..Peek::default() });
+    assert_eq!(odd, Peek { is_urgent: true, max_output: RequestedCount::Unreadable, ..Peek::default() });
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_priority_that_is_not_plainly_0_or_more_may_go_before_others() {
 
 #[test]
 fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_unclear_is_no_bound() {
-    let most = |body: &str| peek(body.as_bytes()).unwrap().most_output.number();
+    let most = |body: &str| peek(body.as_bytes()).unwrap().max_output.count();
     assert_eq!(most(r#"{"max_completion_tokens":1000,"max_tokens":1}"#), Some(1000));
     assert_eq!(most(r#"{"max_tokens":1000,"max_output_tokens":null}"#), Some(1000));
     // Engines take numbers in strings, too, and whole ones with a point.
@@ -62,15 +62,15 @@ fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_
     assert_eq!(most(r#"{"max_output_tokens":1,"max_tokens":1e3}"#), None);
     assert_eq!(most(r#"{"sampling_params":{"max_tokens":70,"n":4},"max_tokens":1}"#), Some(70));
     let choices = |body: &str| peek(body.as_bytes()).unwrap().choices;
-    assert_eq!(choices(r#"{"sampling_params":{"n":4}}"#), Most::Of(4));
-    assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), Most::Unclear);
-    assert_eq!((choices(r#"{"n":2,"best_of":5}"#), choices(r#"{"n":"5"}"#)), (Most::Of(5), Most::Unclear));
+    assert_eq!(choices(r#"{"sampling_params":{"n":4}}"#), RequestedCount::Count(4));
+    assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), RequestedCount::Unreadable);
+    assert_eq!((choices(r#"{"n":2,"best_of":5}"#), choices(r#"{"n":"5"}"#)), (RequestedCount::Count(5), RequestedCount::Unreadable));
 }
 
 #[test]
 fn a_prompt_of_token_ids_is_one() {
     let body = br#"{"token_ids":[1,2,3],"sampling_params":{}}"#;
-    assert_eq!(peek(body).unwrap().text, ["[1,2,3]"]);
+    assert_eq!(peek(body).unwrap().prompt_parts, ["[1,2,3]"]);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn an_answer_that_has_to_follow_a_schema_is_known_in_every_dialect() {
         r#"{"tool_choice":{"type":"function","function":{"name":"f"}}}"#,
         r#"{"tool_choice":{"type":"any"}}"#,
     ] {
-        assert!(peek(guided.as_bytes()).unwrap().guided, "{guided}");
+        assert!(peek(guided.as_bytes()).unwrap().is_guided, "{guided}");
     }
     for free in [
         r#"{"response_format":{"type":"text"}}"#,
@@ -101,7 +101,7 @@ fn an_answer_that_has_to_follow_a_schema_is_known_in_every_dialect() {
         r#"{"tool_choice":{"type":"auto"}}"#,
         r#"{"prompt":"{\"response_format\":{\"type\":\"json_object\"}}"}"#,
     ] {
-        assert!(!peek(free.as_bytes()).unwrap().guided, "{free}");
+        assert!(!peek(free.as_bytes()).unwrap().is_guided, "{free}");
     }
 }
 
@@ -138,12 +138,12 @@ fn headers_pass_but_for_those_of_one_connection() {
     ] {
         headers.append(name, value.parse().unwrap());
     }
-    let passed = outgoing(&headers, true);
+    let passed = headers_for_engine(&headers, true);
     let names: Vec<&[u8]> = passed.iter().map(|header| &header.name[..]).collect();
     assert_eq!(names, [&b"authorization"[..], b"x-request-id", b"traceparent", b"tracestate", b"x-twice", b"x-twice"]);
-    let anonymous = outgoing(&headers, false);
+    let anonymous = headers_for_engine(&headers, false);
     assert_eq!(anonymous.iter().map(|header| &header.name[..]).collect::<Vec<_>>(), names[1..]);
-    let back = incoming(passed);
+    let back = headers_for_client(passed);
     assert_eq!(back.get_all("x-twice").iter().collect::<Vec<_>>(), ["1", "2"]);
 }
 
@@ -168,10 +168,10 @@ proptest! {
 #[test]
 fn a_body_is_left_to_the_engine_to_refuse_only_if_it_surely_does() {
     for refused in ["", "{", "{'a': 1}", "[1,]", "\"\n\"", "{} x", "01", "\u{1f682}"] {
-        assert!(peek(refused.as_bytes()).is_err() && is_nobodys_json(refused.as_bytes()), "{refused}");
+        assert!(peek(refused.as_bytes()).is_err() && is_invalid_for_engines(refused.as_bytes()), "{refused}");
     }
     // Python reads these.
     for read in [&b"{\"model\": NaN}"[..], b"-Infinity", b"\xef\xbb\xbf{}", b"{\0}\0", b"\xff\xfe{\0}\0", br#"{"\ud800":1}"#] {
-        assert!(peek(read).is_err() && !is_nobodys_json(read), "{read:?}");
+        assert!(peek(read).is_err() && !is_invalid_for_engines(read), "{read:?}");
     }
 }

@@ -13,44 +13,44 @@ use tokio::time::timeout;
 use tonic::Status;
 
 /// Messages to one agent that may wait.
-const QUEUE: usize = 64;
+const MAX_QUEUED_MESSAGES: usize = 64;
 
 /// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take longer; the answer says that it has begun.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long an agent may take to answer an order that it answers when it is done: engines finish their requests (the agent's drain timeout), move
 /// their memory, read weights or adapters. Every step has a deadline at the agent; this one is for an agent that is stuck.
-const DONE_DEADLINE: Duration = Duration::from_secs(30 * 60);
+const COMPLETION_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// Directives to one agent, and the answers that are waited for.
 #[derive(Debug, Clone)]
 pub struct Directives {
     to_agent: mpsc::Sender<Result<wire::AttachResponse, Status>>,
-    waiting: Arc<Mutex<FxHashMap<u64, oneshot::Sender<wire::Answer>>>>,
+    pending_answers: Arc<Mutex<FxHashMap<u64, oneshot::Sender<wire::Answer>>>>,
 }
 
 impl Directives {
     /// Directives to nobody.
     #[cfg(test)]
     pub(super) fn unconnected() -> Self {
-        Self { to_agent: mpsc::channel(1).0, waiting: Arc::default() }
+        Self { to_agent: mpsc::channel(1).0, pending_answers: Arc::default() }
     }
 
     /// Directives, and the messages that go to the agent.
     pub(crate) fn connect() -> (Self, mpsc::Receiver<Result<wire::AttachResponse, Status>>) {
-        let (to_agent, messages) = mpsc::channel(QUEUE);
-        (Self { to_agent, waiting: Arc::default() }, messages)
+        let (to_agent, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
+        (Self { to_agent, pending_answers: Arc::default() }, messages)
     }
 
     /// Sends an order and waits for the agent's answer.
     ///
     /// # Errors
     /// When the agent is gone, does not answer in time, or refuses.
-    pub async fn order(&self, order: Order) -> Result<wire::Answer, Status> {
+    pub async fn send_and_wait(&self, order: Order) -> Result<wire::Answer, Status> {
         let (answered, answer) = oneshot::channel();
-        let waiting = Waiting { id: fastrand::u64(1..), directives: self };
-        self.waiting.lock().insert(waiting.id, answered);
-        let deadline = deadline(&order);
+        let waiting = PendingAnswer { id: fastrand::u64(1..), directives: self };
+        self.pending_answers.lock().insert(waiting.id, answered);
+        let deadline = answer_deadline(&order);
         self.send(ToAgent::Directive(wire::Directive { id: waiting.id, order: Some(order) })).await?;
         match timeout(deadline, answer).await {
             Ok(Ok(answer)) if answer.error.is_empty() => Ok(answer),
@@ -61,7 +61,7 @@ impl Directives {
     }
 
     /// Sends an order that is answered, if at all, by what the agent reports; `false` where its queue is full and the order lost.
-    pub fn tell(&self, order: Order) -> bool {
+    pub fn try_send(&self, order: Order) -> bool {
         let directive = ToAgent::Directive(wire::Directive { id: 0, order: Some(order) });
         self.to_agent.try_send(Ok(wire::AttachResponse { message: Some(directive) })).is_ok()
     }
@@ -75,18 +75,18 @@ impl Directives {
     }
 
     /// Ends the stream to the agent with this status, where it still reads.
-    pub(super) fn refuse(&self, status: Status) {
+    pub(super) fn close_with(&self, status: Status) {
         let _ = self.to_agent.try_send(Err(status));
     }
 
     /// No answer comes any more: whoever waits for one is told.
-    pub(super) fn abandon(&self) {
-        self.waiting.lock().clear();
+    pub(super) fn drop_pending_answers(&self) {
+        self.pending_answers.lock().clear();
     }
 
     /// Hands an answer to whoever waits for it.
-    pub(super) fn answered(&self, answer: wire::Answer) {
-        if let Some(waiting) = self.waiting.lock().remove(&answer.id) {
+    pub(super) fn deliver_answer(&self, answer: wire::Answer) {
+        if let Some(waiting) = self.pending_answers.lock().remove(&answer.id) {
             // Whoever asked may have given up.
             let _ = waiting.send(answer);
         }
@@ -94,21 +94,21 @@ impl Directives {
 }
 
 /// How long the answer to an order may take.
-fn deadline(order: &Order) -> Duration {
+fn answer_deadline(order: &Order) -> Duration {
     match order {
-        Order::Sleep(_) | Order::Wake(_) | Order::Lora(_) => DONE_DEADLINE,
+        Order::Sleep(_) | Order::Wake(_) | Order::Lora(_) => COMPLETION_DEADLINE,
         _ => ANSWER_DEADLINE,
     }
 }
 
 /// An answer that is waited for, until its caller has it or has gone.
-struct Waiting<'a> {
+struct PendingAnswer<'a> {
     id: u64,
     directives: &'a Directives,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingAnswer<'_> {
     fn drop(&mut self) {
-        self.directives.waiting.lock().remove(&self.id);
+        self.directives.pending_answers.lock().remove(&self.id);
     }
 }

@@ -3,22 +3,22 @@
 //! `session` turns what an agent says into updates, `writer` applies them and publishes a `FleetView`; `caches` is to the affinity index
 //! what `writer` is to the view. `own` is what this router itself has at a replica.
 
-mod cache;
-mod caches;
+mod replica_cache;
+mod index_writer;
 mod directives;
-mod own;
+mod local_load;
 mod session;
 mod view;
-mod writer;
+mod fleet_writer;
 
-pub use cache::{Cache, CacheFigures};
-pub use caches::Caches;
+pub use replica_cache::{ReplicaCache, CacheStats};
+pub use index_writer::CacheReportQueue;
 pub use directives::Directives;
-pub use own::{Booking, InFlight, Own};
-pub use session::Sessions;
+pub use local_load::{InFlightCost, InFlight, LocalLoad};
+pub use session::SessionDeps;
 pub(crate) use session::attach;
-pub use view::{FleetView, Load, Model, Node, Phase, Replica, State};
-pub use writer::{Fleet, Update};
+pub use view::{FleetView, Load, Model, Node, Phase, Replica, ReplicaStatus};
+pub use fleet_writer::{Fleet, FleetUpdate};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -16,44 +16,44 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::caches::{CacheUpdate, Caches};
+use super::index_writer::{CacheUpdate, CacheReportQueue};
 use super::directives::Directives;
-use super::view::{Load, Model, Phase, State};
-use super::writer::{Change, Fleet, Update};
+use super::view::{Load, Model, Phase, ReplicaStatus};
+use super::fleet_writer::{ReplicaChange, Fleet, FleetUpdate};
 use crate::lanes::{Lanes, Tickets};
 use crate::dispatch::CrashSuspects;
-use crate::join::{Attached, Member};
+use crate::join::{MemberAttachment, Member};
 use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
 /// More requests are in flight on no replica, all routers together.
-const MOST_REQUESTS: u32 = 1 << 20;
+const MAX_REQUESTS: u32 = 1 << 20;
 
 /// No replica has more tokens in its memory, or has more to compute: the largest hosts of today have room for some 100 million.
-const MOST_TOKENS: u64 = 1 << 28;
+const MAX_TOKENS: u64 = 1 << 28;
 
 /// A cache that was asked for and does not come is asked for again after this: a large one takes a second or two.
-const ASKED_AGAIN: Duration = Duration::from_secs(5);
+const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What every session needs.
 #[derive(Debug)]
-pub struct Sessions {
+pub struct SessionDeps {
     /// Where updates go.
     pub fleet: Fleet,
     /// Where the deaths of engines go.
-    pub poison: Arc<CrashSuspects>,
+    pub crash_suspects: Arc<CrashSuspects>,
     /// Where reports of cached blocks go.
-    pub caches: Caches,
+    pub cache_reports: CacheReportQueue,
     /// Where the files of models go.
     pub prompts: Prompts,
     /// Where the attachment's lanes will be looked for.
     pub tickets: Arc<Tickets>,
     /// Random number of this life of the router.
-    pub router_life: u64,
+    pub router_run: u64,
     /// Numbers the attachments.
-    pub attachments: AtomicU64,
+    pub next_attachment: AtomicU64,
 }
 
 /// The stream of messages to the agent.
@@ -65,17 +65,17 @@ pub(crate) type ToAgentStream = Pin<Box<dyn Stream<Item = Result<wire::AttachRes
 /// # Errors
 /// When the hello is missing, late, of another version, or of a node that the certificate does not name.
 pub(crate) async fn attach(
-    sessions: Arc<Sessions>,
+    sessions: Arc<SessionDeps>,
     mut requests: Streaming<wire::AttachRequest>,
     member: Option<Arc<Member>>,
 ) -> Result<ToAgentStream, Status> {
-    let hello = match next(&mut requests).await? {
+    let hello = match next_message(&mut requests).await? {
         FromAgent::Hello(hello) => hello,
         _ => return Err(Status::invalid_argument("the first message of Attach must be Hello")),
     };
-    check(&hello)?;
+    check_hello(&hello)?;
     let attached = member.map(|member| member.attach(&hello.node)).transpose()?;
-    if sessions.fleet.view().is_taken(&hello.node, hello.life) {
+    if sessions.fleet.view().is_name_taken(&hello.node, hello.life) {
         let message = format!("another agent is attached as node `{}`: give each agent a name of its own with --node", hello.node);
         return Err(Status::failed_precondition(message));
     }
@@ -84,14 +84,14 @@ pub(crate) async fn attach(
     let welcome = wire::Welcome {
         protocol: PROTOCOL,
         router_version: env!("CARGO_PKG_VERSION").into(),
-        router_life: sessions.router_life,
+        router_life: sessions.router_run,
         ticket: ticket.secret().clone(),
         lease_ms: u32::try_from(sessions.fleet.lease().as_millis()).unwrap_or(u32::MAX),
     };
     let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
     tokio::spawn(async move {
-        let attachment = sessions.attachments.fetch_add(1, Ordering::Relaxed);
+        let attachment = sessions.next_attachment.fetch_add(1, Ordering::Relaxed);
         let node = hello.node.clone();
         let session = Session {
             sessions: sessions.clone(),
@@ -99,36 +99,36 @@ pub(crate) async fn attach(
             attachment,
             directives: directives.clone(),
             lanes,
-            next: 0,
-            behind: BTreeSet::new(),
-            asked: Instant::now(),
+            next_sequence: 0,
+            stale_caches: BTreeSet::new(),
+            last_resync: Instant::now(),
         };
         let ended = tokio::select! {
-            ended = session.follow(hello, requests) => ended,
-            ended = expired(attached.as_ref()) => {
+            ended = session.run(hello, requests) => ended,
+            ended = wait_for_expiry(attached.as_ref()) => {
                 // It learns why where its queue has room; its stream ends in either case.
-                directives.refuse(ended.clone());
+                directives.close_with(ended.clone());
                 ended
             }
         };
         tracing::debug!(node, %ended, "attachment ended");
-        directives.abandon();
-        sessions.fleet.update(Update::Detached { attachment }).await;
-        sessions.caches.update(CacheUpdate::Gone { attachment }).await;
+        directives.drop_pending_answers();
+        sessions.fleet.update(FleetUpdate::Detached { attachment }).await;
+        sessions.cache_reports.send(CacheUpdate::Detached { attachment }).await;
         drop(ticket);
     });
     Ok(Box::pin(ReceiverStream::new(messages)))
 }
 
 /// Resolves when the node's certificate has expired; never where it has none.
-async fn expired(attached: Option<&Attached>) -> Status {
+async fn wait_for_expiry(attached: Option<&MemberAttachment>) -> Status {
     match attached {
-        Some(attached) => attached.expired().await,
+        Some(attached) => attached.wait_expired().await,
         None => std::future::pending().await,
     }
 }
 
-fn check(hello: &wire::Hello) -> Result<(), Status> {
+fn check_hello(hello: &wire::Hello) -> Result<(), Status> {
     if hello.protocol != PROTOCOL {
         return Err(Status::failed_precondition(format!(
             "agent {} speaks protocol {}, router {} speaks protocol {PROTOCOL}: install the same version of hostler on both",
@@ -143,7 +143,7 @@ fn check(hello: &wire::Hello) -> Result<(), Status> {
     Ok(())
 }
 
-async fn next(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent, Status> {
+async fn next_message(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent, Status> {
     let message = timeout(HELLO_DEADLINE, requests.message()).await.map_err(|_| Status::deadline_exceeded("no message within 10 s"))??;
     message
         .and_then(|message| message.message)
@@ -152,47 +152,47 @@ async fn next(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent
 
 #[derive(Debug)]
 struct Session {
-    sessions: Arc<Sessions>,
+    sessions: Arc<SessionDeps>,
     node: String,
     attachment: u64,
     directives: Directives,
     lanes: Arc<Lanes>,
     /// Sequence of the report that must come next.
-    next: u64,
+    next_sequence: u64,
     /// Replicas whose cache reports found no place: nothing is passed on of them until they tell their caches anew.
-    behind: BTreeSet<u32>,
+    stale_caches: BTreeSet<u32>,
     /// When they were last asked to.
-    asked: Instant,
+    last_resync: Instant,
 }
 
 impl Session {
     /// Follows the agent until its stream ends; gives back why it did. The agent joins the fleet with its first snapshot,
     /// so that one that finds it is attached already, by another address, can leave before that.
-    async fn follow(mut self, hello: wire::Hello, mut requests: Streaming<wire::AttachRequest>) -> Status {
-        match next(&mut requests).await {
+    async fn run(mut self, hello: wire::Hello, mut requests: Streaming<wire::AttachRequest>) -> Status {
+        match next_message(&mut requests).await {
             Ok(FromAgent::Report(report)) if report.snapshot => {
-                let attached = Update::Attached {
+                let attached = FleetUpdate::Attached {
                     attachment: self.attachment,
                     node: hello.node.into(),
                     agent_version: hello.agent_version,
-                    life: hello.life,
+                    agent_run: hello.life,
                     lanes: self.lanes.clone(),
                     directives: self.directives.clone(),
                 };
                 self.sessions.fleet.update(attached).await;
-                self.report(report).await;
+                self.apply_report(report).await;
             }
             Ok(_) => return Status::invalid_argument("the agent's second message must be a snapshot"),
             Err(status) => return status,
         }
         loop {
             match requests.message().await {
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.report(report).await,
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.answered(answer),
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.apply_report(report).await,
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.deliver_answer(answer),
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Cache(report)) })) => {
-                    self.cache(report);
+                    self.forward_cache_report(report);
                 }
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.sessions.prompts.part(part),
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.sessions.prompts.receive_part(part),
                 Ok(Some(_)) => tracing::debug!("an unexpected message of an agent is ignored"),
                 Ok(None) => return Status::ok("the agent left"),
                 Err(status) => return status,
@@ -200,58 +200,58 @@ impl Session {
         }
     }
 
-    async fn report(&mut self, report: wire::Report) {
-        self.catch_up();
+    async fn apply_report(&mut self, report: wire::Report) {
+        self.resync_stale_caches();
         if report.snapshot {
-            self.next = report.sequence;
-        } else if report.sequence != self.next {
-            tracing::warn!(expected = self.next, got = report.sequence, "a report is missing: asking for a snapshot");
+            self.next_sequence = report.sequence;
+        } else if report.sequence != self.next_sequence {
+            tracing::warn!(expected = self.next_sequence, got = report.sequence, "a report is missing: asking for a snapshot");
             // Should the order be lost, the next report shows again that it is needed.
-            self.directives.tell(Order::Resync(wire::Resync {}));
+            self.directives.try_send(Order::Resync(wire::Resync {}));
             return;
         }
-        self.next = self.next.wrapping_add(1);
-        report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer(files));
+        self.next_sequence = self.next_sequence.wrapping_add(1);
+        report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer_prompt_files(files));
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.deaths.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.deaths.iter().for_each(|death| self.sessions.poison.record_reported_death(&id, death));
+            replica.deaths.iter().for_each(|death| self.sessions.crash_suspects.record_reported_death(&id, death));
         }
-        let replicas = report.replicas.into_iter().map(change).collect();
-        self.sessions.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
+        let replicas = report.replicas.into_iter().map(parse_replica).collect();
+        self.sessions.fleet.update(FleetUpdate::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
     }
 }
 
 impl Session {
     /// Passes a cache report on, never waiting: load, phase and lease come by the same stream and must not be late. Where the writer of
     /// the index is behind, the report is dropped and the whole cache asked for later.
-    fn cache(&mut self, report: wire::CacheReport) {
+    fn forward_cache_report(&mut self, report: wire::CacheReport) {
         let index = report.index;
         if report.snapshot {
-            self.behind.remove(&index);
+            self.stale_caches.remove(&index);
         }
         let (attachment, directives) = (self.attachment, self.directives.clone());
-        if self.behind.contains(&index) || !self.sessions.caches.offer(CacheUpdate::Reported { attachment, directives, report }) {
-            self.behind.insert(index);
+        if self.stale_caches.contains(&index) || !self.sessions.cache_reports.try_send(CacheUpdate::Reported { attachment, directives, report }) {
+            self.stale_caches.insert(index);
         }
     }
 
     /// Asks for the caches of which reports were dropped, once the writer has caught up.
-    fn catch_up(&mut self) {
-        if !self.behind.is_empty() && self.asked.elapsed() > ASKED_AGAIN && self.sessions.caches.has_room() {
-            self.asked = Instant::now();
-            let indices = self.behind.iter().copied().collect();
-            self.directives.tell(Order::ResyncCache(wire::Replicas { indices }));
+    fn resync_stale_caches(&mut self) {
+        if !self.stale_caches.is_empty() && self.last_resync.elapsed() > RESYNC_RETRY_INTERVAL && self.sessions.cache_reports.has_room() {
+            self.last_resync = Instant::now();
+            let indices = self.stale_caches.iter().copied().collect();
+            self.directives.try_send(Order::ResyncCache(wire::Replicas { indices }));
         }
     }
 
     /// A replica has files that may not be here yet.
-    fn offer(&self, files: &wire::PromptFiles) {
+    fn offer_prompt_files(&self, files: &wire::PromptFiles) {
         let Some(hash) = files_hash(files) else { return };
         let fetch = || {
-            self.directives.tell(Order::FetchFiles(wire::FetchFiles { hash: files.hash.clone() }));
+            self.directives.try_send(Order::FetchFiles(wire::FetchFiles { hash: files.hash.clone() }));
         };
-        self.sessions.prompts.offered(hash, files.bytes, &fetch);
+        self.sessions.prompts.offer_files(hash, files.bytes, &fetch);
     }
 }
 
@@ -259,12 +259,12 @@ fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
     files.hash[..].try_into().ok()
 }
 
-fn change(report: wire::ReplicaReport) -> Change {
+fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {
     let gpus = report.gpus.map(|gpus| gpus.readings.into());
-    Change { index: report.index, epoch: report.epoch, state: report.state.map(state), load: report.load.map(load), gpus }
+    ReplicaChange { index: report.index, epoch: report.epoch, state: report.state.map(parse_status), load: report.load.map(parse_load), gpus }
 }
 
-fn state(wire: wire::ReplicaState) -> State {
+fn parse_status(wire: wire::ReplicaState) -> ReplicaStatus {
     let phase = match wire.phase() {
         wire::Phase::Unspecified | wire::Phase::Starting => Phase::Starting,
         wire::Phase::Loading => Phase::Loading,
@@ -277,20 +277,20 @@ fn state(wire: wire::ReplicaState) -> State {
     };
     let models = wire.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect();
     let files = wire.prompt_files.as_ref().and_then(files_hash);
-    State { phase, models, files, wire }
+    ReplicaStatus { phase, models, files, wire }
 }
 
 /// What an agent says of load, within what any replica can have: placement adds and multiplies it.
-fn load(mut wire: wire::Load) -> Load {
-    wire.in_flight = wire.in_flight.min(MOST_REQUESTS);
-    wire.pending_tokens = wire.pending_tokens.min(MOST_TOKENS);
-    wire.context_tokens = wire.context_tokens.min(MOST_TOKENS);
+fn parse_load(mut wire: wire::Load) -> Load {
+    wire.in_flight = wire.in_flight.min(MAX_REQUESTS);
+    wire.pending_tokens = wire.pending_tokens.min(MAX_TOKENS);
+    wire.context_tokens = wire.context_tokens.min(MAX_TOKENS);
     if let Some(engine) = &mut wire.engine {
-        engine.kv_blocks = engine.kv_blocks.min(MOST_TOKENS / u64::from(engine.block_size.max(1)));
+        engine.kv_blocks = engine.kv_blocks.min(MAX_TOKENS / u64::from(engine.block_size.max(1)));
         engine.kv_use = if engine.kv_use.is_nan() { 0.0 } else { engine.kv_use.clamp(0.0, 1.0) };
     }
-    let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting).min(MOST_REQUESTS));
-    Load { others: wire.in_flight.saturating_sub(wire.in_flight_yours), engine, wire }
+    let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting).min(MAX_REQUESTS));
+    Load { in_flight_elsewhere: wire.in_flight.saturating_sub(wire.in_flight_yours), engine_requests: engine, wire }
 }
 
 #[cfg(test)]

@@ -6,41 +6,41 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use super::writer::Change;
-use super::writer::LOADS_WAIT;
+pub(crate) use super::fleet_writer::ReplicaChange;
+use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
 use super::*;
 use crate::lanes::{Lane, Lanes};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
 
-pub(crate) fn state(phase: Phase, model: &str) -> State {
-    State { phase, models: vec![Model::new(model.into(), "{}".into())], files: None, wire: wire::ReplicaState::default() }
+pub(crate) fn state(phase: Phase, model: &str) -> ReplicaStatus {
+    ReplicaStatus { phase, models: vec![Model::new(model.into(), "{}".into())], files: None, wire: wire::ReplicaState::default() }
 }
 
-pub(crate) fn ready(index: u32) -> Change {
-    Change { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None, gpus: None }
+pub(crate) fn ready(index: u32) -> ReplicaChange {
+    ReplicaChange { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None, gpus: None }
 }
 
 /// An attachment of node `n` as a session would make it, with one lane.
-pub(crate) async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<Change>) -> Arc<Lane> {
+pub(crate) async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     attach_told(fleet, attachment, Directives::unconnected(), replicas).await
 }
 
 /// The same, of an agent that is told directives.
-pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Directives, replicas: Vec<Change>) -> Arc<Lane> {
+pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Directives, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     let lanes = Arc::new(Lanes::default());
     let lane = Lane::new(Counter::default());
     lanes.add(&lane);
-    let attached = Update::Attached { attachment, node: "n".into(), agent_version: "1".into(), life: attachment, lanes, directives };
+    let attached = FleetUpdate::Attached { attachment, node: "n".into(), agent_version: "1".into(), agent_run: attachment, lanes, directives };
     fleet.update(attached).await;
     report(fleet, attachment, true, replicas).await;
     lane
 }
 
-pub(crate) async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<Change>) {
-    fleet.update(Update::Reported { attachment, snapshot, replicas }).await;
+pub(crate) async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<ReplicaChange>) {
+    fleet.update(FleetUpdate::Reported { attachment, snapshot, replicas }).await;
     // The clock is paused: this lets the writer publish, and takes no time.
-    sleep(LOADS_WAIT).await;
+    sleep(LOAD_PUBLISH_INTERVAL).await;
 }
 
 fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
@@ -54,8 +54,8 @@ pub(crate) fn fleet() -> Fleet {
 #[tokio::test(start_paused = true)]
 async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candidates() {
     let fleet = fleet();
-    let draining = Change { state: Some(state(Phase::Draining, "m")), ..ready(1) };
-    let other = Change { state: Some(state(Phase::Ready, "other")), ..ready(2) };
+    let draining = ReplicaChange { state: Some(state(Phase::Draining, "m")), ..ready(1) };
+    let other = ReplicaChange { state: Some(state(Phase::Ready, "other")), ..ready(2) };
     attach(&fleet, 1, vec![ready(0), draining, other, ready(3)]).await;
     assert_eq!(candidates(&fleet, Some("m")), [0, 3]);
     assert_eq!(candidates(&fleet, None), [0, 2, 3]);
@@ -69,22 +69,22 @@ async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candida
 async fn loads_that_follow_each_other_share_a_view_and_a_phase_waits_for_nothing() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let loaded = |others| Change { state: None, load: Some(Load { others, ..Load::default() }), ..ready(0) };
-    let update = async |change| fleet.update(Update::Reported { attachment: 1, snapshot: false, replicas: vec![change] }).await;
+    let loaded = |others| ReplicaChange { state: None, load: Some(Load { in_flight_elsewhere, ..Load::default() }), ..ready(0) };
+    let update = async |change| fleet.update(FleetUpdate::Reported { attachment: 1, snapshot: false, replicas: vec![change] }).await;
     let seen = async || {
         sleep(Duration::from_millis(1)).await;
         let view = fleet.view();
-        (view.replicas[0].load.others, view.replicas[0].state.phase)
+        (view.replicas[0].load.in_flight_elsewhere, view.replicas[0].state.phase)
     };
     update(loaded(1)).await;
     assert_eq!(seen().await.0, 1, "the first after a pause is published at once");
     update(loaded(2)).await;
     assert_eq!(seen().await.0, 1);
     update(loaded(3)).await;
-    sleep(LOADS_WAIT).await;
+    sleep(LOAD_PUBLISH_INTERVAL).await;
     assert_eq!(seen().await.0, 3);
     update(loaded(4)).await;
-    update(Change { state: Some(state(Phase::Draining, "m")), ..ready(0) }).await;
+    update(ReplicaChange { state: Some(state(Phase::Draining, "m")), ..ready(0) }).await;
     assert_eq!(seen().await, (4, Phase::Draining));
 }
 
@@ -93,13 +93,13 @@ async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_th
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     sleep(LEASE - Duration::from_millis(300)).await;
-    assert!(!fleet.view().replicas[0].suspect);
+    assert!(!fleet.view().replicas[0].lease_lapsed);
     sleep(Duration::from_millis(700)).await;
-    assert!(fleet.view().replicas[0].suspect);
+    assert!(fleet.view().replicas[0].lease_lapsed);
     let view = fleet.view();
-    assert!(view.is_doubtful(&view.replicas[0], Instant::now()) && candidates(&fleet, None) == [0], "suspect means last, not dead");
+    assert!(view.is_last_resort(&view.replicas[0], Instant::now()) && candidates(&fleet, None) == [0], "suspect means last, not dead");
     report(&fleet, 1, false, vec![]).await;
-    assert!(!fleet.view().replicas[0].suspect);
+    assert!(!fleet.view().replicas[0].lease_lapsed);
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,10 +108,10 @@ async fn whether_a_replica_is_silent_is_told_by_the_newest_view_however_old_the_
     // Ten and more: their order is that of numbers.
     attach(&fleet, 1, (0..12).map(ready).collect()).await;
     let before = fleet.view().replicas.clone();
-    let silent = || before.iter().filter(|replica| fleet.view().is_silent(replica)).count();
+    let silent = || before.iter().filter(|replica| fleet.view().has_lapsed_lease(replica)).count();
     assert_eq!(silent(), 0);
     sleep(LEASE + Duration::from_millis(300)).await;
-    assert_eq!((silent(), before[3].suspect), (12, false));
+    assert_eq!((silent(), before[3].lease_lapsed), (12, false));
     report(&fleet, 1, false, vec![]).await;
     assert_eq!(silent(), 0);
     report(&fleet, 1, true, (1..12).map(ready).collect()).await;
@@ -122,10 +122,10 @@ async fn whether_a_replica_is_silent_is_told_by_the_newest_view_however_old_the_
 async fn a_lost_agent_breaks_its_lanes_and_its_node_is_forgotten_after_a_minute() {
     let fleet = fleet();
     let lane = attach(&fleet, 1, vec![ready(0)]).await;
-    fleet.update(Update::Detached { attachment: 1 }).await;
+    fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
     sleep(Duration::from_millis(1)).await;
     assert!(lane.is_lost() && candidates(&fleet, None).is_empty());
-    assert_eq!((fleet.view().nodes.len(), fleet.view().nodes[0].attached), (1, false));
+    assert_eq!((fleet.view().nodes.len(), fleet.view().nodes[0].is_attached), (1, false));
     sleep(Duration::from_secs(61)).await;
     assert!(fleet.view().nodes.is_empty() && fleet.view().replicas.is_empty());
 }
@@ -138,7 +138,7 @@ async fn a_new_attachment_replaces_the_old_one_whose_last_words_no_longer_count(
     assert!(old.is_lost());
     assert_eq!(fleet.view().replicas.len(), 1, "a snapshot is all there is");
     report(&fleet, 1, true, vec![]).await;
-    fleet.update(Update::Detached { attachment: 1 }).await;
+    fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
     sleep(Duration::from_millis(1)).await;
     assert_eq!(candidates(&fleet, None), [0]);
 }
@@ -147,29 +147,29 @@ async fn a_new_attachment_replaces_the_old_one_whose_last_words_no_longer_count(
 async fn a_nodes_name_is_taken_while_its_agent_is_heard_and_free_for_the_same_agent() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    assert!(fleet.view().is_taken("n", 2) && !fleet.view().is_taken("n", 1) && !fleet.view().is_taken("other", 2));
+    assert!(fleet.view().is_name_taken("n", 2) && !fleet.view().is_name_taken("n", 1) && !fleet.view().is_name_taken("other", 2));
     sleep(LEASE + Duration::from_millis(300)).await;
-    assert!(!fleet.view().is_taken("n", 2), "a silent agent may be replaced");
+    assert!(!fleet.view().is_name_taken("n", 2), "a silent agent may be replaced");
 }
 
 #[tokio::test(start_paused = true)]
 async fn our_own_count_goes_on_when_an_agent_attaches_again() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let in_flight = fleet.view().replicas[0].own.enter(Booking::default(), None);
-    attach(&fleet, 2, vec![Change { epoch: 2, ..ready(0) }]).await;
-    assert_eq!((fleet.view().replicas[0].own.in_flight(), fleet.view().replicas[0].epoch), (1, 2));
+    let in_flight = fleet.view().replicas[0].local_load.start_request(InFlightCost::default(), None);
+    attach(&fleet, 2, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
+    assert_eq!((fleet.view().replicas[0].local_load.in_flight(), fleet.view().replicas[0].epoch), (1, 2));
     drop(in_flight);
-    assert_eq!(fleet.view().replicas[0].own.in_flight(), 0);
+    assert_eq!(fleet.view().replicas[0].local_load.in_flight(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_router_settles_in_two_seconds() {
     let fleet = fleet();
-    assert!(fleet.view().is_settling(Instant::now()));
+    assert!(fleet.view().is_in_startup_grace(Instant::now()));
     attach(&fleet, 1, vec![ready(0)]).await;
-    assert!(fleet.view().is_settling(Instant::now()), "another agent may still be on its way");
-    assert!(!fleet.view().is_settling(Instant::now() + Duration::from_secs(2)));
+    assert!(fleet.view().is_in_startup_grace(Instant::now()), "another agent may still be on its way");
+    assert!(!fleet.view().is_in_startup_grace(Instant::now() + Duration::from_secs(2)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -178,24 +178,24 @@ async fn a_replica_that_lost_a_request_is_doubtful_for_a_second() {
     attach(&fleet, 1, vec![ready(0)]).await;
     let view = fleet.view();
     view.avoid(&view.replicas[0], Instant::now());
-    assert!(view.is_doubtful(&view.replicas[0], Instant::now()));
-    assert!(!view.is_doubtful(&view.replicas[0], Instant::now() + Duration::from_millis(1001)));
+    assert!(view.is_last_resort(&view.replicas[0], Instant::now()));
+    assert!(!view.is_last_resort(&view.replicas[0], Instant::now() + Duration::from_millis(1001)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_known_of_a_cache_counts_for_one_life_of_the_engine() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let seat = hostler_placement::affinity::Index::new().open();
-    let known = |epoch| Update::Cached { attachment: 1, index: 0, epoch, cache: Cache { seat: Some(seat), ..Cache::default() } };
-    let is_known = || fleet.view().replicas[0].cache.seat.is_some();
+    let seat = hostler_placement::affinity::CacheIndex::new().open();
+    let known = |epoch| FleetUpdate::CacheChanged { attachment: 1, index: 0, epoch, cache: ReplicaCache { slot: Some(seat), ..ReplicaCache::default() } };
+    let is_known = || fleet.view().replicas[0].cache.slot.is_some();
     fleet.update(known(2)).await;
     report(&fleet, 1, false, vec![]).await;
     assert!(!is_known(), "of a life that was not heard of");
     fleet.update(known(1)).await;
     report(&fleet, 1, false, vec![]).await;
     assert!(is_known());
-    report(&fleet, 1, false, vec![Change { epoch: 2, ..ready(0) }]).await;
+    report(&fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
     assert!(!is_known(), "the engine has been started again");
 }
 
@@ -209,10 +209,10 @@ fn an_adapter_is_known_by_its_parent() {
 async fn readings_of_gpus_stay_until_others_come() {
     let fleet = fleet();
     let reading = |watts| wire::GpuReading { watts: Some(watts), ..wire::GpuReading::default() };
-    attach(&fleet, 1, vec![Change { gpus: Some([reading(70.0)].into()), ..ready(0) }]).await;
-    report(&fleet, 1, false, vec![Change { state: None, ..ready(0) }]).await;
+    attach(&fleet, 1, vec![ReplicaChange { gpus: Some([reading(70.0)].into()), ..ready(0) }]).await;
+    report(&fleet, 1, false, vec![ReplicaChange { state: None, ..ready(0) }]).await;
     assert_eq!(*fleet.view().replicas[0].gpus, [reading(70.0)]);
-    report(&fleet, 1, false, vec![Change { state: None, gpus: Some([reading(400.0)].into()), ..ready(0) }]).await;
+    report(&fleet, 1, false, vec![ReplicaChange { state: None, gpus: Some([reading(400.0)].into()), ..ready(0) }]).await;
     assert_eq!(*fleet.view().replicas[0].gpus, [reading(400.0)]);
 }
 
@@ -220,14 +220,14 @@ async fn readings_of_gpus_stay_until_others_come() {
 async fn a_delta_changes_what_it_names_and_nothing_else() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0), ready(1)]).await;
-    let load = Load { others: 3, engine: 2, wire: wire::Load::default() };
-    report(&fleet, 1, false, vec![Change { index: 1, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
+    let load = Load { in_flight_elsewhere: 3, engine_requests: 2, wire: wire::Load::default() };
+    report(&fleet, 1, false, vec![ReplicaChange { index: 1, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
     let view = fleet.view();
-    assert_eq!((view.replicas[0].load.others, view.replicas[1].load.others), (0, 3));
+    assert_eq!((view.replicas[0].load.in_flight_elsewhere, view.replicas[1].load.in_flight_elsewhere), (0, 3));
     assert!(view.replicas.iter().all(|replica| replica.is_ready()));
-    assert_eq!(view.target("n").len(), 2);
-    assert_eq!(view.target("n/1").len(), 1);
-    assert!(view.target("x").is_empty());
+    assert_eq!(view.replicas_of_target("n").len(), 2);
+    assert_eq!(view.replicas_of_target("n/1").len(), 1);
+    assert!(view.replicas_of_target("x").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,12 +236,12 @@ async fn a_view_shares_the_replicas_of_nodes_that_have_reported_nothing_since_an
     attach(&fleet, 1, vec![ready(0)]).await;
     let lanes = Arc::new(Lanes::default());
     let directives = Directives::unconnected();
-    fleet.update(Update::Attached { attachment: 2, node: "o".into(), agent_version: "1".into(), life: 2, lanes, directives }).await;
+    fleet.update(FleetUpdate::Attached { attachment: 2, node: "o".into(), agent_version: "1".into(), agent_run: 2, lanes, directives }).await;
     report(&fleet, 2, true, vec![ready(0)]).await;
     let before = fleet.view().clone();
-    let load = Load { others: 3, ..Load::default() };
-    report(&fleet, 2, false, vec![Change { index: 0, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
+    let load = Load { in_flight_elsewhere: 3, ..Load::default() };
+    report(&fleet, 2, false, vec![ReplicaChange { index: 0, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
     let now = fleet.view();
     assert!(Arc::ptr_eq(&before.replicas[0], &now.replicas[0]));
-    assert_eq!((before.replicas[1].load.others, now.replicas[1].load.others), (0, 3));
+    assert_eq!((before.replicas[1].load.in_flight_elsewhere, now.replicas[1].load.in_flight_elsewhere), (0, 3));
 }

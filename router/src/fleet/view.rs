@@ -9,20 +9,20 @@ use hostler_prompt::Dialect;
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
-use super::cache::Cache;
+use super::replica_cache::ReplicaCache;
 use super::directives::Directives;
-use super::own::Own;
+use super::local_load::LocalLoad;
 use crate::lanes::Lanes;
-use crate::prompt::{FilesHash, Reader};
+use crate::prompt::{FilesHash, EncoderKey};
 
 /// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
-const AVOID_AFTER_LOSS: Duration = Duration::from_secs(1);
+const AVOIDANCE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
 /// A router this young may not have heard of all its agents: they dial again within a second of losing one.
-const SETTLING: Duration = Duration::from_secs(2);
+const STARTUP_GRACE: Duration = Duration::from_secs(2);
 
 /// No model takes a longer context, in tokens: the longest today takes 10 million.
-const LONGEST_CONTEXT: u64 = 1 << 24;
+const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
 
 /// Where an engine is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,7 +71,7 @@ impl Model {
 
 /// What seldom changes of a replica.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
+pub struct ReplicaStatus {
     /// Where its engine is in its life.
     pub phase: Phase,
     /// Models it serves; kept from its last life while it restarts.
@@ -82,18 +82,18 @@ pub struct State {
     pub wire: wire::ReplicaState,
 }
 
-impl State {
+impl ReplicaStatus {
     /// What turns a request into the tokens that it sees, if its files are known.
     #[must_use]
-    pub fn reader(&self) -> Option<Reader> {
+    pub fn encoder_key(&self) -> Option<EncoderKey> {
         let front_end = self.wire.launch.as_ref().map_or("", |launch| launch.front_end.as_str());
-        self.files.map(|files| Reader { files, dialect: Dialect::of_front_end(front_end) })
+        self.files.map(|files| EncoderKey { files, dialect: Dialect::from_front_end(front_end) })
     }
 
     /// The phase's word, for people and scripts.
     #[must_use]
-    pub fn word(&self) -> &'static str {
-        self.wire.phase().word()
+    pub fn phase_name(&self) -> &'static str {
+        self.wire.phase().as_str()
     }
 }
 
@@ -101,9 +101,9 @@ impl State {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Load {
     /// Requests of other routers in flight there.
-    pub others: u32,
+    pub in_flight_elsewhere: u32,
     /// Requests running and waiting in its engine.
-    pub engine: u32,
+    pub engine_requests: u32,
     /// As the agent sent it, for operators and metrics.
     pub wire: wire::Load,
 }
@@ -120,19 +120,19 @@ pub struct Replica {
     /// Life of its engine.
     pub epoch: u64,
     /// What seldom changes.
-    pub state: Arc<State>,
+    pub state: Arc<ReplicaStatus>,
     /// What often changes.
     pub load: Load,
     /// How its GPUs do, as the agent sent it.
     pub gpus: Arc<[wire::GpuReading]>,
     /// Its agent's lease has lapsed.
-    pub suspect: bool,
+    pub lease_lapsed: bool,
     /// When its agent last reported.
-    pub heard: Instant,
+    pub last_report: Instant,
     /// Our own requests there.
-    pub own: Arc<Own>,
+    pub local_load: Arc<LocalLoad>,
     /// What is known of the blocks that its engine has cached.
-    pub cache: Cache,
+    pub cache: ReplicaCache,
     /// How requests reach it.
     pub lanes: Arc<Lanes>,
 }
@@ -140,9 +140,9 @@ pub struct Replica {
 impl Replica {
     /// Tokens of the longest context that it takes, as its agent says.
     #[must_use]
-    pub fn longest_context(&self) -> u64 {
+    pub fn max_context_tokens(&self) -> u64 {
         let told = self.state.wire.launch.as_ref().map_or(0, |launch| launch.max_model_len);
-        if told == 0 { LONGEST_CONTEXT } else { told.min(LONGEST_CONTEXT) }
+        if told == 0 { MAX_CONTEXT_TOKENS } else { told.min(MAX_CONTEXT_TOKENS) }
     }
 
     /// Whether a request may be sent there.
@@ -153,7 +153,7 @@ impl Replica {
 
     /// Whether a request for `model` may be sent there.
     #[must_use]
-    pub fn takes(&self, model: Option<&str>) -> bool {
+    pub fn accepts(&self, model: Option<&str>) -> bool {
         self.is_ready() && self.serves(model)
     }
 
@@ -172,9 +172,9 @@ pub struct Node {
     /// Version of its agent.
     pub agent_version: String,
     /// Random number of its agent's life.
-    pub life: u64,
+    pub agent_run: u64,
     /// Whether its agent is connected.
-    pub attached: bool,
+    pub is_attached: bool,
     /// How directives reach it.
     pub directives: Directives,
 }
@@ -197,22 +197,22 @@ impl FleetView {
 
     /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
     pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
-        self.replicas.iter().enumerate().filter(move |(_, replica)| replica.takes(model) && !tried.contains(&replica.id))
+        self.replicas.iter().enumerate().filter(move |(_, replica)| replica.accepts(model) && !tried.contains(&replica.id))
     }
 
     /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.
     #[must_use]
-    pub fn is_doubtful(&self, replica: &Replica, now: Instant) -> bool {
-        let avoided_until = replica.own.avoided_until.load(Ordering::Relaxed);
+    pub fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
+        let avoided_until = replica.local_load.avoided_until.load(Ordering::Relaxed);
         // Most have never lost a request, and every placement asks this of every replica.
-        replica.suspect || (avoided_until > 0 && avoided_until > self.milliseconds(now))
+        replica.lease_lapsed || (avoided_until > 0 && avoided_until > self.millis_since_start(now))
     }
 
     /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when it was forgotten.
     #[must_use]
-    pub fn is_silent(&self, replica: &Replica) -> bool {
+    pub fn has_lapsed_lease(&self, replica: &Replica) -> bool {
         let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
-        place.map_or(true, |place| self.replicas[place].suspect)
+        place.map_or(true, |place| self.replicas[place].lease_lapsed)
     }
 
     /// Seconds since the router began: the clock of placement.
@@ -223,13 +223,13 @@ impl FleetView {
 
     /// Whether the router has begun so lately that agents of the one before may still be on their way.
     #[must_use]
-    pub fn is_settling(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.started) < SETTLING
+    pub fn is_in_startup_grace(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.started) < STARTUP_GRACE
     }
 
     /// A request on `replica` was lost through no fault of its own: the replica is used last for a second.
     pub fn avoid(&self, replica: &Replica, now: Instant) {
-        replica.own.avoided_until.store(self.milliseconds(now + AVOID_AFTER_LOSS), Ordering::Relaxed);
+        replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
 
     /// The models of the fleet, each once, sorted by name.
@@ -243,18 +243,18 @@ impl FleetView {
 
     /// Whether a live agent other than that of `life` has this name: two would push each other out for ever.
     #[must_use]
-    pub fn is_taken(&self, name: &str, life: u64) -> bool {
-        let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.suspect);
-        self.nodes.iter().any(|node| &*node.name == name && node.attached && node.life != life) && heard()
+    pub fn is_name_taken(&self, name: &str, life: u64) -> bool {
+        let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.lease_lapsed);
+        self.nodes.iter().any(|node| &*node.name == name && node.is_attached && node.agent_run != life) && heard()
     }
 
     /// The replicas of a node, or the one replica, that `target` names.
     #[must_use]
-    pub fn target(&self, target: &str) -> Vec<&Arc<Replica>> {
+    pub fn replicas_of_target(&self, target: &str) -> Vec<&Arc<Replica>> {
         self.replicas.iter().filter(|replica| &*replica.id == target || &*replica.node == target).collect()
     }
 
-    fn milliseconds(&self, moment: Instant) -> u64 {
+    fn millis_since_start(&self, moment: Instant) -> u64 {
         u64::try_from(moment.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
     }
 }

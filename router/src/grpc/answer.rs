@@ -8,34 +8,34 @@ use serde_json::Value;
 use tonic::Status;
 use wire::finish::StoppedBy;
 
-use super::engine::{Answered, Choice, Embedded, Logprob, Logprobs, Message, Usage};
+use super::engine::{EngineAnswer, EngineChoice, EngineEmbeddings, EngineLogprob, EngineLogprobs, EngineMessage, EngineUsage};
 use super::status;
 use crate::dispatch::{Answer, Relay};
 use crate::placement::PlacementDecision;
 
 /// The largest whole answer that is read; log probabilities of long answers make the largest.
-const MOST_BYTES: usize = 256 * 1024 * 1024;
+const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// A whole answer that went well, in its type.
 ///
 /// # Errors
 /// When it is the engine's refusal, has broken, or is something else.
-pub(super) async fn read<T: DeserializeOwned>(mut answer: Answer) -> Result<T, Status> {
-    let body = whole(&mut answer.body).await?;
+pub(super) async fn parse_answer<T: DeserializeOwned>(mut answer: Answer) -> Result<T, Status> {
+    let body = read_body(&mut answer.body).await?;
     if answer.head.status != 200 {
-        return Err(status::engine(answer.head.status, &answer.head.headers, &body));
+        return Err(status::engine_refusal(answer.head.status, &answer.head.headers, &body));
     }
-    serde_json::from_slice(&body).map_err(|error| status::not_understood(&error.to_string()))
+    serde_json::from_slice(&body).map_err(|error| status::unreadable_answer(&error.to_string()))
 }
 
 /// The whole body of an answer.
-pub(super) async fn whole(relay: &mut Relay) -> Result<Bytes, Status> {
+pub(super) async fn read_body(relay: &mut Relay) -> Result<Bytes, Status> {
     let mut only: Option<Bytes> = None;
     let mut all = BytesMut::new();
     while let Some(frame) = relay.frame().await {
-        let Ok(bytes) = frame.map_err(|broken| status::broken(&broken))?.into_data() else { continue };
-        if all.len() + bytes.len() > MOST_BYTES {
-            return Err(status::not_understood(&format!("it is longer than {MOST_BYTES} bytes; ask for a stream")));
+        let Ok(bytes) = frame.map_err(|broken| status::broken_answer(&broken))?.into_data() else { continue };
+        if all.len() + bytes.len() > MAX_ANSWER_BYTES {
+            return Err(status::unreadable_answer(&format!("it is longer than {MAX_ANSWER_BYTES} bytes; ask for a stream")));
         }
         if all.is_empty() && only.is_none() {
             only = Some(bytes);
@@ -48,7 +48,7 @@ pub(super) async fn whole(relay: &mut Relay) -> Result<Bytes, Status> {
 }
 
 /// A generation's whole answer.
-pub(super) fn generated(mut answered: Answered, record: &PlacementDecision) -> wire::GenerateResponse {
+pub(super) fn generate_response(mut answered: EngineAnswer, record: &PlacementDecision) -> wire::GenerateResponse {
     let prompt = prompt_token_ids(&mut answered);
     let choices = answered.choices.unwrap_or_default();
     wire::GenerateResponse {
@@ -62,7 +62,7 @@ pub(super) fn generated(mut answered: Answered, record: &PlacementDecision) -> w
 }
 
 /// The vectors of an answer.
-pub(super) fn embedded(embedded: Embedded, record: &PlacementDecision) -> wire::EmbedResponse {
+pub(super) fn embed_response(embedded: EngineEmbeddings, record: &PlacementDecision) -> wire::EmbedResponse {
     let vectors = embedded.data.into_iter().zip(0..);
     wire::EmbedResponse {
         id: embedded.id.unwrap_or_default(),
@@ -74,7 +74,7 @@ pub(super) fn embedded(embedded: Embedded, record: &PlacementDecision) -> wire::
 }
 
 /// The prompt's tokens, wherever the engine put them.
-pub(super) fn prompt_token_ids(answered: &mut Answered) -> Vec<u32> {
+pub(super) fn prompt_token_ids(answered: &mut EngineAnswer) -> Vec<u32> {
     let beside = answered.prompt_token_ids.take();
     let within = || answered.choices.iter().flatten().find_map(|choice| choice.prompt_token_ids.clone());
     beside.or_else(within).unwrap_or_default()
@@ -97,7 +97,7 @@ pub(super) fn placement(record: &PlacementDecision) -> wire::Placement {
     }
 }
 
-pub(super) fn usage(usage: &Usage) -> wire::Usage {
+pub(super) fn usage(usage: &EngineUsage) -> wire::Usage {
     wire::Usage {
         prompt_tokens: usage.prompt_tokens.unwrap_or(0),
         completion_tokens: usage.completion_tokens.unwrap_or(0),
@@ -106,10 +106,10 @@ pub(super) fn usage(usage: &Usage) -> wire::Usage {
     }
 }
 
-fn choice(choice: Choice) -> wire::Choice {
+fn choice(choice: EngineChoice) -> wire::Choice {
     let finish = finish(&choice);
     let index = choice.index.unwrap_or(0);
-    let Message { content, reasoning, reasoning_content, refusal, tool_calls } = choice.message.unwrap_or_default();
+    let EngineMessage { content, reasoning, reasoning_content, refusal, tool_calls } = choice.message.unwrap_or_default();
     let calls = tool_calls.unwrap_or_default().into_iter().map(|call| {
         let function = call.function.unwrap_or_default();
         wire::ToolCall {
@@ -131,9 +131,9 @@ fn choice(choice: Choice) -> wire::Choice {
 }
 
 /// A piece of a choice; `None` where it brings nothing, as the event that only says who speaks.
-pub(super) fn delta(choice: Choice) -> Option<wire::Delta> {
+pub(super) fn delta(choice: EngineChoice) -> Option<wire::Delta> {
     let index = choice.index.unwrap_or(0);
-    let Message { content, reasoning, reasoning_content, refusal, tool_calls } = choice.delta.unwrap_or_default();
+    let EngineMessage { content, reasoning, reasoning_content, refusal, tool_calls } = choice.delta.unwrap_or_default();
     let calls = tool_calls.unwrap_or_default().into_iter().zip(0..).map(|(call, at)| {
         let function = call.function.unwrap_or_default();
         wire::ToolCallDelta {
@@ -156,7 +156,7 @@ pub(super) fn delta(choice: Choice) -> Option<wire::Delta> {
 }
 
 /// How a choice ended, if it has.
-pub(super) fn finish(choice: &Choice) -> Option<wire::Finish> {
+pub(super) fn finish(choice: &EngineChoice) -> Option<wire::Finish> {
     let word = choice.finish_reason.clone()?;
     let reason = match word.as_str() {
         "stop" => wire::FinishReason::Stop,
@@ -174,7 +174,7 @@ pub(super) fn finish(choice: &Choice) -> Option<wire::Finish> {
     Some(wire::Finish { index: choice.index.unwrap_or(0), reason: reason.into(), word, stopped_by })
 }
 
-fn logprobs(logprobs: Logprobs) -> Vec<wire::TokenLogprob> {
+fn logprobs(logprobs: EngineLogprobs) -> Vec<wire::TokenLogprob> {
     if let Some(content) = logprobs.content {
         return content.into_iter().map(chat_logprob).collect();
     }
@@ -196,7 +196,7 @@ fn logprobs(logprobs: Logprobs) -> Vec<wire::TokenLogprob> {
     of_text.collect()
 }
 
-fn chat_logprob(of: Logprob) -> wire::TokenLogprob {
+fn chat_logprob(of: EngineLogprob) -> wire::TokenLogprob {
     let alternatives = of.top_logprobs.unwrap_or_default().into_iter();
     let alternatives = alternatives.map(|other| wire::Alternative {
         token: other.token,

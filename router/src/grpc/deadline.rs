@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use super::status;
 
 /// Longest value that is taken at its word; tokio's clock cannot hold the longest one that can be written.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When a client stops waiting, if it ever does.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -18,32 +18,32 @@ pub(super) struct Deadline(Option<Instant>);
 
 impl Deadline {
     /// The deadline of a request that came at `begun`. What cannot be understood counts for nothing, as in other implementations.
-    pub(super) fn of(headers: &HeaderMap, begun: Instant) -> Self {
-        let timeout = headers.get("grpc-timeout").and_then(|value| parse(value.to_str().ok()?));
-        Self(timeout.map(|timeout| begun + timeout.min(LONGEST)))
+    pub(super) fn from_headers(headers: &HeaderMap, begun: Instant) -> Self {
+        let timeout = headers.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
+        Self(timeout.map(|timeout| begun + timeout.min(MAX_TIMEOUT)))
     }
 
     /// The moment, if there is one.
-    pub(super) fn moment(self) -> Option<Instant> {
+    pub(super) fn instant(self) -> Option<Instant> {
         self.0
     }
 
     /// What comes of `future`, unless the client has stopped waiting first: then it is dropped, and with it what it runs in an engine.
-    pub(super) async fn keep<T>(self, future: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    pub(super) async fn apply<T>(self, future: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         match self.0 {
             None => future.await,
-            Some(moment) => timeout_at(moment, future).await.unwrap_or_else(|_| Err(passed())),
+            Some(moment) => timeout_at(moment, future).await.unwrap_or_else(|_| Err(exceeded())),
         }
     }
 }
 
 /// The client has stopped waiting.
-pub(super) fn passed() -> Status {
-    status::told(Code::DeadlineExceeded, "DEADLINE_PASSED", "the deadline that the request came with has passed", &[])
+pub(super) fn exceeded() -> Status {
+    status::with_reason(Code::DeadlineExceeded, "DEADLINE_PASSED", "the deadline that the request came with has passed", &[])
 }
 
 /// At most eight digits and a unit.
-fn parse(text: &str) -> Option<Duration> {
+fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
     let count: u64 = digits.parse().ok().filter(|_| is_number)?;
@@ -80,7 +80,7 @@ mod tests {
             ("1s", None),
             ("1é", None),
         ] {
-            assert_eq!(parse(text), expected, "{text:?}");
+            assert_eq!(parse_timeout(text), expected, "{text:?}");
         }
     }
 
@@ -88,12 +88,12 @@ mod tests {
     async fn what_takes_longer_than_the_client_waits_is_dropped() {
         let begun = Instant::now();
         let headers = HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), "200m".parse().unwrap())]);
-        let deadline = Deadline::of(&headers, begun);
-        let fast = deadline.keep(async { Ok(1) }).await;
+        let deadline = Deadline::from_headers(&headers, begun);
+        let fast = deadline.apply(async { Ok(1) }).await;
         assert_eq!(fast.unwrap(), 1);
-        let slow = deadline.keep(std::future::pending::<Result<(), Status>>()).await;
+        let slow = deadline.apply(std::future::pending::<Result<(), Status>>()).await;
         assert_eq!((slow.unwrap_err().code(), begun.elapsed()), (Code::DeadlineExceeded, Duration::from_millis(200)));
         let longest = HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), "99999999H".parse().unwrap())]);
-        assert_eq!(Deadline::of(&longest, begun).moment(), Some(begun + LONGEST));
+        assert_eq!(Deadline::from_headers(&longest, begun).instant(), Some(begun + MAX_TIMEOUT));
     }
 }

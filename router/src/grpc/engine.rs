@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 /// A whole answer, or one event of a stream.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Answered {
+pub(super) struct EngineAnswer {
     pub(super) id: Option<String>,
     pub(super) model: Option<String>,
-    pub(super) choices: Option<Vec<Choice>>,
+    pub(super) choices: Option<Vec<EngineChoice>>,
     #[serde(deserialize_with = "lenient")]
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<EngineUsage>,
     #[serde(deserialize_with = "lenient")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     pub(super) error: Option<EngineError>,
@@ -23,17 +23,17 @@ pub(super) struct Answered {
 /// One answer to the prompt, or a piece of it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Choice {
+pub(super) struct EngineChoice {
     #[serde(deserialize_with = "lenient")]
     pub(super) index: Option<u32>,
     /// Of a text.
     pub(super) text: Option<String>,
     /// Of a chat that is answered whole.
-    pub(super) message: Option<Message>,
+    pub(super) message: Option<EngineMessage>,
     /// Of a chat that is streamed.
-    pub(super) delta: Option<Message>,
+    pub(super) delta: Option<EngineMessage>,
     #[serde(deserialize_with = "lenient")]
-    pub(super) logprobs: Option<Logprobs>,
+    pub(super) logprobs: Option<EngineLogprobs>,
     pub(super) finish_reason: Option<String>,
     pub(super) stop_reason: Option<Value>,
     #[serde(deserialize_with = "lenient")]
@@ -46,28 +46,28 @@ pub(super) struct Choice {
 /// What an assistant says.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Message {
+pub(super) struct EngineMessage {
     pub(super) content: Option<String>,
     pub(super) reasoning: Option<String>,
     /// Its name before vLLM 0.12, and elsewhere.
     pub(super) reasoning_content: Option<String>,
     pub(super) refusal: Option<String>,
-    pub(super) tool_calls: Option<Vec<ToolCall>>,
+    pub(super) tool_calls: Option<Vec<EngineToolCall>>,
 }
 
 /// A call, or a piece of one.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct ToolCall {
+pub(super) struct EngineToolCall {
     #[serde(deserialize_with = "lenient")]
     pub(super) index: Option<u32>,
     pub(super) id: Option<String>,
-    pub(super) function: Option<Function>,
+    pub(super) function: Option<EngineFunction>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Function {
+pub(super) struct EngineFunction {
     pub(super) name: Option<String>,
     pub(super) arguments: Option<String>,
 }
@@ -75,8 +75,8 @@ pub(super) struct Function {
 /// Of chats it is `content`, of texts the other three lists.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Logprobs {
-    pub(super) content: Option<Vec<Logprob>>,
+pub(super) struct EngineLogprobs {
+    pub(super) content: Option<Vec<EngineLogprob>>,
     pub(super) tokens: Option<Vec<String>>,
     pub(super) token_logprobs: Option<Vec<Option<f64>>>,
     pub(super) top_logprobs: Option<Vec<Option<serde_json::Map<String, Value>>>>,
@@ -84,16 +84,16 @@ pub(super) struct Logprobs {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Logprob {
+pub(super) struct EngineLogprob {
     pub(super) token: String,
     pub(super) logprob: Option<f64>,
     pub(super) bytes: Option<Vec<u8>>,
-    pub(super) top_logprobs: Option<Vec<Logprob>>,
+    pub(super) top_logprobs: Option<Vec<EngineLogprob>>,
 }
 
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Usage {
+pub(super) struct EngineUsage {
     pub(super) prompt_tokens: Option<u64>,
     pub(super) completion_tokens: Option<u64>,
     #[serde(deserialize_with = "lenient")]
@@ -117,17 +117,17 @@ pub(super) struct CompletionDetails {
 /// Vectors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Embedded {
+pub(super) struct EngineEmbeddings {
     pub(super) id: Option<String>,
     pub(super) model: Option<String>,
-    pub(super) data: Vec<Vector>,
+    pub(super) data: Vec<EngineEmbedding>,
     #[serde(deserialize_with = "lenient")]
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<EngineUsage>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Vector {
+pub(super) struct EngineEmbedding {
     pub(super) index: Option<u32>,
     pub(super) embedding: Vec<f32>,
 }
@@ -145,7 +145,7 @@ pub(super) struct EngineError {
 
 impl EngineError {
     /// The status code that it would have had as an answer of its own.
-    pub(super) fn http(&self) -> Option<u32> {
+    pub(super) fn http_status(&self) -> Option<u32> {
         let code = self.code.as_ref()?;
         let number = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
         u32::try_from(number).ok().filter(|code| (400..600).contains(code))
@@ -155,14 +155,14 @@ impl EngineError {
 /// The body of a refusal: an error in OpenAI's form, the same without a frame as older engines have it, or FastAPI's `detail`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Refused {
+pub(super) struct EngineRefusal {
     error: Option<EngineError>,
     #[serde(flatten)]
     bare: EngineError,
     detail: Option<Value>,
 }
 
-impl Refused {
+impl EngineRefusal {
     pub(super) fn into_error(self) -> Option<EngineError> {
         let detail = self.detail.map(|detail| detail.as_str().map_or_else(|| detail.to_string(), str::to_owned));
         let bare = Some(self.bare).filter(|bare| bare.message.is_some());

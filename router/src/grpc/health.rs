@@ -16,32 +16,32 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use crate::edge::Edge;
 
 /// How often the fleet is looked at for whoever watches it.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The largest message of a health check: the name of a service.
-pub(super) const MESSAGE_BYTES: usize = 1024;
+pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// Calls of `Watch` at once. A client that checks health has one for each of its connections.
-const WATCHES: usize = 1024;
+const MAX_WATCHES: usize = 1024;
 
 /// How long one lasts; who wants to watch on calls again.
-const LONGEST_WATCH: Duration = Duration::from_secs(3600);
+const MAX_WATCH_TIME: Duration = Duration::from_secs(3600);
 
 /// Places for calls of `Watch`.
 #[derive(Debug, Clone)]
-pub struct Watches(Arc<Semaphore>);
+pub struct HealthWatchPermits(Arc<Semaphore>);
 
-impl Default for Watches {
+impl Default for HealthWatchPermits {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(WATCHES)))
+        Self(Arc::new(Semaphore::new(MAX_WATCHES)))
     }
 }
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub(super) struct Health(pub(super) Arc<Edge>);
+pub(super) struct HealthEndpoint(pub(super) Arc<Edge>);
 
-impl Health {
+impl HealthEndpoint {
     /// Whether `service` serves: the whole, which has no name, or the one service that there is.
     fn status(&self, service: &str) -> ServingStatus {
         if !matches!(service, "" | SERVICE_NAME) {
@@ -58,14 +58,14 @@ fn changes(
     look: impl FnMut() -> Option<ServingStatus>,
     place: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<HealthCheckResponse, Status>> {
-    let until = Instant::now() + LONGEST_WATCH;
+    let until = Instant::now() + MAX_WATCH_TIME;
     stream::unfold((None, look, place), move |(told, mut look, place)| async move {
         while Instant::now() < until {
             let status = look()?;
             if told != Some(status) {
                 return Some((Ok(response(status)), (Some(status), look, place)));
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         None
     })
@@ -76,7 +76,7 @@ fn response(status: ServingStatus) -> HealthCheckResponse {
 }
 
 #[tonic::async_trait]
-impl health_server::Health for Health {
+impl health_server::Health for HealthEndpoint {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
@@ -90,9 +90,9 @@ impl health_server::Health for Health {
     /// Tells each change. It ends soon after drain has begun: a connection that is watched for ever would keep the router from leaving.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (health, service) = (self.clone(), request.into_inner().service);
-        let Ok(place) = self.0.watches.0.clone().try_acquire_owned() else {
+        let Ok(place) = self.0.health_watches.0.clone().try_acquire_owned() else {
             return Err(Status::resource_exhausted(format!(
-                "{WATCHES} calls of Watch are open, the most that may be: call Check now and then"
+                "{MAX_WATCHES} calls of Watch are open, the most that may be: call Check now and then"
             )));
         };
         // Who begins to watch while it drains is told so before the end.
@@ -115,7 +115,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_tells_each_change_and_ends_in_time_giving_its_place_back() {
-        let Watches(places) = Watches::default();
+        let HealthWatchPermits(places) = HealthWatchPermits::default();
         let serves = Arc::new(AtomicBool::new(false));
         let look = {
             let serves = serves.clone();
@@ -127,8 +127,8 @@ mod tests {
         serves.store(true, Ordering::Relaxed);
         assert_eq!(watch.next().await.unwrap().unwrap(), response(ServingStatus::Serving));
         assert!(watch.next().await.is_none());
-        assert!(begun.elapsed() >= LONGEST_WATCH && begun.elapsed() < LONGEST_WATCH + LOOK);
+        assert!(begun.elapsed() >= MAX_WATCH_TIME && begun.elapsed() < MAX_WATCH_TIME + POLL_INTERVAL);
         drop(watch);
-        assert_eq!(places.available_permits(), WATCHES);
+        assert_eq!(places.available_permits(), MAX_WATCHES);
     }
 }

@@ -5,7 +5,7 @@ use prost_types::{Struct, Value};
 use serde_json::{Map, Number, Value as Json};
 
 /// Whole numbers up to this size are exact as floating ones.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 /// The object that a struct says.
 pub(super) fn object(of: Struct) -> Map<String, Json> {
@@ -26,7 +26,7 @@ fn json(value: Value) -> Json {
 /// JSON has no word for infinity or for what is no number.
 fn number(value: f64) -> Json {
     #[allow(clippy::cast_possible_truncation, reason = "whole and within what is exact")]
-    let whole = (value.fract() == 0.0 && value.abs() <= EXACT).then_some(value as i64);
+    let whole = (value.fract() == 0.0 && value.abs() <= MAX_EXACT_INTEGER).then_some(value as i64);
     whole.map(Json::from).or_else(|| Number::from_f64(value).map(Json::Number)).unwrap_or(Json::Null)
 }
 

@@ -26,14 +26,14 @@ use tonic_health::pb::health_server::{self, HealthServer};
 use tower::ServiceExt;
 
 use crate::dispatch::Answer;
-use crate::edge::access::Entry;
-use crate::edge::{Edge, Inquiry};
+use crate::edge::access_log::AccessEntry;
+use crate::edge::{Edge, InboundRequest};
 use crate::keys::Caller;
 use deadline::Deadline;
-pub use health::Watches;
+pub use health::HealthWatchPermits;
 pub use place::Bookings;
 use request::EngineRequest;
-use stream::Events;
+use stream::GenerateEvents;
 
 /// Which service a path is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,9 +59,9 @@ impl Service {
 
 /// Answers a call of a health check. Whoever makes it has shown no key, so its message is small, comes within the time of a head, and takes nothing of
 /// the memory that requests share.
-pub(crate) async fn check(edge: Arc<Edge>, request: http::Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer_health_check(edge: Arc<Edge>, request: http::Request<Incoming>) -> Response<Body> {
     let limit = edge.config.header_timeout;
-    let server = HealthServer::new(health::Health(edge)).max_decoding_message_size(health::MESSAGE_BYTES);
+    let server = HealthServer::new(health::HealthEndpoint(edge)).max_decoding_message_size(health::MAX_MESSAGE_BYTES);
     match timeout(limit, server.oneshot(request)).await {
         Ok(Ok(response)) => response,
         Err(_) => {
@@ -71,99 +71,99 @@ pub(crate) async fn check(edge: Arc<Edge>, request: http::Request<Incoming>) -> 
 }
 
 /// Answers a call of reflection, or of what is not there.
-pub(crate) async fn reflect(request: http::Request<Body>) -> Response<Body> {
+pub(crate) async fn answer_reflection(request: http::Request<Body>) -> Response<Body> {
     let Ok(response) = reflection::REFLECTION.clone().oneshot(request).await;
     response
 }
 
 /// Answers a call of the service, of which the message has been read.
-pub(crate) async fn serve(edge: Arc<Edge>, request: http::Request<Body>, caller: Caller, entry: Entry, begun: Instant) -> Response<Body> {
+pub(crate) async fn answer_inference(edge: Arc<Edge>, request: http::Request<Body>, caller: Caller, entry: AccessEntry, begun: Instant) -> Response<Body> {
     let most = edge.config.max_body_bytes;
-    let deadline = Deadline::of(request.headers(), begun);
-    let call = Call { edge, caller, headers: request.headers().clone(), entry, begun, deadline };
+    let deadline = Deadline::from_headers(request.headers(), begun);
+    let call = InferenceCall { edge, caller, headers: request.headers().clone(), log_entry: entry, received_at: begun, deadline };
     let Ok(response) = InferenceServer::new(call).max_decoding_message_size(most).oneshot(request).await;
     response
 }
 
 /// One call: who makes it, how it came, and how long it may take.
 #[derive(Debug)]
-struct Call {
+struct InferenceCall {
     edge: Arc<Edge>,
     caller: Caller,
     headers: HeaderMap,
-    entry: Entry,
-    begun: Instant,
+    log_entry: AccessEntry,
+    received_at: Instant,
     deadline: Deadline,
 }
 
-impl Call {
+impl InferenceCall {
     /// The same in the engine's words, for the way that all requests take.
-    fn inquiry(&self, request: EngineRequest) -> Inquiry {
-        Inquiry {
+    fn inbound_request(&self, request: EngineRequest) -> InboundRequest {
+        InboundRequest {
             method: Method::POST,
             path: http::uri::PathAndQuery::from_static(request.path),
             headers: request.headers,
             body: request.body,
             caller: self.caller.clone(),
-            entry: self.entry.clone(),
-            begun: self.begun,
+            log_entry: self.log_entry.clone(),
+            received_at: self.received_at,
         }
     }
 
     async fn submit(&self, request: EngineRequest) -> Result<Answer, Status> {
-        let answer = self.edge.submit(self.inquiry(request)).await.map_err(|declined| status::declined(&declined))?;
+        let answer = self.edge.submit(self.inbound_request(request)).await.map_err(|declined| status::rejection(&declined))?;
         if answer.head.status != 200 {
-            self.entry.refused("engine");
+            self.log_entry.record_refusal("engine");
         }
         Ok(answer)
     }
 
     /// What comes of `future` while the client waits.
-    async fn in_time<T>(&self, future: impl Future<Output = Result<T, Status>>) -> Result<tonic::Response<T>, Status> {
-        let kept = self.deadline.keep(future).await;
+    async fn with_deadline<T>(&self, future: impl Future<Output = Result<T, Status>>) -> Result<tonic::Response<T>, Status> {
+        let kept = self.deadline.apply(future).await;
         kept.map(tonic::Response::new).inspect_err(|status| {
             if status.code() == Code::DeadlineExceeded {
-                self.entry.refused("deadline");
+                self.log_entry.record_refusal("deadline");
             }
         })
     }
 }
 
 #[tonic::async_trait]
-impl Inference for Call {
-    type GenerateStreamStream = Events;
+impl Inference for InferenceCall {
+    type GenerateStreamStream = GenerateEvents;
 
     async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<wire::GenerateResponse>, Status> {
-        let request = request::generate(request.into_inner(), self.headers.clone(), false)?;
+        let request = request::generate_request(request.into_inner(), self.headers.clone(), false)?;
         let generated = async {
             let answer = self.submit(request).await?;
             let reason = answer.decision.clone();
-            Ok(answer::generated(answer::read(answer).await?, &reason))
+            Ok(answer::generate_response(answer::parse_answer(answer).await?, &reason))
         };
-        self.in_time(generated).await
+        self.with_deadline(generated).await
     }
 
-    async fn generate_stream(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<Events>, Status> {
-        let request = request::generate(request.into_inner(), self.headers.clone(), true)?;
+    async fn generate_stream(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<GenerateEvents>, Status> {
+        let request = request::generate_request(request.into_inner(), self.headers.clone(), true)?;
         let begun = async {
             let mut answer = self.submit(request).await?;
             if answer.head.status == 200 {
-                return Ok(Events::new(answer.body, &answer.decision, self.deadline, self.entry.clone()));
+                return Ok(GenerateEvents::new(answer.body, &answer.decision, self.deadline, self.log_entry.clone()));
             }
-            let body = answer::whole(&mut answer.body).await?;
-            Err(status::engine(answer.head.status, &answer.head.headers, &body))
+            let body = answer::read_body(&mut answer.body).await?;
+            Err(status::engine_refusal(answer.head.status, &answer.head.headers, &body))
         };
-        self.in_time(begun).await
+        self.with_deadline(begun).await
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<tonic::Response<wire::EmbedResponse>, Status> {
-        let request = request::embed(request.into_inner(), self.headers.clone())?;
+        let request = request::embed_request(request.into_inner(), self.headers.clone())?;
         let embedded = async {
             let answer = self.submit(request).await?;
             let reason = answer.decision.clone();
-            Ok(answer::embedded(answer::read(answer).await?, &reason))
+            Ok(answer::embed_response(answer::parse_answer(answer).await?, &reason))
         };
-        self.in_time(embedded).await
+        self.with_deadline(embedded).await
     }
 
     async fn list_models(&self, _: Request<wire::ListModelsRequest>) -> Result<tonic::Response<wire::ListModelsResponse>, Status> {
@@ -173,14 +173,14 @@ impl Inference for Call {
 
     async fn place(&self, request: Request<wire::PlaceRequest>) -> Result<tonic::Response<wire::PlaceResponse>, Status> {
         let mut asked = request.into_inner();
-        let generation = asked.request.take().ok_or_else(|| status::wrong("request", "say which request is to be placed"))?;
-        let lasts = place::lasts(asked.hold.as_ref())?;
-        let request = request::generate(generation, self.headers.clone(), false)?;
+        let generation = asked.request.take().ok_or_else(|| status::invalid_field("request", "say which request is to be placed"))?;
+        let lasts = place::booking_time(asked.hold.as_ref())?;
+        let request = request::generate_request(generation, self.headers.clone(), false)?;
         let placed = async {
-            let (reserved, permit) = self.edge.reserve(self.inquiry(request)).await.map_err(|declined| status::declined(&declined))?;
-            Ok(place::booked(reserved, permit, &self.edge.bookings, &self.caller, (lasts, asked.candidates)))
+            let (reserved, permit) = self.edge.reserve(self.inbound_request(request)).await.map_err(|declined| status::rejection(&declined))?;
+            Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (lasts, asked.candidates)))
         };
-        self.in_time(placed).await
+        self.with_deadline(placed).await
     }
 
     async fn release(&self, request: Request<wire::ReleaseRequest>) -> Result<tonic::Response<wire::ReleaseResponse>, Status> {

@@ -11,7 +11,7 @@ use crate::keys::Caller;
 /// What an engine says of a model.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Card {
+struct ModelCard {
     parent: Option<String>,
     max_model_len: Option<u64>,
 }
@@ -20,7 +20,7 @@ struct Card {
 pub(super) fn list(view: &FleetView, caller: &Caller) -> Vec<wire::Model> {
     let allowed = view.models().into_iter().filter(|model| caller.may_use(&model.id));
     let model = allowed.map(|model| {
-        let card: Card = serde_json::from_slice(&model.card).unwrap_or_default();
+        let card: ModelCard = serde_json::from_slice(&model.card).unwrap_or_default();
         let serving = || view.replicas.iter().filter(|replica| replica.serves(Some(&model.id)));
         wire::Model {
             id: model.id.clone(),

@@ -22,41 +22,41 @@ use crate::keys::Caller;
 use crate::placement::{RequestQueue, PlacementDecision};
 
 /// How long a booking lasts if its caller does not say.
-const HOLD: Duration = Duration::from_secs(30);
+const DEFAULT_BOOKING_TIME: Duration = Duration::from_secs(30);
 
 /// The longest that one lasts: a caller that has died would count for as long.
-const LONGEST_HOLD: Duration = Duration::from_secs(600);
+const MAX_BOOKING_TIME: Duration = Duration::from_secs(600);
 
 /// Candidates that are told.
-const MOST_CANDIDATES: usize = 64;
+const MAX_CANDIDATES: usize = 64;
 
 /// The requests that their callers send themselves. There are no more than admission lets in. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Bookings(Arc<Shared>);
+pub struct Bookings(Arc<BookingsShared>);
 
 #[derive(Debug)]
-struct Shared {
-    booked: Mutex<Booked>,
+struct BookingsShared {
+    table: Mutex<BookingTable>,
     /// Told when a booking ends, as there may be room for somebody who waits.
-    hold: RequestQueue,
-    news: Notify,
+    queue: RequestQueue,
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Booked {
-    by_id: FxHashMap<u64, Booking>,
+struct BookingTable {
+    by_id: FxHashMap<u64, ExternalBooking>,
     /// When to look at a booking next: each stands here once.
-    agenda: BTreeSet<(Instant, u64)>,
+    timers: BTreeSet<(Instant, u64)>,
 }
 
 /// One booking.
 #[derive(Debug)]
-struct Booking {
+struct ExternalBooking {
     in_flight: InFlight,
     _permit: Permit,
     /// Who may release it.
     owner: (Arc<str>, Arc<str>),
-    next: Instant,
+    next_check: Instant,
     expires: Instant,
 }
 
@@ -64,12 +64,12 @@ impl Bookings {
     /// Starts the task that ends bookings; it ends with `end`.
     #[must_use]
     pub fn start(hold: RequestQueue, end: CancellationToken) -> Self {
-        let bookings = Self(Arc::new(Shared { booked: Mutex::default(), hold, news: Notify::new() }));
+        let bookings = Self(Arc::new(BookingsShared { table: Mutex::default(), queue: hold, changed: Notify::new() }));
         let expiring = bookings.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = end.cancelled() => {}
-                () = expiring.expire() => {}
+                () = expiring.run_expiry() => {}
             }
         });
         bookings
@@ -78,7 +78,7 @@ impl Bookings {
     /// Bookings that count now.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.booked.lock().by_id.len()
+        self.0.table.lock().by_id.len()
     }
 
     /// Whether there is none.
@@ -93,34 +93,34 @@ impl Bookings {
         let expires = now + lasts;
         let next = expires.min(now + computing);
         let owner = (caller.key.clone(), caller.tenant.clone());
-        let mut booked = self.0.booked.lock();
-        booked.by_id.insert(id, Booking { in_flight, _permit: permit, owner, next, expires });
-        booked.agenda.insert((next, id));
+        let mut booked = self.0.table.lock();
+        booked.by_id.insert(id, ExternalBooking { in_flight, _permit: permit, owner, next_check: next, expires });
+        booked.timers.insert((next, id));
         drop(booked);
-        self.0.news.notify_one();
+        self.0.changed.notify_one();
     }
 
     /// Ends a booking of the caller's own; `false` when there is none of this name.
     fn release(&self, id: u64, caller: &Caller) -> bool {
-        let is_own = |booking: &Booking| booking.owner.0 == caller.key && booking.owner.1 == caller.tenant;
-        let mut booked = self.0.booked.lock();
+        let is_own = |booking: &ExternalBooking| booking.owner.0 == caller.key && booking.owner.1 == caller.tenant;
+        let mut booked = self.0.table.lock();
         if !booked.by_id.get(&id).is_some_and(is_own) {
             return false;
         }
         let released = booked.remove(id);
         drop(booked);
         drop(released);
-        self.0.hold.notify_change();
+        self.0.queue.notify_change();
         true
     }
 
-    async fn expire(&self) {
+    async fn run_expiry(&self) {
         loop {
-            let (next, ended) = self.0.booked.lock().pass(Instant::now());
+            let (next, ended) = self.0.table.lock().process_due(Instant::now());
             if !ended.is_empty() {
                 tracing::debug!(count = ended.len(), "bookings have expired");
                 drop(ended);
-                self.0.hold.notify_change();
+                self.0.queue.notify_change();
             }
             let due = async {
                 match next {
@@ -130,34 +130,34 @@ impl Bookings {
             };
             tokio::select! {
                 () = due => {}
-                () = self.0.news.notified() => {}
+                () = self.0.changed.notified() => {}
             }
         }
     }
 }
 
-impl Booked {
-    fn remove(&mut self, id: u64) -> Option<Booking> {
+impl BookingTable {
+    fn remove(&mut self, id: u64) -> Option<ExternalBooking> {
         let booking = self.by_id.remove(&id)?;
-        self.agenda.remove(&(booking.next, id));
+        self.timers.remove(&(booking.next_check, id));
         Some(booking)
     }
 
     /// Does what is due: when to look again, and the bookings that have ended.
-    fn pass(&mut self, now: Instant) -> (Option<Instant>, Vec<Booking>) {
+    fn process_due(&mut self, now: Instant) -> (Option<Instant>, Vec<ExternalBooking>) {
         let mut ended = Vec::new();
-        while let Some((at, id)) = self.agenda.first().copied() {
+        while let Some((at, id)) = self.timers.first().copied() {
             if at > now {
                 return (Some(at), ended);
             }
-            self.agenda.pop_first();
+            self.timers.pop_first();
             match self.by_id.get_mut(&id) {
                 Some(booking) if booking.expires > now => {
                     // Nobody tells the router that the answer has begun. By now it should have; that it has not is no sign of a slow engine.
-                    booking.in_flight.answered();
-                    booking.next = booking.expires;
-                    let next = (booking.next, id);
-                    self.agenda.insert(next);
+                    booking.in_flight.start_answer();
+                    booking.next_check = booking.expires;
+                    let next = (booking.next_check, id);
+                    self.timers.insert(next);
                 }
                 Some(_) => ended.extend(self.by_id.remove(&id)),
                 None => {}
@@ -168,7 +168,7 @@ impl Booked {
 }
 
 /// Where a request that was placed belongs, and its booking.
-pub(super) fn booked(
+pub(super) fn place_response(
     reserved: ExternalPlacement,
     permit: Permit,
     bookings: &Bookings,
@@ -191,18 +191,18 @@ pub(super) fn booked(
 
 /// Gives a booking back.
 pub(super) fn release(bookings: &Bookings, caller: &Caller, name: &str) -> Result<(), Status> {
-    let id = u64::from_str_radix(name, 16).map_err(|_| status::wrong("booking", "this is no booking's id"))?;
+    let id = u64::from_str_radix(name, 16).map_err(|_| status::invalid_field("booking", "this is no booking's id"))?;
     if bookings.release(id, caller) {
         return Ok(());
     }
-    Err(status::told(Code::NotFound, "BOOKING_NOT_FOUND", "there is no such booking: it has expired, or was released before", &[]))
+    Err(status::with_reason(Code::NotFound, "BOOKING_NOT_FOUND", "there is no such booking: it has expired, or was released before", &[]))
 }
 
 /// How long a booking is to last.
-pub(super) fn lasts(hold: Option<&prost_types::Duration>) -> Result<Duration, Status> {
-    let Some(hold) = hold else { return Ok(HOLD) };
+pub(super) fn booking_time(hold: Option<&prost_types::Duration>) -> Result<Duration, Status> {
+    let Some(hold) = hold else { return Ok(DEFAULT_BOOKING_TIME) };
     let hold = Duration::try_from(*hold).ok().filter(|hold| !hold.is_zero());
-    hold.map(|hold| hold.min(LONGEST_HOLD)).ok_or_else(|| status::wrong("hold", "a booking lasts for more than no time"))
+    hold.map(|hold| hold.min(MAX_BOOKING_TIME)).ok_or_else(|| status::invalid_field("hold", "a booking lasts for more than no time"))
 }
 
 /// The candidates of a decision, the cheapest first.
@@ -219,7 +219,7 @@ fn candidates(record: &PlacementDecision) -> Vec<wire::Candidate> {
         })
         .collect();
     candidates.sort_by(|left, right| left.cost_seconds.total_cmp(&right.cost_seconds));
-    candidates.truncate(MOST_CANDIDATES);
+    candidates.truncate(MAX_CANDIDATES);
     candidates
 }
 

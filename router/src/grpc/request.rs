@@ -12,10 +12,10 @@ use wire::generate_request::Prompt;
 use wire::response_format::Format;
 
 use super::json::object;
-use super::status::wrong;
+use super::status::invalid_field;
 
 /// Names of a conversation and of a request are passed on up to this many bytes.
-const MOST_NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 
 /// A request in an engine's own API.
 #[derive(Debug)]
@@ -26,11 +26,11 @@ pub(super) struct EngineRequest {
 }
 
 /// A generation; `streams` says whether its answer is a stream.
-pub(super) fn generate(request: wire::GenerateRequest, mut headers: HeaderMap, streams: bool) -> Result<EngineRequest, Status> {
+pub(super) fn generate_request(request: wire::GenerateRequest, mut headers: HeaderMap, streams: bool) -> Result<EngineRequest, Status> {
     let wire::GenerateRequest { model, prompt, sampling, tools, tool_choice, response_format, .. } = request;
-    let prompt = prompt.ok_or_else(|| wrong("prompt", "set one of text, chat and tokens"))?;
+    let prompt = prompt.ok_or_else(|| invalid_field("prompt", "set one of text, chat and tokens"))?;
     let mut body = Map::new();
-    put(&mut body, "model", text(model));
+    put(&mut body, "model", non_empty(model));
     let is_chat = matches!(prompt, Prompt::Chat(_));
     let path = match prompt {
         Prompt::Chat(chat) => {
@@ -48,44 +48,44 @@ pub(super) fn generate(request: wire::GenerateRequest, mut headers: HeaderMap, s
     };
     put_sampling(&mut body, sampling.unwrap_or_default(), is_chat)?;
     if !is_chat && (!tools.is_empty() || tool_choice.is_some()) {
-        return Err(wrong("tools", "functions can be called in chats only"));
+        return Err(invalid_field("tools", "functions can be called in chats only"));
     }
-    put(&mut body, "tools", list(tools.into_iter().enumerate().map(|(index, of)| tool(index, of)).collect::<Result<_, _>>()?));
+    put(&mut body, "tools", non_empty_list(tools.into_iter().enumerate().map(|(index, of)| tool(index, of)).collect::<Result<_, _>>()?));
     put(&mut body, "tool_choice", tool_choice.and_then(self::tool_choice));
     put_format(&mut body, response_format.and_then(|format| format.format))?;
-    put(&mut body, "user", text(request.user));
-    put(&mut body, "cache_salt", text(request.cache_salt));
-    put(&mut body, "return_token_ids", flag(request.return_token_ids));
+    put(&mut body, "user", non_empty(request.user));
+    put(&mut body, "cache_salt", non_empty(request.cache_salt));
+    put(&mut body, "return_token_ids", true_or_none(request.return_token_ids));
     body.insert("stream".into(), streams.into());
     if streams {
         body.insert("stream_options".into(), json!({"include_usage": true}));
     }
-    name(&mut headers, "session", "x-session-id", &request.session)?;
-    name(&mut headers, "request_id", "x-request-id", &request.request_id)?;
-    turn(&mut headers, request.priority);
-    finish(path, headers, body, request.extra)
+    put_name_header(&mut headers, "session", "x-session-id", &request.session)?;
+    put_name_header(&mut headers, "request_id", "x-request-id", &request.request_id)?;
+    put_priority_header(&mut headers, request.priority);
+    build_request(path, headers, body, request.extra)
 }
 
 /// Vectors.
-pub(super) fn embed(request: wire::EmbedRequest, mut headers: HeaderMap) -> Result<EngineRequest, Status> {
+pub(super) fn embed_request(request: wire::EmbedRequest, mut headers: HeaderMap) -> Result<EngineRequest, Status> {
     use wire::embed_request::Input;
     let mut body = Map::new();
-    put(&mut body, "model", text(request.model));
-    let input = match request.input.ok_or_else(|| wrong("input", "set one of texts and tokens"))? {
+    put(&mut body, "model", non_empty(request.model));
+    let input = match request.input.ok_or_else(|| invalid_field("input", "set one of texts and tokens"))? {
         Input::Texts(texts) => Value::from(texts.texts),
         Input::Tokens(tokens) => tokens.prompts.into_iter().map(|prompt| prompt.ids).collect(),
     };
     body.insert("input".into(), input);
     body.insert("encoding_format".into(), "float".into());
     put(&mut body, "dimensions", request.dimensions);
-    put(&mut body, "user", text(request.user));
-    name(&mut headers, "request_id", "x-request-id", &request.request_id)?;
-    turn(&mut headers, request.priority);
-    finish("/v1/embeddings", headers, body, request.extra)
+    put(&mut body, "user", non_empty(request.user));
+    put_name_header(&mut headers, "request_id", "x-request-id", &request.request_id)?;
+    put_priority_header(&mut headers, request.priority);
+    build_request("/v1/embeddings", headers, body, request.extra)
 }
 
 /// The request with what its caller added to it, and headers that are right for the new body.
-fn finish(
+fn build_request(
     path: &'static str,
     mut headers: HeaderMap,
     mut body: Map<String, Value>,
@@ -93,7 +93,7 @@ fn finish(
 ) -> Result<EngineRequest, Status> {
     for (name, value) in extra.map(object).unwrap_or_default() {
         if body.contains_key(&name) {
-            return Err(wrong(&format!("extra.{name}"), "this is set by another field of the request"));
+            return Err(invalid_field(&format!("extra.{name}"), "this is set by another field of the request"));
         }
         body.insert(name, value);
     }
@@ -115,32 +115,32 @@ fn put(body: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>
 }
 
 /// Without a word means absent.
-fn text(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-fn flag(is_set: bool) -> Option<bool> {
+fn true_or_none(is_set: bool) -> Option<bool> {
     is_set.then_some(true)
 }
 
-fn list<T>(list: Vec<T>) -> Option<Vec<T>> {
+fn non_empty_list<T>(list: Vec<T>) -> Option<Vec<T>> {
     Some(list).filter(|list| !list.is_empty())
 }
 
-fn name(headers: &mut HeaderMap, field: &str, header: &'static str, name: &str) -> Result<(), Status> {
+fn put_name_header(headers: &mut HeaderMap, field: &str, header: &'static str, name: &str) -> Result<(), Status> {
     if name.is_empty() {
         return Ok(());
     }
-    if name.len() > MOST_NAME {
-        return Err(wrong(field, &format!("a name has at most {MOST_NAME} bytes")));
+    if name.len() > MAX_NAME_BYTES {
+        return Err(invalid_field(field, &format!("a name has at most {MAX_NAME_BYTES} bytes")));
     }
-    let value = HeaderValue::from_str(name).map_err(|_| wrong(field, "a name has no control characters"))?;
+    let value = HeaderValue::from_str(name).map_err(|_| invalid_field(field, "a name has no control characters"))?;
     headers.insert(header, value);
     Ok(())
 }
 
 /// The turn is the router's. Engines refuse a `priority` unless they schedule by it; whoever wants that says it in `extra`.
-fn turn(headers: &mut HeaderMap, priority: Option<i32>) {
+fn put_priority_header(headers: &mut HeaderMap, priority: Option<i32>) {
     if let Some(priority) = priority {
         headers.insert("x-hostler-priority", HeaderValue::from(priority));
     }
@@ -153,13 +153,13 @@ fn put_chat(body: &mut Map<String, Value>, chat: wire::Chat) -> Result<(), Statu
     // Engines refuse both at once, and the one is the other's default.
     let opens = chat.add_generation_prompt.or(chat.continue_final_message.then_some(false));
     put(body, "add_generation_prompt", opens);
-    put(body, "continue_final_message", flag(chat.continue_final_message));
+    put(body, "continue_final_message", true_or_none(chat.continue_final_message));
     Ok(())
 }
 
 fn message(index: usize, message: wire::Message) -> Result<Value, Status> {
     if message.role.is_empty() {
-        return Err(wrong(&format!("chat.messages[{index}].role"), "a message has a role, such as \"user\""));
+        return Err(invalid_field(&format!("chat.messages[{index}].role"), "a message has a role, such as \"user\""));
     }
     let mut json = Map::new();
     json.insert("role".into(), message.role.into());
@@ -174,10 +174,10 @@ fn message(index: usize, message: wire::Message) -> Result<Value, Status> {
     json.insert("content".into(), content);
     let calls = message.tool_calls.into_iter();
     let calls = calls.map(|call| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}));
-    put(&mut json, "tool_calls", list(calls.collect()));
-    put(&mut json, "tool_call_id", text(message.tool_call_id));
-    put(&mut json, "name", text(message.name));
-    put(&mut json, "reasoning", text(message.reasoning));
+    put(&mut json, "tool_calls", non_empty_list(calls.collect()));
+    put(&mut json, "tool_call_id", non_empty(message.tool_call_id));
+    put(&mut json, "name", non_empty(message.name));
+    put(&mut json, "reasoning", non_empty(message.reasoning));
     Ok(Value::Object(json))
 }
 
@@ -188,7 +188,7 @@ fn parts(message: usize, parts: Vec<wire::ContentPart>) -> Result<Vec<Value>, St
         Some(Part::AudioUrl(url)) => Ok(json!({"type": "audio_url", "audio_url": {"url": url}})),
         Some(Part::VideoUrl(url)) => Ok(json!({"type": "video_url", "video_url": {"url": url}})),
         Some(Part::Other(other)) => Ok(Value::Object(object(other))),
-        None => Err(wrong(
+        None => Err(invalid_field(
             &format!("chat.messages[{message}].content[{index}]"),
             "a part has one of text, image_url, audio_url, video_url, other",
         )),
@@ -199,9 +199,9 @@ fn parts(message: usize, parts: Vec<wire::ContentPart>) -> Result<Vec<Value>, St
 fn tool(index: usize, tool: wire::Tool) -> Result<Value, Status> {
     let mut function = Map::new();
     function.insert("name".into(), tool.name.into());
-    put(&mut function, "description", text(tool.description));
+    put(&mut function, "description", non_empty(tool.description));
     if !tool.parameters_json.is_empty() {
-        function.insert("parameters".into(), parsed(&format!("tools[{index}].parameters_json"), &tool.parameters_json)?);
+        function.insert("parameters".into(), parse_json(&format!("tools[{index}].parameters_json"), &tool.parameters_json)?);
     }
     put(&mut function, "strict", tool.strict);
     Ok(json!({"type": "function", "function": function}))
@@ -226,7 +226,7 @@ fn put_format(body: &mut Map<String, Value>, format: Option<Format>) -> Result<(
         None | Some(Format::JsonObject(false)) => return Ok(()),
         Some(Format::JsonObject(true)) => ("response_format", json!({"type": "json_object"})),
         Some(Format::JsonSchema(schema)) => {
-            let schema = parsed("response_format.json_schema", &schema)?;
+            let schema = parse_json("response_format.json_schema", &schema)?;
             // OpenAI's form wants a name, and engines make nothing of it.
             ("response_format", json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}))
         }
@@ -249,7 +249,7 @@ fn put_sampling(body: &mut Map<String, Value>, sampling: wire::Sampling, is_chat
         ("repetition_penalty", sampling.repetition_penalty),
     ] {
         if number.is_some_and(|number| !number.is_finite()) {
-            return Err(wrong(&format!("sampling.{name}"), "this is no finite number"));
+            return Err(invalid_field(&format!("sampling.{name}"), "this is no finite number"));
         }
         put(body, name, number);
     }
@@ -258,11 +258,11 @@ fn put_sampling(body: &mut Map<String, Value>, sampling: wire::Sampling, is_chat
     put(body, "top_k", sampling.top_k);
     put(body, "n", sampling.n);
     put(body, "seed", sampling.seed);
-    put(body, "stop", list(sampling.stop));
-    put(body, "stop_token_ids", list(sampling.stop_token_ids));
-    put(body, "ignore_eos", flag(sampling.ignore_eos));
+    put(body, "stop", non_empty_list(sampling.stop));
+    put(body, "stop_token_ids", non_empty_list(sampling.stop_token_ids));
+    put(body, "ignore_eos", true_or_none(sampling.ignore_eos));
     put(body, "skip_special_tokens", sampling.skip_special_tokens);
-    put(body, "include_stop_str_in_output", flag(sampling.include_stop_in_output));
+    put(body, "include_stop_str_in_output", true_or_none(sampling.include_stop_in_output));
     let mut bias: Vec<(u32, f64)> = sampling.logit_bias.into_iter().collect();
     bias.sort_by_key(|(token, _)| *token);
     let bias: Map<String, Value> = bias.into_iter().map(|(token, bias)| (token.to_string(), bias.into())).collect();
@@ -275,15 +275,15 @@ fn put_sampling(body: &mut Map<String, Value>, sampling: wire::Sampling, is_chat
         (alternatives, _) => put(body, "logprobs", alternatives),
     }
     if sampling.echo && is_chat {
-        return Err(wrong("sampling.echo", "an answer repeats texts and tokens, not chats"));
+        return Err(invalid_field("sampling.echo", "an answer repeats texts and tokens, not chats"));
     }
-    put(body, "echo", flag(sampling.echo));
+    put(body, "echo", true_or_none(sampling.echo));
     Ok(())
 }
 
 /// JSON that came as text.
-fn parsed(field: &str, json: &str) -> Result<Value, Status> {
-    let not_json = |error: &dyn Display| wrong(field, &format!("this is no JSON: {error}"));
+fn parse_json(field: &str, json: &str) -> Result<Value, Status> {
+    let not_json = |error: &dyn Display| invalid_field(field, &format!("this is no JSON: {error}"));
     serde_json::from_str(json).map_err(|error| not_json(&error))
 }
 

@@ -16,81 +16,81 @@ use wire::generate_event::Event;
 
 use super::answer;
 use super::deadline::{self, Deadline};
-use super::engine::{Answered, Usage};
+use super::engine::{EngineAnswer, EngineUsage};
 use super::status;
 use crate::dispatch::Relay;
-use crate::edge::access::Entry;
+use crate::edge::access_log::AccessEntry;
 use crate::placement::PlacementDecision;
 
 /// The longest event that is read. Log probabilities of a long prompt make the longest.
-const MOST_EVENT: usize = 64 * 1024 * 1024;
+const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
 
 /// The events of one answer.
 #[derive(Debug)]
-pub(super) struct Events {
+pub(super) struct GenerateEvents {
     /// Gone when the answer has ended, in whatever way.
     relay: Option<Box<Relay>>,
     deadline: Option<Pin<Box<Sleep>>>,
-    lines: Lines,
-    translation: Translation,
-    ready: VecDeque<wire::GenerateEvent>,
+    decoder: SseDecoder,
+    translator: EventTranslator,
+    pending: VecDeque<wire::GenerateEvent>,
     failure: Option<Status>,
-    entry: Entry,
+    log_entry: AccessEntry,
 }
 
-impl Events {
-    pub(super) fn new(relay: Box<Relay>, record: &PlacementDecision, deadline: Deadline, entry: Entry) -> Self {
+impl GenerateEvents {
+    pub(super) fn new(relay: Box<Relay>, record: &PlacementDecision, deadline: Deadline, entry: AccessEntry) -> Self {
         Self {
             relay: Some(relay),
-            deadline: deadline.moment().map(|moment| Box::pin(sleep_until(moment))),
-            lines: Lines::default(),
-            translation: Translation { placement: answer::placement(record), started: false, usage: None },
-            ready: VecDeque::new(),
+            deadline: deadline.instant().map(|moment| Box::pin(sleep_until(moment))),
+            decoder: SseDecoder::default(),
+            translator: EventTranslator { placement: answer::placement(record), started: false, usage: None },
+            pending: VecDeque::new(),
             failure: None,
-            entry,
+            log_entry: entry,
         }
     }
 
     /// Reads a piece of the answer, or its end.
-    fn read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         let Some(relay) = &mut self.relay else { return Poll::Ready(Ok(())) };
         if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
-            self.entry.refused("deadline");
-            return Poll::Ready(Err(deadline::passed()));
+            self.log_entry.record_refusal("deadline");
+            return Poll::Ready(Err(deadline::exceeded()));
         }
         match ready!(Pin::new(relay).poll_frame(context)) {
             Some(Ok(frame)) => {
                 if let Ok(bytes) = frame.into_data() {
-                    self.lines.push(&bytes);
-                    self.translate()?;
+                    self.decoder.push(&bytes);
+                    self.translate_events()?;
                 }
             }
-            Some(Err(broken)) => return Poll::Ready(Err(status::broken(&broken))),
+            Some(Err(broken)) => return Poll::Ready(Err(status::broken_answer(&broken))),
             None => {
                 self.relay = None;
-                self.lines.end();
-                self.translate()?;
-                self.ready.extend(self.translation.end());
+                self.decoder.finish();
+                self.translate_events()?;
+                self.pending.extend(self.translator.finish());
             }
         }
         Poll::Ready(Ok(()))
     }
 
-    fn translate(&mut self) -> Result<(), Status> {
-        while let Some(data) = self.lines.event()? {
-            self.translation.event(&data, &mut self.ready)?;
+    fn translate_events(&mut self) -> Result<(), Status> {
+        while let Some(data) = self.decoder.next_event()? {
+            self.translator.translate(&data, &mut self.pending)?;
         }
         Ok(())
     }
 }
 
-impl Stream for Events {
+impl Stream for GenerateEvents {
     type Item = Result<wire::GenerateEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let events = &mut *self;
         loop {
-            if let Some(event) = events.ready.pop_front() {
+            if let Some(event) = events.pending.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
             // After what came before it in the same piece.
@@ -100,7 +100,7 @@ impl Stream for Events {
             if events.relay.is_none() {
                 return Poll::Ready(None);
             }
-            if let Err(failure) = ready!(events.read(context)) {
+            if let Err(failure) = ready!(events.poll_read(context)) {
                 events.relay = None;
                 events.failure = Some(failure);
             }
@@ -110,29 +110,29 @@ impl Stream for Events {
 
 /// The data of an event stream's events, one after the other, as its bytes come in.
 #[derive(Debug, Default)]
-struct Lines {
-    held: BytesMut,
+struct SseDecoder {
+    buffer: BytesMut,
     /// What is held has no end of line before this.
-    looked: usize,
+    searched_bytes: usize,
     /// Of the event whose end has not come.
     data: Option<Vec<u8>>,
 }
 
-impl Lines {
+impl SseDecoder {
     fn push(&mut self, bytes: &[u8]) {
-        self.held.extend_from_slice(bytes);
+        self.buffer.extend_from_slice(bytes);
     }
 
     /// No more will come. Some engines leave out the last blank line.
-    fn end(&mut self) {
-        self.held.extend_from_slice(b"\n\n");
+    fn finish(&mut self) {
+        self.buffer.extend_from_slice(b"\n\n");
     }
 
     /// The next event's data, if the event is there. Comments and other fields are passed over.
-    fn event(&mut self) -> Result<Option<Vec<u8>>, Status> {
-        while let Some(at) = memchr::memchr(b'\n', &self.held[self.looked..]) {
-            let line = self.held.split_to(self.looked + at + 1);
-            self.looked = 0;
+    fn next_event(&mut self) -> Result<Option<Vec<u8>>, Status> {
+        while let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched_bytes..]) {
+            let line = self.buffer.split_to(self.searched_bytes + at + 1);
+            self.searched_bytes = 0;
             let line = line[..line.len() - 1].strip_suffix(b"\r").unwrap_or(&line[..line.len() - 1]);
             if line.is_empty() {
                 if let Some(data) = self.data.take() {
@@ -149,9 +149,9 @@ impl Lines {
                 }
             }
         }
-        self.looked = self.held.len();
-        if self.held.len() + self.data.as_ref().map_or(0, Vec::len) > MOST_EVENT {
-            return Err(status::not_understood(&format!("an event is longer than {MOST_EVENT} bytes")));
+        self.searched_bytes = self.buffer.len();
+        if self.buffer.len() + self.data.as_ref().map_or(0, Vec::len) > MAX_EVENT_BYTES {
+            return Err(status::unreadable_answer(&format!("an event is longer than {MAX_EVENT_BYTES} bytes")));
         }
         Ok(None)
     }
@@ -159,20 +159,20 @@ impl Lines {
 
 /// From an engine's events to ours.
 #[derive(Debug)]
-struct Translation {
+struct EventTranslator {
     placement: wire::Placement,
     started: bool,
-    usage: Option<Usage>,
+    usage: Option<EngineUsage>,
 }
 
-impl Translation {
-    fn event(&mut self, data: &[u8], events: &mut VecDeque<wire::GenerateEvent>) -> Result<(), Status> {
+impl EventTranslator {
+    fn translate(&mut self, data: &[u8], events: &mut VecDeque<wire::GenerateEvent>) -> Result<(), Status> {
         if data == b"[DONE]" {
             return Ok(());
         }
-        let mut answered: Answered = serde_json::from_slice(data).map_err(|error| status::not_understood(&error.to_string()))?;
+        let mut answered: EngineAnswer = serde_json::from_slice(data).map_err(|error| status::unreadable_answer(&error.to_string()))?;
         if let Some(error) = &answered.error {
-            return Err(status::in_stream(error));
+            return Err(status::engine_stream_error(error));
         }
         if !std::mem::replace(&mut self.started, true) {
             let started = wire::Started {
@@ -193,7 +193,7 @@ impl Translation {
     }
 
     /// What is told of the whole answer.
-    fn end(&mut self) -> Option<wire::GenerateEvent> {
+    fn finish(&mut self) -> Option<wire::GenerateEvent> {
         self.usage.take().map(|usage| event(Event::Usage(answer::usage(&usage))))
     }
 }

@@ -12,47 +12,47 @@ use rustc_hash::FxHashMap;
 use tonic::Status;
 
 /// How often an attachment's end is looked at: the clock may be set, and the host may sleep.
-const LONGEST_LOOK: Duration = Duration::from_secs(30);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// More names than this are looked through for those whose certificates have expired.
-const MANY_NAMES: usize = 4096;
+const PRUNE_ABOVE_NODES: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Member {
-    certified: CertificateInfo,
+    certificate: CertificateInfo,
     /// Of its newest certificate, which it may have got over this connection.
-    until: AtomicU64,
-    attached: AtomicU32,
-    fence: Arc<Fence>,
+    expires_at: AtomicU64,
+    attachments: AtomicU32,
+    fence: Arc<NewestCertificates>,
 }
 
 impl Member {
-    pub(crate) fn new(certified: CertificateInfo, fence: Arc<Fence>) -> Self {
-        Self { until: AtomicU64::new(certified.expires_at), certified, attached: AtomicU32::new(0), fence }
+    pub(crate) fn new(certified: CertificateInfo, fence: Arc<NewestCertificates>) -> Self {
+        Self { expires_at: AtomicU64::new(certified.expires_at), certificate: certified, attachments: AtomicU32::new(0), fence }
     }
 
     /// What its certificate says.
-    pub(crate) fn certified(&self) -> &CertificateInfo {
-        &self.certified
+    pub(crate) fn certificate(&self) -> &CertificateInfo {
+        &self.certificate
     }
 
     /// Whether it is attached over this connection.
     pub(crate) fn is_attached(&self) -> bool {
-        self.attached.load(Ordering::Relaxed) > 0
+        self.attachments.load(Ordering::Relaxed) > 0
     }
 
     /// It has a certificate that holds until this second of the clock.
-    pub(crate) fn renewed(&self, until: u64) {
-        self.until.fetch_max(until, Ordering::Relaxed);
+    pub(crate) fn record_renewal(&self, until: u64) {
+        self.expires_at.fetch_max(until, Ordering::Relaxed);
     }
 
     /// Lets it attach by a name.
     ///
     /// # Errors
     /// When the name is another node's, or its certificate has expired or is not its newest.
-    pub(crate) fn attach(self: &Arc<Self>, node: &str) -> Result<Attached, Status> {
-        let own = &self.certified.node;
+    pub(crate) fn attach(self: &Arc<Self>, node: &str) -> Result<MemberAttachment, Status> {
+        let own = &self.certificate.node;
         if own != node {
             return Err(Status::permission_denied(format!(
                 "this agent calls itself node `{node}`, and its certificate is node `{own}`'s: let it join under its own name, with a token \
@@ -60,52 +60,52 @@ impl Member {
             )));
         }
         if self.has_expired(hostler_tls::now()) {
-            return Err(Status::unauthenticated(EXPIRED));
+            return Err(Status::unauthenticated(EXPIRED_MESSAGE));
         }
-        self.fence.admit(&self.certified)?;
-        self.attached.fetch_add(1, Ordering::Relaxed);
-        Ok(Attached(self.clone()))
+        self.fence.admit(&self.certificate)?;
+        self.attachments.fetch_add(1, Ordering::Relaxed);
+        Ok(MemberAttachment(self.clone()))
     }
 
     fn has_expired(&self, now: u64) -> bool {
-        self.until.load(Ordering::Relaxed) <= now
+        self.expires_at.load(Ordering::Relaxed) <= now
     }
 }
 
-const EXPIRED: &str = "the node's certificate has expired and it has no newer one: it joins again by its token";
+const EXPIRED_MESSAGE: &str = "the node's certificate has expired and it has no newer one: it joins again by its token";
 
 /// A node that is attached.
 #[derive(Debug)]
-pub(crate) struct Attached(Arc<Member>);
+pub(crate) struct MemberAttachment(Arc<Member>);
 
-impl Attached {
+impl MemberAttachment {
     /// Resolves when its newest certificate has expired.
-    pub(crate) async fn expired(&self) -> Status {
+    pub(crate) async fn wait_expired(&self) -> Status {
         loop {
-            let left = self.0.until.load(Ordering::Relaxed).saturating_sub(hostler_tls::now());
+            let left = self.0.expires_at.load(Ordering::Relaxed).saturating_sub(hostler_tls::now());
             if left == 0 {
-                return Status::unauthenticated(EXPIRED);
+                return Status::unauthenticated(EXPIRED_MESSAGE);
             }
-            tokio::time::sleep(Duration::from_secs(left).min(LONGEST_LOOK)).await;
+            tokio::time::sleep(Duration::from_secs(left).min(MAX_CHECK_INTERVAL)).await;
         }
     }
 }
 
-impl Drop for Attached {
+impl Drop for MemberAttachment {
     fn drop(&mut self) {
-        self.0.attached.fetch_sub(1, Ordering::Relaxed);
+        self.0.attachments.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Of each node, when its newest certificate that this router knows of was issued, and until when that holds.
 #[derive(Debug, Default)]
-pub(crate) struct Fence(Mutex<FxHashMap<String, (u64, u64)>>);
+pub(crate) struct NewestCertificates(Mutex<FxHashMap<String, (u64, u64)>>);
 
-impl Fence {
+impl NewestCertificates {
     /// A certificate was issued.
-    pub(crate) fn issued(&self, certified: &CertificateInfo) {
+    pub(crate) fn record_issued(&self, certified: &CertificateInfo) {
         let mut newest = self.0.lock();
-        if newest.len() > MANY_NAMES {
+        if newest.len() > PRUNE_ABOVE_NODES {
             let now = hostler_tls::now();
             newest.retain(|_, (_, until)| *until > now);
         }
@@ -122,7 +122,7 @@ impl Fence {
                 certified.node
             )));
         }
-        self.issued(certified);
+        self.record_issued(certified);
         Ok(())
     }
 }

@@ -17,48 +17,48 @@ use tonic::{Request, Response, Status};
 
 use crate::fleet::Fleet;
 use crate::tls::FleetAuthority;
-pub(crate) use member::{Attached, Fence, Member};
+pub(crate) use member::{MemberAttachment, NewestCertificates, Member};
 pub(crate) use peer::{Connection, Peer};
 
 /// How long looking at tokens and signing may take: the folder may be on a network file system.
-const DEADLINE: Duration = Duration::from_secs(10);
+const FOLDER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nodes that are looked at, at once; each takes a thread for as long as the file system takes.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT: usize = 8;
 
 /// The largest request: a signing request is some hundred bytes.
-const REQUEST_BYTES: usize = 64 * 1024;
+const MAX_REQUEST_BYTES: usize = 64 * 1024;
 
 /// What is logged of a name that may be anything, in characters.
-const LOGGED: usize = 64;
+const MAX_LOGGED_CHARS: usize = 64;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Joining {
+pub(crate) struct JoinEndpoint {
     fleet: Fleet,
-    admitting: FleetAuthority,
-    fence: Arc<Fence>,
-    places: Semaphore,
+    authority: FleetAuthority,
+    fence: Arc<NewestCertificates>,
+    permits: Semaphore,
 }
 
-impl Joining {
+impl JoinEndpoint {
     /// The calls for nodes that join.
-    pub(crate) fn server(fleet: Fleet, admitting: FleetAuthority, fence: Arc<Fence>) -> JoinServer<Self> {
-        let joining = Self { fleet, admitting, fence, places: Semaphore::new(AT_ONCE) };
-        JoinServer::new(joining).max_decoding_message_size(REQUEST_BYTES)
+    pub(crate) fn into_server(fleet: Fleet, admitting: FleetAuthority, fence: Arc<NewestCertificates>) -> JoinServer<Self> {
+        let joining = Self { fleet, authority: admitting, fence, permits: Semaphore::new(MAX_CONCURRENT) };
+        JoinServer::new(joining).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
     /// Does what needs the folder or the key, away from the runtime's threads.
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(FleetAuthority) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let done = async {
-            let _place = self.places.acquire().await.map_err(|_| Status::unavailable("the router is leaving"))?;
-            let admitting = self.admitting.clone();
+            let _place = self.permits.acquire().await.map_err(|_| Status::unavailable("the router is leaving"))?;
+            let admitting = self.authority.clone();
             tokio::task::spawn_blocking(move || work(admitting)).await.map_err(|error| Status::internal(error.to_string()))?
         };
-        timeout(DEADLINE, done).await.map_err(|_| Status::unavailable("the router's folder of tokens does not answer (router.tls_dir)"))?
+        timeout(FOLDER_TIMEOUT, done).await.map_err(|_| Status::unavailable("the router's folder of tokens does not answer (router.tls_dir)"))?
     }
 
     async fn enroll(&self, request: wire::EnrollRequest) -> Result<IssuedCertificate, Status> {
@@ -72,17 +72,17 @@ impl Joining {
         // Before the token is used.
         hostler_tls::check_name(&request.node).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // No life is 0: the name is taken by whoever has it.
-        if self.fleet.view().is_taken(&request.node, 0) {
+        if self.fleet.view().is_name_taken(&request.node, 0) {
             return Err(Status::failed_precondition(format!(
                 "another agent is attached as node `{}`, so nobody can join by that name now: give each agent a name of its own with --node",
                 request.node
             )));
         }
-        self.blocking(move |admitting| {
+        self.run_blocking(move |admitting| {
             let wire::EnrollRequest { token_id, token_secret, node, job, signing_request, .. } = request;
             let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
             let applicant = JoinRequest { node, job, key };
-            admitting.tokens.redeem(&token_id, &token_secret, &applicant, hostler_tls::now()).map_err(|refused| refusal(&refused))?;
+            admitting.tokens.redeem(&token_id, &token_secret, &applicant, hostler_tls::now()).map_err(|refused| token_refusal(&refused))?;
             let issued = admitting.authority.issue(&applicant.node, &token_id, &signing_request, admitting.certificate_lifetime);
             issued.map_err(|error| Status::invalid_argument(error.to_string()))
         })
@@ -93,18 +93,18 @@ impl Joining {
         if !member.is_attached() {
             return Err(Status::permission_denied("only a node that is attached over this connection gets its next certificate"));
         }
-        let (node, token) = (member.certified().node.clone(), member.certified().token.clone());
-        let issued = member.certified().issued_at;
-        self.blocking(move |admitting| {
+        let (node, token) = (member.certificate().node.clone(), member.certificate().token.clone());
+        let issued = member.certificate().issued_at;
+        self.run_blocking(move |admitting| {
             if admitting.tokens.is_revoked(&token) {
-                return Err(refusal(&TokenError::Revoked(token)));
+                return Err(token_refusal(&TokenError::Revoked(token)));
             }
             let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
             match admitting.tokens.claim(&node, key, issued) {
                 Ok(()) => {}
                 // A folder that cannot be written is no reason for a node to leave.
                 Err(TokenError::Folder(error)) => tracing::warn!(node, %error, "whose the node's name is cannot be written down"),
-                Err(taken) => return Err(refusal(&taken)),
+                Err(taken) => return Err(token_refusal(&taken)),
             }
             let issued = admitting.authority.issue(&node, &token, &signing_request, admitting.certificate_lifetime);
             issued.map_err(|error| Status::invalid_argument(error.to_string()))
@@ -113,12 +113,12 @@ impl Joining {
     }
 }
 
-fn beginning(text: &str) -> String {
-    text.chars().take(LOGGED).collect()
+fn truncate(text: &str) -> String {
+    text.chars().take(MAX_LOGGED_CHARS).collect()
 }
 
 /// For a token that does not count. A folder that does not work may work again soon.
-fn refusal(refused: &TokenError) -> Status {
+fn token_refusal(refused: &TokenError) -> Status {
     match refused {
         TokenError::Folder(_) => Status::unavailable(refused.to_string()),
         _ => Status::permission_denied(refused.to_string()),
@@ -126,17 +126,17 @@ fn refusal(refused: &TokenError) -> Status {
 }
 
 #[tonic::async_trait]
-impl Join for Joining {
+impl Join for JoinEndpoint {
     async fn enroll(&self, request: Request<wire::EnrollRequest>) -> Result<Response<wire::EnrollResponse>, Status> {
         let peer = Peer::of(&request);
         let request = request.into_inner();
         // For the log; until they are checked they may be anything.
-        let (node, token) = (beginning(&request.node), beginning(&request.token_id));
-        match Joining::enroll(self, request).await {
+        let (node, token) = (truncate(&request.node), truncate(&request.token_id));
+        match JoinEndpoint::enroll(self, request).await {
             Ok(IssuedCertificate { certificate, info }) => {
-                self.fence.issued(&info);
+                self.fence.record_issued(&info);
                 tracing::info!(node, token, peer = ?peer.address, "a node has joined");
-                let authority = self.admitting.authority.certificate().to_vec().into();
+                let authority = self.authority.authority.certificate().to_vec().into();
                 Ok(Response::new(wire::EnrollResponse { certificate: certificate.into(), authority }))
             }
             Err(status) => {
@@ -149,15 +149,15 @@ impl Join for Joining {
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::RenewResponse>, Status> {
         let peer = Peer::of(&request);
         let member = peer.member.ok_or_else(|| Status::permission_denied("only a node with a certificate gets its next one"))?;
-        match Joining::renew(self, &member, request.into_inner().signing_request).await {
+        match JoinEndpoint::renew(self, &member, request.into_inner().signing_request).await {
             Ok(IssuedCertificate { certificate, info }) => {
-                self.fence.issued(&info);
-                member.renewed(info.expires_at);
+                self.fence.record_issued(&info);
+                member.record_renewal(info.expires_at);
                 tracing::debug!(node = info.node, "a node has its next certificate");
                 Ok(Response::new(wire::RenewResponse { certificate: certificate.into() }))
             }
             Err(status) => {
-                tracing::warn!(node = member.certified().node, reason = status.message(), "a node gets no new certificate");
+                tracing::warn!(node = member.certificate().node, reason = status.message(), "a node gets no new certificate");
                 Err(status)
             }
         }

@@ -14,10 +14,10 @@ use tokio::time::{Sleep, sleep};
 use tonic::Request;
 use tonic::transport::server::Connected;
 
-use super::{Fence, Member};
+use super::{NewestCertificates, Member};
 
 /// How long a connection without a certificate may last where agents need one: it is for asking for one, which takes up to 15 s (`agent/src/join`).
-const STRANGERS_STAY: Duration = Duration::from_secs(20);
+const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Default)]
@@ -39,21 +39,21 @@ impl Peer {
 pub(crate) struct Connection {
     stream: Stream,
     peer: Peer,
-    stranger: Option<Stranger>,
+    unauthenticated: Option<UnauthenticatedPeer>,
 }
 
 /// A connection without a certificate where agents need one.
 #[derive(Debug)]
-struct Stranger {
+struct UnauthenticatedPeer {
     /// When it has lasted long enough.
-    until: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
+    deadline: Pin<Box<Sleep>>,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
     /// Whatever certificate has come with it was found good in the handshake. `None` for one without, when there are as many already as there are
     /// places for `strangers`.
-    pub(crate) fn new(stream: Stream, fence: &Arc<Fence>, strangers: &Arc<Semaphore>) -> Option<Self> {
+    pub(crate) fn new(stream: Stream, fence: &Arc<NewestCertificates>, strangers: &Arc<Semaphore>) -> Option<Self> {
         let address = stream.tcp().peer_addr().ok();
         let certified = stream.certificate().and_then(CertificateInfo::parse);
         let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
@@ -63,9 +63,9 @@ impl Connection {
                 tracing::debug!(peer = ?address, "a connection without a certificate is closed: there are many of them");
                 return None;
             };
-            stranger = Some(Stranger { until: Box::pin(sleep(STRANGERS_STAY)), _place: place });
+            stranger = Some(UnauthenticatedPeer { deadline: Box::pin(sleep(UNAUTHENTICATED_TIMEOUT)), _permit: place });
         }
-        Some(Self { stream, peer: Peer { address, member }, stranger })
+        Some(Self { stream, peer: Peer { address, member }, unauthenticated: stranger })
     }
 }
 
@@ -80,7 +80,7 @@ impl Connected for Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let connection = self.get_mut();
-        if connection.stranger.as_mut().is_some_and(|stranger| stranger.until.as_mut().poll(context).is_ready()) {
+        if connection.unauthenticated.as_mut().is_some_and(|stranger| stranger.deadline.as_mut().poll(context).is_ready()) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         Pin::new(&mut connection.stream).poll_read(context, buffer)

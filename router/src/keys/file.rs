@@ -10,32 +10,32 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::secret::{Digest, Secret, is_id};
-use super::{Limits, Role};
+use super::{KeyLimits, Role};
 
 /// What a key file begins with.
-const HEAD: &str = "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
+const FILE_HEADER: &str = "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
 
 /// The largest key file that is read: some 40,000 keys.
-const MOST_BYTES: u64 = 16 * 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Longest name of a key, a tenant or a model.
-const NAME_BYTES: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 
 /// The last second of the year 9999: the notation has no more.
 const LAST_SECOND: u64 = 253_402_300_799;
 
 /// How long another program may be changing the file.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the lock is tried.
-const LOCK_TRY: Duration = Duration::from_millis(20);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A moment, as precise as the file: whole seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Moment(SystemTime);
+pub struct Timestamp(SystemTime);
 
-impl Moment {
+impl Timestamp {
     /// This time, without its fraction of a second.
     #[must_use]
     pub fn of(time: SystemTime) -> Self {
@@ -56,7 +56,7 @@ impl Moment {
     }
 }
 
-impl TryFrom<String> for Moment {
+impl TryFrom<String> for Timestamp {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -65,8 +65,8 @@ impl TryFrom<String> for Moment {
     }
 }
 
-impl From<Moment> for String {
-    fn from(moment: Moment) -> Self {
+impl From<Timestamp> for String {
+    fn from(moment: Timestamp) -> Self {
         humantime::format_rfc3339_seconds(moment.0).to_string()
     }
 }
@@ -74,7 +74,7 @@ impl From<Moment> for String {
 /// One key of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct KeyEntry {
     /// Its public name, the middle part of its text.
     pub id: String,
     /// What its owner calls it; several keys may have one name, as two do while one replaces the other.
@@ -87,24 +87,24 @@ pub struct Entry {
     /// How it is known.
     pub sha256: Digest,
     /// When it was made.
-    pub created: Moment,
+    pub created: Timestamp,
     /// From when on it is no longer valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires: Option<Moment>,
+    pub expires: Option<Timestamp>,
     /// From when on it is no longer valid, because somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revoked: Option<Moment>,
+    pub revoked: Option<Timestamp>,
     /// The models that it may ask for; absent means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
     /// How much it may use.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
-    pub limits: Limits,
+    pub limits: KeyLimits,
 }
 
 /// How a key stands at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum KeyStatus {
     /// It is accepted.
     Valid,
     /// Its time is over.
@@ -113,7 +113,7 @@ pub enum Standing {
     Revoked,
 }
 
-impl Entry {
+impl KeyEntry {
     /// A key made now, for sending requests, without limits or an end.
     #[must_use]
     pub fn new(secret: &Secret, tenant: &str, now: SystemTime) -> Self {
@@ -123,38 +123,38 @@ impl Entry {
             tenant: tenant.to_owned(),
             role: Role::Use,
             sha256: secret.digest(),
-            created: Moment::of(now),
+            created: Timestamp::of(now),
             expires: None,
             revoked: None,
             models: None,
-            limits: Limits::default(),
+            limits: KeyLimits::default(),
         }
     }
 
     /// How it stands at this time.
     #[must_use]
-    pub fn standing(&self, now: SystemTime) -> Standing {
-        let is_past = |moment: Option<Moment>| moment.is_some_and(|moment| moment.time() <= now);
+    pub fn status(&self, now: SystemTime) -> KeyStatus {
+        let is_past = |moment: Option<Timestamp>| moment.is_some_and(|moment| moment.time() <= now);
         match (is_past(self.revoked), is_past(self.expires)) {
-            (true, _) => Standing::Revoked,
-            (_, true) => Standing::Expired,
-            _ => Standing::Valid,
+            (true, _) => KeyStatus::Revoked,
+            (_, true) => KeyStatus::Expired,
+            _ => KeyStatus::Valid,
         }
     }
 
     /// What makes it no key that anybody can have meant.
     fn fault(&self) -> Option<String> {
-        let is_name = |text: &str| text.len() <= NAME_BYTES && !text.chars().any(char::is_control);
+        let is_name = |text: &str| text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control);
         if !is_id(&self.id) {
             return Some("its id is not one that `hostler keys create` makes".into());
         }
         if !is_name(&self.name) || !is_name(&self.tenant) || self.tenant.is_empty() {
-            return Some(format!("its name and its tenant must be one line of at most {NAME_BYTES} bytes, and the tenant not empty"));
+            return Some(format!("its name and its tenant must be one line of at most {MAX_NAME_BYTES} bytes, and the tenant not empty"));
         }
         match self.models.as_deref() {
             Some([]) => return Some("its list of models is empty, so it could ask for none: leave `models` out to allow all".into()),
             Some(models) if models.iter().any(|model| model.is_empty() || !is_name(model)) => {
-                return Some(format!("a model's name is one line of 1 to {NAME_BYTES} bytes"));
+                return Some(format!("a model's name is one line of 1 to {MAX_NAME_BYTES} bytes"));
             }
             _ => {}
         }
@@ -165,14 +165,14 @@ impl Entry {
 /// The file's outline.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Outline {
+struct KeyFile {
     #[serde(default)]
-    key: Vec<Entry>,
+    key: Vec<KeyEntry>,
 }
 
 /// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum KeysError {
+pub enum KeyFileError {
     /// There is none.
     #[error(
         "the key file {0} does not exist: make a first key with `hostler keys create --file {0} --role admin`, or leave router.keys_file empty \
@@ -181,7 +181,7 @@ pub enum KeysError {
     Missing(PathBuf),
     /// Others may read or change it.
     #[error("{path} has mode {mode:04o}, so others than its owner may use it: `chmod 600 {path}`")]
-    Open {
+    TooPermissive {
         /// The file.
         path: PathBuf,
         /// Its mode.
@@ -199,7 +199,7 @@ pub enum KeysError {
     },
     /// What is in it is no key file.
     #[error("{path}: {message}")]
-    Wrong {
+    Invalid {
         /// The file.
         path: PathBuf,
         /// What, and where.
@@ -210,15 +210,15 @@ pub enum KeysError {
     Busy(PathBuf),
     /// The change itself was refused.
     #[error("{0}")]
-    Refused(String),
+    ChangeRefused(String),
 }
 
 /// The keys in a text.
 ///
 /// # Errors
 /// What is wrong with it, in one sentence.
-pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
-    let Outline { key: entries } = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
+pub(super) fn parse(text: &str) -> Result<Vec<KeyEntry>, String> {
+    let KeyFile { key: entries } = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
     let mut seen = std::collections::HashSet::new();
     for entry in &entries {
         if let Some(fault) = entry.fault() {
@@ -235,16 +235,16 @@ pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
 ///
 /// # Errors
 /// When one of them is no sound key.
-pub(super) fn text(entries: Vec<Entry>) -> Result<String, String> {
-    let text = toml::to_string(&Outline { key: entries }).map_err(|error| error.to_string())?;
+pub(super) fn to_toml(entries: Vec<KeyEntry>) -> Result<String, String> {
+    let text = toml::to_string(&KeyFile { key: entries }).map_err(|error| error.to_string())?;
     // What is written must be what a router reads.
     parse(&text)?;
-    Ok(format!("{HEAD}\n{text}"))
+    Ok(format!("{FILE_HEADER}\n{text}"))
 }
 
 /// What tells one state of a file from the next, without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct FileVersion {
     device: u64,
     inode: u64,
     bytes: u64,
@@ -252,7 +252,7 @@ pub(super) struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileVersion {
     fn of(metadata: &std::fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -270,17 +270,17 @@ impl Stamp {
 }
 
 /// Reads the whole file, and the state in which it was before that.
-pub(super) fn read(path: &Path) -> Result<(Vec<Entry>, Stamp), KeysError> {
+pub(super) fn read(path: &Path) -> Result<(Vec<KeyEntry>, FileVersion), KeyFileError> {
     let mut file = File::open(path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => KeysError::Missing(path.to_owned()),
-        _ => KeysError::Io { verb: "read", path: path.to_owned(), source },
+        std::io::ErrorKind::NotFound => KeyFileError::Missing(path.to_owned()),
+        _ => KeyFileError::Io { verb: "read", path: path.to_owned(), source },
     })?;
     read_open(&mut file, path)
 }
 
-fn read_open(file: &mut File, path: &Path) -> Result<(Vec<Entry>, Stamp), KeysError> {
-    let (text, stamp) = private_text(file, path)?;
-    let entries = parse(&text).map_err(|message| KeysError::Wrong { path: path.to_owned(), message })?;
+fn read_open(file: &mut File, path: &Path) -> Result<(Vec<KeyEntry>, FileVersion), KeyFileError> {
+    let (text, stamp) = read_private_file(file, path)?;
+    let entries = parse(&text).map_err(|message| KeyFileError::Invalid { path: path.to_owned(), message })?;
     Ok((entries, stamp))
 }
 
@@ -288,29 +288,29 @@ fn read_open(file: &mut File, path: &Path) -> Result<(Vec<Entry>, Stamp), KeysEr
 ///
 /// # Errors
 /// When there is none, or others may.
-pub fn read_private(path: &Path) -> Result<String, KeysError> {
-    let mut file = File::open(path).map_err(|source| KeysError::Io { verb: "read", path: path.to_owned(), source })?;
-    private_text(&mut file, path).map(|(text, _)| text)
+pub fn read_private(path: &Path) -> Result<String, KeyFileError> {
+    let mut file = File::open(path).map_err(|source| KeyFileError::Io { verb: "read", path: path.to_owned(), source })?;
+    read_private_file(&mut file, path).map(|(text, _)| text)
 }
 
-fn private_text(file: &mut File, path: &Path) -> Result<(String, Stamp), KeysError> {
-    let io = |source| KeysError::Io { verb: "read", path: path.to_owned(), source };
+fn read_private_file(file: &mut File, path: &Path) -> Result<(String, FileVersion), KeyFileError> {
+    let io = |source| KeyFileError::Io { verb: "read", path: path.to_owned(), source };
     let metadata = file.metadata().map_err(io)?;
-    let wrong = |message: String| Err(KeysError::Wrong { path: path.to_owned(), message });
+    let wrong = |message: String| Err(KeyFileError::Invalid { path: path.to_owned(), message });
     if !metadata.is_file() {
         return wrong("this is not a file".into());
     }
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
-        return Err(KeysError::Open { path: path.to_owned(), mode });
+        return Err(KeyFileError::TooPermissive { path: path.to_owned(), mode });
     }
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return wrong(format!("it has more than {MOST_BYTES} bytes"));
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return wrong(format!("it has more than {MAX_FILE_BYTES} bytes"));
     }
     match String::from_utf8(bytes) {
-        Ok(text) => Ok((text, Stamp::of(&metadata))),
+        Ok(text) => Ok((text, FileVersion::of(&metadata))),
         Err(_) => wrong("it is no text".into()),
     }
 }
@@ -319,7 +319,7 @@ fn private_text(file: &mut File, path: &Path) -> Result<(String, Stamp), KeysErr
 ///
 /// # Errors
 /// When it cannot be read, or others may read it, or it holds something else.
-pub fn list(path: &Path) -> Result<Vec<Entry>, KeysError> {
+pub fn list(path: &Path) -> Result<Vec<KeyEntry>, KeyFileError> {
     read(path).map(|(entries, _)| entries)
 }
 
@@ -328,27 +328,27 @@ pub fn list(path: &Path) -> Result<Vec<Entry>, KeysError> {
 ///
 /// # Errors
 /// When the file cannot be used, or `change` refuses.
-pub fn change<T>(path: &Path, create: bool, change: impl FnOnce(&mut Vec<Entry>) -> Result<T, String>) -> Result<T, KeysError> {
+pub fn change<T>(path: &Path, create: bool, change: impl FnOnce(&mut Vec<KeyEntry>) -> Result<T, String>) -> Result<T, KeyFileError> {
     let mut locked = lock(path, create)?;
     let (mut entries, _) = read_open(&mut locked, path)?;
-    let changed = change(&mut entries).map_err(KeysError::Refused)?;
-    let text = text(entries).map_err(KeysError::Refused)?;
-    replace(path, &text).map_err(|source| KeysError::Io { verb: "write", path: path.to_owned(), source })?;
+    let changed = change(&mut entries).map_err(KeyFileError::ChangeRefused)?;
+    let text = to_toml(entries).map_err(KeyFileError::ChangeRefused)?;
+    replace(path, &text).map_err(|source| KeyFileError::Io { verb: "write", path: path.to_owned(), source })?;
     Ok(changed)
 }
 
 /// The file, locked. Whoever had the lock before may have put another file into its place: then that one is locked.
 #[allow(clippy::disallowed_methods, reason = "only the command line changes the file, and it has nothing else to do")]
-fn lock(path: &Path, create: bool) -> Result<File, KeysError> {
-    let io = |verb| move |source| KeysError::Io { verb, path: path.to_owned(), source };
-    let deadline = Instant::now() + LOCK_WAIT;
+fn lock(path: &Path, create: bool) -> Result<File, KeyFileError> {
+    let io = |verb| move |source| KeyFileError::Io { verb, path: path.to_owned(), source };
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     if create && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(io("make the folder of"))?;
     }
     loop {
         let file = OpenOptions::new().read(true).write(true).create(create).mode(0o600).open(path);
         let file = file.map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => KeysError::Missing(path.to_owned()),
+            std::io::ErrorKind::NotFound => KeyFileError::Missing(path.to_owned()),
             _ => io("change")(source),
         })?;
         match file.try_lock() {
@@ -358,11 +358,11 @@ fn lock(path: &Path, create: bool) -> Result<File, KeysError> {
                     return Ok(file);
                 }
             }
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_TRY),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_RETRY_INTERVAL),
             Err(TryLockError::Error(source)) => return Err(io("lock")(source)),
         }
         if Instant::now() >= deadline {
-            return Err(KeysError::Busy(path.to_owned()));
+            return Err(KeyFileError::Busy(path.to_owned()));
         }
     }
 }

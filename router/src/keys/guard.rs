@@ -15,26 +15,26 @@ use http::{StatusCode, Version};
 use tonic::Status;
 
 use super::secret::{Digest, Secret};
-use super::{Keys, Role, Unauthenticated, shown};
+use super::{Keys, Role, Unauthenticated, presented_key};
 use crate::config::{NeedKey, RouterConfig};
 
 /// What decides who may call.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct AdminGuard {
     keys: Keys,
     /// The key of this process itself, which `hostler up` has.
-    own: Digest,
+    process_key: Digest,
     /// Whether the metrics page needs a key.
-    metrics: bool,
+    metrics_need_key: bool,
     /// The admin listener's address as it was configured, whose name loopback may be called by.
-    listens: String,
+    listen_address: String,
     /// Where operators need no key, for those who are refused.
-    socket: String,
+    socket_hint: String,
 }
 
 /// What a path is, for a guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Page {
+enum PageKind {
     /// Says whether this router lives and serves.
     Health,
     /// What it counts.
@@ -43,7 +43,7 @@ enum Page {
     Operators,
 }
 
-impl Page {
+impl PageKind {
     fn of(path: &str) -> Self {
         match path {
             "/livez" | "/readyz" => Self::Health,
@@ -56,7 +56,7 @@ impl Page {
 
 /// Why a call is refused.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+enum AdminRefusal {
     #[error("{0}; an admin key: `hostler` reads it from --admin-key-file FILE or from HOSTLER_ADMIN_KEY{1}")]
     Unauthenticated(Unauthenticated, String),
     #[error("the key {0} is for sending requests; operators need one with the role admin: `hostler keys create --role admin`")]
@@ -75,7 +75,7 @@ enum Refused {
 
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
-impl Guard {
+impl AdminGuard {
     /// The guard of an admin listener at this address, and of the operators' socket.
     pub(crate) fn new(config: &RouterConfig, keys: Keys, own: &Secret, listens: IpAddr, socket: Option<&Path>) -> Self {
         let metrics = match config.metrics_need_key {
@@ -84,53 +84,53 @@ impl Guard {
             NeedKey::Never => false,
         };
         Self {
-            metrics: metrics && keys.are_wanted(),
-            own: own.digest(),
-            listens: config.admin_listen.clone(),
-            socket: socket.map(|path| format!("; the router's own user needs none at {}", path.display())).unwrap_or_default(),
+            metrics_need_key: metrics && keys.are_required(),
+            process_key: own.digest(),
+            listen_address: config.admin_listen.clone(),
+            socket_hint: socket.map(|path| format!("; the router's own user needs none at {}", path.display())).unwrap_or_default(),
             keys,
         }
     }
 
-    fn check(&self, request: &Request) -> Result<(), Refused> {
+    fn check(&self, request: &Request) -> Result<(), AdminRefusal> {
         let (via, headers) = (CallOrigin::of(request), request.headers());
-        let page = Page::of(request.uri().path());
-        if page == Page::Operators {
+        let page = PageKind::of(request.uri().path());
+        if page == PageKind::Operators {
             refuse_browsers(request)?;
         }
         match (page, via) {
-            (Page::Health, _) | (_, CallOrigin::Socket) => Ok(()),
-            (Page::Operators, _) => self.check_admin(headers),
-            (Page::Metrics, _) if self.metrics => self.check_admin(headers),
-            (Page::Metrics, CallOrigin::Loopback) if !names_this_host(request.uri(), headers, &self.listens) => Err(Refused::WrongHost),
-            (Page::Metrics, _) => Ok(()),
+            (PageKind::Health, _) | (_, CallOrigin::Socket) => Ok(()),
+            (PageKind::Operators, _) => self.check_admin(headers),
+            (PageKind::Metrics, _) if self.metrics_need_key => self.check_admin(headers),
+            (PageKind::Metrics, CallOrigin::Loopback) if !names_this_host(request.uri(), headers, &self.listen_address) => Err(AdminRefusal::WrongHost),
+            (PageKind::Metrics, _) => Ok(()),
         }
     }
 
     /// Whether there is a key of an admin.
-    fn check_admin(&self, headers: &HeaderMap) -> Result<(), Refused> {
-        if shown(headers).is_ok_and(|shown| shown.parse().is_ok_and(|secret: Secret| secret.digest().is(&self.own))) {
+    fn check_admin(&self, headers: &HeaderMap) -> Result<(), AdminRefusal> {
+        if presented_key(headers).is_ok_and(|shown| shown.parse().is_ok_and(|secret: Secret| secret.digest().matches(&self.process_key))) {
             return Ok(());
         }
-        if !self.keys.are_wanted() {
-            return Err(Refused::NoKeys(self.socket.clone()));
+        if !self.keys.are_required() {
+            return Err(AdminRefusal::NoKeys(self.socket_hint.clone()));
         }
-        let caller = self.keys.authenticate(headers).map_err(|error| Refused::Unauthenticated(error, self.socket.clone()))?;
-        if caller.role == Role::Admin { Ok(()) } else { Err(Refused::Role(caller.key)) }
+        let caller = self.keys.authenticate(headers).map_err(|error| AdminRefusal::Unauthenticated(error, self.socket_hint.clone()))?;
+        if caller.role == Role::Admin { Ok(()) } else { Err(AdminRefusal::Role(caller.key)) }
     }
 }
 
 /// Refuses what a web page can have its reader's browser send, whatever key or address is behind it. A page reaches loopback, and without
 /// asking first it may send what a form sends: not gRPC. These headers are the browser's own, which a page cannot change.
-fn refuse_browsers(request: &Request) -> Result<(), Refused> {
+fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
     let headers = request.headers();
     if headers.contains_key(ORIGIN) {
-        return Err(Refused::WebPage("origin"));
+        return Err(AdminRefusal::WebPage("origin"));
     }
     if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "none") {
-        return Err(Refused::WebPage(SEC_FETCH_SITE));
+        return Err(AdminRefusal::WebPage(SEC_FETCH_SITE));
     }
-    if is_grpc(request) { Ok(()) } else { Err(Refused::NotGrpc) }
+    if is_grpc(request) { Ok(()) } else { Err(AdminRefusal::NotGrpc) }
 }
 
 /// Whether this is gRPC: over HTTP/2, and not gRPC-Web, which is for browsers.
@@ -141,24 +141,24 @@ fn is_grpc(request: &Request) -> bool {
 }
 
 /// These pages, behind a guard.
-pub(crate) fn guarded(pages: Router, guard: Guard) -> Router {
-    pages.layer(from_fn_with_state(Arc::new(guard), pass))
+pub(crate) fn guard_pages(pages: Router, guard: AdminGuard) -> Router {
+    pages.layer(from_fn_with_state(Arc::new(guard), check_request))
 }
 
-async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
-    super::hide(request.headers_mut());
+async fn check_request(State(guard): State<Arc<AdminGuard>>, mut request: Request, next: Next) -> Response {
+    super::mark_sensitive(request.headers_mut());
     match guard.check(&request) {
         Ok(()) => next.run(request).await,
-        Err(refused) => answer(&refused, is_grpc(&request)),
+        Err(refused) => refusal_response(&refused, is_grpc(&request)),
     }
 }
 
-fn answer(refused: &Refused, is_grpc: bool) -> Response {
+fn refusal_response(refused: &AdminRefusal, is_grpc: bool) -> Response {
     let message = refused.to_string();
     let status = match refused {
-        Refused::Unauthenticated(..) => StatusCode::UNAUTHORIZED,
-        Refused::Role(_) | Refused::NoKeys(_) | Refused::WebPage(_) | Refused::WrongHost => StatusCode::FORBIDDEN,
-        Refused::NotGrpc => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        AdminRefusal::Unauthenticated(..) => StatusCode::UNAUTHORIZED,
+        AdminRefusal::Role(_) | AdminRefusal::NoKeys(_) | AdminRefusal::WebPage(_) | AdminRefusal::WrongHost => StatusCode::FORBIDDEN,
+        AdminRefusal::NotGrpc => StatusCode::UNSUPPORTED_MEDIA_TYPE,
     };
     if is_grpc {
         let refused =

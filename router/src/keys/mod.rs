@@ -15,12 +15,12 @@ use http::Method;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-pub use file::{Entry, KeysError, Moment, Standing, change, list, read_private};
-pub(crate) use guard::{Guard, guarded};
-pub(crate) use reload::follow;
-use ring::Ring;
+pub use file::{KeyEntry, KeyFileError, Timestamp, KeyStatus, change, list, read_private};
+pub(crate) use guard::{AdminGuard, guard_pages};
+pub(crate) use reload::watch_file;
+use ring::KeyRing;
 pub(crate) use secret::random;
-pub use secret::{Digest, NoKey, Secret, id_within};
+pub use secret::{Digest, InvalidKey, Secret, find_key_id};
 
 /// Where Anthropic's SDKs put the key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -38,7 +38,7 @@ pub enum Role {
 /// How much a key may use; what is absent is unbounded.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct KeyLimits {
     /// Requests in flight at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u32>,
@@ -62,10 +62,10 @@ pub struct Limits {
     pub weight: Option<f64>,
 }
 
-impl Limits {
+impl KeyLimits {
     /// Whether what requests use is bounded, and not only how many are sent.
     #[must_use]
-    pub fn bound_use(&self) -> bool {
+    pub fn has_usage_limits(&self) -> bool {
         let Self { in_flight, input_per_minute, input_per_day, output_per_minute, output_per_day, requests_per_minute: _, weight: _ } =
             self;
         let tokens = [input_per_minute, input_per_day, output_per_minute, output_per_day];
@@ -106,7 +106,7 @@ pub struct Caller {
     /// What it may do.
     pub role: Role,
     /// How much it may use.
-    pub limits: Arc<Limits>,
+    pub limits: Arc<KeyLimits>,
     /// The models that it may ask for; absent means all.
     pub models: Option<Arc<[String]>>,
 }
@@ -114,9 +114,9 @@ pub struct Caller {
 impl Caller {
     /// Whoever sends a request where there are no keys.
     #[must_use]
-    pub fn anyone(tenant: Arc<str>) -> Self {
+    pub fn anonymous(tenant: Arc<str>) -> Self {
         // Made for every request of a router without keys.
-        static UNLIMITED: LazyLock<Arc<Limits>> = LazyLock::new(Arc::default);
+        static UNLIMITED: LazyLock<Arc<KeyLimits>> = LazyLock::new(Arc::default);
         Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None }
     }
 
@@ -131,7 +131,7 @@ impl Caller {
     ///
     /// # Errors
     /// When it may not; the sentence is for the client.
-    pub fn permit(&self, method: &Method, path: &str, model: Option<&str>) -> Result<(), String> {
+    pub fn check_permission(&self, method: &Method, path: &str, model: Option<&str>) -> Result<(), String> {
         let Some(models) = &self.models else { return Ok(()) };
         let is_cancel = path.starts_with("/v1/responses/") && path.ends_with("/cancel");
         match model {
@@ -151,7 +151,7 @@ pub enum Unauthenticated {
     Missing,
     /// It shows two different ones.
     #[error("this request shows two different keys, in `authorization` and `x-api-key` or twice in one of them: send one")]
-    Several,
+    Conflicting,
     /// Its key is none of ours.
     #[error("this key is not known here")]
     Unknown,
@@ -165,15 +165,15 @@ pub enum Unauthenticated {
 
 /// The keys that are valid now; all clones see the same. By default there are none, and anybody may send requests.
 #[derive(Debug, Clone, Default)]
-pub struct Keys(Option<Arc<Kept>>);
+pub struct Keys(Option<Arc<KeyStore>>);
 
 /// Keys and where they come from.
 #[derive(Debug)]
-struct Kept {
+struct KeyStore {
     path: PathBuf,
     /// The state of the file when it was first read.
-    first: Option<file::Stamp>,
-    ring: ArcSwap<Ring>,
+    initial_version: Option<file::FileVersion>,
+    ring: ArcSwap<KeyRing>,
 }
 
 impl Keys {
@@ -181,21 +181,21 @@ impl Keys {
     ///
     /// # Errors
     /// When it cannot be read, or others may read it, or it holds something else.
-    pub fn open(path: &Path) -> Result<Self, KeysError> {
+    pub fn open(path: &Path) -> Result<Self, KeyFileError> {
         if path.as_os_str().is_empty() {
             return Ok(Self::default());
         }
         let (entries, stamp) = file::read(path)?;
-        Ok(Self::kept(path, Some(stamp), entries))
+        Ok(Self::with_entries(path, Some(stamp), entries))
     }
 
-    fn kept(path: &Path, first: Option<file::Stamp>, entries: Vec<Entry>) -> Self {
-        Self(Some(Arc::new(Kept { path: path.to_owned(), first, ring: ArcSwap::from_pointee(Ring::new(entries)) })))
+    fn with_entries(path: &Path, first: Option<file::FileVersion>, entries: Vec<KeyEntry>) -> Self {
+        Self(Some(Arc::new(KeyStore { path: path.to_owned(), initial_version: first, ring: ArcSwap::from_pointee(KeyRing::new(entries)) })))
     }
 
     /// Whether requests need a key.
     #[must_use]
-    pub fn are_wanted(&self) -> bool {
+    pub fn are_required(&self) -> bool {
         self.0.is_some()
     }
 
@@ -204,20 +204,20 @@ impl Keys {
     /// # Errors
     /// When keys are wanted and none that is valid is there.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
-        let Some(kept) = &self.0 else { return Ok(Caller::anyone(Arc::default())) };
-        let shown = shown(headers)?;
+        let Some(kept) = &self.0 else { return Ok(Caller::anonymous(Arc::default())) };
+        let shown = presented_key(headers)?;
         kept.ring.load().find(shown, SystemTime::now()).cloned()
     }
 }
 
 /// The key that a request shows, as OpenAI's SDKs send it or as Anthropic's do. Who sends two must mean the same, since nobody
 /// could tell which of them counts.
-fn shown(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
+fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
     let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(bearer);
     let others = headers.get_all(X_API_KEY).iter().filter_map(|value| Some(value.to_str().ok()?.trim()));
     let mut keys = bearers.chain(others).filter(|key| !key.is_empty());
     let first = keys.next().ok_or(Unauthenticated::Missing)?;
-    if keys.all(|key| key == first) { Ok(first) } else { Err(Unauthenticated::Several) }
+    if keys.all(|key| key == first) { Ok(first) } else { Err(Unauthenticated::Conflicting) }
 }
 
 /// The token of `Bearer TOKEN`; RFC 9110 leaves the scheme's case open.
@@ -232,7 +232,7 @@ pub(crate) fn is_credential(name: &HeaderName) -> bool {
 }
 
 /// Has whoever prints these headers leave the keys out.
-pub(crate) fn hide(headers: &mut HeaderMap) {
+pub(crate) fn mark_sensitive(headers: &mut HeaderMap) {
     for (name, value) in headers.iter_mut() {
         if is_credential(name) {
             value.set_sensitive(true);

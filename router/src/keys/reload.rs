@@ -5,26 +5,26 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
-use super::file::{self, Stamp};
-use super::ring::Ring;
-use super::{Kept, Keys};
+use super::file::{self, FileVersion};
+use super::ring::KeyRing;
+use super::{KeyStore, Keys};
 use crate::metrics::RouterMetrics;
 
 /// How often the file is looked at. A notification by the kernel would come sooner, but not from a network's file system.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Follows the file of these keys until `end`.
-pub(crate) async fn follow(keys: Keys, metrics: Arc<RouterMetrics>, end: CancellationToken) {
+pub(crate) async fn watch_file(keys: Keys, metrics: Arc<RouterMetrics>, end: CancellationToken) {
     let Keys(Some(kept)) = keys else { return };
-    let mut seen = kept.first;
+    let mut seen = kept.initial_version;
     loop {
         tokio::select! {
             () = end.cancelled() => return,
-            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
         let (looked, metrics) = (kept.clone(), metrics.clone());
         // A file system that hangs must not hold up the router.
-        let look = tokio::task::spawn_blocking(move || look(&looked, seen, &metrics));
+        let look = tokio::task::spawn_blocking(move || reload_if_changed(&looked, seen, &metrics));
         tokio::select! {
             () = end.cancelled() => return,
             now = look => seen = now.unwrap_or(seen),
@@ -33,15 +33,15 @@ pub(crate) async fn follow(keys: Keys, metrics: Arc<RouterMetrics>, end: Cancell
 }
 
 /// Reads the file again if it is another than the one that was `seen`, and gives back which one it is now.
-fn look(kept: &Kept, seen: Option<Stamp>, metrics: &RouterMetrics) -> Option<Stamp> {
-    let now = Stamp::now(&kept.path);
+fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &RouterMetrics) -> Option<FileVersion> {
+    let now = FileVersion::now(&kept.path);
     if now == seen {
         return now;
     }
     match file::read(&kept.path) {
         Ok((entries, stamp)) => {
-            let ring = Ring::new(entries);
-            tracing::info!(path = %kept.path.display(), valid = ring.valid(SystemTime::now()), "the keys were read again");
+            let ring = KeyRing::new(entries);
+            tracing::info!(path = %kept.path.display(), valid = ring.count_valid(SystemTime::now()), "the keys were read again");
             kept.ring.store(Arc::new(ring));
             metrics.count_key_file_read(true);
             Some(stamp)

@@ -4,25 +4,25 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::file::{Entry, Standing};
+use super::file::{KeyEntry, KeyStatus};
 use super::secret::{Digest, Secret};
 use super::{Caller, Unauthenticated};
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Ring(HashMap<Box<str>, Known>);
+pub(super) struct KeyRing(HashMap<Box<str>, KeyRingEntry>);
 
 /// One key.
 #[derive(Debug)]
-struct Known {
+struct KeyRingEntry {
     digest: Digest,
     caller: Caller,
-    entry: Entry,
+    entry: KeyEntry,
 }
 
-impl Ring {
+impl KeyRing {
     /// The ring of these keys.
-    pub(super) fn new(entries: Vec<Entry>) -> Self {
+    pub(super) fn new(entries: Vec<KeyEntry>) -> Self {
         let known = entries.into_iter().map(|entry| {
             let caller = Caller {
                 key: entry.id.as_str().into(),
@@ -31,7 +31,7 @@ impl Ring {
                 limits: Arc::new(entry.limits.clone()),
                 models: entry.models.as_deref().map(Into::into),
             };
-            (entry.id.as_str().into(), Known { digest: entry.sha256, caller, entry })
+            (entry.id.as_str().into(), KeyRingEntry { digest: entry.sha256, caller, entry })
         });
         Self(known.collect())
     }
@@ -39,17 +39,17 @@ impl Ring {
     /// Whose key this is. Ids are public: whether one exists may show in the time that this takes, how much of a secret is right may not.
     pub(super) fn find(&self, text: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {
         let secret: Secret = text.parse().map_err(|_| Unauthenticated::Unknown)?;
-        let known = self.0.get(secret.id()).filter(|known| known.digest.is(&secret.digest())).ok_or(Unauthenticated::Unknown)?;
+        let known = self.0.get(secret.id()).filter(|known| known.digest.matches(&secret.digest())).ok_or(Unauthenticated::Unknown)?;
         // Only whoever has the whole key learns what became of it.
-        match known.entry.standing(now) {
-            Standing::Valid => Ok(&known.caller),
-            Standing::Expired => Err(Unauthenticated::Expired(known.caller.key.clone())),
-            Standing::Revoked => Err(Unauthenticated::Revoked(known.caller.key.clone())),
+        match known.entry.status(now) {
+            KeyStatus::Valid => Ok(&known.caller),
+            KeyStatus::Expired => Err(Unauthenticated::Expired(known.caller.key.clone())),
+            KeyStatus::Revoked => Err(Unauthenticated::Revoked(known.caller.key.clone())),
         }
     }
 
     /// Keys that are valid at this time.
-    pub(super) fn valid(&self, now: SystemTime) -> usize {
-        self.0.values().filter(|known| known.entry.standing(now) == Standing::Valid).count()
+    pub(super) fn count_valid(&self, now: SystemTime) -> usize {
+        self.0.values().filter(|known| known.entry.status(now) == KeyStatus::Valid).count()
     }
 }

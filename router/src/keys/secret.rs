@@ -7,10 +7,10 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
 /// Every key begins so: scanners for leaked secrets find it, and people see what it is.
-const MARK: &str = "hk_";
+const KEY_PREFIX: &str = "hk_";
 
 /// RFC 4648's letters, small: no sign among them needs quoting anywhere, and a double click selects the whole key.
-const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// Letters of a key's public id: 50 bits. Whoever makes a key looks whether the id is taken.
 const ID_LETTERS: usize = 10;
@@ -24,8 +24,8 @@ pub struct Secret(String);
 
 /// A text that cannot be a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this is no key: keys look like {MARK}ID_SECRET, {} letters and digits in all", MARK.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
-pub struct NoKey;
+#[error("this is no key: keys look like {KEY_PREFIX}ID_SECRET, {} letters and digits in all", KEY_PREFIX.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
+pub struct InvalidKey;
 
 /// Bytes of the system's generator.
 ///
@@ -48,15 +48,15 @@ impl Secret {
     pub fn random() -> std::io::Result<Self> {
         let random: [u8; ID_LETTERS + SECRET_LETTERS] = random()?;
         // 256 is a multiple of the number of letters, so that each is as likely as the others.
-        let letters: String = random.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect();
+        let letters: String = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect();
         let (id, secret) = letters.split_at(ID_LETTERS);
-        Ok(Self(format!("{MARK}{id}_{secret}")))
+        Ok(Self(format!("{KEY_PREFIX}{id}_{secret}")))
     }
 
     /// Its public part.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.0[MARK.len()..MARK.len() + ID_LETTERS]
+        &self.0[KEY_PREFIX.len()..KEY_PREFIX.len() + ID_LETTERS]
     }
 
     /// The text itself, for its owner's eyes and for the header that carries it.
@@ -73,29 +73,29 @@ impl Secret {
 }
 
 impl std::str::FromStr for Secret {
-    type Err = NoKey;
+    type Err = InvalidKey;
 
-    fn from_str(text: &str) -> Result<Self, NoKey> {
-        let (id, secret) = text.strip_prefix(MARK).and_then(|rest| rest.split_once('_')).ok_or(NoKey)?;
-        let is_sound = is_id(id) && secret.len() == SECRET_LETTERS && is_spelled(secret);
-        if is_sound { Ok(Self(text.to_owned())) } else { Err(NoKey) }
+    fn from_str(text: &str) -> Result<Self, InvalidKey> {
+        let (id, secret) = text.strip_prefix(KEY_PREFIX).and_then(|rest| rest.split_once('_')).ok_or(InvalidKey)?;
+        let is_sound = is_id(id) && secret.len() == SECRET_LETTERS && has_only_letters(secret);
+        if is_sound { Ok(Self(text.to_owned())) } else { Err(InvalidKey) }
     }
 }
 
 /// The id of what may be a whole key, in the wrong place.
 #[must_use]
-pub fn id_within(text: &str) -> Option<&str> {
-    let id = text.strip_prefix(MARK)?.split('_').next()?;
+pub fn find_key_id(text: &str) -> Option<&str> {
+    let id = text.strip_prefix(KEY_PREFIX)?.split('_').next()?;
     is_id(id).then_some(id)
 }
 
 /// Whether this can be a key's id.
 pub(super) fn is_id(text: &str) -> bool {
-    text.len() == ID_LETTERS && is_spelled(text)
+    text.len() == ID_LETTERS && has_only_letters(text)
 }
 
-fn is_spelled(text: &str) -> bool {
-    text.bytes().all(|letter| LETTERS.contains(&letter))
+fn has_only_letters(text: &str) -> bool {
+    text.bytes().all(|letter| ALPHABET.contains(&letter))
 }
 
 impl fmt::Debug for Secret {
@@ -112,7 +112,7 @@ pub struct Digest([u8; 32]);
 impl Digest {
     /// Whether both are the same, in a time that does not depend on where they differ.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn matches(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 }

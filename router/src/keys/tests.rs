@@ -2,16 +2,16 @@ use std::time::Duration;
 
 use super::*;
 
-fn key(change: impl FnOnce(&mut Entry)) -> (Secret, Entry) {
+fn key(change: impl FnOnce(&mut KeyEntry)) -> (Secret, KeyEntry) {
     let secret = Secret::random().unwrap();
-    let mut entry = Entry { name: "name".into(), ..Entry::new(&secret, "tenant", SystemTime::now()) };
+    let mut entry = KeyEntry { name: "name".into(), ..KeyEntry::new(&secret, "tenant", SystemTime::now()) };
     change(&mut entry);
     (secret, entry)
 }
 
 /// Keys of these entries, which no file holds.
-pub(super) fn keys(entries: Vec<Entry>) -> Keys {
-    Keys::kept(Path::new("/nowhere"), None, entries)
+pub(super) fn keys(entries: Vec<KeyEntry>) -> Keys {
+    Keys::with_entries(Path::new("/nowhere"), None, entries)
 }
 
 pub(super) fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
@@ -22,8 +22,8 @@ pub(super) fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
 fn without_keys_anybody_may_do_anything() {
     let caller = Keys::default().authenticate(&headers(&[("authorization", "Bearer whatever")])).unwrap();
     assert_eq!((&*caller.key, &*caller.tenant, caller.role), ("", "", Role::Admin));
-    assert!(!Keys::default().are_wanted());
-    assert!(!Keys::open(Path::new("")).unwrap().are_wanted());
+    assert!(!Keys::default().are_required());
+    assert!(!Keys::open(Path::new("")).unwrap().are_required());
 }
 
 #[test]
@@ -61,8 +61,8 @@ fn what_shows_no_valid_key_is_refused() {
         (&[("x-api-key", &swapped)], Unauthenticated::Unknown),
         (&[("x-api-key", secret.id())], Unauthenticated::Unknown),
         (&[("x-api-key", "EMPTY")], Unauthenticated::Unknown),
-        (&[("x-api-key", text), ("x-api-key", other.reveal())], Unauthenticated::Several),
-        (&[("x-api-key", text), ("authorization", "Bearer other")], Unauthenticated::Several),
+        (&[("x-api-key", text), ("x-api-key", other.reveal())], Unauthenticated::Conflicting),
+        (&[("x-api-key", text), ("authorization", "Bearer other")], Unauthenticated::Conflicting),
     ];
     for (shown, expected) in cases {
         assert_eq!(keys.authenticate(&headers(shown)).unwrap_err(), *expected, "{shown:?}");
@@ -74,8 +74,8 @@ fn what_shows_no_valid_key_is_refused() {
 
 #[test]
 fn a_key_that_has_ended_says_so_to_whoever_has_all_of_it() {
-    let past = Some(Moment::of(SystemTime::now() - Duration::from_secs(10)));
-    let future = Some(Moment::of(SystemTime::now() + Duration::from_secs(1000)));
+    let past = Some(Timestamp::of(SystemTime::now() - Duration::from_secs(10)));
+    let future = Some(Timestamp::of(SystemTime::now() + Duration::from_secs(1000)));
     let (expired, first) = key(|entry| entry.expires = past);
     let (revoked, second) = key(|entry| (entry.revoked, entry.expires) = (past, past));
     let (leaving, third) = key(|entry| (entry.revoked, entry.expires) = (future, future));
@@ -94,25 +94,25 @@ fn a_caller_asks_only_for_models_that_its_key_names() {
     let caller = keys(vec![entry]).authenticate(&headers(&[("x-api-key", secret.reveal())])).unwrap();
     let (post, get, chat) = (Method::POST, Method::GET, "/v1/chat/completions");
     for model in ["base", "poet"] {
-        assert_eq!(caller.permit(&post, chat, Some(model)), Ok(()));
+        assert_eq!(caller.check_permission(&post, chat, Some(model)), Ok(()));
     }
     for model in ["", "Base", "base ", "other"] {
-        assert!(caller.permit(&post, chat, Some(model)).unwrap_err().contains("may not use"), "{model:?}");
+        assert!(caller.check_permission(&post, chat, Some(model)).unwrap_err().contains("may not use"), "{model:?}");
     }
     // An engine would answer with its default model, whichever that is.
     for path in [chat, "/v1/audio/transcriptions", "/tokenize", "/v1/responses", "/v1/chat/completions/cancel"] {
-        assert!(caller.permit(&post, path, None).unwrap_err().contains("say which"), "{path}");
+        assert!(caller.check_permission(&post, path, None).unwrap_err().contains("say which"), "{path}");
     }
-    assert_eq!(caller.permit(&get, "/version", None), Ok(()));
-    assert_eq!(caller.permit(&get, "/v1/responses/resp_1", None), Ok(()));
-    assert_eq!(caller.permit(&post, "/v1/responses/resp_1/cancel", None), Ok(()));
-    assert_eq!(Caller::anyone("".into()).permit(&post, chat, None), Ok(()));
+    assert_eq!(caller.check_permission(&get, "/version", None), Ok(()));
+    assert_eq!(caller.check_permission(&get, "/v1/responses/resp_1", None), Ok(()));
+    assert_eq!(caller.check_permission(&post, "/v1/responses/resp_1/cancel", None), Ok(()));
+    assert_eq!(Caller::anonymous("".into()).check_permission(&post, chat, None), Ok(()));
 }
 
 #[test]
 fn keys_in_headers_are_not_printed() {
     let mut shown = headers(&[("authorization", "Bearer canary-one"), ("x-api-key", "canary-two"), ("x-other", "seen")]);
-    hide(&mut shown);
+    mark_sensitive(&mut shown);
     let printed = format!("{shown:?}");
     assert!(!printed.contains("canary") && printed.contains("seen"), "{printed}");
     assert_eq!(bearer(&shown[AUTHORIZATION]), Some("canary-one"));

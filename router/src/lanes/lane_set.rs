@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hostler_proto::agent::v1::RequestHead;
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::StreamFault;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -60,11 +60,11 @@ impl Lanes {
     ///
     /// # Errors
     /// When there is no lane, or it was lost just now.
-    pub fn open(&self, head: RequestHead, body: Bytes) -> Result<Exchange, Broken> {
+    pub fn open(&self, head: RequestHead, body: Bytes) -> Result<Exchange, StreamFault> {
         let lanes = self.lanes.load();
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let turn = usize::try_from(id % lanes.len().max(1) as u64).unwrap_or(0);
-        lanes.get(turn).ok_or_else(Broken::lane_lost)?.open(id, head, body)
+        lanes.get(turn).ok_or_else(StreamFault::lane_lost)?.open(id, head, body)
     }
 }
 

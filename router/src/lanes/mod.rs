@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, InlineConsumer, WINDOW_BYTES};
+use hostler_proto::lane::{StreamFault, Inbox, MAX_BODY_BYTES, Outbox, InlineConsumer, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -56,11 +56,11 @@ impl Lane {
     ///
     /// # Errors
     /// When the lane is lost.
-    pub fn open(self: &Arc<Self>, id: u64, head: RequestHead, body: Bytes) -> Result<Exchange, Broken> {
+    pub fn open(self: &Arc<Self>, id: u64, head: RequestHead, body: Bytes) -> Result<Exchange, StreamFault> {
         let inbox = Arc::new(Inbox::default());
         let mut open = self.state.lock();
         if open.is_lost {
-            return Err(Broken::lane_lost());
+            return Err(StreamFault::lane_lost());
         }
         self.outbox.push(Frame::new(id, Kind::Request(head)));
         let unsent = self.send_body(id, body, WINDOW_BYTES);
@@ -84,12 +84,12 @@ impl Lane {
                     drop(open);
                     // The last event of a stream, the line that says so and the end of the answer are one write to the client, not three.
                     if frames.peek().is_some_and(|next| next.id == id && matches!(next.kind, Some(Kind::Body(_) | Kind::End(_)))) {
-                        inbox.body_before_more(bytes, id, &self.outbox);
+                        inbox.push_body_before_more(bytes, id, &self.outbox);
                     } else {
-                        inbox.body(bytes, id, &self.outbox);
+                        inbox.push_body(bytes, id, &self.outbox);
                     }
                 }
-                Kind::Response(head) => call.inbox.head(head),
+                Kind::Response(head) => call.inbox.set_head(head),
                 Kind::Credit(bytes) => {
                     let unsent = std::mem::take(&mut call.unsent_body);
                     if !unsent.is_empty() {
@@ -101,7 +101,7 @@ impl Lane {
                     open.requests.remove(&id);
                 }
                 Kind::Request(_) | Kind::Cancel(_) => {
-                    call.inbox.end(Err(Broken::protocol("the agent sent a frame that only a router sends")));
+                    call.inbox.end(Err(StreamFault::protocol("the agent sent a frame that only a router sends")));
                 }
             }
         }
@@ -115,7 +115,7 @@ impl Lane {
             std::mem::take(&mut open.requests)
         };
         self.outbox.close();
-        calls.into_values().for_each(|call| call.inbox.end(Err(Broken::lane_lost())));
+        calls.into_values().for_each(|call| call.inbox.end(Err(StreamFault::lane_lost())));
     }
 
     /// Whether its stream has ended.
@@ -154,7 +154,7 @@ pub struct Exchange {
 
 impl Exchange {
     /// The answer's head; `Err` when it will never come.
-    pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<ResponseHead, Broken>> {
+    pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<ResponseHead, StreamFault>> {
         self.inbox.poll_head(context)
     }
 
@@ -175,7 +175,7 @@ impl Exchange {
     }
 
     /// The next bytes of the answer's body, `None` at its end.
-    pub fn poll_body(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+    pub fn poll_body(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamFault>> {
         self.inbox.poll_body(context, self.id, &self.lane.outbox)
     }
 }

@@ -115,7 +115,7 @@ fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
     let lane = Lane::new(Counter::default());
     let exchange = lane.open(1, RequestHead::default(), Bytes::new()).unwrap();
     lane.mark_lost();
-    assert_eq!(exchange.poll_head(&context()), Poll::Ready(Err(Broken::lane_lost())));
+    assert_eq!(exchange.poll_head(&context()), Poll::Ready(Err(StreamFault::lane_lost())));
     assert!(lane.open(2, RequestHead::default(), Bytes::new()).is_err());
 }
 

@@ -7,7 +7,7 @@ use hostler_boot::metrics::MetricDescription;
 use hostler_proto::agent::v1::EngineLoad;
 
 use crate::fleet::{FleetView, Phase, Replica};
-use crate::prompt::Figures;
+use crate::prompt::PromptStats;
 
 /// What the page shows besides the router's own counts.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct MetricsSnapshot<'a> {
     /// Different blocks that the affinity index holds, and its memory.
     pub(crate) index_size: (usize, usize),
     /// The encoders of prompts.
-    pub(crate) prompts: Figures,
+    pub(crate) prompts: PromptStats,
 }
 
 /// Writes them in the OpenMetrics text format.
@@ -136,33 +136,33 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
     replica_figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
         replica.state.wire.findings.len() as f64
     }),
-    replica_figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
+    replica_figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.lease_lapsed))),
     replica_figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
         f64::from(replica.state.wire.restarts)
     }),
     replica_figure("hostler_replica_cache_level", "gauge", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
-        if replica.cache.seat.is_some() { 2.0 } else { 1.0 }
+        if replica.cache.slot.is_some() { 2.0 } else { 1.0 }
     }),
     replica_figure("hostler_replica_cached_blocks", "gauge", "KV blocks that the affinity index has for it.", |replica| {
-        replica.cache.figures.blocks.load(Ordering::Relaxed) as f64
+        replica.cache.stats.blocks.load(Ordering::Relaxed) as f64
     }),
     replica_figure(
         "hostler_replica_cache_resyncs",
         "counter",
         "How often its whole cache was asked for because the index differed from it.",
-        |replica| replica.cache.figures.resyncs.load(Ordering::Relaxed) as f64,
+        |replica| replica.cache.stats.resyncs.load(Ordering::Relaxed) as f64,
     ),
     replica_figure("hostler_replica_pending_tokens", "gauge", "Prompt tokens of this router's requests that it has still to compute.", |replica| {
-        replica.own.pending() as f64
+        replica.local_load.pending_tokens() as f64
     }),
     replica_figure("hostler_replica_prefill_rate", "gauge", "Prompt tokens that it computes in a second, as learned.", |replica| {
-        1.0 / replica.own.learned().rates.prefill.max(1e-9)
+        1.0 / replica.local_load.learned().rates.prefill.max(1e-9)
     }),
     replica_figure("hostler_replica_slowness", "gauge", "How much slower than its learned rates it has lately been, as a factor.", |replica| {
-        replica.own.learned().rates.slowness
+        replica.local_load.learned().rates.slowness
     }),
     replica_figure("hostler_replica_own_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
-        f64::from(replica.own.in_flight())
+        f64::from(replica.local_load.in_flight())
     }),
     replica_figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {
         f64::from(replica.load.wire.in_flight)

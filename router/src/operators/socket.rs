@@ -14,18 +14,18 @@ use tokio_util::sync::CancellationToken;
 use crate::CLOSE_TIMEOUT;
 
 /// How often the file is looked for, and how soon a socket that could not be made is tried again.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Where the socket belongs.
 #[derive(Debug, Clone)]
-pub(crate) struct SocketPlace {
+pub(crate) struct OperatorsSocket {
     /// `router.operators_socket`; empty for the usual places.
     pub(crate) configured: PathBuf,
     /// The admin listener's port, which sets apart the routers of one user.
     pub(crate) port: u16,
 }
 
-impl SocketPlace {
+impl OperatorsSocket {
     /// The paths, the preferred first; at least one.
     fn paths(&self, folders: &[PathBuf]) -> Vec<PathBuf> {
         if self.is_configured() {
@@ -74,7 +74,7 @@ impl SocketPlace {
             let Some(socket) = next.take() else {
                 tokio::select! {
                     () = end.cancelled() => {}
-                    () = sleep(LOOK_INTERVAL) => next = self.bind().await.ok(),
+                    () = sleep(CHECK_INTERVAL) => next = self.bind().await.ok(),
                 }
                 continue;
             };
@@ -82,7 +82,7 @@ impl SocketPlace {
             let mut serving = Box::pin(admin::serve_socket(socket, pages.clone(), leaving.clone()));
             tokio::select! {
                 () = &mut serving => {}
-                () = until_gone(&file) => {
+                () = wait_removed(&file) => {
                     tracing::warn!(socket = %file.path().display(), "the operators' socket was removed; it is made anew");
                     leaving.cancel();
                     next = self.bind().await.ok();
@@ -95,17 +95,17 @@ impl SocketPlace {
 }
 
 /// Waits until the file is not there any more.
-async fn until_gone(file: &SocketFile) {
+async fn wait_removed(file: &SocketFile) {
     while file.exists() {
-        sleep(LOOK_INTERVAL).await;
+        sleep(CHECK_INTERVAL).await;
     }
 }
 
 /// The sockets of routers that run in the usual places, for a program of the same user that looks for one; for root, those of all users.
-pub async fn operators_sockets() -> Vec<PathBuf> {
-    let mut found = living(&home::run_dirs()).await;
+pub async fn find_operators_sockets() -> Vec<PathBuf> {
+    let mut found = find_private_sockets(&home::run_dirs()).await;
     if rustix::process::geteuid().is_root() {
-        found.extend(answering(folders_of_all_users(Path::new("/run/user"), Path::new("/tmp"))).await);
+        found.extend(find_live_sockets(folders_of_all_users(Path::new("/run/user"), Path::new("/tmp"))).await);
         found.sort();
         found.dedup();
     }
@@ -113,15 +113,15 @@ pub async fn operators_sockets() -> Vec<PathBuf> {
 }
 
 /// Of those folders that are this user's: what is told there is believed.
-async fn living(folders: &[PathBuf]) -> Vec<PathBuf> {
-    answering(folders.iter().filter(|folder| is_private_folder(folder)).cloned().collect()).await
+async fn find_private_sockets(folders: &[PathBuf]) -> Vec<PathBuf> {
+    find_live_sockets(folders.iter().filter(|folder| is_private_folder(folder)).cloned().collect()).await
 }
 
-async fn answering(folders: Vec<PathBuf>) -> Vec<PathBuf> {
+async fn find_live_sockets(folders: Vec<PathBuf>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in folders {
         let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-        for path in entries.filter(|path| is_routers(path)) {
+        for path in entries.filter(|path| is_router_socket(path)) {
             if is_live(&path).await {
                 found.push(path);
             }
@@ -131,7 +131,7 @@ async fn answering(folders: Vec<PathBuf>) -> Vec<PathBuf> {
     found
 }
 
-fn is_routers(path: &Path) -> bool {
+fn is_router_socket(path: &Path) -> bool {
     let port = path.file_name().and_then(|name| name.to_str()?.strip_prefix("router-")?.strip_suffix(".sock"));
     port.is_some_and(|port| port.parse::<u16>().is_ok())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use hostler_placement::cost::{Decision, Scored, Why};
+use hostler_placement::cost::{Decision, Scored, ChoiceReason};
 use parking_lot::Mutex;
 
 use super::{ChosenReplica, CacheLevel, Prompt};
@@ -64,7 +64,7 @@ impl PlacementDecision {
         let ChosenReplica { decision, view, chosen_at: at, level, expected_output_tokens: output, .. } = chosen;
         let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
         let names = replicas().map(|replica| replica.id.clone()).collect();
-        let ages = replicas().map(|replica| at.saturating_duration_since(replica.heard).as_secs_f32()).collect();
+        let ages = replicas().map(|replica| at.saturating_duration_since(replica.last_report).as_secs_f32()).collect();
         Self {
             id,
             client_id: None,
@@ -88,10 +88,10 @@ impl PlacementDecision {
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self.decision.why {
-            Why::Only => "only",
-            Why::Cheapest => "cheapest",
-            Why::NearTie => "near_tie",
-            Why::LastResort => "last_resort",
+            ChoiceReason::Only => "only",
+            ChoiceReason::Cheapest => "cheapest",
+            ChoiceReason::NearTie => "near_tie",
+            ChoiceReason::LastResort => "last_resort",
         }
     }
 

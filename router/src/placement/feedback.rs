@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hostler_placement::affinity::Seat;
-use hostler_placement::keys::Key;
-use hostler_placement::rates::FirstToken;
+use hostler_placement::affinity::ReplicaSlot;
+use hostler_placement::block_keys::BlockKey;
+use hostler_placement::rates::FirstTokenSample;
 use tokio::time::Instant;
 
 use super::{Placer, Prompt, PlacementDecision};
 use crate::dispatch::TokenUsage;
-use crate::fleet::{InFlight, Own};
+use crate::fleet::{InFlight, LocalLoad};
 
 /// Tokens of an answer of which nothing is known.
 const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;
@@ -49,9 +49,9 @@ impl OutputLengths {
 pub struct PlacementFeedback {
     placer: Arc<Placer>,
     decision: Arc<PlacementDecision>,
-    local_load: Arc<Own>,
+    local_load: Arc<LocalLoad>,
     /// Where its text was noted, if its tokens are not known.
-    approx_prefix_blocks: Option<(Seat, Arc<[Key]>)>,
+    approx_prefix_blocks: Option<(ReplicaSlot, Arc<[BlockKey]>)>,
     sent_at: Instant,
     first_token_at: Option<Instant>,
     /// Sequences and their tokens when the answer began.
@@ -66,11 +66,11 @@ pub struct PlacementFeedback {
 impl PlacementFeedback {
     /// Follows the request of `record`, which was just counted by `in_flight`; `guessed` is where its text was noted.
     #[must_use]
-    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, record: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<Seat>) -> Self {
+    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, record: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<ReplicaSlot>) -> Self {
         Self {
             placer: placer.clone(),
             decision: record,
-            local_load: in_flight.own().clone(),
+            local_load: in_flight.load().clone(),
             approx_prefix_blocks: guessed.map(|seat| (seat, prompt.text_keys().clone())),
             sent_at: Instant::now(),
             first_token_at: None,
@@ -86,16 +86,16 @@ impl PlacementFeedback {
         let now = Instant::now();
         self.first_token_at = Some(now);
         let took = now.duration_since(self.sent_at).as_secs_f64();
-        self.load_at_start = (self.local_load.in_flight(), self.local_load.context());
+        self.load_at_start = (self.local_load.in_flight(), self.local_load.context_tokens());
         // A plain answer begins when it is complete.
         if !self.is_stream {
             return;
         }
         let choice = self.decision.decision.choice();
         if self.is_reliable {
-            self.local_load.learn_first_token(&FirstToken {
-                predicted: choice.terms.first_token(),
-                took,
+            self.local_load.learn_first_token(&FirstTokenSample {
+                predicted_seconds: choice.terms.first_token(),
+                actual_seconds: took,
                 uncached: choice.uncached,
                 matched: choice.candidate.matched,
                 pending: choice.candidate.pending,
@@ -118,7 +118,7 @@ impl PlacementFeedback {
         if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
             let interval = first.elapsed().as_secs_f64() / (completion - 1) as f64;
             let sequences = u32::midpoint(self.load_at_start.0, self.local_load.in_flight()).max(1);
-            self.local_load.learn_interval(sequences, u64::midpoint(self.load_at_start.1, self.local_load.context()), interval);
+            self.local_load.learn_interval(sequences, u64::midpoint(self.load_at_start.1, self.local_load.context_tokens()), interval);
         }
         let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);

@@ -13,11 +13,11 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use hostler_placement::affinity::{Compared, Guess, Holes, Index, Overlay, Popularity, Seat};
-use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, Priced, has_room, place};
-use hostler_placement::keys::{Key, TEXT_BLOCK_TOKENS};
-use hostler_placement::offered::Offered;
-use hostler_placement::rates::{Pool, Rates};
+use hostler_placement::affinity::{PromptToMatch, ApproxPrefixIndex, ChainGaps, CacheIndex, InFlightOverlay, Popularity, ReplicaSlot};
+use hostler_placement::cost::{PricingInput, Candidate, Conditions, Decision, CandidateCost, has_room, place};
+use hostler_placement::block_keys::{BlockKey, TEXT_BLOCK_TOKENS};
+use hostler_placement::offered_work::OfferedWork;
+use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
 
 pub use decisions::{PlacementOutcome, PlacementDecision, DecisionLog};
@@ -27,7 +27,7 @@ pub use feedback::PlacementFeedback;
 pub use prompt::{PlacementRequest, CacheLevel, Prompt};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
-use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
+use crate::fleet::{InFlightCost, Fleet, FleetView, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
 use feedback::OutputLengths;
@@ -56,7 +56,7 @@ pub struct Placer {
     /// Where the replicas are.
     pub fleet: Fleet,
     /// Which blocks they have cached, as their agents report.
-    pub index: Arc<Index>,
+    pub index: Arc<CacheIndex>,
     /// Encodes prompts.
     pub prompts: Prompts,
     /// What was decided lately.
@@ -64,11 +64,11 @@ pub struct Placer {
     /// Where predictions and what came of them are counted.
     pub metrics: Arc<RouterMetrics>,
     /// Which blocks requests in flight will have cached.
-    overlay: Arc<Overlay>,
+    overlay: Arc<InFlightOverlay>,
     popularity: Popularity,
     /// Which blocks of text replicas probably have cached.
-    approx_prefix: Arc<Guess>,
-    offered_load: Offered,
+    approx_prefix: Arc<ApproxPrefixIndex>,
+    offered_load: OfferedWork,
     output_lengths: OutputLengths,
     prefill_windows: PrefillWindows,
 }
@@ -89,7 +89,7 @@ pub struct ChosenReplica {
     /// Tokens that the answer was expected to have.
     pub expected_output_tokens: f64,
     /// Where its blocks will be, when that is known.
-    slot: Option<Seat>,
+    slot: Option<ReplicaSlot>,
     /// Tokens of a block there.
     block_tokens: u32,
     /// Whether it is given prompts now.
@@ -119,7 +119,7 @@ impl ChosenReplica {
 
     /// Where the prompt's text is noted, if its tokens are not known.
     #[must_use]
-    pub fn approx_prefix_slot(&self) -> Option<Seat> {
+    pub fn approx_prefix_slot(&self) -> Option<ReplicaSlot> {
         self.slot.filter(|_| self.level == CacheLevel::Text)
     }
 
@@ -134,9 +134,9 @@ impl ChosenReplica {
 #[derive(Debug, Clone, Copy)]
 enum CacheKnowledge {
     /// The index has it, in blocks of so many tokens.
-    Exact(Seat, Holes, u32),
+    Exact(ReplicaSlot, ChainGaps, u32),
     /// It is guessed from what this router has sent there.
-    Approximate(Seat),
+    Approximate(ReplicaSlot),
     /// The prompt is not understood.
     Unknown,
 }
@@ -157,13 +157,13 @@ struct PlacementScratch {
     /// What is known of the cache of each, in as many rows.
     cache_knowledge: Vec<CacheKnowledge>,
     /// What each costs.
-    priced: Vec<Priced>,
+    priced: Vec<CandidateCost>,
     /// Rows that are looked up together.
     rows: Vec<usize>,
     /// Where the index has their blocks.
-    exact_slots: Vec<(Seat, Holes)>,
+    exact_slots: Vec<(ReplicaSlot, ChainGaps)>,
     /// Where their blocks of text are guessed.
-    approx_prefix_slots: Vec<Seat>,
+    approx_prefix_slots: Vec<ReplicaSlot>,
 }
 
 thread_local! {
@@ -173,7 +173,7 @@ thread_local! {
 impl Placer {
     /// A placer that has learned nothing yet.
     #[must_use]
-    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: PrefillWindows) -> Self {
+    pub fn new(fleet: Fleet, index: Arc<CacheIndex>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: PrefillWindows) -> Self {
         Self {
             fleet,
             index,
@@ -183,7 +183,7 @@ impl Placer {
             overlay: Arc::default(),
             popularity: Popularity::default(),
             approx_prefix: Arc::default(),
-            offered_load: Offered::new(),
+            offered_load: OfferedWork::new(),
             output_lengths: OutputLengths::default(),
             prefill_windows: gather,
         }
@@ -212,14 +212,14 @@ impl Placer {
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.cache_knowledge.clear();
-        let (mut pool, mut own, mut others) = (Pool::default(), 0, 0_u32);
-        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is(replica)));
+        let (mut pool, mut own, mut others) = (RatePool::default(), 0, 0_u32);
+        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is_replica(replica)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
-            pool.add(&replica.own.learned());
-            own += replica.own.in_flight();
-            others = others.saturating_add(replica.load.others);
+            pool.add(&replica.local_load.learned());
+            own += replica.local_load.in_flight();
+            others = others.saturating_add(replica.load.in_flight_elsewhere);
         }
         // A prompt arrives once, counted by the blocks of those that it may go to.
         if tables.candidates.is_empty() {
@@ -229,13 +229,13 @@ impl Placer {
         let PlacementScratch { candidates, priced, .. } = tables;
         // Read once more: to keep what each has learned until all are known would cost more. It may have learned something meanwhile.
         for candidate in &mut *candidates {
-            candidate.rates = pool.rates(&view.replicas[candidate.replica].own.learned());
+            candidate.rates = pool.rates(&view.replicas[candidate.replica].local_load.learned());
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(own, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
         let output = self.output_lengths.expected(prompt.max_output_tokens());
-        let ask = Ask { tokens: prompt.token_count(), output, arrivals };
+        let ask = PricingInput { tokens: prompt.token_count(), output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
         let (replica, is_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
@@ -259,9 +259,9 @@ impl Placer {
     pub fn count_in_flight(&self, prompt: &Prompt, chosen: &ChosenReplica, now: Instant) -> InFlight {
         let seconds = self.fleet.view().seconds(now);
         let pledge = match (chosen.level, chosen.slot) {
-            (CacheLevel::Exact, Some(seat)) => Some(self.overlay.enter(seat, prompt.extent(chosen.block_tokens))),
+            (CacheLevel::Exact, Some(seat)) => Some(self.overlay.add_placed(seat, prompt.extent(chosen.block_tokens))),
             (CacheLevel::Text, Some(seat)) => {
-                self.approx_prefix.sent(seat, prompt.text_keys());
+                self.approx_prefix.record_sent(seat, prompt.text_keys());
                 None
             }
             _ => None,
@@ -269,7 +269,7 @@ impl Placer {
         let choice = chosen.decision.choice();
         let rates = &choice.candidate.rates;
         let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.expected_output_tokens);
-        self.offered_load.arrive(work, seconds);
+        self.offered_load.add_request(work, seconds);
         let first_token = seconds + chosen.first_token_seconds();
         // A plain answer comes when it is complete, and nobody knows how long it will be: only beyond all that it may have is it late.
         let due = match prompt.max_output_tokens() {
@@ -281,16 +281,16 @@ impl Placer {
             }
             None => f64::INFINITY,
         };
-        let booking = Booking { tokens: prompt.token_count(), uncached: choice.uncached, due };
-        chosen.replica.own.enter(booking, pledge)
+        let booking = InFlightCost { prompt_tokens: prompt.token_count(), uncached_tokens: choice.uncached, first_byte_due: due };
+        chosen.replica.local_load.start_request(booking, pledge)
     }
 
     fn cache_knowledge(&self, prompt: &Prompt, replica: &Replica) -> CacheKnowledge {
         let watch = replica.state.wire.cache.as_ref().filter(|watch| watch.exact);
-        if let (Some(watch), Some(seat)) = (watch, replica.cache.seat)
-            && prompt.is_exact_for(replica.state.reader())
+        if let (Some(watch), Some(seat)) = (watch, replica.cache.slot)
+            && prompt.is_exact_for(replica.state.encoder_key())
         {
-            let holes = if watch.has_holes { Holes::Possible } else { Holes::None };
+            let holes = if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None };
             if let Some(block_tokens) = block_tokens(replica) {
                 return CacheKnowledge::Exact(seat, holes, block_tokens);
             }
@@ -302,7 +302,7 @@ impl Placer {
             0 => DEFAULT_TEXT_BLOCKS,
             blocks => blocks,
         };
-        CacheKnowledge::Approximate(replica.own.guess(replica.epoch, &self.approx_prefix, blocks))
+        CacheKnowledge::Approximate(replica.local_load.approx_prefix_slot(replica.epoch, &self.approx_prefix, blocks))
     }
 
     /// Notes how many tokens of the prompt each candidate has cached, or will have.
@@ -323,9 +323,9 @@ impl Placer {
                 }
             }
             let keys = prompt.token_keys(size);
-            let mut blocks = self.index.matched(&keys, seats);
-            let text: &[Key] = if self.overlay.has_unread() { prompt.text_keys() } else { &[] };
-            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.block_count(size), text }, seats, &mut blocks);
+            let mut blocks = self.index.matched_blocks(&keys, seats);
+            let text: &[BlockKey] = if self.overlay.has_partly_read() { prompt.text_keys() } else { &[] };
+            self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, seats, &mut blocks);
             // An engine computes at least the last token of a prompt, and with it the block that the token is in.
             let most = prompt.token_count().saturating_sub(1) / size;
             for (row, blocks) in rows.iter().zip(blocks) {
@@ -341,17 +341,17 @@ impl Placer {
             }
         }
         if !rows.is_empty() {
-            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched(prompt.text_keys(), guessed)) {
+            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched_blocks(prompt.text_keys(), guessed)) {
                 candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.token_count());
             }
         }
     }
 
     /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
-    fn correct_approx_prefix(&self, seat: Seat, keys: &[Key], predicted: u32, cached: u32) {
+    fn correct_approx_prefix(&self, seat: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
         if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
-            self.approx_prefix.corrected(seat, keys, cached / TEXT_BLOCK_TOKENS);
-            self.approx_prefix.sent(seat, keys);
+            self.approx_prefix.correct(seat, keys, cached / TEXT_BLOCK_TOKENS);
+            self.approx_prefix.record_sent(seat, keys);
         }
     }
 }
@@ -359,20 +359,20 @@ impl Placer {
 /// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers. `seconds` is `now` on the router's clock, which is
 /// worked out once for all.
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
-    let (own, load) = (&replica.own, &replica.load);
+    let (own, load) = (&replica.local_load, &replica.load);
     let budget = replica.state.wire.token_budget;
     Candidate {
         replica: 0,
         matched: 0,
-        in_flight: own.in_flight().saturating_add(load.others).max(load.engine),
-        pending: own.pending().saturating_add(load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours)),
-        context: own.context().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
+        in_flight: own.in_flight().saturating_add(load.in_flight_elsewhere).max(load.engine_requests),
+        pending: own.pending_tokens().saturating_add(load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours)),
+        context: own.context_tokens().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
         capacity: kv_capacity_tokens(replica),
         kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
         budget: if budget == 0 { DEFAULT_TOKEN_BUDGET } else { budget },
-        overdue: own.overdue(seconds),
+        overdue: own.overdue_seconds(seconds),
         rates: Rates::default(),
-        doubtful: view.is_doubtful(replica, now),
+        doubtful: view.is_last_resort(replica, now),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
-use hostler_placement::affinity::{Arrivals, Extent, Pledge};
-use hostler_placement::keys::{Chain, Key, TEXT_BLOCK_TOKENS, token_keys};
-use hostler_prompt::Encoded;
+use hostler_placement::affinity::{Arrivals, PromptKeys, InFlightBlocks};
+use hostler_placement::block_keys::{KeyChain, BlockKey, TEXT_BLOCK_TOKENS, token_keys};
+use hostler_prompt::EncodedPrompt;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::prompt_reading::{BlockChain, PromptReading, PromptText};
 use super::{Placer, block_tokens};
 use crate::fleet::FleetView;
-use crate::prompt::{Reader, Unread};
-use crate::sticky::Home;
+use crate::prompt::{EncoderKey, NotEncoded};
+use crate::response_affinity::EngineInstance;
 
 /// Bytes of text that a token stands for, where tokens are not counted.
 const BYTES_PER_TOKEN: usize = 4;
@@ -73,7 +73,7 @@ pub struct PlacementRequest {
     /// Whether its answer is a stream.
     pub is_stream: bool,
     /// The only engine that can answer it, as the one that keeps what it is about.
-    pub required_engine: Option<Home>,
+    pub required_engine: Option<EngineInstance>,
 }
 
 /// A request's prompt, as far as it is understood.
@@ -86,23 +86,23 @@ pub struct Prompt {
     pub fallback_reason: &'static str,
     arrivals: OnceLock<Arrivals>,
     /// That it is here and was not read to its end.
-    in_flight_blocks: Option<Pledge>,
+    in_flight_blocks: Option<InFlightBlocks>,
 }
 
 #[derive(Debug)]
 struct TokenizedPrompt {
-    reader: Reader,
+    reader: EncoderKey,
     /// Another one that has the same tokens of it.
-    equivalent_reader: Option<Reader>,
+    equivalent_reader: Option<EncoderKey>,
     /// Those that were read.
     tokens: Vec<u32>,
     /// About how many follow that were not.
     unread_tokens: u32,
     /// All its tokens and those of the further prompts of a batch.
     total_tokens: u32,
-    chain: Chain,
+    chain: KeyChain,
     /// Keys for each block size that was asked for; nearly always one.
-    keys: Mutex<Vec<(u32, Arc<[Key]>)>>,
+    keys: Mutex<Vec<(u32, Arc<[BlockKey]>)>>,
 }
 
 impl Prompt {
@@ -121,7 +121,7 @@ impl Prompt {
 
     /// The only engine that can answer it, if there is one.
     #[must_use]
-    pub fn required_engine(&self) -> Option<&Home> {
+    pub fn required_engine(&self) -> Option<&EngineInstance> {
         self.request.required_engine.as_ref()
     }
 
@@ -152,27 +152,27 @@ impl Prompt {
 
     /// Whether its tokens are those that a replica with this reader sees.
     #[must_use]
-    pub fn is_exact_for(&self, reader: Option<Reader>) -> bool {
+    pub fn is_exact_for(&self, reader: Option<EncoderKey>) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.equivalent_reader == reader))
     }
 
     /// Keys of its whole blocks of `size` tokens, as far as it was read; none where its tokens are not known.
     #[must_use]
-    pub fn token_keys(&self, size: u32) -> Arc<[Key]> {
+    pub fn token_keys(&self, size: u32) -> Arc<[BlockKey]> {
         let Some(exact) = &self.tokenized else { return Arc::default() };
         let mut known = exact.keys.lock();
         if let Some((_, keys)) = known.iter().find(|(of, _)| *of == size) {
             return keys.clone();
         }
-        let keys: Arc<[Key]> = token_keys(exact.chain, &exact.tokens, size.max(1) as usize).into();
+        let keys: Arc<[BlockKey]> = token_keys(exact.chain, &exact.tokens, size.max(1) as usize).into();
         known.push((size, keys.clone()));
         keys
     }
 
     /// What a request in flight with this prompt will have cached, in blocks of `size` tokens.
     #[must_use]
-    pub fn extent(&self, size: u32) -> Extent {
-        Extent { keys: self.token_keys(size), text: if self.is_partially_read() { self.text_keys().clone() } else { Arc::default() } }
+    pub fn extent(&self, size: u32) -> PromptKeys {
+        PromptKeys { keys: self.token_keys(size), text: if self.is_partially_read() { self.text_keys().clone() } else { Arc::default() } }
     }
 
     /// Whether it was read, but not to its end.
@@ -195,12 +195,12 @@ impl Prompt {
 
     /// Keys of its whole blocks of text.
     #[must_use]
-    pub fn text_keys(&self) -> &Arc<[Key]> {
+    pub fn text_keys(&self) -> &Arc<[BlockKey]> {
         self.text.block_keys()
     }
 
     /// How often the beginnings of the prompt have lately been asked for; `count` is called once.
-    pub fn arrivals(&self, count: impl FnOnce(&[Key], u32) -> Arrivals) -> &Arrivals {
+    pub fn arrivals(&self, count: impl FnOnce(&[BlockKey], u32) -> Arrivals) -> &Arrivals {
         self.arrivals.get_or_init(|| {
             let size = self.tokenized.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
             match size {
@@ -245,12 +245,12 @@ impl Placer {
 
     async fn tokenize(&self, prompt: &mut Prompt, wanted: ReadingPlan, others_wait: bool) {
         let ReadingPlan { mut reader, lora_adapter: lora, block_sizes: sizes } = wanted;
-        let chain = Chain::new(&lora, &prompt.request.cache_salt);
+        let chain = KeyChain::new(&lora, &prompt.request.cache_salt);
         let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
         let sizes_read: &[u32] = if waits { &[] } else { &sizes };
         let mut encoded = self.encode(&reader, prompt, chain, sizes_read).await;
         // An engine of the other dialect may be one that agrees about this form.
-        if let Err(Unread::FormNotProved(_)) = encoded
+        if let Err(NotEncoded::FormNotProved(_)) = encoded
             && let Some(other) = self.find_other_dialect(reader, prompt)
             && let Ok(by_other) = self.encode(&other, prompt, chain, sizes_read).await
         {
@@ -263,21 +263,21 @@ impl Placer {
                 prompt.tokenized = Some(TokenizedPrompt {
                     reader,
                     equivalent_reader: self.find_equivalent_reader(reader, prompt, &encoded).await,
-                    total_tokens: known.saturating_add(encoded.more_tokens),
+                    total_tokens: known.saturating_add(encoded.batch_tokens),
                     unread_tokens: encoded.unread_tokens,
                     tokens: encoded.tokens,
                     chain,
                     keys: Mutex::default(),
                 });
                 if prompt.is_partially_read() {
-                    prompt.in_flight_blocks = sizes.first().map(|size| self.overlay.announce(prompt.extent(*size)));
+                    prompt.in_flight_blocks = sizes.first().map(|size| self.overlay.add_unplaced(prompt.extent(*size)));
                 }
             }
-            Err(Unread::NotUnderstood) => prompt.fallback_reason = "not understood",
-            Err(Unread::NotProved) => prompt.fallback_reason = "tokenizer not ready",
-            Err(Unread::FormNotProved(form)) => prompt.fallback_reason = form.unproved(),
-            Err(Unread::Busy) => prompt.fallback_reason = "tokenizer busy",
-            Err(Unread::Failed(reason)) => {
+            Err(NotEncoded::NotUnderstood) => prompt.fallback_reason = "not understood",
+            Err(NotEncoded::NotProved) => prompt.fallback_reason = "tokenizer not ready",
+            Err(NotEncoded::FormNotProved(form)) => prompt.fallback_reason = form.unproved_reason(),
+            Err(NotEncoded::Busy) => prompt.fallback_reason = "tokenizer busy",
+            Err(NotEncoded::Failed(reason)) => {
                 tracing::debug!(reason, "a prompt is placed by its text");
                 prompt.fallback_reason = "tokenizer failed";
             }
@@ -285,7 +285,7 @@ impl Placer {
     }
 
     /// The tokens of a prompt, until nobody can have cached what was read in blocks of these sizes; all where there are none.
-    async fn encode(&self, reader: &Reader, prompt: &Prompt, chain: Chain, sizes: &[u32]) -> Result<Encoded, Unread> {
+    async fn encode(&self, reader: &EncoderKey, prompt: &Prompt, chain: KeyChain, sizes: &[u32]) -> Result<EncodedPrompt, NotEncoded> {
         let mut reading = PromptReading {
             index: self.index.clone(),
             overlay: self.overlay.clone(),
@@ -297,7 +297,7 @@ impl Placer {
 
     /// Where a model is served by engines of both dialects: the other one, if it has the same tokens. It has unless there are tools, or
     /// messages of several parts. What was encoded a moment ago is remembered, so this costs little.
-    async fn find_equivalent_reader(&self, reader: Reader, prompt: &Prompt, encoded: &Encoded) -> Option<Reader> {
+    async fn find_equivalent_reader(&self, reader: EncoderKey, prompt: &Prompt, encoded: &EncodedPrompt) -> Option<EncoderKey> {
         let other = self.find_other_dialect(reader, prompt)?;
         let read = encoded.tokens.len();
         let by_other = self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
@@ -305,9 +305,9 @@ impl Placer {
     }
 
     /// The same files with the other dialect, where a replica that the request may go to has them.
-    fn find_other_dialect(&self, reader: Reader, prompt: &Prompt) -> Option<Reader> {
+    fn find_other_dialect(&self, reader: EncoderKey, prompt: &Prompt) -> Option<EncoderKey> {
         let view = self.fleet.view();
-        let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.reader());
+        let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.encoder_key());
         readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
     }
 
@@ -319,18 +319,18 @@ impl Placer {
         let view = self.fleet.view();
         // Among fewer than two there is no choice.
         view.eligible(prompt.model(), &[]).nth(1)?;
-        let (mut proved, mut unproved): (Option<Reader>, Option<Reader>) = (None, None);
+        let (mut proved, mut unproved): (Option<EncoderKey>, Option<EncoderKey>) = (None, None);
         let mut sizes = Vec::new();
-        for replica in view.replicas.iter().filter(|replica| replica.cache.seat.is_some()) {
+        for replica in view.replicas.iter().filter(|replica| replica.cache.slot.is_some()) {
             let size = block_tokens(replica);
             let block_bytes = size.map_or(0, |tokens| tokens as usize) * BYTES_PER_TOKEN;
             // What most replicas are passed over for comes first: every request asks this of each.
-            if prompt.text.byte_len() < MIN_PROMPT_BLOCKS * block_bytes || !replica.takes(prompt.model()) {
+            if prompt.text.byte_len() < MIN_PROMPT_BLOCKS * block_bytes || !replica.accepts(prompt.model()) {
                 continue;
             }
-            let Some(reader) = replica.state.reader() else { continue };
+            let Some(reader) = replica.state.encoder_key() else { continue };
             if proved.is_none() && unproved != Some(reader) {
-                let is_proved = self.prompts.standing(&reader).is_proved();
+                let is_proved = self.prompts.status(&reader).is_proved();
                 if is_proved { proved = Some(reader) } else { unproved = unproved.or(Some(reader)) }
             }
             if let Some(size) = size.filter(|size| !sizes.contains(size)) {
@@ -348,7 +348,7 @@ impl Placer {
 /// How to read a prompt.
 #[derive(Debug, PartialEq, Eq)]
 struct ReadingPlan {
-    reader: Reader,
+    reader: EncoderKey,
     /// The LoRA adapter that it is for; empty when for none.
     lora_adapter: String,
     /// Tokens of a block, of all replicas that it may go to and whose caches are known.

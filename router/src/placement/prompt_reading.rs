@@ -4,8 +4,8 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use hostler_placement::affinity::{Compared, Index, Overlay};
-use hostler_placement::keys::{Chain, Key, text_keys};
+use hostler_placement::affinity::{PromptToMatch, CacheIndex, InFlightOverlay};
+use hostler_placement::block_keys::{KeyChain, BlockKey, text_keys};
 use hostler_prompt::Progress;
 
 /// The text of a prompt, as its request has it, and the keys of its blocks, made when they are first asked for.
@@ -15,7 +15,7 @@ pub(super) struct PromptText {
     /// Where its chain of keys begins.
     model: String,
     salt: String,
-    block_keys: OnceLock<Arc<[Key]>>,
+    block_keys: OnceLock<Arc<[BlockKey]>>,
 }
 
 impl PromptText {
@@ -28,9 +28,9 @@ impl PromptText {
     }
 
     /// Keys of its whole blocks.
-    pub(super) fn block_keys(&self) -> &Arc<[Key]> {
+    pub(super) fn block_keys(&self) -> &Arc<[BlockKey]> {
         self.block_keys.get_or_init(|| {
-            let chain = Chain::new(&self.model, &self.salt);
+            let chain = KeyChain::new(&self.model, &self.salt);
             match &self.parts[..] {
                 [] => Arc::default(),
                 [text] => text_keys(chain, text).into(),
@@ -43,8 +43,8 @@ impl PromptText {
 /// Compares what is read of a prompt with what is cached, and will be.
 #[derive(Debug)]
 pub(super) struct PromptReading {
-    pub(super) index: Arc<Index>,
-    pub(super) overlay: Arc<Overlay>,
+    pub(super) index: Arc<CacheIndex>,
+    pub(super) overlay: Arc<InFlightOverlay>,
     pub(super) text: Arc<PromptText>,
     /// For each size of blocks that replicas have.
     pub(super) block_chains: Vec<BlockChain>,
@@ -54,12 +54,12 @@ pub(super) struct PromptReading {
 #[derive(Debug)]
 pub(super) struct BlockChain {
     block_size: usize,
-    chain: Chain,
-    keys: Vec<Key>,
+    chain: KeyChain,
+    keys: Vec<BlockKey>,
 }
 
 impl BlockChain {
-    pub(super) fn new(size: u32, chain: Chain) -> Self {
+    pub(super) fn new(size: u32, chain: KeyChain) -> Self {
         Self { block_size: size.max(1) as usize, chain, keys: Vec::new() }
     }
 
@@ -74,16 +74,16 @@ impl PromptReading {
     /// for its prompt, as where it has long tools or further prompts.
     pub(super) fn has_more_to_match(&mut self, progress: Progress<'_>) -> bool {
         let Self { index, overlay, text, block_chains: chains } = self;
-        let is_told = !chains.is_empty() && (progress.of / 2..4 * progress.of).contains(&text.byte_len());
+        let is_told = !chains.is_empty() && (progress.total_bytes / 2..4 * progress.total_bytes).contains(&text.byte_len());
         !is_told
             || chains.iter_mut().any(|blocks| {
                 blocks.extend(progress.tokens);
                 let Some(last) = blocks.keys.last() else { return true };
                 index.has(*last) || {
-                    let text: &[Key] = if overlay.has_unread() { text.block_keys() } else { &[] };
+                    let text: &[BlockKey] = if overlay.has_partly_read() { text.block_keys() } else { &[] };
                     // The text stands in the request in other words than in what is read, but its parts are about as long.
-                    let text_read = text.len() * progress.bytes / progress.of.max(1);
-                    overlay.goes_beyond(&Compared { text, ..Compared::whole(&blocks.keys) }, text_read)
+                    let text_read = text.len() * progress.bytes / progress.total_bytes.max(1);
+                    overlay.goes_beyond(&PromptToMatch { text, ..PromptToMatch::whole(&blocks.keys) }, text_read)
                 }
             })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hostler_placement::hold::{Full, Place, Places, Queue, Waiting};
+use hostler_placement::queue::{QueueFull, QueueKey, SlotQuota, Queue, TurnFactors};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, oneshot};
@@ -31,7 +31,7 @@ const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Overload {
     /// As many wait as may, of all or of its tenant.
-    Full(Full),
+    Full(QueueFull),
     /// The router stops.
     Stopping,
     /// Its first token would come later than is allowed.
@@ -67,7 +67,7 @@ struct ModelQueues {
     /// has released for whom. Only models that are served get here, so there are few.
     by_model: FxHashMap<String, Queue<QueuedRequest>>,
     /// Of all queues together.
-    slots: Places,
+    slots: SlotQuota,
 }
 
 /// How much may wait.
@@ -124,7 +124,7 @@ pub struct QueueSlot {
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.queue.slot_count.fetch_sub(1, Ordering::Relaxed);
-        self.queue.queues.lock().slots.leave(self.share.tenant, self.share.bytes);
+        self.queue.queues.lock().slots.release(self.share.tenant, self.share.bytes);
     }
 }
 
@@ -133,7 +133,7 @@ struct QueueEntryGuard<'a> {
     queue: &'a QueueState,
     model: &'a str,
     /// `None` once the request has been taken out.
-    place: Option<Place>,
+    place: Option<QueueKey>,
     /// Given back last.
     _slot: QueueSlot,
 }
@@ -161,7 +161,7 @@ impl RequestQueue {
     pub fn start(placer: Arc<Placer>, bounds: QueueLimits, end: CancellationToken) -> Self {
         let shared = QueueState {
             placer,
-            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: Places::new(bounds.max_requests, bounds.max_bytes) }),
+            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: SlotQuota::new(bounds.max_requests, bounds.max_bytes) }),
             scan_count: AtomicUsize::new(0),
             waiting_count: AtomicUsize::new(0),
             slot_count: AtomicUsize::new(0),
@@ -213,15 +213,15 @@ impl RequestQueue {
     /// # Errors
     /// When there is none.
     pub fn take_slot(&self, guest: QueueShare) -> Result<QueueSlot, Overload> {
-        self.0.queues.lock().slots.take(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
+        self.0.queues.lock().slots.reserve(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
         self.0.slot_count.fetch_add(1, Ordering::Relaxed);
         Ok(QueueSlot { queue: self.0.clone(), share: guest })
     }
 
     /// A request that does not have to wait is sent: it counts for its tenant like those that had to.
-    pub fn record_bypass(&self, model: Option<&str>, waiting: &Waiting) {
+    pub fn record_bypass(&self, model: Option<&str>, waiting: &TurnFactors) {
         if let Some(queue) = self.0.queues.lock().by_model.get_mut(model.unwrap_or_default()) {
-            queue.passed(waiting, waiting.since);
+            queue.record_unqueued(waiting, waiting.queued_at);
         }
     }
 
@@ -240,7 +240,7 @@ impl RequestQueue {
     pub async fn wait_for_turn(
         &self,
         prompt: &Arc<Prompt>,
-        waiting: Waiting,
+        waiting: TurnFactors,
         spot: QueueSlot,
         outlook: WaitEstimate,
     ) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
@@ -255,13 +255,13 @@ impl RequestQueue {
             }
             let queue = queues.get_mut(model).expect("it was made where it was missing");
             let longest = shared.limits.max_wait.as_secs_f64();
-            let ahead = tokens(queue.uncached_ahead(&waiting, waiting.since));
+            let ahead = tokens(queue.uncached_tokens_ahead(&waiting, waiting.queued_at));
             let predicted = outlook.first_token_seconds + outlook.seconds_per_token * ahead;
             if predicted > longest {
                 return Err(Overload::TooLate { predicted, allowed: longest });
             }
             let held = QueuedRequest { prompt: prompt.clone(), turn_sender: sender };
-            let place = queue.push(waiting, held).map_err(|_| Overload::Full(Full::Requests))?;
+            let place = queue.push(waiting, held).map_err(|_| Overload::Full(QueueFull::Requests))?;
             shared.waiting_count.fetch_add(1, Ordering::Relaxed);
             QueueEntryGuard { queue: shared, model, place: Some(place), _slot: spot }
         };
@@ -298,7 +298,7 @@ impl RequestQueue {
         let mut models: Vec<(&String, &mut Queue<QueuedRequest>)> = lines.by_model.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
         let turn = shared.scan_count.fetch_add(1, Ordering::Relaxed) % models.len().max(1);
         models.rotate_left(turn);
-        models.sort_by_key(|(_, queue)| queue.band());
+        models.sort_by_key(|(_, queue)| queue.lowest_priority());
         for (model, queue) in models {
             // Most looks end here: they cost a glance at each replica.
             if shared.placer.is_full(&view, Some(model.as_str()).filter(|model| !model.is_empty()), now) {
@@ -318,7 +318,7 @@ fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, n
     while let Some((_, held)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, held| {
         chosen = placer.choose(&held.prompt, &[], now);
         let Some(chosen) = &chosen else { return true };
-        waiting.uncached = chosen.uncached_tokens();
+        waiting.uncached_tokens = chosen.uncached_tokens();
         chosen.has_room()
     }) {
         let (ended, done) = oneshot::channel();

@@ -6,8 +6,8 @@ use hostler_proto::agent::v1 as wire;
 use super::prompt::tests::{exact, stream, text};
 use super::*;
 use crate::lanes::Lane;
-use crate::fleet::tests::{Change, attach, fleet, ready, report, state};
-use crate::fleet::{Cache, Load, Phase, State, Update};
+use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, report, state};
+use crate::fleet::{ReplicaCache, Load, Phase, ReplicaStatus, FleetUpdate};
 use crate::prompt::FilesHash;
 
 /// The files of the fixture's model.
@@ -19,19 +19,19 @@ const BLOCK: u32 = 16;
 /// A placer over a fleet of one node.
 pub(super) struct Fixture {
     pub(super) fleet: Fleet,
-    pub(super) index: Arc<Index>,
+    pub(super) index: Arc<CacheIndex>,
     pub(super) placer: Arc<Placer>,
     _lane: Arc<Lane>,
 }
 
 impl Fixture {
     /// With this many replicas, whose caches are known exactly; and where those are in the index.
-    pub(super) async fn known(replicas: u32) -> (Self, Vec<Seat>) {
+    pub(super) async fn known(replicas: u32) -> (Self, Vec<ReplicaSlot>) {
         let fixture = Self::guessed(replicas).await;
-        let seats: Vec<Seat> = (0..replicas).map(|_| fixture.index.open()).collect();
+        let seats: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
         for (index, seat) in (0..).zip(&seats) {
-            let cache = Cache { seat: Some(*seat), ..Cache::default() };
-            fixture.fleet.update(Update::Cached { attachment: 1, index, epoch: 1, cache }).await;
+            let cache = ReplicaCache { slot: Some(*seat), ..ReplicaCache::default() };
+            fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index, epoch: 1, cache }).await;
         }
         report(&fixture.fleet, 1, false, Vec::new()).await;
         (fixture, seats)
@@ -44,7 +44,7 @@ impl Fixture {
 
     /// The same, whose prompts are gathered for so long.
     pub(super) async fn gathering(replicas: u32, every: Duration) -> Self {
-        let (fleet, index) = (fleet(), Arc::new(Index::new()));
+        let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
         let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
         let gather = PrefillWindows::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
         let prompts = Prompts::new(PathBuf::new(), 1);
@@ -54,9 +54,9 @@ impl Fixture {
 
     /// Another replica, whose engine has the Rust front-end.
     pub(super) async fn add_with_rust(&self, index: u32) {
-        let Change { state: Some(mut state), .. } = replica(index) else { panic!("it has a state") };
+        let ReplicaChange { state: Some(mut state), .. } = replica(index) else { panic!("it has a state") };
         state.wire.launch = Some(wire::Launch { front_end: "rust".into(), ..wire::Launch::default() });
-        report(&self.fleet, 1, false, vec![Change { state: Some(state), ..ready(index) }]).await;
+        report(&self.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(index) }]).await;
     }
 
     pub(super) fn choose(&self, prompt: &Prompt) -> ChosenReplica {
@@ -73,10 +73,10 @@ impl Fixture {
     }
 }
 
-fn replica(index: u32) -> Change {
+fn replica(index: u32) -> ReplicaChange {
     let cache = wire::CacheWatch { exact: true, block_size: BLOCK, ..wire::CacheWatch::default() };
     let wire = wire::ReplicaState { cache: Some(cache), token_budget: 8192, ..wire::ReplicaState::default() };
-    Change { state: Some(State { files: Some(FILES), wire, ..state(Phase::Ready, "m") }), ..ready(index) }
+    ReplicaChange { state: Some(ReplicaStatus { files: Some(FILES), wire, ..state(Phase::Ready, "m") }), ..ready(index) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,7 +100,7 @@ async fn a_prompt_that_could_go_nowhere_has_not_arrived() {
     let again = exact(4000, FILES);
     fixture.choose(&again);
     let never = |_: &[_], _| panic!("a prompt arrives once");
-    assert_eq!((prompt.arrivals(never).at(0), again.arrivals(never).at(0)), (0.0, 1.0), "both by their tokens");
+    assert_eq!((prompt.arrivals(never).through_block(0), again.arrivals(never).through_block(0)), (0.0, 1.0), "both by their tokens");
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,7 +124,7 @@ async fn blocks_of_a_request_in_flight_count_until_they_are_reported_or_lost() {
     assert_eq!((next.decision.scored[at].candidate.matched, next.decision.scored[1 - at].candidate.matched), (3984, 0));
     assert_eq!(next.decision.scored[at].candidate.pending, 4000);
     // From now on it is the agent's to report them.
-    in_flight.computed();
+    in_flight.finish_prefill();
     assert_eq!(fixture.matched(&prompt), [0, 0]);
     drop(in_flight);
     drop(fixture.enter(&prompt, &chosen));
@@ -155,13 +155,13 @@ async fn tokens_are_of_no_use_for_a_replica_with_other_files() {
 #[tokio::test(start_paused = true)]
 async fn what_is_not_known_exactly_is_guessed() {
     let (fixture, _) = Fixture::known(2).await;
-    fixture.fleet.update(Update::Cached { attachment: 1, index: 0, epoch: 1, cache: Cache::default() }).await;
+    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index: 0, epoch: 1, cache: ReplicaCache::default() }).await;
     report(&fixture.fleet, 1, false, Vec::new()).await;
     let view = fixture.fleet.view();
     let prompt = text(&"a".repeat(4000));
     assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[0]), CacheKnowledge::Approximate(_)));
     let prompt = exact(4000, FILES);
-    assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[1]), CacheKnowledge::Exact(_, Holes::None, BLOCK)));
+    assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[1]), CacheKnowledge::Exact(_, ChainGaps::None, BLOCK)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,13 +173,13 @@ async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its
         cache: Some(wire::CacheWatch { exact: true, ..wire::CacheWatch::default() }),
         ..wire::ReplicaState::default()
     };
-    let cold = State { files: Some(FILES), wire, ..state(Phase::Ready, "m") };
-    report(&fixture.fleet, 1, false, vec![Change { state: Some(cold), ..ready(0) }]).await;
+    let cold = ReplicaStatus { files: Some(FILES), wire, ..state(Phase::Ready, "m") };
+    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: Some(cold), ..ready(0) }]).await;
     assert!(matches!(known(), CacheKnowledge::Unknown), "nobody has said");
     let engine = wire::EngineLoad { block_size: 32, ..wire::EngineLoad::default() };
     let load = Load { wire: wire::Load { engine: Some(engine), ..wire::Load::default() }, ..Load::default() };
-    report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
-    assert!(matches!(known(), CacheKnowledge::Exact(_, Holes::None, 32)));
+    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
+    assert!(matches!(known(), CacheKnowledge::Exact(_, ChainGaps::None, 32)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,8 +187,8 @@ async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
     let fixture = Fixture::guessed(2).await;
     let engine = wire::EngineLoad { kv_blocks: u64::MAX, block_size: u32::MAX, kv_use: f64::MAX, ..wire::EngineLoad::default() };
     let wire = wire::Load { engine: Some(engine), pending_tokens: u64::MAX, context_tokens: u64::MAX, ..wire::Load::default() };
-    let load = Load { others: u32::MAX, engine: 0, wire };
-    let loaded = |index| Change { state: None, load: Some(load.clone()), ..ready(index) };
+    let load = Load { in_flight_elsewhere: u32::MAX, engine_requests: 0, wire };
+    let loaded = |index| ReplicaChange { state: None, load: Some(load.clone()), ..ready(index) };
     report(&fixture.fleet, 1, false, vec![loaded(0), loaded(1)]).await;
     let prompt = text("hi");
     let chosen = fixture.choose(&prompt);
@@ -234,13 +234,13 @@ async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not
         context_tokens_yours: 0,
         ..wire::Load::default()
     };
-    let load = Load { others: 3, engine: 0, wire: load };
-    report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
+    let load = Load { in_flight_elsewhere: 3, engine_requests: 0, wire: load };
+    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     let candidate = fixture.choose(&prompt).decision.scored[0].candidate;
     // Our own five, as we count them, and the others' as the agent does.
     assert_eq!((candidate.in_flight, candidate.pending, candidate.context), (8, 5 * 1000 + 7000, 5 * 1000 + 700));
-    let load = Load { others: 3, engine: 12, wire: wire::Load::default() };
-    report(&fixture.fleet, 1, false, vec![Change { state: None, load: Some(load), ..ready(0) }]).await;
+    let load = Load { in_flight_elsewhere: 3, engine_requests: 12, wire: wire::Load::default() };
+    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     assert_eq!(fixture.choose(&prompt).decision.scored[0].candidate.in_flight, 12);
 }
 

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::fleet::{Fleet, Replica};
-use crate::prompt::{Prompts, Standing};
+use crate::prompt::{Prompts, EncoderStatus};
 
 /// How often the fleet is looked at. A model's first requests are placed by their text until its encoder is proved.
 const SCAN_INTERVAL: Duration = Duration::from_millis(100);
@@ -40,18 +40,18 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
     let view = fleet.view().clone();
     let mut seen = FxHashSet::default();
     for replica in view.replicas.iter().filter(|replica| replica.is_ready()) {
-        let Some(reader) = replica.state.reader().filter(|reader| seen.insert(*reader)) else { continue };
+        let Some(reader) = replica.state.encoder_key().filter(|reader| seen.insert(*reader)) else { continue };
         let hash = reader.files;
-        match prompts.standing(&reader) {
-            Standing::Missing => {
+        match prompts.status(&reader) {
+            EncoderStatus::Missing => {
                 let Some(node) = view.nodes.iter().find(|node| node.name == replica.node) else { continue };
                 let bytes = replica.state.wire.prompt_files.as_ref().map_or(0, |files| files.bytes);
-                prompts.offered(hash, bytes, &|| {
-                    node.directives.tell(Order::FetchFiles(FetchFiles { hash: hash.to_vec().into() }));
+                prompts.offer_files(hash, bytes, &|| {
+                    node.directives.try_send(Order::FetchFiles(FetchFiles { hash: hash.to_vec().into() }));
                 });
             }
             // One that is being proved already is left alone, so at most one proof a model and front-end does anything.
-            Standing::Unproved if proofs.len() < MAX_CONCURRENT_PROOFS => {
+            EncoderStatus::Unproved if proofs.len() < MAX_CONCURRENT_PROOFS => {
                 let Some(model) = base_model(replica).map(str::to_owned) else { continue };
                 let (prompts, lanes, index) = (prompts.clone(), replica.lanes.clone(), replica.index);
                 proofs.spawn(async move { prompts.prove(reader, &lanes, index, &model).await });

@@ -12,54 +12,54 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
 use super::FilesHash;
-use super::files::{self, BUNDLE_BYTES};
-use super::table::MODELS;
+use super::bundle::{self, MAX_BUNDLE_BYTES};
+use super::encoder_table::MAX_MODELS;
 
 /// A bundle that is being written has this at the end of its name.
-const UNFINISHED: &str = ".new";
+const TEMP_SUFFIX: &str = ".new";
 
 /// An unfinished bundle of this age was left behind by a router that died.
-const ABANDONED_AFTER: Duration = Duration::from_secs(60 * 60);
+const TEMP_FILE_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// The folder, and what it had when it was last looked at.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct DiskCache {
     folder: PathBuf,
-    known: Mutex<FxHashSet<FilesHash>>,
-    warned: AtomicBool,
+    hashes: Mutex<FxHashSet<FilesHash>>,
+    has_warned: AtomicBool,
 }
 
-impl Disk {
+impl DiskCache {
     /// Lists the folder `prompt` of `cache_dir`. It need not exist.
     pub(super) fn open(cache_dir: &Path) -> Self {
         let folder = cache_dir.join("prompt");
-        let known = entries(&folder).iter().filter_map(|(path, _)| parse_name(path)).collect();
-        Self { folder, known: Mutex::new(known), warned: AtomicBool::new(false) }
+        let known = list_folder(&folder).iter().filter_map(|(path, _)| parse_name(path)).collect();
+        Self { folder, hashes: Mutex::new(known), has_warned: AtomicBool::new(false) }
     }
 
     /// Whether it is worth reading. Does not look at the disk.
     pub(super) fn may_have(&self, hash: &FilesHash) -> bool {
-        self.known.lock().contains(hash)
+        self.hashes.lock().contains(hash)
     }
 
     /// The bundle, when it is there and whole. Otherwise it is not looked for again until it has been written.
     pub(super) fn read(&self, hash: &FilesHash) -> Option<Vec<u8>> {
         let path = self.path(hash);
         let bundle = match read_bounded(&path) {
-            Ok(bundle) if files::hash(&bundle) == *hash => Some(bundle),
+            Ok(bundle) if bundle::bundle_hash(&bundle) == *hash => Some(bundle),
             Ok(_) => {
                 tracing::warn!(path = %path.display(), "a kept bundle is damaged: it will be asked for again");
                 None
             }
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    self.warn("read", &error);
+                    self.warn_once("read", &error);
                 }
                 None
             }
         };
         if bundle.is_none() {
-            self.known.lock().remove(hash);
+            self.hashes.lock().remove(hash);
         }
         bundle
     }
@@ -68,10 +68,10 @@ impl Disk {
     pub(super) fn write(&self, hash: &FilesHash, bundle: &[u8]) {
         match self.try_write(hash, bundle) {
             Ok(()) => {
-                self.known.lock().insert(*hash);
+                self.hashes.lock().insert(*hash);
                 self.prune();
             }
-            Err(error) => self.warn("write", &error),
+            Err(error) => self.warn_once("write", &error),
         }
     }
 
@@ -79,7 +79,7 @@ impl Disk {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let path = self.path(hash);
         // Other routers of this user may write the same bundle at this moment.
-        let unfinished = self.folder.join(format!("{}.{:016x}{UNFINISHED}", hex(hash), fastrand::u64(..)));
+        let unfinished = self.folder.join(format!("{}.{:016x}{TEMP_SUFFIX}", hex(hash), fastrand::u64(..)));
         let written = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -97,17 +97,17 @@ impl Disk {
     /// What cannot be removed is left: the folder is only larger than it need be.
     fn prune(&self) {
         let (mut bundles, mut others) = (Vec::new(), Vec::new());
-        for (path, used) in entries(&self.folder) {
+        for (path, used) in list_folder(&self.folder) {
             if parse_name(&path).is_some() { bundles.push((used, path)) } else { others.push((used, path)) }
         }
         bundles.sort();
-        let surplus = bundles.len().saturating_sub(MODELS);
+        let surplus = bundles.len().saturating_sub(MAX_MODELS);
         for (_, path) in bundles.drain(..surplus) {
             let _ = fs::remove_file(path);
         }
         for (written, path) in others {
-            let unfinished = path.as_os_str().as_encoded_bytes().ends_with(UNFINISHED.as_bytes());
-            if unfinished && written.elapsed().is_ok_and(|age| age > ABANDONED_AFTER) {
+            let unfinished = path.as_os_str().as_encoded_bytes().ends_with(TEMP_SUFFIX.as_bytes());
+            if unfinished && written.elapsed().is_ok_and(|age| age > TEMP_FILE_TTL) {
                 let _ = fs::remove_file(path);
             }
         }
@@ -117,8 +117,8 @@ impl Disk {
         self.folder.join(hex(hash))
     }
 
-    fn warn(&self, what: &str, error: &io::Error) {
-        if !self.warned.swap(true, Ordering::Relaxed) {
+    fn warn_once(&self, what: &str, error: &io::Error) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
             let folder = self.folder.display();
             tracing::warn!(%folder, %error, "cannot {what} kept tokenizers: they are asked for after each start");
         }
@@ -126,7 +126,7 @@ impl Disk {
 }
 
 /// Paths and times of last use; none when the folder cannot be read.
-fn entries(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
+fn list_folder(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
     let Ok(listing) = fs::read_dir(folder) else { return Vec::new() };
     let used = |entry: &fs::DirEntry| entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     listing.flatten().map(|entry| (entry.path(), used(&entry))).collect()
@@ -135,14 +135,14 @@ fn entries(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     // Anything else than a plain file could block for ever.
     let metadata = fs::symlink_metadata(path)?;
-    if !metadata.is_file() || metadata.len() > BUNDLE_BYTES as u64 {
+    if !metadata.is_file() || metadata.len() > MAX_BUNDLE_BYTES as u64 {
         return Err(io::Error::other("it is not a plain file of at most 64 MiB"));
     }
     let file = File::open(path)?;
     // Marks it as used, for `prune`; a folder that is only readable is good all the same.
     let _ = file.set_modified(SystemTime::now());
     let mut bundle = Vec::new();
-    file.take(BUNDLE_BYTES as u64 + 1).read_to_end(&mut bundle)?;
+    file.take(MAX_BUNDLE_BYTES as u64 + 1).read_to_end(&mut bundle)?;
     Ok(bundle)
 }
 

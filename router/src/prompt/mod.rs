@@ -6,10 +6,10 @@
 //! keeps the encoders proved, and for each request by the edge (`encode`).
 
 mod disk;
-mod files;
+mod bundle;
 mod pool;
 mod proof;
-mod table;
+mod encoder_table;
 mod transfer;
 
 use std::path::{Path, PathBuf};
@@ -18,24 +18,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_prompt::{Dialect, Encoded, Encoder, Form, Forms, Progress, Request};
+use hostler_prompt::{Dialect, EncodedPrompt, Encoder, PromptForm, PromptForms, Progress, PromptRequest};
 use hostler_proto::agent::v1 as wire;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::lanes::Lanes;
-use disk::Disk;
-use files::Short;
-use pool::{Pool, Refused};
-use table::{Life, Next, Table};
+use disk::DiskCache;
+use bundle::ShortHash;
+use pool::{ThreadPool, PoolError};
+use encoder_table::{Generation, OfferAction, EncoderTable};
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub type FilesHash = [u8; 32];
 
 /// What turns a request into the tokens that a replica sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Reader {
+pub struct EncoderKey {
     /// The files of its model.
     pub files: FilesHash,
     /// The rules of its engine's front-end.
@@ -43,23 +43,23 @@ pub struct Reader {
 }
 
 /// What the segments that one encoder remembers may take: about 16 million tokens, which is the text of some hundred long chats.
-const SEGMENTS_BYTES: usize = 64 * 1024 * 1024;
+const SEGMENT_CACHE_BYTES: usize = 64 * 1024 * 1024;
 
 /// How long a request waits for its tokens, its turn included. Beyond that the tokens cost more than a better place gains.
 const ENCODE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Files that are read, checked and made into an encoder at once. Each takes a thread for a second and a few times the files' memory.
-const BUILDS: usize = 2;
+const MAX_BUILDS: usize = 2;
 
 /// The encoders of all models. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Prompts(Arc<Inner>);
+pub struct Prompts(Arc<PromptsInner>);
 
 #[derive(Debug)]
-struct Inner {
-    table: Mutex<Table>,
-    disk: Option<Disk>,
-    pool: Pool,
+struct PromptsInner {
+    table: Mutex<EncoderTable>,
+    disk: Option<DiskCache>,
+    pool: ThreadPool,
     builds: Semaphore,
     encodes: AtomicU64,
     busy: AtomicU64,
@@ -68,7 +68,7 @@ struct Inner {
 
 /// What is known of the files that have some hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum EncoderStatus {
     /// They are not here, and not on their way.
     Missing,
     /// They are on their way, or being read.
@@ -78,23 +78,23 @@ pub enum Standing {
     /// Their encoder agrees with an engine: requests may be encoded.
     Proved,
     /// It agrees about these forms of prompts only: requests that have no others may be encoded.
-    Partly(Forms),
+    PartlyProved(PromptForms),
     /// Their encoder and an engine differ, and where.
-    Different(String),
+    Mismatch(String),
     /// No encoder can be made of them, and why.
     Unusable(String),
 }
 
-impl Standing {
+impl EncoderStatus {
     /// One word, for metrics and listings.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             Self::Missing => "missing",
             Self::Loading => "loading",
             Self::Unproved => "unproved",
-            Self::Proved | Self::Partly(_) => "proved",
-            Self::Different(_) => "different",
+            Self::Proved | Self::PartlyProved(_) => "proved",
+            Self::Mismatch(_) => "different",
             Self::Unusable(_) => "unusable",
         }
     }
@@ -102,15 +102,15 @@ impl Standing {
     /// Whether requests may be encoded, of some form at least.
     #[must_use]
     pub fn is_proved(&self) -> bool {
-        matches!(self, Self::Proved | Self::Partly(_))
+        matches!(self, Self::Proved | Self::PartlyProved(_))
     }
 
     /// Which requests are placed by text, or why all are; empty when nothing stands in the way, or only for a moment.
     #[must_use]
     pub fn reason(&self) -> String {
         match self {
-            Self::Partly(forms) => forms.remark(),
-            Self::Different(reason) | Self::Unusable(reason) => reason.clone(),
+            Self::PartlyProved(forms) => forms.unproved_remark(),
+            Self::Mismatch(reason) | Self::Unusable(reason) => reason.clone(),
             Self::Missing | Self::Loading | Self::Unproved | Self::Proved => String::new(),
         }
     }
@@ -118,13 +118,13 @@ impl Standing {
 
 /// Why there are no tokens for a request. None of these is the client's concern: the request is placed by its text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unread {
+pub enum NotEncoded {
     /// There is no encoder that agrees with the engine.
     #[error("no encoder of this model has been proved against its engine")]
     NotProved,
     /// There is, but not for prompts of this form.
-    #[error("{}", .0.unproved())]
-    FormNotProved(Form),
+    #[error("{}", .0.unproved_reason())]
+    FormNotProved(PromptForm),
     /// Its route or form is not one whose prompt is read here.
     #[error("the prompt of this kind of request is not read")]
     NotUnderstood,
@@ -138,7 +138,7 @@ pub enum Unread {
 
 /// Figures for the metrics page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Figures {
+pub struct PromptStats {
     /// How many models stand how, by `Standing::word`.
     pub models: [(&'static str, usize); 6],
     /// Requests that were encoded.
@@ -162,12 +162,12 @@ impl Prompts {
     /// with an empty path nothing is kept. What that folder holds is listed here, at once: call it at start.
     #[must_use]
     pub fn new(cache_dir: PathBuf, threads: usize) -> Self {
-        let disk = (cache_dir != Path::new("")).then(|| Disk::open(&cache_dir));
-        Self(Arc::new(Inner {
+        let disk = (cache_dir != Path::new("")).then(|| DiskCache::open(&cache_dir));
+        Self(Arc::new(PromptsInner {
             table: Mutex::default(),
             disk,
-            pool: Pool::new(threads),
-            builds: Semaphore::new(BUILDS),
+            pool: ThreadPool::new(threads),
+            builds: Semaphore::new(MAX_BUILDS),
             encodes: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -177,23 +177,23 @@ impl Prompts {
     /// A replica says that it has these files, `bytes` long. They are read from disk, or its agent is asked for them by `fetch`; or
     /// nothing is done because they are here or on their way. To be called again with each report while they are not: a transfer that
     /// stalls or breaks is begun again by a later offer only. Must be called within a runtime.
-    pub fn offered(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
+    pub fn offer_files(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
         let on_disk = self.0.disk.as_ref().is_some_and(|disk| disk.may_have(&hash));
-        let next = self.0.table.lock().offered(hash, bytes, on_disk, Instant::now());
+        let next = self.0.table.lock().offer(hash, bytes, on_disk, Instant::now());
         match next {
-            Next::Nothing => {}
-            Next::Fetch => fetch(),
-            Next::Read(life) => self.build(hash, life, None),
+            OfferAction::Nothing => {}
+            OfferAction::Fetch => fetch(),
+            OfferAction::Read(life) => self.build(hash, life, None),
         }
     }
 
     /// A piece of the files that were asked for has come. Must be called within a runtime.
-    pub fn part(&self, part: wire::FilePart) {
+    pub fn receive_part(&self, part: wire::FilePart) {
         let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
             tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
             return;
         };
-        let whole = self.0.table.lock().part(&hash, &part, Instant::now());
+        let whole = self.0.table.lock().receive_part(&hash, &part, Instant::now());
         if let Some((life, bundle)) = whole {
             self.build(hash, life, Some(bundle));
         }
@@ -201,37 +201,37 @@ impl Prompts {
 
     /// What is known of these files, with this dialect.
     #[must_use]
-    pub fn standing(&self, reader: &Reader) -> Standing {
-        self.0.table.lock().standing(reader, Instant::now())
+    pub fn status(&self, reader: &EncoderKey) -> EncoderStatus {
+        self.0.table.lock().status(reader, Instant::now())
     }
 
     /// Compares an encoder that stands ready with an engine, `replica` behind `lanes`, which serves its `model` by a front-end of this
     /// dialect. Does nothing when the encoder is not ready, has been compared with such a one, or is being compared. An engine that cannot
     /// be asked leaves it unproved: call it again, with any replica of that front-end; within a second of such a failure nothing is done.
-    pub async fn prove(&self, reader: Reader, lanes: &Lanes, replica: u32, model: &str) {
+    pub async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
         let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
-        let proving = Proving { prompts: self, reader, life };
-        let asked = proof::Asked { lanes, replica, model, dialect: reader.dialect };
-        let (files, front_end) = (Short(&reader.files), reader.dialect);
-        match proof::run(&self.0.pool, &encoder, &asked).await {
+        let proving = ProofGuard { prompts: self, reader, life };
+        let asked = proof::ProofTarget { lanes, replica, model, dialect: reader.dialect };
+        let (files, front_end) = (ShortHash(&reader.files), reader.dialect);
+        match proof::compare_samples(&self.0.pool, &encoder, &asked).await {
             Ok(proved) => {
                 let (forms, samples) = (proved.forms, proved.samples);
                 match proved.doubt {
                     None => tracing::info!(%files, ?front_end, model, samples, "prompts are encoded as the engine encodes them"),
                     Some(why) => {
-                        let remark = forms.remark();
+                        let remark = forms.unproved_remark();
                         tracing::warn!(%files, ?front_end, model, samples, why, "the engine encodes some prompts in another way: {remark}");
                     }
                 }
-                proving.set(Ok(forms));
+                proving.set_outcome(Ok(forms));
             }
-            Err(proof::Failure::Different(why)) => {
+            Err(proof::ProofFailure::Mismatch(why)) => {
                 tracing::warn!(%files, ?front_end, model, why, "the engine encodes prompts in another way: requests for it are placed by text");
-                proving.set(Err(why));
+                proving.set_outcome(Err(why));
             }
-            Err(proof::Failure::NoAnswer(why)) => {
+            Err(proof::ProofFailure::NoAnswer(why)) => {
                 // Engines come and go; it is worth a warning only once.
-                if self.0.table.lock().silence(&reader, life, Instant::now()) {
+                if self.0.table.lock().record_no_answer(&reader, life, Instant::now()) {
                     tracing::warn!(%files, model, why, "cannot compare with the engine: until then requests for it are placed by text");
                 } else {
                     tracing::debug!(%files, model, why, "cannot compare with the engine");
@@ -247,29 +247,29 @@ impl Prompts {
     /// When there are none, or not soon enough; the request may be placed without them.
     pub async fn encode(
         &self,
-        reader: &Reader,
+        reader: &EncoderKey,
         path: &str,
         body: Bytes,
         mut goes_on: impl FnMut(Progress<'_>) -> bool + Send + 'static,
-    ) -> Result<Encoded, Unread> {
-        let (encoder, proved) = self.0.table.lock().proved(reader, Instant::now()).ok_or(Unread::NotProved)?;
+    ) -> Result<EncodedPrompt, NotEncoded> {
+        let (encoder, proved) = self.0.table.lock().proved_encoder(reader, Instant::now()).ok_or(NotEncoded::NotProved)?;
         let (path, dialect) = (path.to_owned(), reader.dialect);
         let encoding = self.0.pool.run(move || {
-            let request = Request::parse(&path, &body).ok_or(Unread::NotUnderstood)?;
+            let request = PromptRequest::parse(&path, &body).ok_or(NotEncoded::NotUnderstood)?;
             if let Some(form) = request.forms().without(proved).iter().next() {
-                return Err(Unread::FormNotProved(form));
+                return Err(NotEncoded::FormNotProved(form));
             }
-            encoder.encode_while(dialect, &request, &mut goes_on).map_err(|error| Unread::Failed(error.to_string()))
+            encoder.encode_prefix(dialect, &request, &mut goes_on).map_err(|error| NotEncoded::Failed(error.to_string()))
         });
         let encoded = match tokio::time::timeout(ENCODE_DEADLINE, encoding).await {
             Ok(Ok(encoded)) => encoded,
-            Ok(Err(Refused::Full)) | Err(_) => Err(Unread::Busy),
-            Ok(Err(Refused::Panicked)) => Err(Unread::Failed("the encoder failed on this request in a way that nobody foresaw".into())),
+            Ok(Err(PoolError::Full)) | Err(_) => Err(NotEncoded::Busy),
+            Ok(Err(PoolError::Panicked)) => Err(NotEncoded::Failed("the encoder failed on this request in a way that nobody foresaw".into())),
         };
         let counter = match &encoded {
             Ok(_) => &self.0.encodes,
-            Err(Unread::NotUnderstood | Unread::FormNotProved(_)) => return encoded,
-            Err(Unread::Busy) => &self.0.busy,
+            Err(NotEncoded::NotUnderstood | NotEncoded::FormNotProved(_)) => return encoded,
+            Err(NotEncoded::Busy) => &self.0.busy,
             Err(_) => &self.0.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -278,9 +278,9 @@ impl Prompts {
 
     /// Figures for the metrics page.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        let (models, stats) = self.0.table.lock().figures(Instant::now());
-        Figures {
+    pub fn stats(&self) -> PromptStats {
+        let (models, stats) = self.0.table.lock().stats(Instant::now());
+        PromptStats {
             models,
             encodes: self.0.encodes.load(Ordering::Relaxed),
             encoded_bytes: stats.encoded_bytes,
@@ -293,25 +293,25 @@ impl Prompts {
     }
 
     /// Makes an encoder of `bundle`, or of what the disk has, on a blocking thread; then the table knows the result.
-    fn build(&self, hash: FilesHash, life: Life, bundle: Option<Vec<u8>>) {
+    fn build(&self, hash: FilesHash, life: Generation, bundle: Option<Vec<u8>>) {
         let prompts = self.clone();
         // It ends by itself: it waits for nobody's word.
         tokio::spawn(async move {
             let _turn = prompts.0.builds.acquire().await;
             let built = prompts.clone();
-            let built = tokio::task::spawn_blocking(move || built.0.made(&hash, bundle)).await;
-            let built = built.unwrap_or_else(|_| Made::Unusable("reading them failed in a way that nobody foresaw".into()));
-            if let Made::Unusable(why) = &built {
-                tracing::warn!(files = %Short(&hash), why, "a model's files cannot be used: requests for it are placed by text");
+            let built = tokio::task::spawn_blocking(move || built.0.build_encoder(&hash, bundle)).await;
+            let built = built.unwrap_or_else(|_| BuildOutcome::Unusable("reading them failed in a way that nobody foresaw".into()));
+            if let BuildOutcome::Unusable(why) = &built {
+                tracing::warn!(files = %ShortHash(&hash), why, "a model's files cannot be used: requests for it are placed by text");
             }
-            prompts.0.table.lock().made(&hash, life, built, Instant::now());
+            prompts.0.table.lock().finish_build(&hash, life, built, Instant::now());
         });
     }
 }
 
 /// What has become of a model's files.
 #[derive(Debug)]
-enum Made {
+enum BuildOutcome {
     Encoder(Arc<Encoder>),
     /// What the disk had is not what it should be.
     NotOnDisk,
@@ -320,46 +320,46 @@ enum Made {
     Unusable(String),
 }
 
-impl Inner {
+impl PromptsInner {
     /// Blocking.
-    fn made(&self, hash: &FilesHash, bundle: Option<Vec<u8>>) -> Made {
+    fn build_encoder(&self, hash: &FilesHash, bundle: Option<Vec<u8>>) -> BuildOutcome {
         let (bundle, came) = match bundle {
-            Some(bundle) if files::hash(&bundle) == *hash => (bundle, true),
+            Some(bundle) if bundle::bundle_hash(&bundle) == *hash => (bundle, true),
             Some(bundle) => {
-                let (files, bytes) = (Short(hash), bundle.len());
+                let (files, bytes) = (ShortHash(hash), bundle.len());
                 tracing::warn!(%files, bytes, "a model's files were damaged on their way: they will be asked for again");
-                return Made::Corrupted;
+                return BuildOutcome::Corrupted;
             }
             None => match self.disk.as_ref().and_then(|disk| disk.read(hash)) {
                 Some(bundle) => (bundle, false),
-                None => return Made::NotOnDisk,
+                None => return BuildOutcome::NotOnDisk,
             },
         };
-        let encoder = match files::encoder(&bundle, SEGMENTS_BYTES) {
+        let encoder = match bundle::build_encoder(&bundle, SEGMENT_CACHE_BYTES) {
             Ok(encoder) => encoder,
-            Err(error) => return Made::Unusable(error.to_string()),
+            Err(error) => return BuildOutcome::Unusable(error.to_string()),
         };
         if let Some(disk) = self.disk.as_ref().filter(|_| came) {
             disk.write(hash, &bundle);
         }
-        Made::Encoder(Arc::new(encoder))
+        BuildOutcome::Encoder(Arc::new(encoder))
     }
 }
 
 /// A comparison under way. When it is dropped, another one may begin.
-struct Proving<'a> {
+struct ProofGuard<'a> {
     prompts: &'a Prompts,
-    reader: Reader,
-    life: Life,
+    reader: EncoderKey,
+    life: Generation,
 }
 
-impl Proving<'_> {
-    fn set(&self, outcome: Result<Forms, String>) {
+impl ProofGuard<'_> {
+    fn set_outcome(&self, outcome: Result<PromptForms, String>) {
         self.prompts.0.table.lock().set_proof(&self.reader, self.life, outcome);
     }
 }
 
-impl Drop for Proving<'_> {
+impl Drop for ProofGuard<'_> {
     fn drop(&mut self) {
         self.prompts.0.table.lock().end_proof(&self.reader, self.life);
     }

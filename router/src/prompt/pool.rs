@@ -7,43 +7,43 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// Who may wait, for each thread. At a few milliseconds for a prompt the last of them gets its turn within a fraction of a second.
-const WAITING_PER_THREAD: usize = 64;
+const QUEUED_PER_THREAD: usize = 64;
 
 /// Threads of the runtime's blocking pool, of which only some may be used at once.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct ThreadPool {
     /// One for each that runs or waits.
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     /// One for each that runs.
     threads: Arc<Semaphore>,
 }
 
 /// Why work was not done.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
+pub(super) enum PoolError {
     #[error("too many wait already")]
     Full,
     #[error("it failed in a way that nobody foresaw")]
     Panicked,
 }
 
-impl Pool {
+impl ThreadPool {
     /// At least one thread.
     pub(super) fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, 1024);
-        Self { places: Arc::new(Semaphore::new(threads * (1 + WAITING_PER_THREAD))), threads: Arc::new(Semaphore::new(threads)) }
+        Self { slots: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))), threads: Arc::new(Semaphore::new(threads)) }
     }
 
     /// Waits for a thread and for what it makes. Whoever stops waiting gives up its turn; work that has begun ends by itself, and keeps
     /// its thread until then.
-    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refused> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| Refused::Full)?;
-        let thread = self.threads.clone().acquire_owned().await.map_err(|_| Refused::Full)?;
+    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PoolError> {
+        let place = self.slots.clone().try_acquire_owned().map_err(|_| PoolError::Full)?;
+        let thread = self.threads.clone().acquire_owned().await.map_err(|_| PoolError::Full)?;
         let running = tokio::task::spawn_blocking(move || {
             let _held = (place, thread);
             work()
         });
-        running.await.map_err(|_| Refused::Panicked)
+        running.await.map_err(|_| PoolError::Panicked)
     }
 }
 

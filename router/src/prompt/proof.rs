@@ -6,25 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_prompt::proof::{Coverage, Proved, compare, samples};
+use hostler_prompt::proof::{Coverage, ProofResult, compare, samples};
 use hostler_prompt::{Dialect, Encoder};
 use hostler_proto::agent::v1::{Header, RequestHead};
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::StreamFault;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::pool::Pool;
+use super::pool::ThreadPool;
 use crate::lanes::Lanes;
 
 /// How long an engine may take for one sample. It may be busy, but to tokenize is work for its front end only.
 const SAMPLE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The most of an answer that is read. The samples are short: this is a hundred times what they need.
-const ANSWER_BYTES: usize = 1024 * 1024;
+const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
 /// Whom to ask.
-pub(super) struct Asked<'a> {
+pub(super) struct ProofTarget<'a> {
     pub(super) lanes: &'a Lanes,
     /// Index on its node.
     pub(super) replica: u32,
@@ -36,15 +36,15 @@ pub(super) struct Asked<'a> {
 
 /// Why an encoder is not proved.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum ProofFailure {
     /// The engine has other tokens even for plain texts and chats, or refuses them, and for which sample.
-    Different(String),
+    Mismatch(String),
     /// The engine could not be asked, and why.
     NoAnswer(String),
 }
 
 /// Compares all samples; gives back what that proves.
-pub(super) async fn run(pool: &Pool, encoder: &Arc<Encoder>, asked: &Asked<'_>) -> Result<Proved, Failure> {
+pub(super) async fn compare_samples(pool: &ThreadPool, encoder: &Arc<Encoder>, asked: &ProofTarget<'_>) -> Result<ProofResult, ProofFailure> {
     let dialect = asked.dialect;
     let mut coverage = Coverage::default();
     for mut sample in samples() {
@@ -54,21 +54,21 @@ pub(super) async fn run(pool: &Pool, encoder: &Arc<Encoder>, asked: &Asked<'_>) 
         let body = Bytes::from(sample.to_string());
         let (status, answer) = timeout(SAMPLE_DEADLINE, asked.tokenize(body.clone()))
             .await
-            .map_err(|_| Failure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
-            .map_err(|broken| Failure::NoAnswer(broken.message))?;
+            .map_err(|_| ProofFailure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
+            .map_err(|broken| ProofFailure::NoAnswer(broken.message))?;
         let encoder = encoder.clone();
         let compared = pool.run(move || compare(&encoder, dialect, &body, (status, &answer))).await;
         match compared {
-            Ok(Err(silence)) if silence.is_silence() => return Err(Failure::NoAnswer(silence.to_string())),
-            Ok(compared) => coverage.note(&sample, compared),
-            Err(refused) => return Err(Failure::NoAnswer(format!("a sample could not be encoded here: {refused}"))),
+            Ok(Err(silence)) if silence.is_no_answer() => return Err(ProofFailure::NoAnswer(silence.to_string())),
+            Ok(compared) => coverage.record(&sample, compared),
+            Err(refused) => return Err(ProofFailure::NoAnswer(format!("a sample could not be encoded here: {refused}"))),
         }
     }
-    coverage.proof().map_err(Failure::Different)
+    coverage.into_result().map_err(ProofFailure::Mismatch)
 }
 
-impl Asked<'_> {
-    async fn tokenize(&self, body: Bytes) -> Result<(u16, Vec<u8>), Broken> {
+impl ProofTarget<'_> {
+    async fn tokenize(&self, body: Bytes) -> Result<(u16, Vec<u8>), StreamFault> {
         let head = RequestHead {
             replica: self.replica,
             method: "POST".into(),
@@ -82,8 +82,8 @@ impl Asked<'_> {
         let head = poll_fn(|context| exchange.poll_head(context)).await?;
         let mut answer = Vec::new();
         while let Some(piece) = poll_fn(|context| exchange.poll_body(context)).await? {
-            if answer.len() + piece.len() > ANSWER_BYTES {
-                return Err(Broken::protocol("the engine's answer to /tokenize is too long for the sample"));
+            if answer.len() + piece.len() > MAX_ANSWER_BYTES {
+                return Err(StreamFault::protocol("the engine's answer to /tokenize is too long for the sample"));
             }
             answer.extend_from_slice(&piece);
         }

@@ -37,46 +37,46 @@ pub(super) fn body(prompt: &str) -> Bytes {
 fn send(prompts: &Prompts, hash: FilesHash, bundle: &[u8]) {
     for (number, data) in bundle.chunks(100).enumerate() {
         let part = FilePart { hash: hash.to_vec().into(), offset: 100 * number as u64, data: data.to_vec().into(), error: String::new() };
-        prompts.part(part);
+        prompts.receive_part(part);
     }
 }
 
 /// Has an encoder under these files' name, whatever they are, that is proved with the reader's dialect for these forms.
-pub(crate) fn prove(prompts: &Prompts, reader: &Reader, forms: Forms) {
+pub(crate) fn prove(prompts: &Prompts, reader: &EncoderKey, forms: PromptForms) {
     let (mut table, now) = (prompts.0.table.lock(), Instant::now());
-    if let Next::Read(life) = table.offered(reader.files, 1, true, now) {
-        let encoder = files::encoder(&bundle(0), SEGMENTS_BYTES).unwrap();
-        table.made(&reader.files, life, Made::Encoder(Arc::new(encoder)), now);
+    if let OfferAction::Read(life) = table.offer(reader.files, 1, true, now) {
+        let encoder = bundle::build_encoder(&bundle(0), SEGMENT_CACHE_BYTES).unwrap();
+        table.finish_build(&reader.files, life, BuildOutcome::Encoder(Arc::new(encoder)), now);
     }
     let (life, _) = table.begin_proof(reader, now).unwrap();
     table.set_proof(reader, life, Ok(forms));
 }
 
 /// Waits until what is known of the files is decided.
-async fn decided(prompts: &Prompts, hash: FilesHash) -> Standing {
+async fn decided(prompts: &Prompts, hash: FilesHash) -> EncoderStatus {
     loop {
-        match prompts.standing(&reader(hash)) {
-            Standing::Loading => tokio::task::yield_now().await,
+        match prompts.status(&reader(hash)) {
+            EncoderStatus::Loading => tokio::task::yield_now().await,
             standing => return standing,
         }
     }
 }
 
-pub(super) fn reader(files: FilesHash) -> Reader {
-    Reader { files, dialect: Dialect::Python }
+pub(super) fn reader(files: FilesHash) -> EncoderKey {
+    EncoderKey { files, dialect: Dialect::Python }
 }
 
 pub(super) async fn unproved(prompts: &Prompts, bundle: &[u8]) -> FilesHash {
-    let hash = files::hash(bundle);
-    prompts.offered(hash, bundle.len() as u64, &|| send(prompts, hash, bundle));
-    assert_eq!(decided(prompts, hash).await, Standing::Unproved);
+    let hash = bundle::bundle_hash(bundle);
+    prompts.offer_files(hash, bundle.len() as u64, &|| send(prompts, hash, bundle));
+    assert_eq!(decided(prompts, hash).await, EncoderStatus::Unproved);
     hash
 }
 
 async fn proved(prompts: &Prompts) -> FilesHash {
     let hash = unproved(prompts, &bundle(0)).await;
     let (life, _) = prompts.0.table.lock().begin_proof(&reader(hash), Instant::now()).unwrap();
-    prompts.0.table.lock().set_proof(&reader(hash), life, Ok(Forms::ALL));
+    prompts.0.table.lock().set_proof(&reader(hash), life, Ok(PromptForms::ALL));
     hash
 }
 
@@ -92,23 +92,23 @@ fn never() {
 async fn files_that_came_in_pieces_are_used_once_they_are_proved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(Unread::NotProved));
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(NotEncoded::NotProved));
     let (life, _) = prompts.0.table.lock().begin_proof(&reader(hash), Instant::now()).unwrap();
-    prompts.0.table.lock().set_proof(&reader(hash), life, Ok(Forms::ALL));
+    prompts.0.table.lock().set_proof(&reader(hash), life, Ok(PromptForms::ALL));
     let encoded = prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap();
     assert_eq!(encoded.tokens, [1, 2]);
-    assert_eq!(prompts.figures().encodes, 1);
+    assert_eq!(prompts.stats().encodes, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn other_files_than_were_asked_for_are_dropped_and_asked_for_again() {
     let prompts = nothing_kept();
     let (wanted, other) = (bundle(0), bundle(1));
-    let hash = files::hash(&wanted);
+    let hash = bundle::bundle_hash(&wanted);
     assert_eq!(wanted.len(), other.len());
-    prompts.offered(hash, wanted.len() as u64, &|| send(&prompts, hash, &other));
-    assert_eq!(decided(&prompts, hash).await, Standing::Missing);
-    prompts.offered(hash, wanted.len() as u64, &never);
+    prompts.offer_files(hash, wanted.len() as u64, &|| send(&prompts, hash, &other));
+    assert_eq!(decided(&prompts, hash).await, EncoderStatus::Missing);
+    prompts.offer_files(hash, wanted.len() as u64, &never);
     tokio::time::advance(Duration::from_secs(10)).await;
     unproved(&prompts, &wanted).await;
 }
@@ -117,17 +117,17 @@ async fn other_files_than_were_asked_for_are_dropped_and_asked_for_again() {
 async fn files_without_a_tokenizer_are_unusable() {
     let prompts = nothing_kept();
     let bundle = PromptBundle { files: vec![file("chat_template.jinja", "")] }.encode_to_vec();
-    let hash = files::hash(&bundle);
-    prompts.offered(hash, bundle.len() as u64, &|| send(&prompts, hash, &bundle));
-    assert!(matches!(decided(&prompts, hash).await, Standing::Unusable(why) if why.contains("tokenizer.json")));
+    let hash = bundle::bundle_hash(&bundle);
+    prompts.offer_files(hash, bundle.len() as u64, &|| send(&prompts, hash, &bundle));
+    assert!(matches!(decided(&prompts, hash).await, EncoderStatus::Unusable(why) if why.contains("tokenizer.json")));
 }
 
 #[tokio::test]
 async fn a_piece_that_nobody_asked_for_is_ignored() {
     let prompts = nothing_kept();
-    send(&prompts, files::hash(&bundle(0)), &bundle(0));
-    prompts.part(FilePart { hash: vec![1, 2, 3].into(), ..FilePart::default() });
-    assert_eq!(prompts.standing(&reader(files::hash(&bundle(0)))), Standing::Missing);
+    send(&prompts, bundle::bundle_hash(&bundle(0)), &bundle(0));
+    prompts.receive_part(FilePart { hash: vec![1, 2, 3].into(), ..FilePart::default() });
+    assert_eq!(prompts.status(&reader(bundle::bundle_hash(&bundle(0)))), EncoderStatus::Missing);
 }
 
 #[tokio::test]
@@ -135,8 +135,8 @@ async fn a_restarted_router_has_the_files_on_disk() {
     let cache = tempfile::tempdir().unwrap();
     let hash = unproved(&Prompts::new(cache.path().into(), 1), &bundle(0)).await;
     let restarted = Prompts::new(cache.path().into(), 1);
-    restarted.offered(hash, bundle(0).len() as u64, &never);
-    assert_eq!(decided(&restarted, hash).await, Standing::Unproved);
+    restarted.offer_files(hash, bundle(0).len() as u64, &never);
+    assert_eq!(decided(&restarted, hash).await, EncoderStatus::Unproved);
 }
 
 #[tokio::test]
@@ -146,8 +146,8 @@ async fn files_that_were_damaged_on_disk_are_asked_for_again() {
     let kept = std::fs::read_dir(cache.path().join("prompt")).unwrap().next().unwrap().unwrap().path();
     std::fs::write(kept, bundle(7)).unwrap();
     let restarted = Prompts::new(cache.path().into(), 1);
-    restarted.offered(hash, bundle(0).len() as u64, &never);
-    assert_eq!(decided(&restarted, hash).await, Standing::Missing);
+    restarted.offer_files(hash, bundle(0).len() as u64, &never);
+    assert_eq!(decided(&restarted, hash).await, EncoderStatus::Missing);
     unproved(&restarted, &bundle(0)).await;
 }
 
@@ -171,11 +171,11 @@ async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
             Some(refused) => break refused,
         }
     };
-    assert_eq!(refused.err(), Some(Unread::Busy));
+    assert_eq!(refused.err(), Some(NotEncoded::Busy));
     drop(free);
     drop(waiting);
     assert_eq!(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true).await.unwrap().tokens, [1]);
-    let figures = prompts.figures();
+    let figures = prompts.stats();
     assert_eq!((figures.busy, figures.encodes), (1, 1));
 }
 
@@ -187,6 +187,6 @@ async fn a_request_waits_for_its_tokens_no_longer_than_its_deadline() {
     let mut encoding = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true));
     assert!(encoding.as_mut().now_or_never().is_none());
     tokio::time::advance(ENCODE_DEADLINE).await;
-    assert_eq!(encoding.await.err(), Some(Unread::Busy));
+    assert_eq!(encoding.await.err(), Some(NotEncoded::Busy));
     drop(free);
 }

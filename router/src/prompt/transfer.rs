@@ -6,7 +6,7 @@ use hostler_proto::agent::v1::FilePart;
 use tokio::time::Instant;
 
 /// Without a piece for this long the agent is gone, or has lost the order.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What has come of a bundle so far.
 #[derive(Debug)]
@@ -14,12 +14,12 @@ pub(super) struct Transfer {
     /// How long it will be.
     bytes: usize,
     content: Vec<u8>,
-    heard: Instant,
+    last_part: Instant,
 }
 
 /// Why a transfer cannot go on.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Broken {
+pub(super) enum TransferError {
     #[error("the agent cannot send them: {0}")]
     Refused(String),
     #[error("a piece begins at {offset}, but {expected} bytes have come")]
@@ -31,28 +31,28 @@ pub(super) enum Broken {
 impl Transfer {
     /// Nothing has come. The memory is only reserved: pages that are not written cost nothing.
     pub(super) fn new(bytes: usize, now: Instant) -> Self {
-        Self { bytes, content: Vec::with_capacity(bytes), heard: now }
+        Self { bytes, content: Vec::with_capacity(bytes), last_part: now }
     }
 
     /// Takes a piece; `true` when it was the last one.
-    pub(super) fn take(&mut self, part: &FilePart, now: Instant) -> Result<bool, Broken> {
+    pub(super) fn append(&mut self, part: &FilePart, now: Instant) -> Result<bool, TransferError> {
         if !part.error.is_empty() {
-            return Err(Broken::Refused(part.error.clone()));
+            return Err(TransferError::Refused(part.error.clone()));
         }
         if part.offset != self.content.len() as u64 {
-            return Err(Broken::Gap { offset: part.offset, expected: self.content.len() });
+            return Err(TransferError::Gap { offset: part.offset, expected: self.content.len() });
         }
         if part.data.is_empty() || part.data.len() > self.bytes - self.content.len() {
-            return Err(Broken::Length { bytes: self.bytes });
+            return Err(TransferError::Length { bytes: self.bytes });
         }
         self.content.extend_from_slice(&part.data);
-        self.heard = now;
+        self.last_part = now;
         Ok(self.content.len() == self.bytes)
     }
 
     /// Whether nothing more is expected of it.
     pub(super) fn has_stalled(&self, now: Instant) -> bool {
-        now.duration_since(self.heard) >= STALLED_AFTER
+        now.duration_since(self.last_part) >= STALL_TIMEOUT
     }
 
     /// What has come.

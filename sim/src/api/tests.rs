@@ -1,6 +1,6 @@
 //! Prompts of chats against what a router makes of the same requests.
 
-use hostler_prompt::{Encoder, Files, Request};
+use hostler_prompt::{Encoder, ModelFiles, PromptRequest};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::prompt::chat_prompt;
 use crate::tokens::{tokenizer_config_json, tokenizer_json};
 
 fn encoder() -> Encoder {
-    let files = Files { tokenizer: tokenizer_json().to_vec(), config: Some(tokenizer_config_json().to_vec()), ..Files::default() };
+    let files = ModelFiles { tokenizer: tokenizer_json().to_vec(), config: Some(tokenizer_config_json().to_vec()), ..ModelFiles::default() };
     Encoder::new(&files, 1 << 20).unwrap()
 }
 
@@ -56,7 +56,7 @@ fn a_router_has_the_tokens_of_every_chat() {
     let encoder = encoder();
     proptest!(|(chat in chat())| {
         let body = chat.to_string();
-        let request = Request::parse("/v1/chat/completions", body.as_bytes()).expect("it is a chat");
+        let request = PromptRequest::parse("/v1/chat/completions", body.as_bytes()).expect("it is a chat");
         let ours = chat_prompt(&Fields::parse(body.as_bytes()).unwrap()).unwrap();
         prop_assert_eq!(encoder.encode(&request).unwrap().tokens, ours);
     });

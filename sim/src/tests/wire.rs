@@ -2,7 +2,7 @@
 //! chunk framing and error texts. What differs from run to run is replaced first.
 
 use hostler_prompt::proof::{self, Agreement};
-use hostler_prompt::{Dialect, Encoder, Files};
+use hostler_prompt::{Dialect, Encoder, ModelFiles};
 use serde_json::Value;
 
 use super::{Answer, RunningEngine, fixture, fixture_text};
@@ -371,10 +371,10 @@ async fn prompts_and_chats_are_tokenized_as_they_would_be_generated_from() {
 #[tokio::test]
 async fn a_router_that_reads_the_served_files_has_the_engines_tokens() {
     let engine = RunningEngine::start(&[]).await;
-    let files = Files {
+    let files = ModelFiles {
         tokenizer: engine.get("/sim/model/tokenizer.json").await.body,
         config: Some(engine.get("/sim/model/tokenizer_config.json").await.body),
-        ..Files::default()
+        ..ModelFiles::default()
     };
     assert_eq!(engine.get("/sim/model/special_tokens_map.json").await.status, 404);
     let encoder = Encoder::new(&files, 1 << 20).unwrap();

@@ -15,7 +15,7 @@ fn parse(flags: &[&str]) -> SimulateArgs {
 #[test]
 fn the_flags_defaults_are_those_of_the_structs() {
     let args = parse(&[]);
-    assert_eq!((args.shape, args.fleet, args.objectives), (Shape::default(), Fleet::default(), Objectives::default()));
+    assert_eq!((args.shape, args.fleet, args.objectives), (WorkloadShape::default(), SimulatedFleet::default(), Objectives::default()));
 }
 
 #[test]

@@ -5,11 +5,11 @@ use proptest::prelude::*;
 use super::*;
 
 /// A chain of keys: equal for equal names and lengths, and a prefix of every longer one.
-fn chain(name: u64, length: u64) -> Vec<Key> {
+fn chain(name: u64, length: u64) -> Vec<BlockKey> {
     (0..length).map(|position| name * 1_000 + position).collect()
 }
 
-fn hold(blocks: &mut Blocks, keys: &[Key]) -> Vec<Slot> {
+fn hold(blocks: &mut Blocks, keys: &[BlockKey]) -> Vec<Slot> {
     keys.iter().map(|key| blocks.take(*key)).collect()
 }
 
@@ -36,17 +36,17 @@ fn sequences_with_equal_prompts_share_blocks() {
     let second = hold(&mut blocks, &chain(1, 3));
     assert_eq!((blocks.free(), &first), (1, &second));
     leave(&mut blocks, &first);
-    assert_eq!((blocks.free(), blocks.idle(&chain(1, 3))), (1, 0));
+    assert_eq!((blocks.free(), blocks.unheld(&chain(1, 3))), (1, 0));
     leave(&mut blocks, &second);
-    assert_eq!((blocks.free(), blocks.idle(&chain(1, 3))), (4, 3));
+    assert_eq!((blocks.free(), blocks.unheld(&chain(1, 3))), (4, 3));
 }
 
 #[test]
 fn a_block_that_two_sequences_filled_is_kept_once() {
     let mut blocks = Blocks::new(4);
     let (one, two) = (blocks.take_unnamed(), blocks.take_unnamed());
-    let one = blocks.name(one, 7);
-    assert_eq!((blocks.name(two, 7), blocks.free()), (one, 3));
+    let one = blocks.assign_key(one, 7);
+    assert_eq!((blocks.assign_key(two, 7), blocks.free()), (one, 3));
 }
 
 #[test]
@@ -71,7 +71,7 @@ proptest! {
     fn blocks_are_neither_lost_nor_made_and_prefixes_stay_closed(steps in prop::collection::vec((0_u64..5, 1_u64..8, any::<bool>()), 1..200)) {
         let mut blocks = Blocks::new(16);
         let mut sequences: Vec<Vec<Slot>> = Vec::new();
-        let mut told: BTreeSet<Key> = BTreeSet::new();
+        let mut told: BTreeSet<BlockKey> = BTreeSet::new();
         for (name, length, arrives) in steps {
             let keys = chain(name, length);
             if arrives && blocks.free() >= keys.len() {

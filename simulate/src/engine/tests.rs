@@ -15,64 +15,64 @@ fn request(name: u64, prompt: u32, output: u32) -> Request {
 }
 
 /// Runs it empty: how many steps it took, and what was given when.
-fn run(engine: &mut Engine) -> (usize, Vec<(usize, Given)>) {
+fn run(engine: &mut SimulatedEngine) -> (usize, Vec<(usize, StepOutput)>) {
     let mut given = Vec::new();
     for step in 0..10_000 {
-        if engine.idle() {
+        if engine.is_idle() {
             return (step, given);
         }
-        engine.begin();
-        given.extend(engine.end().into_iter().map(|one| (step, one)));
+        engine.begin_step();
+        given.extend(engine.end_step().into_iter().map(|one| (step, one)));
     }
     panic!("it never ends");
 }
 
 #[test]
 fn a_prompt_is_computed_in_chunks_of_the_budget_and_then_a_token_a_step() {
-    let mut engine = Engine::new(hardware());
+    let mut engine = SimulatedEngine::new(hardware());
     engine.add(0, request(1, 300, 3));
     let durations: Vec<f64> = (0..5)
         .map(|_| {
-            let seconds = engine.begin();
-            engine.end();
+            let seconds = engine.begin_step();
+            engine.end_step();
             seconds
         })
         .collect();
     let expected = [1.0 + 1.28, 1.0 + 1.28, 1.0 + 0.44, 1.1, 1.1];
     assert!(durations.iter().zip(expected).all(|(is, should)| (is - should).abs() < 1e-9), "{durations:?}");
-    assert!(engine.idle());
+    assert!(engine.is_idle());
 }
 
 #[test]
 fn a_second_equal_prompt_in_the_same_step_uses_the_blocks_of_the_first() {
-    let mut engine = Engine::new(hardware());
+    let mut engine = SimulatedEngine::new(hardware());
     engine.add(0, request(1, 100, 2));
     engine.add(1, request(1, 100, 2));
-    assert!((engine.begin() - (1.0 + 1.0 + 0.04)).abs() < 1e-9, "100 tokens and the four after the last whole block");
-    assert_eq!(engine.end(), [Given::First { id: 0, cached: 0 }, Given::First { id: 1, cached: 96 }]);
+    assert!((engine.begin_step() - (1.0 + 1.0 + 0.04)).abs() < 1e-9, "100 tokens and the four after the last whole block");
+    assert_eq!(engine.end_step(), [StepOutput::FirstToken { id: 0, cached: 0 }, StepOutput::FirstToken { id: 1, cached: 96 }]);
 }
 
 #[test]
 fn a_later_turn_finds_prompt_and_answer_cached() {
-    let mut engine = Engine::new(hardware());
+    let mut engine = SimulatedEngine::new(hardware());
     let whole: Arc<[u64]> = keys(&[Segment { name: 1, tokens: 200 }]);
     engine.add(0, Request { keys: whole.clone(), prompt: 64, output: 33, session: 1 });
     run(&mut engine);
     engine.add(1, Request { keys: whole, prompt: 150, output: 1, session: 1 });
     // The last token that was given is not in the cache.
-    assert_eq!(run(&mut engine).1[0].1, Given::First { id: 1, cached: 96 });
+    assert_eq!(run(&mut engine).1[0].1, StepOutput::FirstToken { id: 1, cached: 96 });
 }
 
 #[test]
 fn when_the_cache_is_full_the_last_one_starts_again_and_all_are_answered() {
-    let mut engine = Engine::new(Hardware { kv_tokens: 256, ..hardware() });
+    let mut engine = SimulatedEngine::new(Hardware { kv_tokens: 256, ..hardware() });
     for id in 0..4 {
         engine.add(id, request(id as u64, 60, 100));
     }
     let (_, given) = run(&mut engine);
     assert!(engine.preemptions() > 0);
-    assert_eq!(given.iter().filter(|(_, one)| matches!(one, Given::First { .. })).count(), 4);
-    assert_eq!(given.iter().filter(|(_, one)| matches!(one, Given::Last { .. })).count(), 4);
+    assert_eq!(given.iter().filter(|(_, one)| matches!(one, StepOutput::FirstToken { .. })).count(), 4);
+    assert_eq!(given.iter().filter(|(_, one)| matches!(one, StepOutput::LastToken { .. })).count(), 4);
     assert_eq!(engine.blocks.free(), 16);
 }
 
@@ -82,17 +82,17 @@ proptest! {
         requests in prop::collection::vec((0_u64..6, 1_u32..200, 1_u32..40), 1..30),
         kv_tokens in 240_u32..800,
     ) {
-        let mut engine = Engine::new(Hardware { kv_tokens, ..hardware() });
+        let mut engine = SimulatedEngine::new(Hardware { kv_tokens, ..hardware() });
         let mut given = Vec::new();
         for (id, &(name, prompt, output)) in requests.iter().enumerate() {
             engine.add(id, request(name, prompt, output));
-            engine.begin();
-            given.extend(engine.end());
+            engine.begin_step();
+            given.extend(engine.end_step());
         }
         given.extend(run(&mut engine).1.into_iter().map(|(_, one)| one));
         for id in 0..requests.len() {
-            let first = given.iter().filter(|one| matches!(one, Given::First { id: of, .. } if *of == id)).count();
-            prop_assert_eq!((first, given.iter().filter(|one| **one == Given::Last { id }).count()), (1, 1));
+            let first = given.iter().filter(|one| matches!(one, StepOutput::FirstToken { id: of, .. } if *of == id)).count();
+            prop_assert_eq!((first, given.iter().filter(|one| **one == StepOutput::LastToken { id }).count()), (1, 1));
         }
         prop_assert_eq!(engine.blocks.free(), (kv_tokens / BLOCK_TOKENS) as usize);
     }

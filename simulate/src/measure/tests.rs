@@ -1,7 +1,7 @@
 use super::*;
 
-fn record(ttft: f64, tpot: f64, cached: u32) -> Record {
-    Record { arrived: 1.0, first: 1.0 + ttft, last: 1.0 + ttft + tpot * 10.0, prompt: 100, output: 11, cached, replica: 0 }
+fn record(ttft: f64, tpot: f64, cached: u32) -> RequestRecord {
+    RequestRecord { arrived: 1.0, first: 1.0 + ttft, last: 1.0 + ttft + tpot * 10.0, prompt: 100, output: 11, cached, replica: 0 }
 }
 
 #[test]
@@ -13,8 +13,8 @@ fn a_percentile_is_the_least_value_that_so_many_do_not_exceed() {
 
 #[test]
 fn measures_are_those_of_the_records() {
-    let records = vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), Record { output: 1, ..record(1.0, 9.0, 0) }];
-    let run = Run { records, busy: vec![1.0, 3.0], preemptions: 2 };
+    let records = vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), RequestRecord { output: 1, ..record(1.0, 9.0, 0) }];
+    let run = RunResult { records, busy: vec![1.0, 3.0], preemptions: 2 };
     let measures = measure(&run, &Objectives::default());
     assert!((measures.ttft_mean - 1.5).abs() < 1e-9 && (measures.ttft_p90 - 3.0).abs() < 1e-9);
     assert!((measures.tpot_mean - 0.4 / 3.0).abs() < 1e-9, "an answer of one token has no second one");
@@ -25,6 +25,6 @@ fn measures_are_those_of_the_records() {
 
 #[test]
 fn nothing_measures_as_zeros() {
-    let measures = measure(&Run { records: Vec::new(), busy: vec![0.0], preemptions: 0 }, &Objectives::default());
+    let measures = measure(&RunResult { records: Vec::new(), busy: vec![0.0], preemptions: 0 }, &Objectives::default());
     assert_eq!((measures.ttft_mean, measures.hit_rate, measures.imbalance), (0.0, 0.0, 0.0));
 }

@@ -4,63 +4,63 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hostler_placement::affinity::{Arrivals, Compared, Extent, Holes, Index, Overlay, Pledge, Popularity, Seat};
-use hostler_placement::cost::{Ask, Candidate, Conditions, Decision, Priced, has_room, place};
-use hostler_placement::hold::{Queue, Waiting};
-use hostler_placement::keys::Key;
-use hostler_placement::offered::Offered;
-use hostler_placement::rates::{FirstToken, Learned, Learner, Pool, Rates};
+use hostler_placement::affinity::{Arrivals, PromptToMatch, PromptKeys, ChainGaps, CacheIndex, InFlightOverlay, InFlightBlocks, Popularity, ReplicaSlot};
+use hostler_placement::cost::{PricingInput, Candidate, Conditions, Decision, CandidateCost, has_room, place};
+use hostler_placement::queue::{Queue, TurnFactors};
+use hostler_placement::block_keys::BlockKey;
+use hostler_placement::offered_work::OfferedWork;
+use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, RatePool, Rates};
 use rustc_hash::FxHashMap;
 
 use super::Policy;
-use crate::fleet::{Fleet, Report, Seen};
+use crate::fleet::{SimulatedFleet, ReplicaReport, FleetState};
 use crate::request::{BLOCK_TOKENS, Request};
 
 /// Tokens of an answer before any has been seen.
-const USUAL_OUTPUT: f64 = 256.0;
+const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;
 
 /// How much one answer moves the mean length.
 const OUTPUT_WEIGHT: f64 = 0.02;
 
 /// Requests that may wait: more than any run has.
-const MOST_WAITING: usize = 1 << 20;
+const MAX_QUEUED: usize = 1 << 20;
 
 /// Requests that wait and are looked at when something has changed, in the order of their turns.
-const LOOKED_AT: usize = 32;
+const SCANNED_REQUESTS: usize = 32;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Hostler {
-    fleet: Fleet,
+pub(super) struct HostlerPolicy {
+    fleet: SimulatedFleet,
     random: fastrand::Rng,
-    index: Index,
-    seats: Vec<(Seat, Holes)>,
-    overlay: Arc<Overlay>,
+    index: CacheIndex,
+    slots: Vec<(ReplicaSlot, ChainGaps)>,
+    overlay: Arc<InFlightOverlay>,
     popularity: Popularity,
-    offered: Offered,
+    offered_work: OfferedWork,
     output: f64,
     /// Memory for the costs.
-    priced: Vec<Priced>,
-    own: Vec<Own>,
-    sent: FxHashMap<usize, Sent>,
+    priced: Vec<CandidateCost>,
+    local_loads: Vec<LocalLoad>,
+    in_flight: FxHashMap<usize, DispatchedRequest>,
     /// Requests that wait; `None` when every request is sent at once.
-    hold: Option<Queue<(usize, Prompt)>>,
+    queue: Option<Queue<(usize, QueuedPrompt)>>,
 }
 
 /// What the router knows of one replica by itself.
 #[derive(Debug)]
-struct Own {
+struct LocalLoad {
     pending: u64,
     context: u64,
-    learner: Learner,
+    learner: RateLearner,
     /// When the answer of each unanswered request was expected, and whose that is; positive numbers are in the order of their bits.
     due: BTreeSet<(u64, usize)>,
 }
 
 /// A prompt and how often its beginnings were asked for before it.
 #[derive(Debug, Clone)]
-struct Prompt {
-    keys: Arc<[Key]>,
+struct QueuedPrompt {
+    keys: Arc<[BlockKey]>,
     tokens: u32,
     output: u32,
     arrivals: Arrivals,
@@ -68,7 +68,7 @@ struct Prompt {
 
 /// A request in flight.
 #[derive(Debug)]
-struct Sent {
+struct DispatchedRequest {
     at: f64,
     predicted: f64,
     choice: Candidate,
@@ -76,38 +76,38 @@ struct Sent {
     output: u32,
     uncached: u32,
     due: u64,
-    pledge: Option<Pledge>,
+    in_flight_blocks: Option<InFlightBlocks>,
     /// When its first token came, among how many requests with how many tokens.
-    first: Option<(f64, u32, u64)>,
+    first_token: Option<(f64, u32, u64)>,
 }
 
-impl Hostler {
-    pub(super) fn new(fleet: &Fleet, random: fastrand::Rng, holds: bool) -> Self {
-        let index = Index::new();
-        let seats = (0..fleet.replicas).map(|_| (index.open(), Holes::None)).collect();
-        let own = || Own { pending: 0, context: 0, learner: Learner::new(Rates::default()), due: BTreeSet::new() };
+impl HostlerPolicy {
+    pub(super) fn new(fleet: &SimulatedFleet, random: fastrand::Rng, holds: bool) -> Self {
+        let index = CacheIndex::new();
+        let seats = (0..fleet.replicas).map(|_| (index.open(), ChainGaps::None)).collect();
+        let own = || LocalLoad { pending: 0, context: 0, learner: RateLearner::new(Rates::default()), due: BTreeSet::new() };
         Self {
             fleet: *fleet,
             random,
             index,
-            seats,
+            slots: seats,
             overlay: Arc::default(),
             popularity: Popularity::default(),
-            offered: Offered::new(),
-            output: USUAL_OUTPUT,
+            offered_work: OfferedWork::new(),
+            output: DEFAULT_OUTPUT_TOKENS,
             priced: Vec::new(),
-            own: (0..fleet.replicas).map(|_| own()).collect(),
-            sent: FxHashMap::default(),
-            hold: holds.then(|| Queue::new(MOST_WAITING)),
+            local_loads: (0..fleet.replicas).map(|_| own()).collect(),
+            in_flight: FxHashMap::default(),
+            queue: holds.then(|| Queue::new(MAX_QUEUED)),
         }
     }
 
-    fn choose(&mut self, prompt: &Prompt, seen: &Seen, now: f64) -> Decision {
-        let mut matched = self.index.matched(&prompt.keys, &self.seats);
-        self.overlay.raise(&Compared::whole(&prompt.keys), &self.seats, &mut matched);
+    fn choose(&mut self, prompt: &QueuedPrompt, seen: &FleetState, now: f64) -> Decision {
+        let mut matched = self.index.matched_blocks(&prompt.keys, &self.slots);
+        self.overlay.raise_matches(&PromptToMatch::whole(&prompt.keys), &self.slots, &mut matched);
         let most = prompt.tokens.saturating_sub(1) / BLOCK_TOKENS;
-        let learned: Vec<Learned> = self.own.iter().map(|own| own.learner.learned()).collect();
-        let pool = Pool::new(learned.iter());
+        let learned: Vec<LearnedRates> = self.local_loads.iter().map(|own| own.learner.learned()).collect();
+        let pool = RatePool::new(learned.iter());
         let candidates: Vec<Candidate> = matched
             .iter()
             .zip(&learned)
@@ -119,14 +119,14 @@ impl Hostler {
             })
             .collect();
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
-        let utilisation = self.offered.utilisation(candidates.len(), now);
-        let ask = Ask { tokens: prompt.tokens, output: self.output, arrivals: &prompt.arrivals };
+        let utilisation = self.offered_work.utilisation(candidates.len(), now);
+        let ask = PricingInput { tokens: prompt.tokens, output: self.output, arrivals: &prompt.arrivals };
         let conditions = Conditions { nominal, utilisation };
         place(&ask, &candidates, &conditions, &mut self.priced, &mut self.random).expect("a fleet has a replica")
     }
 
-    fn candidate(&self, replica: usize, seen: &Seen, now: f64) -> Candidate {
-        let (own, load) = (&self.own[replica], &seen.loads[replica]);
+    fn candidate(&self, replica: usize, seen: &FleetState, now: f64) -> Candidate {
+        let (own, load) = (&self.local_loads[replica], &seen.loads[replica]);
         Candidate {
             replica,
             matched: 0,
@@ -142,76 +142,76 @@ impl Hostler {
         }
     }
 
-    fn enter(&mut self, id: usize, prompt: &Prompt, decision: &Decision, now: f64) -> usize {
+    fn dispatch(&mut self, id: usize, prompt: &QueuedPrompt, decision: &Decision, now: f64) -> usize {
         let choice = decision.choice();
         let replica = choice.candidate.replica;
         let rates = &choice.candidate.rates;
-        self.offered.arrive(rates.work_seconds(choice.uncached, choice.candidate.matched, self.output), now);
+        self.offered_work.add_request(rates.work_seconds(choice.uncached, choice.candidate.matched, self.output), now);
         let predicted = choice.terms.first_token();
         let due = (now + predicted).to_bits();
-        let own = &mut self.own[replica];
+        let own = &mut self.local_loads[replica];
         own.pending += u64::from(choice.uncached);
         own.context += u64::from(prompt.tokens);
         own.due.insert((due, id));
-        let pledge = Some(self.overlay.enter(self.seats[replica].0, Extent::whole(prompt.keys.clone())));
+        let pledge = Some(self.overlay.add_placed(self.slots[replica].0, PromptKeys::whole(prompt.keys.clone())));
         let (tokens, output, uncached) = (prompt.tokens, prompt.output, choice.uncached);
-        self.sent.insert(id, Sent { at: now, predicted, choice: choice.candidate, tokens, output, uncached, due, pledge, first: None });
+        self.in_flight.insert(id, DispatchedRequest { at: now, predicted, choice: choice.candidate, tokens, output, uncached, due, in_flight_blocks: pledge, first_token: None });
         replica
     }
 }
 
-impl Policy for Hostler {
-    fn place(&mut self, id: usize, request: &Request, seen: &Seen, now: f64) -> Option<usize> {
-        let keys: Arc<[Key]> = request.prompt_keys().into();
+impl Policy for HostlerPolicy {
+    fn place(&mut self, id: usize, request: &Request, seen: &FleetState, now: f64) -> Option<usize> {
+        let keys: Arc<[BlockKey]> = request.prompt_keys().into();
         let arrivals = self.popularity.arrive(&keys, BLOCK_TOKENS, now);
-        let prompt = Prompt { keys, tokens: request.prompt, output: request.output, arrivals };
+        let prompt = QueuedPrompt { keys, tokens: request.prompt, output: request.output, arrivals };
         let decision = self.choose(&prompt, seen, now);
-        match &mut self.hold {
+        match &mut self.queue {
             Some(hold) if !has_room(&decision.choice().candidate) || !hold.is_empty() => {
                 let uncached = decision.choice().uncached;
-                let waiting = Waiting { priority: 0, tenant: 0, weight: 1.0, uncached, output: 0, since: now };
+                let waiting = TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: uncached, output_tokens: 0, queued_at: now };
                 hold.push(waiting, (id, prompt)).expect("there is room for every request of a run");
                 None
             }
-            _ => Some(self.enter(id, &prompt, &decision, now)),
+            _ => Some(self.dispatch(id, &prompt, &decision, now)),
         }
     }
 
-    fn release(&mut self, seen: &Seen, now: f64) -> Option<(usize, usize)> {
+    fn release(&mut self, seen: &FleetState, now: f64) -> Option<(usize, usize)> {
         // Taken out for as long as the router is asked about its requests.
-        let mut hold = self.hold.take()?;
+        let mut hold = self.queue.take()?;
         let mut released = None;
-        if !hold.is_empty() && (0..self.own.len()).any(|replica| has_room(&self.candidate(replica, seen, now))) {
+        if !hold.is_empty() && (0..self.local_loads.len()).any(|replica| has_room(&self.candidate(replica, seen, now))) {
             let mut decision = None;
-            let gone = hold.pop_where(now, LOOKED_AT, |waiting, (_, prompt)| {
+            let gone = hold.pop_where(now, SCANNED_REQUESTS, |waiting, (_, prompt)| {
                 let choice = decision.insert(self.choose(prompt, seen, now)).choice();
-                waiting.uncached = choice.uncached;
+                waiting.uncached_tokens = choice.uncached;
                 has_room(&choice.candidate)
             });
             if let (Some((_, (id, prompt))), Some(decision)) = (gone, decision) {
-                released = Some((id, self.enter(id, &prompt, &decision, now)));
+                released = Some((id, self.dispatch(id, &prompt, &decision, now)));
             }
         }
-        self.hold = Some(hold);
+        self.queue = Some(hold);
         released
     }
 
-    fn reported(&mut self, replica: usize, report: &Report) {
-        self.index.remove(self.seats[replica].0, &report.changes.removed);
-        self.index.store(self.seats[replica].0, &report.changes.stored);
+    fn on_report(&mut self, replica: usize, report: &ReplicaReport) {
+        self.index.remove(self.slots[replica].0, &report.changes.removed);
+        self.index.store(self.slots[replica].0, &report.changes.stored);
     }
 
-    fn first(&mut self, id: usize, seen: &Seen, now: f64) {
-        let Some(sent) = self.sent.get_mut(&id) else { return };
+    fn on_first_token(&mut self, id: usize, seen: &FleetState, now: f64) {
+        let Some(sent) = self.in_flight.get_mut(&id) else { return };
         let replica = sent.choice.replica;
-        let own = &mut self.own[replica];
-        sent.pledge = None;
+        let own = &mut self.local_loads[replica];
+        sent.in_flight_blocks = None;
         own.pending -= u64::from(sent.uncached);
         own.due.remove(&(sent.due, id));
-        sent.first = Some((now, seen.in_flight[replica], own.context));
-        own.learner.first_token(&FirstToken {
-            predicted: sent.predicted,
-            took: now - sent.at,
+        sent.first_token = Some((now, seen.in_flight[replica], own.context));
+        own.learner.learn_first_token(&FirstTokenSample {
+            predicted_seconds: sent.predicted,
+            actual_seconds: now - sent.at,
             uncached: sent.uncached,
             matched: sent.choice.matched,
             pending: sent.choice.pending,
@@ -219,15 +219,15 @@ impl Policy for Hostler {
         });
     }
 
-    fn last(&mut self, id: usize, seen: &Seen, now: f64) {
-        let Some(sent) = self.sent.remove(&id) else { return };
+    fn on_last_token(&mut self, id: usize, seen: &FleetState, now: f64) {
+        let Some(sent) = self.in_flight.remove(&id) else { return };
         let replica = sent.choice.replica;
-        let own = &mut self.own[replica];
+        let own = &mut self.local_loads[replica];
         self.output += OUTPUT_WEIGHT * (f64::from(sent.output) - self.output);
-        if let Some((first, sequences, context)) = sent.first.filter(|_| sent.output > 2) {
+        if let Some((first, sequences, context)) = sent.first_token.filter(|_| sent.output > 2) {
             let interval = (now - first) / f64::from(sent.output - 1);
             let sequences = sequences.midpoint(seen.in_flight[replica]).max(1);
-            own.learner.interval(sequences, context.midpoint(own.context), interval);
+            own.learner.learn_interval(sequences, context.midpoint(own.context), interval);
         }
         own.context -= u64::from(sent.tokens);
     }

@@ -2,9 +2,9 @@
 //! that match is, any other to the replica with the smallest tree; but when the numbers of requests are too far apart, the one with the
 //! fewest gets it. Its tree is of text and forgets after minutes; here it is of block keys and a run is too short to forget.
 
-use super::resident::Resident;
-use super::{Policy, least};
-use crate::fleet::Seen;
+use super::block_holders::BlockHolders;
+use super::{Policy, index_of_least};
+use crate::fleet::FleetState;
 use crate::request::Request;
 
 /// When the match decides, and when the load does.
@@ -19,15 +19,15 @@ pub(super) struct Thresholds {
 }
 
 /// The command line's defaults.
-pub(super) const WIDE: Thresholds = Thresholds { cache: 0.3, absolute: 64, relative: 1.5 };
+pub(super) const WIDE_THRESHOLDS: Thresholds = Thresholds { cache: 0.3, absolute: 64, relative: 1.5 };
 /// The library's defaults.
-pub(super) const TIGHT: Thresholds = Thresholds { cache: 0.5, absolute: 32, relative: 1.0001 };
+pub(super) const TIGHT_THRESHOLDS: Thresholds = Thresholds { cache: 0.5, absolute: 32, relative: 1.0001 };
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Radix {
     thresholds: Thresholds,
-    tree: Resident,
+    tree: BlockHolders,
     /// Blocks in each replica's tree.
     sizes: Vec<usize>,
     random: fastrand::Rng,
@@ -35,26 +35,26 @@ pub(super) struct Radix {
 
 impl Radix {
     pub(super) fn new(thresholds: Thresholds) -> Self {
-        Self { thresholds, tree: Resident::default(), sizes: Vec::new(), random: fastrand::Rng::with_seed(0) }
+        Self { thresholds, tree: BlockHolders::default(), sizes: Vec::new(), random: fastrand::Rng::with_seed(0) }
     }
 
     fn choose(&mut self, matched: &[usize], blocks: usize, in_flight: &[u32]) -> usize {
         let most = in_flight.iter().copied().max().unwrap_or(0);
         let fewest = in_flight.iter().copied().min().unwrap_or(0);
         if most - fewest > self.thresholds.absolute && f64::from(most) > self.thresholds.relative * f64::from(fewest) {
-            return least(in_flight.iter().map(|count| f64::from(*count)), &mut self.random);
+            return index_of_least(in_flight.iter().map(|count| f64::from(*count)), &mut self.random);
         }
-        let best = least(matched.iter().map(|blocks| -(*blocks as f64)), &mut self.random);
+        let best = index_of_least(matched.iter().map(|blocks| -(*blocks as f64)), &mut self.random);
         if matched[best] as f64 > self.thresholds.cache * blocks as f64 {
             best
         } else {
-            least(self.sizes.iter().map(|size| *size as f64), &mut self.random)
+            index_of_least(self.sizes.iter().map(|size| *size as f64), &mut self.random)
         }
     }
 }
 
 impl Policy for Radix {
-    fn place(&mut self, _id: usize, request: &Request, seen: &Seen, _now: f64) -> Option<usize> {
+    fn place(&mut self, _id: usize, request: &Request, seen: &FleetState, _now: f64) -> Option<usize> {
         let replicas = seen.in_flight.len();
         self.sizes.resize(replicas, 0);
         let keys = request.prompt_keys();

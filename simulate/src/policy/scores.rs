@@ -1,40 +1,40 @@
 //! Policies that add up what they know of each replica, each in a unit of its own: the ideas of llm-d's precise prefix scorer, of Dynamo's
 //! router and of SMG's expected wait.
 
-use hostler_placement::keys::Key;
+use hostler_placement::block_keys::BlockKey;
 use rustc_hash::FxHashMap;
 
-use super::resident::Resident;
-use super::{Policy, least};
-use crate::fleet::{Report, Seen};
+use super::block_holders::BlockHolders;
+use super::{Policy, index_of_least};
+use crate::fleet::{ReplicaReport, FleetState};
 use crate::request::{BLOCK_TOKENS, Request};
 
 /// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas, with the weights 3, 2 and 2. The prefix
 /// index is exact.
 #[derive(Debug)]
-pub(super) struct Weighted {
-    index: Resident,
+pub(super) struct WeightedScores {
+    index: BlockHolders,
     replicas: usize,
     random: fastrand::Rng,
 }
 
-impl Weighted {
+impl WeightedScores {
     pub(super) fn new(replicas: usize, random: fastrand::Rng) -> Self {
-        Self { index: Resident::default(), replicas, random }
+        Self { index: BlockHolders::default(), replicas, random }
     }
 }
 
-impl Policy for Weighted {
-    fn place(&mut self, _id: usize, request: &Request, seen: &Seen, _now: f64) -> Option<usize> {
+impl Policy for WeightedScores {
+    fn place(&mut self, _id: usize, request: &Request, seen: &FleetState, _now: f64) -> Option<usize> {
         let matched: Vec<f64> = self.index.matched(request.prompt_keys(), self.replicas).into_iter().map(|blocks| blocks as f64).collect();
         let waiting: Vec<f64> = seen.loads.iter().map(|load| -f64::from(load.waiting)).collect();
         let (prefix, queue) = (relative(&matched), relative(&waiting));
         let score = |replica: usize| 3.0 * prefix[replica] + 2.0 * queue[replica] + 2.0 * (1.0 - seen.loads[replica].kv_use);
-        Some(least((0..self.replicas).map(|replica| -score(replica)), &mut self.random))
+        Some(index_of_least((0..self.replicas).map(|replica| -score(replica)), &mut self.random))
     }
 
-    fn reported(&mut self, replica: usize, report: &Report) {
-        self.index.change(replica, &report.changes);
+    fn on_report(&mut self, replica: usize, report: &ReplicaReport) {
+        self.index.apply(replica, &report.changes);
     }
 }
 
@@ -49,23 +49,23 @@ fn relative(values: &[f64]) -> Vec<f64> {
 /// index is exact.
 #[derive(Debug)]
 pub(super) struct BlockCost {
-    index: Resident,
-    active: Vec<Active>,
-    sent: FxHashMap<usize, Sent>,
+    index: BlockHolders,
+    active: Vec<ActiveWork>,
+    sent: FxHashMap<usize, CountedRequest>,
     random: fastrand::Rng,
 }
 
 /// What one replica works on, as the router counts it.
 #[derive(Debug, Default)]
-struct Active {
+struct ActiveWork {
     /// Tokens of prompts without a first token.
     prefill: u64,
     /// Blocks of the prompts of requests in flight, and of how many each is.
-    blocks: FxHashMap<Key, u32>,
+    blocks: FxHashMap<BlockKey, u32>,
 }
 
 #[derive(Debug)]
-struct Sent {
+struct CountedRequest {
     replica: usize,
     request: Request,
     uncached: u32,
@@ -73,41 +73,41 @@ struct Sent {
 
 impl BlockCost {
     pub(super) fn new(replicas: usize, random: fastrand::Rng) -> Self {
-        let active = (0..replicas).map(|_| Active::default()).collect();
-        Self { index: Resident::default(), active, sent: FxHashMap::default(), random }
+        let active = (0..replicas).map(|_| ActiveWork::default()).collect();
+        Self { index: BlockHolders::default(), active, sent: FxHashMap::default(), random }
     }
 }
 
 impl Policy for BlockCost {
-    fn place(&mut self, id: usize, request: &Request, _seen: &Seen, _now: f64) -> Option<usize> {
+    fn place(&mut self, id: usize, request: &Request, _seen: &FleetState, _now: f64) -> Option<usize> {
         let keys = request.prompt_keys();
         let matched = self.index.matched(keys, self.active.len());
         let uncached: Vec<u32> = matched.iter().map(|blocks| request.prompt - u32::try_from(*blocks).unwrap_or(0) * BLOCK_TOKENS).collect();
-        let cost = |(replica, active): (usize, &Active)| {
+        let cost = |(replica, active): (usize, &ActiveWork)| {
             let prefill = (active.prefill + u64::from(uncached[replica])) as f64 / f64::from(BLOCK_TOKENS);
             // Those of other requests are closed under prefixes.
             let shared = keys.partition_point(|key| active.blocks.contains_key(key));
             prefill + (active.blocks.len() + keys.len() - shared) as f64
         };
-        let replica = least(self.active.iter().enumerate().map(cost), &mut self.random);
+        let replica = index_of_least(self.active.iter().enumerate().map(cost), &mut self.random);
         let active = &mut self.active[replica];
         active.prefill += u64::from(uncached[replica]);
         keys.iter().for_each(|key| *active.blocks.entry(*key).or_default() += 1);
-        self.sent.insert(id, Sent { replica, request: request.clone(), uncached: uncached[replica] });
+        self.sent.insert(id, CountedRequest { replica, request: request.clone(), uncached: uncached[replica] });
         Some(replica)
     }
 
-    fn reported(&mut self, replica: usize, report: &Report) {
-        self.index.change(replica, &report.changes);
+    fn on_report(&mut self, replica: usize, report: &ReplicaReport) {
+        self.index.apply(replica, &report.changes);
     }
 
-    fn first(&mut self, id: usize, _seen: &Seen, _now: f64) {
+    fn on_first_token(&mut self, id: usize, _seen: &FleetState, _now: f64) {
         if let Some(sent) = self.sent.get(&id) {
             self.active[sent.replica].prefill -= u64::from(sent.uncached);
         }
     }
 
-    fn last(&mut self, id: usize, _seen: &Seen, _now: f64) {
+    fn on_last_token(&mut self, id: usize, _seen: &FleetState, _now: f64) {
         let Some(sent) = self.sent.remove(&id) else { return };
         let blocks = &mut self.active[sent.replica].blocks;
         for key in sent.request.prompt_keys() {
@@ -125,7 +125,7 @@ impl Policy for BlockCost {
 /// from what was sent there.
 #[derive(Debug)]
 pub(super) struct ExpectedWait {
-    tree: Resident,
+    tree: BlockHolders,
     /// Tokens of prompts without a first token.
     pending: Vec<u64>,
     /// Tokens per second, as a moving mean.
@@ -138,24 +138,24 @@ pub(super) struct ExpectedWait {
 impl ExpectedWait {
     pub(super) fn new(replicas: usize, random: fastrand::Rng) -> Self {
         let (pending, speeds) = (vec![0; replicas], vec![10_000.0; replicas]);
-        Self { tree: Resident::default(), pending, speeds, sent: FxHashMap::default(), random }
+        Self { tree: BlockHolders::default(), pending, speeds, sent: FxHashMap::default(), random }
     }
 }
 
 impl Policy for ExpectedWait {
-    fn place(&mut self, id: usize, request: &Request, _seen: &Seen, now: f64) -> Option<usize> {
+    fn place(&mut self, id: usize, request: &Request, _seen: &FleetState, now: f64) -> Option<usize> {
         let keys = request.prompt_keys();
         let matched = self.tree.matched(keys, self.pending.len());
         let uncached = |replica: usize| request.prompt - u32::try_from(matched[replica]).unwrap_or(0) * BLOCK_TOKENS;
         let wait = |replica: usize| (self.pending[replica] + u64::from(uncached(replica))) as f64 / self.speeds[replica];
-        let replica = least((0..self.pending.len()).map(wait), &mut self.random);
+        let replica = index_of_least((0..self.pending.len()).map(wait), &mut self.random);
         self.pending[replica] += u64::from(uncached(replica));
         self.sent.insert(id, (replica, uncached(replica), now));
         self.tree.store(replica, &keys[matched[replica]..]);
         Some(replica)
     }
 
-    fn first(&mut self, id: usize, _seen: &Seen, now: f64) {
+    fn on_first_token(&mut self, id: usize, _seen: &FleetState, now: f64) {
         let Some((replica, uncached, sent)) = self.sent.remove(&id) else { return };
         // What was computed while it waited is what was ahead of it, and its own.
         let speed = self.pending[replica] as f64 / (now - sent).max(1e-3);

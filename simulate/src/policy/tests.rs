@@ -1,6 +1,6 @@
 use super::*;
-use crate::blocks::Changes;
-use crate::engine::Load;
+use crate::blocks::CacheChanges;
+use crate::engine::EngineLoad;
 use crate::request::{Segment, keys};
 
 /// A prompt of these segments and an answer of 16 tokens.
@@ -11,42 +11,42 @@ fn request(session: u64, segments: &[(u64, u32)]) -> Request {
     Request { keys: keys(&all), prompt, output: 16, session }
 }
 
-fn seen(in_flight: &[u32]) -> Seen {
-    Seen { in_flight: in_flight.to_vec(), loads: vec![Load::default(); in_flight.len()] }
+fn seen(in_flight: &[u32]) -> FleetState {
+    FleetState { in_flight: in_flight.to_vec(), loads: vec![EngineLoad::default(); in_flight.len()] }
 }
 
-fn stored(request: &Request) -> Report {
-    Report { load: Load::default(), changes: Changes { stored: request.keys.to_vec(), removed: Vec::new() } }
+fn stored(request: &Request) -> ReplicaReport {
+    ReplicaReport { load: EngineLoad::default(), changes: CacheChanges { stored: request.keys.to_vec(), removed: Vec::new() } }
 }
 
-fn policy(name: Name, replicas: u8) -> Box<dyn Policy> {
-    name.policy(&Fleet { replicas, ..Fleet::default() }, 5)
+fn policy(name: PolicyName, replicas: u8) -> Box<dyn Policy> {
+    name.build(&SimulatedFleet { replicas, ..SimulatedFleet::default() }, 5)
 }
 
 /// Where so many equal requests go, when nothing is known but counts.
-fn places(name: Name, in_flight: &[u32], count: usize) -> Vec<usize> {
+fn places(name: PolicyName, in_flight: &[u32], count: usize) -> Vec<usize> {
     let mut policy = policy(name, u8::try_from(in_flight.len()).unwrap());
     (0..count).map(|id| policy.place(id, &request(id as u64, &[(id as u64, 320)]), &seen(in_flight), 0.0).unwrap()).collect()
 }
 
 #[test]
 fn round_robin_takes_turns() {
-    let places = places(Name::RoundRobin, &[9, 0, 0], 6);
+    let places = places(PolicyName::RoundRobin, &[9, 0, 0], 6);
     assert_eq!(places[..3].iter().collect::<std::collections::BTreeSet<_>>().len(), 3);
     assert_eq!(places[..3], places[3..]);
 }
 
 #[test]
 fn the_fewest_requests_win_and_of_two_the_fewer() {
-    assert!(places(Name::LeastRequest, &[3, 1, 2], 20).iter().all(|place| *place == 1));
-    let two = places(Name::PowerOfTwo, &[3, 1, 2], 60);
+    assert!(places(PolicyName::LeastRequest, &[3, 1, 2], 20).iter().all(|place| *place == 1));
+    let two = places(PolicyName::PowerOfTwo, &[3, 1, 2], 60);
     assert!(!two.contains(&0) && two.contains(&1) && two.contains(&2));
-    assert_eq!(places(Name::PowerOfTwo, &[3], 2), [0, 0]);
+    assert_eq!(places(PolicyName::PowerOfTwo, &[3], 2), [0, 0]);
 }
 
 #[test]
 fn a_conversation_stays_where_it_is() {
-    let mut policy = policy(Name::SessionHash, 8);
+    let mut policy = policy(PolicyName::SessionHash, 8);
     let mut place = |session, load| policy.place(0, &request(session, &[(1, 32)]), &seen(&[load; 8]), 0.0).unwrap();
     assert!((0..50).all(|session| place(session, 0) == place(session, 100)));
     assert!((0..50).map(|session| place(session, 0)).collect::<std::collections::BTreeSet<_>>().len() > 5);
@@ -54,7 +54,7 @@ fn a_conversation_stays_where_it_is() {
 
 #[test]
 fn the_tree_follows_long_matches_until_the_load_is_uneven() {
-    let mut policy = policy(Name::Radix, 4);
+    let mut policy = policy(PolicyName::Radix, 4);
     let home = policy.place(0, &request(1, &[(1, 1600)]), &seen(&[0; 4]), 0.0).unwrap();
     let mut loads = [0; 4];
     loads[home] = 60;
@@ -67,12 +67,12 @@ fn the_tree_follows_long_matches_until_the_load_is_uneven() {
 
 #[test]
 fn the_weighted_score_weighs_prefix_against_queue_and_memory() {
-    let mut policy = policy(Name::LlmDPrecise, 3);
+    let mut policy = policy(PolicyName::LlmDPrecise, 3);
     let prompt = request(1, &[(1, 1600)]);
-    policy.reported(2, &stored(&prompt));
+    policy.on_report(2, &stored(&prompt));
     let mut seen = seen(&[0; 3]);
     assert_eq!(policy.place(0, &prompt, &seen, 0.0), Some(2));
-    seen.loads[2] = Load { running: 9, waiting: 5, kv_use: 0.4 };
+    seen.loads[2] = EngineLoad { running: 9, waiting: 5, kv_use: 0.4 };
     assert_eq!(policy.place(1, &prompt, &seen, 0.0), Some(2), "3 for the prefix are more than 2 for the queue and 0.8 for memory");
     seen.loads[2].kv_use = 0.6;
     assert_ne!(policy.place(2, &prompt, &seen, 0.0), Some(2));
@@ -80,21 +80,21 @@ fn the_weighted_score_weighs_prefix_against_queue_and_memory() {
 
 #[test]
 fn the_block_cost_counts_prefill_until_the_first_token_and_blocks_until_the_last() {
-    let mut policy = policy(Name::Dynamo, 2);
+    let mut policy = policy(PolicyName::Dynamo, 2);
     let (long, short) = (request(1, &[(1, 3200)]), request(2, &[(2, 320)]));
     let seen = seen(&[0; 2]);
     let first = policy.place(0, &long, &seen, 0.0).unwrap();
     assert_eq!(policy.place(1, &short, &seen, 0.0), Some(1 - first));
-    policy.first(0, &seen, 1.0);
-    policy.last(0, &seen, 2.0);
+    policy.on_first_token(0, &seen, 1.0);
+    policy.on_last_token(0, &seen, 2.0);
     assert_eq!(policy.place(2, &request(3, &[(3, 320)]), &seen, 3.0), Some(first), "nothing is left there, and 20 blocks here");
-    policy.reported(1 - first, &stored(&long));
+    policy.on_report(1 - first, &stored(&long));
     assert_eq!(policy.place(3, &long, &seen, 4.0), Some(1 - first), "cached there");
 }
 
 #[test]
 fn the_expected_wait_is_what_is_to_be_computed() {
-    let mut policy = policy(Name::ExpectedWait, 2);
+    let mut policy = policy(PolicyName::ExpectedWait, 2);
     let seen = seen(&[0; 2]);
     let first = policy.place(0, &request(1, &[(1, 3200)]), &seen, 0.0).unwrap();
     assert_eq!(policy.place(1, &request(2, &[(2, 1600)]), &seen, 0.0), Some(1 - first));
@@ -104,16 +104,16 @@ fn the_expected_wait_is_what_is_to_be_computed() {
 
 #[test]
 fn our_own_goes_where_the_prompt_is_cached_and_waits_for_room_there() {
-    let mut policy = policy(Name::Hostler, 2);
+    let mut policy = policy(PolicyName::Hostler, 2);
     let seen = seen(&[0; 2]);
     let long = request(1, &[(1, 32_000)]);
-    policy.reported(1, &stored(&long));
+    policy.on_report(1, &stored(&long));
     assert_eq!(policy.place(0, &long, &seen, 0.0), Some(1));
     let one = policy.place(1, &request(2, &[(2, 32_000)]), &seen, 0.0).unwrap();
     let other = policy.place(2, &request(3, &[(3, 32_000)]), &seen, 0.0).unwrap();
     assert_eq!((one, other), (0, 1), "both have room, and the first one is busier by then");
     assert_eq!(policy.place(3, &request(4, &[(4, 16_000)]), &seen, 0.0), None, "nobody has room");
     assert_eq!(policy.release(&seen, 0.1), None);
-    policy.first(1, &seen, 2.0);
+    policy.on_first_token(1, &seen, 2.0);
     assert_eq!(policy.release(&seen, 2.0), Some((3, 0)));
 }

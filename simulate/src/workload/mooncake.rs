@@ -4,15 +4,15 @@ use std::path::Path;
 
 use rustc_hash::FxHashMap;
 
-use super::{Arrival, Start};
+use super::{Arrival, ArrivalTime};
 use crate::request::{Request, Segment, keys};
-use crate::trace::{TraceError, requests};
+use crate::trace::{TraceError, read_requests};
 
 /// The first `most` requests, `rate` times as fast as they were.
 pub(super) fn read(file: &Path, rate: f64, most: usize) -> Result<Vec<Arrival>, TraceError> {
-    let mut sessions = Sessions::default();
+    let mut sessions = SessionIds::default();
     let mut arrivals = Vec::new();
-    for recorded in requests(file)?.take(most) {
+    for recorded in read_requests(file)?.take(most) {
         let recorded = recorded?;
         let number = arrivals.len() as u64;
         let mut segments: Vec<Segment> = recorded.blocks().map(|(name, tokens)| Segment { name, tokens }).collect();
@@ -20,7 +20,7 @@ pub(super) fn read(file: &Path, rate: f64, most: usize) -> Result<Vec<Arrival>, 
         segments.push(Segment { name: u64::MAX - number, tokens: recorded.output });
         let session = sessions.of(number, &recorded.ids);
         let request = Request { keys: keys(&segments), prompt: recorded.input, output: recorded.output, session };
-        arrivals.push(Arrival { request, start: Start::At(recorded.timestamp / 1000.0 / rate) });
+        arrivals.push(Arrival { request, start: ArrivalTime::At(recorded.timestamp / 1000.0 / rate) });
     }
     if arrivals.is_empty() { Err(TraceError::Empty(file.to_owned())) } else { Ok(arrivals) }
 }
@@ -28,11 +28,11 @@ pub(super) fn read(file: &Path, rate: f64, most: usize) -> Result<Vec<Arrival>, 
 /// Which conversation a request continues. Traces do not say, but a prompt that begins as an earlier one did, beyond the first 512 tokens
 /// that all prompts of an application share, is its continuation.
 #[derive(Debug, Default)]
-struct Sessions {
+struct SessionIds {
     first: FxHashMap<u64, u64>,
 }
 
-impl Sessions {
+impl SessionIds {
     fn of(&mut self, number: u64, ids: &[u64]) -> u64 {
         let known = ids.iter().skip(1).rev().find_map(|id| self.first.get(id).copied());
         let session = known.unwrap_or(number);

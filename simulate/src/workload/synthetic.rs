@@ -1,14 +1,14 @@
 //! Workloads out of a random generator. Their lengths are log-normal, as lengths of prompts and answers are in practice, and bounded, so
 //! that a single request cannot decide a run.
 
-use super::{Arrival, Shape, Start};
+use super::{Arrival, WorkloadShape, ArrivalTime};
 use crate::request::{Request, Segment, keys};
 
 /// Names of segments that only one request has begin here; those of shared ones are below.
 const OWN_NAMES: u64 = 1 << 32;
 
 /// Conversations begin at random (a Poisson process) and go on when their last answer has come and some time has passed.
-pub(super) fn agentic(shape: &Shape, rate: f64) -> Vec<Arrival> {
+pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     // System prompt and tools: from 1,500 to 10,000 tokens, as many short as long ones on a logarithmic scale.
     let systems: Vec<u32> = (0..shape.applications).map(|_| whole(1500.0 * (10_000.0_f64 / 1500.0).powf(random.unit()))).collect();
@@ -34,7 +34,7 @@ pub(super) fn agentic(shape: &Shape, rate: f64) -> Vec<Arrival> {
         }
         let keys = keys(&segments);
         for (turn, (total, output)) in lengths.into_iter().enumerate().take(shape.requests - arrivals.len()) {
-            let start = if turn == 0 { Start::At(begins) } else { Start::After(arrivals.len() - 1, random.exponential(shape.think)) };
+            let start = if turn == 0 { ArrivalTime::At(begins) } else { ArrivalTime::After(arrivals.len() - 1, random.exponential(shape.think)) };
             arrivals.push(Arrival { request: Request { keys: keys.clone(), prompt: total - output, output, session }, start });
         }
     }
@@ -42,7 +42,7 @@ pub(super) fn agentic(shape: &Shape, rate: f64) -> Vec<Arrival> {
 }
 
 /// Some requests begin with the same 6,000 tokens, the others with 1,500 of one out of 199 applications.
-pub(super) fn hot_prefix(shape: &Shape, rate: f64) -> Vec<Arrival> {
+pub(super) fn hot_prefix(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     let mut at = 0.0;
     let mut arrival = |number: usize| {
@@ -56,7 +56,7 @@ pub(super) fn hot_prefix(shape: &Shape, rate: f64) -> Vec<Arrival> {
 }
 
 /// The same prompt many times at once.
-pub(super) fn bursts(shape: &Shape, rate: f64) -> Vec<Arrival> {
+pub(super) fn bursts(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     let mut arrivals = Vec::with_capacity(shape.requests);
     let mut at = 0.0;
@@ -72,7 +72,7 @@ pub(super) fn bursts(shape: &Shape, rate: f64) -> Vec<Arrival> {
 }
 
 /// Nothing in common.
-pub(super) fn no_sharing(shape: &Shape, rate: f64) -> Vec<Arrival> {
+pub(super) fn no_sharing(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     let mut at = 0.0;
     let mut arrival = |number: usize| {
@@ -90,7 +90,7 @@ fn single(number: usize, shared: Segment, own: u32, output: u32, at: f64) -> Arr
     let keys = keys(&[shared, Segment { name, tokens: own }, Segment { name: name + 1, tokens: output }]);
     // Whoever sticks to a key sticks to what is shared, where something is.
     let session = if shared.tokens > 0 { shared.name } else { name };
-    Arrival { request: Request { keys, prompt: shared.tokens + own, output, session }, start: Start::At(at) }
+    Arrival { request: Request { keys, prompt: shared.tokens + own, output, session }, start: ArrivalTime::At(at) }
 }
 
 struct Random(fastrand::Rng);

@@ -4,11 +4,11 @@ use std::io::Write;
 use super::*;
 use crate::request::BLOCK_TOKENS;
 
-fn shape(requests: usize) -> Shape {
-    Shape { requests, ..Shape::default() }
+fn shape(requests: usize) -> WorkloadShape {
+    WorkloadShape { requests, ..WorkloadShape::default() }
 }
 
-fn all(kind: Kind, shape: &Shape) -> Vec<Arrival> {
+fn all(kind: WorkloadKind, shape: &WorkloadShape) -> Vec<Arrival> {
     shape.workload(kind).unwrap().arrivals
 }
 
@@ -17,17 +17,17 @@ fn trace(text: &str) -> (std::path::PathBuf, Result<Workload, TraceError>) {
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let file = std::env::temp_dir().join(format!("hostler-trace-{}-{number}.jsonl", std::process::id()));
     std::fs::File::create(&file).unwrap().write_all(text.as_bytes()).unwrap();
-    let workload = Shape { trace: Some(file.clone()), rate: Some(2.0), ..Shape::default() }.workload(Kind::Mooncake);
+    let workload = WorkloadShape { trace: Some(file.clone()), rate: Some(2.0), ..WorkloadShape::default() }.workload(WorkloadKind::Mooncake);
     std::fs::remove_file(&file).unwrap();
     (file, workload)
 }
 
-const SYNTHETIC: [Kind; 4] = [Kind::Agentic, Kind::HotPrefix, Kind::Bursts, Kind::NoSharing];
+const SYNTHETIC: [WorkloadKind; 4] = [WorkloadKind::Agentic, WorkloadKind::HotPrefix, WorkloadKind::Bursts, WorkloadKind::NoSharing];
 
 #[test]
 fn a_seed_decides_everything() {
     for kind in SYNTHETIC {
-        let print = |seed| format!("{:?}", all(kind, &Shape { seed, ..shape(50) }));
+        let print = |seed| format!("{:?}", all(kind, &WorkloadShape { seed, ..shape(50) }));
         assert_eq!(print(3), print(3));
         assert_ne!(print(3), print(4));
     }
@@ -47,10 +47,10 @@ fn a_workload_has_as_many_requests_as_asked_for_and_a_key_for_each_whole_block()
 
 #[test]
 fn a_turn_comes_after_the_one_before_and_contains_its_prompt_and_answer() {
-    let arrivals = all(Kind::Agentic, &shape(500));
+    let arrivals = all(WorkloadKind::Agentic, &shape(500));
     let mut later = 0;
     for (index, arrival) in arrivals.iter().enumerate() {
-        if let Start::After(before, _) = arrival.start {
+        if let ArrivalTime::After(before, _) = arrival.start {
             let before_it = &arrivals[before].request;
             assert!(before < index && before_it.session == arrival.request.session);
             assert!(arrival.request.prompt > before_it.prompt + before_it.output);
@@ -67,8 +67,8 @@ fn what_is_shared_is_what_the_name_says() {
         all(kind, &shape(320)).iter().for_each(|arrival| *counts.entry(arrival.request.keys[0]).or_default() += 1);
         counts.into_values().max().unwrap()
     };
-    assert_eq!((repeats(Kind::NoSharing), repeats(Kind::Bursts)), (1, 16));
-    assert!((180..270).contains(&repeats(Kind::HotPrefix)));
+    assert_eq!((repeats(WorkloadKind::NoSharing), repeats(WorkloadKind::Bursts)), (1, 16));
+    assert!((180..270).contains(&repeats(WorkloadKind::HotPrefix)));
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_trace_is_read_sped_up_and_shares_blocks_by_id() {
     );
     let arrivals = workload.unwrap().arrivals;
     assert_eq!(arrivals.len(), 2);
-    assert_eq!(arrivals[1].start, Start::At(1.5));
+    assert_eq!(arrivals[1].start, ArrivalTime::At(1.5));
     let shared: HashSet<u64> = arrivals[0].request.keys.iter().copied().collect();
     assert_eq!(arrivals[1].request.keys.iter().filter(|key| shared.contains(key)).count(), 512 / 16);
 }
@@ -103,9 +103,9 @@ fn a_bad_line_is_named() {
 
 #[test]
 fn a_trace_that_is_missing_or_empty_is_an_error_that_helps() {
-    let missing = shape(1).workload(Kind::Mooncake).unwrap_err().to_string();
+    let missing = shape(1).workload(WorkloadKind::Mooncake).unwrap_err().to_string();
     assert!(missing.contains("--trace FILE"), "{missing}");
-    let unreadable = Shape { trace: Some("/nowhere/at-all".into()), ..shape(1) }.workload(Kind::Mooncake).unwrap_err().to_string();
+    let unreadable = WorkloadShape { trace: Some("/nowhere/at-all".into()), ..shape(1) }.workload(WorkloadKind::Mooncake).unwrap_err().to_string();
     assert!(unreadable.starts_with("cannot read /nowhere/at-all: "), "{unreadable}");
     assert!(trace("\n").1.unwrap_err().to_string().contains(" holds no request; give"));
 }

@@ -8,7 +8,7 @@ use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
 use hostler_proto::agent::v1::attach_request::Message as ToRouter;
 use hostler_proto::agent::v1::attach_response::Message as FromRouter;
-use hostler_proto::wire::{FRAME_BYTES, KEEPALIVE, MESSAGE_BYTES, TCP_USER_TIMEOUT, WINDOW_BYTES};
+use hostler_proto::wire::{MAX_HTTP2_FRAME_BYTES, KEEPALIVE_TIMEOUT, MAX_MESSAGE_BYTES, TCP_USER_TIMEOUT, HTTP2_WINDOW_BYTES};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::counter::Counter;
@@ -85,11 +85,11 @@ async fn dial(router: SocketAddr, traffic: Arc<Traffic>) -> Result<Channel, Stat
     });
     let endpoint = Endpoint::from_shared(format!("http://{router}")).map_err(|error| Status::internal(error.to_string()))?;
     let dialled = endpoint
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .max_frame_size(FRAME_BYTES)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
+        .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+        .initial_connection_window_size(HTTP2_WINDOW_BYTES)
+        .max_frame_size(MAX_HTTP2_FRAME_BYTES)
+        .http2_keep_alive_interval(KEEPALIVE_TIMEOUT)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await;
@@ -100,7 +100,7 @@ async fn open_lane(channel: Channel, ticket: &[u8], taken: mpsc::UnboundedSender
     let lane = Lane::new(Counter::default());
     let mut request = Request::new(lane.outbox().batches());
     request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
-    let mut batches = AgentLinkClient::new(channel).max_decoding_message_size(MESSAGE_BYTES).carry(request).await?.into_inner();
+    let mut batches = AgentLinkClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES).carry(request).await?.into_inner();
     Ok(AbortOnDropHandle::new(tokio::spawn(async move {
         let lane = LaneGuard(lane);
         while let Ok(Some(batch)) = batches.message().await {

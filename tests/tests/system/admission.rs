@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_router::keys::{Entry, Limits, Secret, change};
+use hostler_router::keys::{KeyEntry, KeyLimits, Secret, change};
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, chat_stream, soon, until};
 
 /// Makes a key with these limits for a tenant of this name.
-fn key(file: &Path, tenant: &str, limits: Limits) -> String {
+fn key(file: &Path, tenant: &str, limits: KeyLimits) -> String {
     let secret = Secret::random().unwrap();
-    let entry = Entry { name: tenant.to_owned(), limits, ..Entry::new(&secret, tenant, SystemTime::now()) };
+    let entry = KeyEntry { name: tenant.to_owned(), limits, ..KeyEntry::new(&secret, tenant, SystemTime::now()) };
     change(file, true, |entries| {
         entries.push(entry);
         Ok(())
@@ -41,8 +41,8 @@ fn rate<'a>(answer: &'a Answer, of: &str) -> Option<[&'a str; 3]> {
 async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
-    let limited = key(&file, "limited", Limits { requests_per_minute: Some(2), output_per_minute: Some(600_000), ..Limits::default() });
-    let free = key(&file, "free", Limits::default());
+    let limited = key(&file, "limited", KeyLimits { requests_per_minute: Some(2), output_per_minute: Some(600_000), ..KeyLimits::default() });
+    let free = key(&file, "free", KeyLimits::default());
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
     let edge = fleet.edge();
 
@@ -83,7 +83,7 @@ async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back()
 async fn a_used_up_budget_for_a_day_is_no_matter_of_waiting() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
-    let poor = key(&file, "poor", Limits { output_per_day: Some(8), ..Limits::default() });
+    let poor = key(&file, "poor", KeyLimits { output_per_day: Some(8), ..KeyLimits::default() });
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
     let mut answers = Vec::new();
     for _ in 0..2 {
@@ -101,7 +101,7 @@ async fn a_used_up_budget_for_a_day_is_no_matter_of_waiting() {
 async fn requests_at_once_are_counted_until_their_last_byte() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
-    let one = key(&file, "one", Limits { in_flight: Some(1), ..Limits::default() });
+    let one = key(&file, "one", KeyLimits { in_flight: Some(1), ..KeyLimits::default() });
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
     let mut running = fleet.edge().send(by(&one, &chat_stream(10_000))).await;
     running.events(2).await;
@@ -145,7 +145,7 @@ async fn until_held(fleet: &Fleet, count: f64) {
 async fn hung(most: usize) -> (Fleet, TempDir, [String; 2], JoinHandle<Answer>) {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
-    let both = ["flood", "light"].map(|tenant| key(&file, tenant, Limits::default()));
+    let both = ["flood", "light"].map(|tenant| key(&file, tenant, KeyLimits::default()));
     let setup = Setup::agents(1).engine("--max-num-batched-tokens 256").router(|router| {
         router.keys_file = file;
         router.max_queued = most;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_router::keys::{Entry, Limits, Secret, change};
+use hostler_router::keys::{KeyEntry, KeyLimits, Secret, change};
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -22,15 +22,15 @@ async fn billed(agents: usize) -> (Fleet, TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("keys.toml");
     // A fleet that has keys begins with one.
-    key(&file, "first", Limits::default());
+    key(&file, "first", KeyLimits::default());
     let setup = Setup::agents(agents).engine("--sim-step-ms 1 --sim-store-responses");
     let keys = file.clone();
     (Fleet::start(setup.router(|router| router.keys_file = keys)).await, folder, file)
 }
 
-fn key(file: &Path, tenant: &str, limits: Limits) -> String {
+fn key(file: &Path, tenant: &str, limits: KeyLimits) -> String {
     let secret = Secret::random().unwrap();
-    let entry = Entry { name: tenant.to_owned(), limits, ..Entry::new(&secret, tenant, SystemTime::now()) };
+    let entry = KeyEntry { name: tenant.to_owned(), limits, ..KeyEntry::new(&secret, tenant, SystemTime::now()) };
     change(file, true, |entries| {
         entries.push(entry);
         Ok(())
@@ -41,7 +41,7 @@ fn key(file: &Path, tenant: &str, limits: Limits) -> String {
 
 /// A key that may generate so many tokens in a day, once the router knows it.
 async fn paying(fleet: &Fleet, file: &Path, tenant: &str, tokens: u64) -> String {
-    let key = key(file, tenant, Limits { output_per_day: Some(tokens), ..Limits::default() });
+    let key = key(file, tenant, KeyLimits { output_per_day: Some(tokens), ..KeyLimits::default() });
     until("the router's reading of the key", async || match left(fleet, &key).await {
         Some(_) => Ok(()),
         None => Err("it does not know it".to_owned()),
@@ -167,9 +167,9 @@ async fn nothing_runs_in_the_background_that_nobody_would_count() {
     let (fleet, _folder, file) = billed(1).await;
     let body = |stream: bool| json!({"model": MODEL, "input": "Hello", "max_output_tokens": 4, "background": true, "stream": stream});
     let limits = [
-        Limits { output_per_day: Some(MUCH), ..Limits::default() },
-        Limits { input_per_minute: Some(MUCH), ..Limits::default() },
-        Limits { in_flight: Some(1), ..Limits::default() },
+        KeyLimits { output_per_day: Some(MUCH), ..KeyLimits::default() },
+        KeyLimits { input_per_minute: Some(MUCH), ..KeyLimits::default() },
+        KeyLimits { in_flight: Some(1), ..KeyLimits::default() },
     ];
     for (number, limits) in limits.into_iter().enumerate() {
         let key = key(&file, &format!("t{number}"), limits);
@@ -185,7 +185,7 @@ async fn nothing_runs_in_the_background_that_nobody_would_count() {
         waited_for["background"] = json!(false);
         assert_eq!(post(&fleet, RESPONSES, &waited_for, &key).await.status, StatusCode::OK);
     }
-    let free = key(&file, "free", Limits { requests_per_minute: Some(100), ..Limits::default() });
+    let free = key(&file, "free", KeyLimits { requests_per_minute: Some(100), ..KeyLimits::default() });
     until("an answer to a key without such limits", async || {
         let queued = post(&fleet, RESPONSES, &body(false), &free).await;
         if queued.status == StatusCode::OK { Ok(()) } else { Err(queued.text()) }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hostler_agent::lane::{IncomingRequest, Lane as AgentLane, RequestBody, RequestStream};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Broken, MAX_BODY_BYTES, WINDOW_BYTES};
+use hostler_proto::lane::{StreamFault, MAX_BODY_BYTES, WINDOW_BYTES};
 use hostler_router::lanes::{Exchange, Lane as RouterLane};
 use proptest::prelude::*;
 
@@ -56,7 +56,7 @@ struct Client {
     exchange: Exchange,
     begun: bool,
     received: Vec<u8>,
-    ends: Vec<Result<(), Broken>>,
+    ends: Vec<Result<(), StreamFault>>,
 }
 
 /// A request at the engine, and what has passed there.
@@ -69,7 +69,7 @@ struct AtEngine {
     written: Vec<u8>,
     /// Bytes that the engine has given and that had no credit yet.
     unsent: VecDeque<u8>,
-    closing: Option<Result<(), Broken>>,
+    closing: Option<Result<(), StreamFault>>,
 }
 
 struct World {
@@ -165,7 +165,7 @@ impl World {
                 }
             }
             Step::EngineEnds(which) => self.close(which, Ok(())),
-            Step::EngineBreaks(which) => self.close(which, Err(Broken::protocol("broke off"))),
+            Step::EngineBreaks(which) => self.close(which, Err(StreamFault::protocol("broke off"))),
             Step::ClientReads(which) => {
                 if let Some(client) = pick(&mut self.clients, which) {
                     client.read();
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    fn close(&mut self, which: u8, outcome: Result<(), Broken>) {
+    fn close(&mut self, which: u8, outcome: Result<(), StreamFault>) {
         if let Some(request) = pick(&mut self.engine, which) {
             request.closing.get_or_insert(outcome);
             request.send();

@@ -130,7 +130,7 @@ async fn router(workplace: &Workplace, name: &str) -> (Program, PathBuf) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_only_router_of_a_user_is_found_and_of_two_one_has_to_be_chosen() {
-    let others = hostler_router::operators_sockets().await;
+    let others = hostler_router::find_operators_sockets().await;
     if !others.is_empty() {
         println!("not run: routers of yours that this test did not start would be found, too: {others:?}");
         return;

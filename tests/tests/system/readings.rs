@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_router::keys::{Entry, Limits, Role, Secret, change};
+use hostler_router::keys::{KeyEntry, KeyLimits, Role, Secret, change};
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -33,9 +33,9 @@ impl Ring {
     }
 
     /// A key that is like this.
-    fn key(&self, shape: impl FnOnce(&mut Entry)) -> String {
+    fn key(&self, shape: impl FnOnce(&mut KeyEntry)) -> String {
         let secret = Secret::random().unwrap();
-        let mut entry = Entry::new(&secret, "tenant", SystemTime::now());
+        let mut entry = KeyEntry::new(&secret, "tenant", SystemTime::now());
         shape(&mut entry);
         change(&self.file(), true, |entries| {
             entries.push(entry);
@@ -174,7 +174,7 @@ async fn an_odd_form_of_a_key_for_all_models_is_for_the_engine_to_judge() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_invocation_that_generates_nothing_reserves_no_output() {
     let ring = Ring::new();
-    let key = ring.key(|entry| entry.limits = Limits { output_per_day: Some(100), ..Limits::default() });
+    let key = ring.key(|entry| entry.limits = KeyLimits { output_per_day: Some(100), ..KeyLimits::default() });
     let fleet = ring.fleet(Setup::agents(1)).await;
     let send = async |body: Value| ask(&fleet, &key, "/invocations", &[JSON], body.to_string()).await.status;
     // More than a day's budget, were it a completion.
@@ -192,7 +192,7 @@ fn invocation(tokens: usize) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_invocation_reserves_what_it_carries_and_breaks_as_it_does() {
     let ring = Ring::new();
-    let key = ring.key(|entry| entry.limits = Limits { output_per_day: Some(300), ..Limits::default() });
+    let key = ring.key(|entry| entry.limits = KeyLimits { output_per_day: Some(300), ..KeyLimits::default() });
     let fleet = ring.fleet(Setup::agents(1).engine("--sim-step-ms 20")).await;
     let request = || {
         let request = Request::post("/invocations").header("authorization", format!("Bearer {key}")).header(JSON.0, JSON.1);

@@ -11,7 +11,7 @@ use crate::cache::tests::{removed, stored};
 #[derive(Default)]
 struct Reader {
     cursor: Cursor,
-    keys: BTreeSet<Key>,
+    keys: BTreeSet<BlockKey>,
     epoch: u64,
     /// A partial delta was the last one.
     waits: bool,
@@ -45,13 +45,13 @@ impl Reader {
         true
     }
 
-    fn read_all(&mut self, log: &CacheLog, most: usize) -> &BTreeSet<Key> {
+    fn read_all(&mut self, log: &CacheLog, most: usize) -> &BTreeSet<BlockKey> {
         while self.read(log, most) {}
         &self.keys
     }
 }
 
-fn truth(log: &CacheLog) -> BTreeSet<Key> {
+fn truth(log: &CacheLog) -> BTreeSet<BlockKey> {
     log.inner.lock().mirror.keys().collect()
 }
 

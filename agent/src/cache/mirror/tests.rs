@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hostler_placement::keys::token_keys;
+use hostler_placement::block_keys::token_keys;
 use proptest::prelude::*;
 
 use super::*;
@@ -23,16 +23,16 @@ fn applied(events: &[KvEvent]) -> (BlockMirror, Effects) {
     (mirror, effects)
 }
 
-fn keys(mirror: &BlockMirror) -> BTreeSet<Key> {
+fn keys(mirror: &BlockMirror) -> BTreeSet<BlockKey> {
     mirror.keys().collect()
 }
 
-fn digest_of(keys: &BTreeSet<Key>) -> CacheDigest {
+fn digest_of(keys: &BTreeSet<BlockKey>) -> CacheDigest {
     CacheDigest { count: keys.len() as u64, xor: keys.iter().fold(0, |xor, key| xor ^ key) }
 }
 
 /// What a reader has who takes over one change after another, each of which must be one.
-fn followed(changes: &[Change]) -> BTreeSet<Key> {
+fn followed(changes: &[Change]) -> BTreeSet<BlockKey> {
     let mut keys = BTreeSet::new();
     for change in changes {
         match *change {
@@ -55,11 +55,11 @@ fn tokens_of(event: &KvEvent) -> &[u32] {
 fn recorded_events_become_the_keys_that_a_router_computes() {
     let (events, mirror, effects) = recorded("kv_0.32_int.frames.hex");
     let prompt = tokens_of(&events[0]);
-    let (plain, salted) = (token_keys(Chain::new("", ""), prompt, 128), token_keys(Chain::new("", "tenant-a"), prompt, 128));
+    let (plain, salted) = (token_keys(KeyChain::new("", ""), prompt, 128), token_keys(KeyChain::new("", "tenant-a"), prompt, 128));
     let keys = keys(&mirror);
     assert!(plain.iter().chain(&salted).all(|key| keys.contains(key)));
     let continued: Vec<u32> = [prompt, tokens_of(&events[1])].concat();
-    assert!(keys.contains(&token_keys(Chain::new("", ""), &continued, 128)[2]));
+    assert!(keys.contains(&token_keys(KeyChain::new("", ""), &continued, 128)[2]));
     assert_eq!((effects.orphans, effects.ignored, effects.malformed), (0, 0, 0));
     assert_eq!((mirror.block_size(), mirror.has_holes()), (128, false));
     assert_eq!(mirror.digest(), digest_of(&keys));
@@ -70,11 +70,11 @@ fn a_recording_with_evictions_duplicates_adapters_and_resets_is_followed_to_its_
     let (events, mirror, effects) = recorded("kv_0.32_bytes_cbor_bs32.frames.hex");
     assert_eq!((effects.orphans, effects.ignored, effects.malformed), (0, 0, 0));
     assert_eq!(followed(&effects.changes), keys(&mirror));
-    let seen: BTreeSet<Key> =
+    let seen: BTreeSet<BlockKey> =
         effects.changes.iter().filter_map(|change| if let Change::Stored(key) = change { Some(*key) } else { None }).collect();
     let prompt = tokens_of(&events[0]);
     for (lora, salt) in [("", ""), ("", "s1"), ("ad1", "")] {
-        assert!(token_keys(Chain::new(lora, salt), prompt, 32).iter().all(|key| seen.contains(key)), "{lora:?} {salt:?}");
+        assert!(token_keys(KeyChain::new(lora, salt), prompt, 32).iter().all(|key| seen.contains(key)), "{lora:?} {salt:?}");
     }
     // Each reset is in the recording; what was stored since is there.
     let last_reset = events.iter().rposition(|event| *event == KvEvent::Cleared).unwrap();
@@ -103,7 +103,7 @@ fn an_engine_that_tells_each_block_once_is_believed() {
 fn a_block_after_an_unknown_one_is_ignored_and_so_is_its_removal() {
     let (mirror, effects) = applied(&[stored(Some(9), &[1, 2]), stored(None, &[3]), removed(1), stored(Some(2), &[4])]);
     assert_eq!(effects.orphans, 3);
-    assert_eq!(keys(&mirror), token_keys(Chain::new("", ""), &[3, 3], 2).into_iter().collect());
+    assert_eq!(keys(&mirror), token_keys(KeyChain::new("", ""), &[3, 3], 2).into_iter().collect());
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn text(text: &str) -> ExtraKey {
     ExtraKey::Text(text.to_owned())
 }
 
-fn keys_with(lora: Option<&str>, extra_keys: Vec<ExtraKey>) -> BTreeSet<Key> {
+fn keys_with(lora: Option<&str>, extra_keys: Vec<ExtraKey>) -> BTreeSet<BlockKey> {
     let event = with(stored(None, &[1, 2]), |event| {
         event.lora_name = lora.map(str::to_owned);
         event.extra_keys = extra_keys;
@@ -140,7 +140,7 @@ fn keys_with(lora: Option<&str>, extra_keys: Vec<ExtraKey>) -> BTreeSet<Key> {
 
 #[test]
 fn adapters_and_salts_are_found_in_every_form() {
-    let expected = |lora, salt| token_keys(Chain::new(lora, salt), &[1, 1, 2, 2], 2).into_iter().collect::<BTreeSet<Key>>();
+    let expected = |lora, salt| token_keys(KeyChain::new(lora, salt), &[1, 1, 2, 2], 2).into_iter().collect::<BTreeSet<BlockKey>>();
     let tagged = || ExtraKey::List(vec![text("cache_salt"), text("s")]);
     let one = |extra| ExtraKey::List(vec![extra]);
     assert_eq!(keys_with(None, vec![]), expected("", ""));
@@ -260,8 +260,8 @@ fn parent(block: u64) -> Option<u64> {
 }
 
 /// The key of a block, by walking to it from the beginning.
-fn key_of(block: u64) -> Key {
-    let mut chain = parent(block).map_or(Chain::new("", ""), |parent| Chain::after(key_of(parent)));
+fn key_of(block: u64) -> BlockKey {
+    let mut chain = parent(block).map_or(KeyChain::new("", ""), |parent| KeyChain::resume(key_of(parent)));
     chain.push(&[u32::try_from(block).unwrap(); 2])
 }
 
@@ -292,7 +292,7 @@ proptest! {
                     copies.clear();
                 }
             }
-            let expected: BTreeSet<Key> = copies.keys().map(|&block| key_of(block)).collect();
+            let expected: BTreeSet<BlockKey> = copies.keys().map(|&block| key_of(block)).collect();
             prop_assert_eq!(keys(&mirror), expected.clone());
             prop_assert_eq!(mirror.digest(), digest_of(&expected));
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hostler_placement::keys::{Chain, Key, token_keys};
+use hostler_placement::block_keys::{KeyChain, BlockKey, token_keys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -41,8 +41,8 @@ fn stores(block: u64) -> Bytes {
     batch(&[json!(["BlockStored", [block], null, [block, block], 2, null, "GPU"])])
 }
 
-fn key(block: u32) -> Key {
-    token_keys(Chain::new("", ""), &[block, block], 2)[0]
+fn key(block: u32) -> BlockKey {
+    token_keys(KeyChain::new("", ""), &[block, block], 2)[0]
 }
 
 impl FakeEngine {
@@ -109,7 +109,7 @@ impl FakeEngine {
         self.log.watch().borrow().clone()
     }
 
-    fn blocks(&self) -> Vec<Key> {
+    fn blocks(&self) -> Vec<BlockKey> {
         blocks(&self.log)
     }
 }
@@ -119,14 +119,14 @@ async fn changes(log: &CacheLog) {
     let _ = log.watch().changed().await;
 }
 
-fn blocks(log: &CacheLog) -> Vec<Key> {
+fn blocks(log: &CacheLog) -> Vec<BlockKey> {
     let mut blocks = log.read(&mut Cursor::default(), usize::MAX).unwrap().stored;
     blocks.sort_unstable();
     blocks
 }
 
-fn keys(blocks: impl IntoIterator<Item = u32>) -> Vec<Key> {
-    let mut keys: Vec<Key> = blocks.into_iter().map(key).collect();
+fn keys(blocks: impl IntoIterator<Item = u32>) -> Vec<BlockKey> {
+    let mut keys: Vec<BlockKey> = blocks.into_iter().map(key).collect();
     keys.sort_unstable();
     keys
 }

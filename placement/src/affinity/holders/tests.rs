@@ -7,17 +7,17 @@ use super::*;
 fn seats_of(holders: Holders, masks: &Masks, among: &[u64]) -> Vec<u32> {
     let mut out = vec![u64::MAX; among.len()];
     holders.intersect(masks, among, &mut out);
-    bits(&out).collect()
+    set_bits(&out).collect()
 }
 
 #[test]
 fn three_seats_take_no_mask_and_the_fourth_does() {
     let (mut holders, mut masks) = (Holders::default(), Masks::default());
-    for seat in [0, LAST_SEAT, 70] {
-        assert!(holders.insert(Seat(seat), &mut masks));
+    for seat in [0, MAX_SLOT, 70] {
+        assert!(holders.insert(ReplicaSlot(seat), &mut masks));
     }
     assert_eq!(masks.bytes(), 0);
-    assert!(holders.insert(Seat(7), &mut masks));
+    assert!(holders.insert(ReplicaSlot(7), &mut masks));
     assert!(masks.bytes() > 0);
     assert_eq!(seats_of(holders, &masks, &[u64::MAX; 2]), [0, 7, 70], "nobody asked about the last seat");
 }
@@ -27,10 +27,10 @@ fn masks_that_nobody_needs_give_their_memory_back() {
     let mut masks = Masks::default();
     let mut all = [Holders::default(); 100];
     for holders in &mut all {
-        (0..10).for_each(|seat| assert!(holders.insert(Seat(seat), &mut masks)));
+        (0..10).for_each(|seat| assert!(holders.insert(ReplicaSlot(seat), &mut masks)));
     }
     for holders in &mut all {
-        (0..10).for_each(|seat| assert!(holders.remove(Seat(seat), &mut masks)));
+        (0..10).for_each(|seat| assert!(holders.remove(ReplicaSlot(seat), &mut masks)));
         assert!(holders.is_empty());
     }
     assert_eq!(masks.bytes(), 0);
@@ -46,9 +46,9 @@ proptest! {
         for (block, seat, stored) in changes {
             let (holders, model) = &mut blocks[block];
             if stored {
-                prop_assert_eq!(holders.insert(Seat(seat), &mut masks), model.insert(seat));
+                prop_assert_eq!(holders.insert(ReplicaSlot(seat), &mut masks), model.insert(seat));
             } else {
-                prop_assert_eq!(holders.remove(Seat(seat), &mut masks), model.remove(&seat));
+                prop_assert_eq!(holders.remove(ReplicaSlot(seat), &mut masks), model.remove(&seat));
             }
             for (holders, model) in &blocks {
                 prop_assert_eq!(holders.is_empty(), model.is_empty());

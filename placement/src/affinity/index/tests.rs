@@ -5,57 +5,57 @@ use std::thread;
 use proptest::prelude::*;
 
 use super::*;
-use crate::keys::{Chain, token_keys};
+use crate::block_keys::{KeyChain, token_keys};
 
 /// A chain that shares its first blocks with all others, and has a tail of its own.
-fn chain(shared: usize, own: usize, tail: u32) -> Vec<Key> {
+fn chain(shared: usize, own: usize, tail: u32) -> Vec<BlockKey> {
     let tokens: Vec<u32> = (0..shared).map(|_| 0).chain((0..own).map(|_| tail)).collect();
-    token_keys(Chain::new("", ""), &tokens, 1)
+    token_keys(KeyChain::new("", ""), &tokens, 1)
 }
 
-fn seats_without_holes(seats: &[Seat]) -> Vec<(Seat, Holes)> {
-    seats.iter().map(|seat| (*seat, Holes::None)).collect()
+fn seats_without_holes(seats: &[ReplicaSlot]) -> Vec<(ReplicaSlot, ChainGaps)> {
+    seats.iter().map(|seat| (*seat, ChainGaps::None)).collect()
 }
 
-fn sweep_all(index: &Index) {
+fn sweep_all(index: &CacheIndex) {
     while index.sweep(64) {}
 }
 
 #[test]
 fn a_match_is_the_leading_blocks_that_a_seat_holds() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let (whole, part, other) = (index.open(), index.open(), index.open());
     let (mine, others) = (chain(10, 20, 1), chain(10, 20, 2));
     index.store(whole, &mine);
     index.store(part, &mine[..7]);
     index.store(other, &others);
     let seats = seats_without_holes(&[whole, part, other, whole]);
-    assert_eq!(index.matched(&mine, &seats), [30, 7, 10, 30]);
-    assert_eq!(index.matched(&others, &seats), [10, 7, 30, 10]);
-    assert_eq!(index.matched(&mine[..5], &seats), [5, 5, 5, 5]);
-    assert_eq!(index.matched(&[], &seats), [0, 0, 0, 0]);
-    assert_eq!(index.matched(&mine, &[]), [0; 0]);
+    assert_eq!(index.matched_blocks(&mine, &seats), [30, 7, 10, 30]);
+    assert_eq!(index.matched_blocks(&others, &seats), [10, 7, 30, 10]);
+    assert_eq!(index.matched_blocks(&mine[..5], &seats), [5, 5, 5, 5]);
+    assert_eq!(index.matched_blocks(&[], &seats), [0, 0, 0, 0]);
+    assert_eq!(index.matched_blocks(&mine, &[]), [0; 0]);
     assert!(index.has(mine[29]) && index.has(others[29]) && !index.has(chain(10, 20, 3)[10]));
 }
 
 #[test]
 fn a_block_stored_twice_is_counted_once_and_an_unknown_one_is_not_removed() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let (one, two) = (index.open(), index.open());
     index.store(one, &[1, 2, 2]);
     index.store(one, &[1, 2]);
     index.store(two, &[2]);
     index.remove(two, &[1, 7]);
-    assert_eq!(index.digest(one), Digest { count: 2, xor: 1 ^ 2 });
-    assert_eq!(index.digest(two), Digest { count: 1, xor: 2 });
+    assert_eq!(index.digest(one), KeySetDigest { count: 2, xor: 1 ^ 2 });
+    assert_eq!(index.digest(two), KeySetDigest { count: 1, xor: 2 });
     index.remove(one, &[2, 2]);
-    assert_eq!(index.digest(one), Digest { count: 1, xor: 1 });
+    assert_eq!(index.digest(one), KeySetDigest { count: 1, xor: 1 });
     assert_eq!(index.len(), 2);
 }
 
 #[test]
 fn a_closed_seat_matches_nothing_and_takes_nothing() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let seat = index.open();
     let keys = chain(0, 10, 1);
     index.store(seat, &keys);
@@ -63,15 +63,15 @@ fn a_closed_seat_matches_nothing_and_takes_nothing() {
     index.close(seat);
     index.store(seat, &keys);
     index.remove(seat, &keys);
-    assert_eq!(index.matched(&keys, &[(seat, Holes::None)]), [0]);
-    assert_eq!(index.matched(&keys, &[(seat, Holes::Possible)]), [0]);
-    assert_eq!(index.digest(seat), Digest::default());
+    assert_eq!(index.matched_blocks(&keys, &[(seat, ChainGaps::None)]), [0]);
+    assert_eq!(index.matched_blocks(&keys, &[(seat, ChainGaps::Possible)]), [0]);
+    assert_eq!(index.digest(seat), KeySetDigest::default());
     assert_eq!(index.len(), 10, "what is left waits for the sweep");
 }
 
 #[test]
 fn a_seat_is_used_again_when_nothing_is_left_of_it() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let old = index.open();
     let keys = chain(0, 100, 1);
     index.store(old, &keys);
@@ -84,13 +84,13 @@ fn a_seat_is_used_again_when_nothing_is_left_of_it() {
     assert!(index.is_empty());
     let new = index.open();
     assert_eq!(new, old);
-    assert_eq!(index.matched(&keys, &[(new, Holes::None)]), [0]);
-    assert_eq!(index.digest(new), Digest::default());
+    assert_eq!(index.matched_blocks(&keys, &[(new, ChainGaps::None)]), [0]);
+    assert_eq!(index.digest(new), KeySetDigest::default());
 }
 
 #[test]
 fn a_seat_that_never_held_anything_is_used_again_without_a_sweep() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let seat = index.open();
     index.close(seat);
     assert_eq!(index.open(), seat);
@@ -99,42 +99,42 @@ fn a_seat_that_never_held_anything_is_used_again_without_a_sweep() {
 
 #[test]
 fn a_seat_with_holes_matches_up_to_its_first_missing_block() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let (holed, whole) = (index.open(), index.open());
     let keys = chain(0, 100, 1);
     index.store(holed, &keys);
     index.store(whole, &keys);
     index.remove(holed, &keys[40..60]);
-    assert_eq!(index.matched(&keys, &[(holed, Holes::Possible), (whole, Holes::None)]), [40, 100]);
+    assert_eq!(index.matched_blocks(&keys, &[(holed, ChainGaps::Possible), (whole, ChainGaps::None)]), [40, 100]);
     index.remove(holed, &keys[..1]);
-    assert_eq!(index.matched(&keys, &[(holed, Holes::Possible), (whole, Holes::Possible)]), [0, 100]);
+    assert_eq!(index.matched_blocks(&keys, &[(holed, ChainGaps::Possible), (whole, ChainGaps::Possible)]), [0, 100]);
 }
 
 #[test]
 fn nobody_pays_for_seats_that_are_not_asked_about() {
-    let index = Index::new();
-    let seats: Vec<Seat> = (0..300).map(|_| index.open()).collect();
+    let index = CacheIndex::new();
+    let seats: Vec<ReplicaSlot> = (0..300).map(|_| index.open()).collect();
     let keys = chain(0, 50, 1);
     for (seat, length) in seats.iter().zip((0..50).cycle()) {
         index.store(*seat, &keys[..length]);
     }
-    assert_eq!(index.matched(&keys, &[(seats[7], Holes::None)]), [7]);
+    assert_eq!(index.matched_blocks(&keys, &[(seats[7], ChainGaps::None)]), [7]);
     let all: Vec<u32> = (0..50).cycle().take(300).collect();
-    assert_eq!(index.matched(&keys, &seats_without_holes(&seats)), all);
+    assert_eq!(index.matched_blocks(&keys, &seats_without_holes(&seats)), all);
 }
 
 #[test]
 fn a_block_takes_at_most_64_bytes_for_each_replica_that_holds_it() {
     // Just above and just below the sizes at which the tables grow.
     for blocks in [100_000, 115_000, 125_000, 200_000] {
-        let index = Index::new();
+        let index = CacheIndex::new();
         let seat = index.open();
         index.store(seat, &chain(0, blocks, 1));
         let bytes = index.bytes();
         assert!(bytes <= 64 * blocks, "{bytes} bytes for {blocks} blocks");
     }
-    let index = Index::new();
-    let seats: Vec<Seat> = (0..1000).map(|_| index.open()).collect();
+    let index = CacheIndex::new();
+    let seats: Vec<ReplicaSlot> = (0..1000).map(|_| index.open()).collect();
     let keys = chain(0, 30_000, 1);
     for seat in &seats[996..] {
         index.store(*seat, &keys);
@@ -145,7 +145,7 @@ fn a_block_takes_at_most_64_bytes_for_each_replica_that_holds_it() {
 
 #[test]
 fn memory_shrinks_when_the_replicas_that_held_most_are_gone() {
-    let index = Index::new();
+    let index = CacheIndex::new();
     let (leaves, stays) = (index.open(), index.open());
     index.store(leaves, &chain(0, 200_000, 1));
     index.store(stays, &chain(0, 1000, 2));
@@ -159,7 +159,7 @@ fn memory_shrinks_when_the_replicas_that_held_most_are_gone() {
 #[test]
 fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
     const MOST: usize = 300;
-    let index = Index::new();
+    let index = CacheIndex::new();
     let keys = chain(0, 1000, 1);
     let (still, moving) = (index.open(), index.open());
     index.store(still, &keys[..100]);
@@ -168,7 +168,7 @@ fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
-                    let matched = index.matched(&keys, &[(still, Holes::None), (moving, Holes::None), (moving, Holes::Possible)]);
+                    let matched = index.matched_blocks(&keys, &[(still, ChainGaps::None), (moving, ChainGaps::None), (moving, ChainGaps::Possible)]);
                     assert_eq!(matched[0], 100);
                     assert!(matched[1] <= 300 && matched[2] <= 300, "{matched:?}");
                 }
@@ -177,7 +177,7 @@ fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
         for round in 0..300 {
             let length = (round * 7) % MOST + 1;
             index.store(moving, &keys[..length]);
-            let backwards: Vec<Key> = keys[..length].iter().rev().copied().collect();
+            let backwards: Vec<BlockKey> = keys[..length].iter().rev().copied().collect();
             index.remove(moving, &backwards);
             let passing = index.open();
             index.store(passing, &keys);
@@ -221,15 +221,15 @@ const LENGTH: usize = 24;
 
 /// An index beside what should be in it.
 struct Pair {
-    index: Index,
-    chains: Vec<Vec<Key>>,
-    lives: Vec<(Seat, BTreeSet<Key>)>,
-    holes: Holes,
+    index: CacheIndex,
+    chains: Vec<Vec<BlockKey>>,
+    lives: Vec<(ReplicaSlot, BTreeSet<BlockKey>)>,
+    holes: ChainGaps,
 }
 
 impl Pair {
-    fn new(unused_seats: usize, holes: Holes) -> Self {
-        let index = Index::new();
+    fn new(unused_seats: usize, holes: ChainGaps) -> Self {
+        let index = CacheIndex::new();
         for _ in 0..unused_seats {
             index.open();
         }
@@ -278,7 +278,7 @@ impl Pair {
                 }
             }
             Change::Punch { chain, block, .. } => {
-                if let (Some(key), Holes::Possible) = (self.chains[chain].get(block), self.holes) {
+                if let (Some(key), ChainGaps::Possible) = (self.chains[chain].get(block), self.holes) {
                     self.index.remove(*seat, &[*key]);
                     held.remove(key);
                 }
@@ -296,12 +296,12 @@ impl Pair {
     fn check(&self) {
         let seats: Vec<_> = self.lives.iter().map(|life| (life.0, self.holes)).collect();
         for chain in &self.chains {
-            let walked = |held: &BTreeSet<Key>| chain.iter().zip(0..).find(|(key, _)| !held.contains(key)).map_or(24, |(_, block)| block);
+            let walked = |held: &BTreeSet<BlockKey>| chain.iter().zip(0..).find(|(key, _)| !held.contains(key)).map_or(24, |(_, block)| block);
             let expected: Vec<u32> = self.lives.iter().map(|life| walked(&life.1)).collect();
-            assert_eq!(self.index.matched(chain, &seats), expected);
+            assert_eq!(self.index.matched_blocks(chain, &seats), expected);
         }
         for (seat, held) in &self.lives {
-            let digest = Digest { count: held.len() as u64, xor: held.iter().fold(0, |xor, key| xor ^ key) };
+            let digest = KeySetDigest { count: held.len() as u64, xor: held.iter().fold(0, |xor, key| xor ^ key) };
             assert_eq!(self.index.digest(*seat), digest);
         }
     }
@@ -313,7 +313,7 @@ impl Pair {
         }
         sweep_all(&self.index);
         self.check();
-        let all: BTreeSet<&Key> = self.lives.iter().flat_map(|life| &life.1).collect();
+        let all: BTreeSet<&BlockKey> = self.lives.iter().flat_map(|life| &life.1).collect();
         assert_eq!(self.index.len(), all.len());
     }
 }
@@ -324,11 +324,11 @@ proptest! {
         unused in prop_oneof![Just(0usize), Just(61), Just(200)],
         changes in prop::collection::vec(change(), 1..60),
     ) {
-        Pair::new(unused, Holes::None).run(&changes);
+        Pair::new(unused, ChainGaps::None).run(&changes);
     }
 
     #[test]
     fn any_history_with_holes_leads_to_what_a_walk_would_say(changes in prop::collection::vec(change(), 1..60)) {
-        Pair::new(0, Holes::Possible).run(&changes);
+        Pair::new(0, ChainGaps::Possible).run(&changes);
     }
 }

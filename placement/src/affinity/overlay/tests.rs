@@ -1,24 +1,24 @@
 use super::*;
-use crate::affinity::Index;
+use crate::affinity::CacheIndex;
 
-fn chain(shared: u64, own: u64, tail: u64) -> Arc<[Key]> {
+fn chain(shared: u64, own: u64, tail: u64) -> Arc<[BlockKey]> {
     (0..shared).chain((0..own).map(|block| tail * 1000 + block)).collect()
 }
 
-fn raise(overlay: &Overlay, keys: &[Key], seats: &[(Seat, Holes)], matched: &mut [u32]) {
-    overlay.raise(&Compared::whole(keys), seats, matched);
+fn raise(overlay: &InFlightOverlay, keys: &[BlockKey], seats: &[(ReplicaSlot, ChainGaps)], matched: &mut [u32]) {
+    overlay.raise_matches(&PromptToMatch::whole(keys), seats, matched);
 }
 
-fn seats(count: usize) -> Vec<(Seat, Holes)> {
-    let index = Index::new();
-    (0..count).map(|_| (index.open(), Holes::None)).collect()
+fn seats(count: usize) -> Vec<(ReplicaSlot, ChainGaps)> {
+    let index = CacheIndex::new();
+    (0..count).map(|_| (index.open(), ChainGaps::None)).collect()
 }
 
 #[test]
 fn a_prompt_in_flight_counts_as_cached_as_far_as_it_is_the_same() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(3));
-    let _first = overlay.enter(seats[0].0, Extent::whole(chain(10, 20, 1)));
-    let _second = overlay.enter(seats[1].0, Extent::whole(chain(10, 20, 2)));
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(3));
+    let _first = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(10, 20, 1)));
+    let _second = overlay.add_placed(seats[1].0, PromptKeys::whole(chain(10, 20, 2)));
     let mut matched = [0, 0, 0];
     raise(&overlay, &chain(10, 20, 2), &seats, &mut matched);
     assert_eq!(matched, [10, 30, 0]);
@@ -29,8 +29,8 @@ fn a_prompt_in_flight_counts_as_cached_as_far_as_it_is_the_same() {
 
 #[test]
 fn a_match_is_never_lowered() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
-    let _pledge = overlay.enter(seats[0].0, Extent::whole(chain(10, 20, 1)));
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
+    let _pledge = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(10, 20, 1)));
     for (cached, expected) in [(0, 10), (9, 10), (10, 10), (25, 25), (30, 30), (31, 31)] {
         let mut matched = [cached];
         raise(&overlay, &chain(10, 20, 2), &seats, &mut matched);
@@ -40,8 +40,8 @@ fn a_match_is_never_lowered() {
 
 #[test]
 fn the_longest_of_several_prompts_on_a_replica_counts() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
-    let pledges: Vec<Pledge> = [5, 17, 3].map(|length| overlay.enter(seats[0].0, Extent::whole(chain(length, 4, length)))).into();
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
+    let pledges: Vec<InFlightBlocks> = [5, 17, 3].map(|length| overlay.add_placed(seats[0].0, PromptKeys::whole(chain(length, 4, length)))).into();
     let mut matched = [0];
     raise(&overlay, &chain(30, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [17]);
@@ -50,10 +50,10 @@ fn the_longest_of_several_prompts_on_a_replica_counts() {
 
 #[test]
 fn a_prompt_leaves_when_its_pledge_is_dropped() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
     let keys = chain(10, 0, 0);
     let (one, same) =
-        (overlay.enter(seats[0].0, Extent::whole(Arc::clone(&keys))), overlay.enter(seats[0].0, Extent::whole(Arc::clone(&keys))));
+        (overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::clone(&keys))), overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::clone(&keys))));
     let raised = || {
         let mut matched = [0];
         raise(&overlay, &keys, &seats, &mut matched);
@@ -68,9 +68,9 @@ fn a_prompt_leaves_when_its_pledge_is_dropped() {
 
 #[test]
 fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(3));
-    let _empty = overlay.enter(seats[0].0, Extent::whole(Arc::from([])));
-    let _other = overlay.enter(seats[2].0, Extent::whole(chain(10, 0, 0)));
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(3));
+    let _empty = overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::from([])));
+    let _other = overlay.add_placed(seats[2].0, PromptKeys::whole(chain(10, 0, 0)));
     assert_eq!(overlay.len(), 1);
     let mut matched = [0, 0];
     raise(&overlay, &chain(10, 0, 0), &seats[..2], &mut matched);
@@ -80,9 +80,9 @@ fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing(
 
 #[test]
 fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(2));
-    let _oldest = overlay.enter(seats[0].0, Extent::whole(chain(20, 0, 0)));
-    let _rest: Vec<Pledge> = (0..300).map(|tail| overlay.enter(seats[1].0, Extent::whole(chain(5, 1, tail + 1)))).collect();
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(2));
+    let _oldest = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(20, 0, 0)));
+    let _rest: Vec<InFlightBlocks> = (0..300).map(|tail| overlay.add_placed(seats[1].0, PromptKeys::whole(chain(5, 1, tail + 1)))).collect();
     let mut matched = [0, 0];
     raise(&overlay, &chain(20, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [0, 5]);
@@ -90,12 +90,12 @@ fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
 
 #[test]
 fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(2));
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(2));
     let (text, other) = (chain(20, 20, 1), chain(30, 10, 2));
-    let _pledge = overlay.enter(seats[0].0, Extent { keys: chain(4, 0, 0), text: text.clone() });
-    let matched = |keys: &[Key], text: &[Key], blocks: u32| {
+    let _pledge = overlay.add_placed(seats[0].0, PromptKeys { keys: chain(4, 0, 0), text: text.clone() });
+    let matched = |keys: &[BlockKey], text: &[BlockKey], blocks: u32| {
         let mut matched = [0, 0];
-        overlay.raise(&Compared { keys, blocks, text }, &seats, &mut matched);
+        overlay.raise_matches(&PromptToMatch { keys, blocks, text }, &seats, &mut matched);
         matched
     };
     assert_eq!(matched(&chain(4, 0, 0), &text, 160), [160, 0], "all of it");
@@ -107,30 +107,30 @@ fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
 
 #[test]
 fn reading_on_is_worth_it_while_a_prompt_in_flight_has_more_of_the_same() {
-    let overlay = Arc::new(Overlay::default());
+    let overlay = Arc::new(InFlightOverlay::default());
     let seat = seats(1)[0].0;
-    let beyond = |keys: &[Key], text: &[Key], read: usize| overlay.goes_beyond(&Compared { text, ..Compared::whole(keys) }, read);
+    let beyond = |keys: &[BlockKey], text: &[BlockKey], read: usize| overlay.goes_beyond(&PromptToMatch { text, ..PromptToMatch::whole(keys) }, read);
     assert!(!beyond(&chain(4, 0, 0), &[], 0), "nothing is in flight");
-    let _read = overlay.enter(seat, Extent::whole(chain(10, 0, 0)));
+    let _read = overlay.add_placed(seat, PromptKeys::whole(chain(10, 0, 0)));
     assert!(beyond(&chain(9, 0, 0), &[], 0));
     assert!(!beyond(&chain(10, 0, 0), &[], 0) && !beyond(&chain(8, 1, 7), &[], 0));
-    let begun = overlay.enter(seat, Extent { keys: chain(10, 0, 0), text: chain(30, 0, 0) });
+    let begun = overlay.add_placed(seat, PromptKeys { keys: chain(10, 0, 0), text: chain(30, 0, 0) });
     assert!(beyond(&chain(12, 0, 0), &chain(20, 10, 3), 19));
     assert!(!beyond(&chain(12, 0, 0), &chain(20, 10, 3), 20), "from there on it is another text");
     assert!(!beyond(&[], &chain(20, 10, 3), 0));
     assert!(!beyond(&chain(5, 7, 8), &chain(20, 10, 3), 19), "its tokens are others already");
-    assert!(overlay.has_unread());
+    assert!(overlay.has_partly_read());
     drop(begun);
-    assert!(!overlay.has_unread());
+    assert!(!overlay.has_partly_read());
 }
 
 #[test]
 fn a_prompt_that_is_announced_is_seen_by_readers_and_matched_by_nobody() {
-    let (overlay, seats) = (Arc::new(Overlay::default()), seats(1));
-    let announced = overlay.announce(Extent { keys: chain(4, 0, 0), text: chain(30, 0, 0) });
-    let ours = Compared { keys: &chain(4, 0, 0), blocks: 9, text: &chain(30, 0, 0) };
+    let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
+    let announced = overlay.add_unplaced(PromptKeys { keys: chain(4, 0, 0), text: chain(30, 0, 0) });
+    let ours = PromptToMatch { keys: &chain(4, 0, 0), blocks: 9, text: &chain(30, 0, 0) };
     let mut matched = [0];
-    overlay.raise(&ours, &seats, &mut matched);
+    overlay.raise_matches(&ours, &seats, &mut matched);
     assert_eq!((matched, overlay.goes_beyond(&ours, 5)), ([0], true));
     drop(announced);
     assert!(!overlay.goes_beyond(&ours, 5));

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn chain(shared: u64, own: u64, tail: u64) -> Vec<Key> {
+fn chain(shared: u64, own: u64, tail: u64) -> Vec<BlockKey> {
     (0..shared).chain((0..own).map(|block| tail * 1_000_000 + block)).collect()
 }
 
@@ -12,9 +12,9 @@ fn close(left: f64, right: f64) -> bool {
 
 #[test]
 fn positions_are_ever_further_apart() {
-    let positions: Vec<u32> = (0..12).map(position).collect();
+    let positions: Vec<u32> = (0..12).map(sample_block).collect();
     assert_eq!(positions, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]);
-    assert!((1..SAMPLES).all(|sample| position(sample - 1) < first_block(sample) && first_block(sample) <= position(sample)));
+    assert!((1..SAMPLES).all(|sample| sample_block(sample - 1) < first_block(sample) && first_block(sample) <= sample_block(sample)));
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn the_first_request_finds_nobody_and_the_next_finds_it() {
     let keys = chain(100, 0, 0);
     let first = popularity.arrive(&keys, 16, 5.0);
     let second = popularity.arrive(&keys, 16, 5.0);
-    assert!([0, 5, 50, 99].iter().all(|block| first.at(*block) == 0.0 && second.at(*block) == 1.0));
-    assert_eq!(second.at(100), 0.0, "the chain has a hundred blocks");
+    assert!([0, 5, 50, 99].iter().all(|block| first.through_block(*block) == 0.0 && second.through_block(*block) == 1.0));
+    assert_eq!(second.through_block(100), 0.0, "the chain has a hundred blocks");
 }
 
 #[test]
@@ -34,9 +34,9 @@ fn arrivals_are_forgotten_within_seconds() {
     for _ in 0..100 {
         popularity.arrive(&keys, 16, 1.0);
     }
-    let later = popularity.arrive(&keys, 16, 1.0 + MEMORY).at(0);
+    let later = popularity.arrive(&keys, 16, 1.0 + DECAY_SECONDS).through_block(0);
     assert!(close(later, 100.0 / std::f64::consts::E), "{later}");
-    assert!(popularity.arrive(&keys, 16, 60.0).at(0) < 1e-6);
+    assert!(popularity.arrive(&keys, 16, 60.0).through_block(0) < 1e-6);
 }
 
 #[test]
@@ -44,9 +44,9 @@ fn a_clock_that_goes_back_or_is_nonsense_changes_nothing() {
     let popularity = Popularity::default();
     let keys = chain(10, 0, 0);
     popularity.arrive(&keys, 16, 10.0);
-    assert_eq!(popularity.arrive(&keys, 16, 3.0).at(0), 1.0);
-    assert_eq!(popularity.arrive(&keys, 16, f64::NAN).at(0), 2.0);
-    assert_eq!(popularity.arrive(&keys, 16, 10.0).at(0), 3.0);
+    assert_eq!(popularity.arrive(&keys, 16, 3.0).through_block(0), 1.0);
+    assert_eq!(popularity.arrive(&keys, 16, f64::NAN).through_block(0), 2.0);
+    assert_eq!(popularity.arrive(&keys, 16, 10.0).through_block(0), 3.0);
 }
 
 #[test]
@@ -56,17 +56,17 @@ fn a_shared_beginning_is_popular_and_the_tails_are_not() {
         popularity.arrive(&chain(96, 100, tail), 16, 0.0);
     }
     let arrivals = popularity.arrive(&chain(96, 100, 99), 16, 0.0);
-    assert_eq!((arrivals.at(0), arrivals.at(70), arrivals.at(150)), (50.0, 50.0, 0.0));
+    assert_eq!((arrivals.through_block(0), arrivals.through_block(70), arrivals.through_block(150)), (50.0, 50.0, 0.0));
 }
 
 #[test]
 fn without_arrivals_every_uncached_token_counts_in_full() {
-    assert_eq!(Arrivals::none().discounted(0, 1000), 1000.0);
-    assert_eq!(Arrivals::none().discounted(400, 1000), 600.0);
-    assert_eq!(Arrivals::none().discounted(1000, 1000), 0.0);
-    assert_eq!(Arrivals::none().discounted(2000, 1000), 0.0);
+    assert_eq!(Arrivals::empty().discounted_tokens(0, 1000), 1000.0);
+    assert_eq!(Arrivals::empty().discounted_tokens(400, 1000), 600.0);
+    assert_eq!(Arrivals::empty().discounted_tokens(1000, 1000), 0.0);
+    assert_eq!(Arrivals::empty().discounted_tokens(2000, 1000), 0.0);
     let new = Popularity::default().arrive(&chain(62, 0, 0), 16, 0.0);
-    assert!(close(new.discounted(160, 1000), 840.0));
+    assert!(close(new.discounted_tokens(160, 1000), 840.0));
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn tokens_of_popular_blocks_are_shared_and_the_end_that_fills_no_block_is_not() 
         popularity.arrive(&keys, 16, 0.0);
     }
     let arrivals = popularity.arrive(&keys, 16, 0.0);
-    assert!(close(arrivals.discounted(0, 160), 40.0));
-    assert!(close(arrivals.discounted(0, 170), 50.0));
-    assert!(close(arrivals.discounted(80, 165), 25.0));
-    assert!(close(arrivals.discounted(8, 16), 2.0), "part of a block");
+    assert!(close(arrivals.discounted_tokens(0, 160), 40.0));
+    assert!(close(arrivals.discounted_tokens(0, 170), 50.0));
+    assert!(close(arrivals.discounted_tokens(80, 165), 25.0));
+    assert!(close(arrivals.discounted_tokens(8, 16), 2.0), "part of a block");
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn what_is_remembered_is_bounded_and_popular_prefixes_outlive_the_rest() {
         assert!(popularity.len() <= 200);
     }
     let arrivals = popularity.arrive(&chain(3, 20, 5), 16, 0.0);
-    assert_eq!(arrivals.at(0), 1000.0);
-    assert_eq!(arrivals.at(20), 0.0, "a tail that was seen once, long ago");
+    assert_eq!(arrivals.through_block(0), 1000.0);
+    assert_eq!(arrivals.through_block(20), 0.0, "a tail that was seen once, long ago");
 }
 
 proptest! {
@@ -107,9 +107,9 @@ proptest! {
             let keys = chain(*shared, *own, *tail);
             let arrivals = popularity.arrive(&keys, 16, f64::from(number) * 0.1);
             let blocks = u32::try_from(keys.len()).unwrap();
-            prop_assert!((1..blocks).all(|block| arrivals.at(block) <= arrivals.at(block - 1)));
-            let slow: f64 = (matched..tokens).map(|token| 1.0 / (1.0 + arrivals.at(token / 16))).sum();
-            prop_assert!(close(arrivals.discounted(matched, tokens), slow), "{} {slow}", arrivals.discounted(matched, tokens));
+            prop_assert!((1..blocks).all(|block| arrivals.through_block(block) <= arrivals.through_block(block - 1)));
+            let slow: f64 = (matched..tokens).map(|token| 1.0 / (1.0 + arrivals.through_block(token / 16))).sum();
+            prop_assert!(close(arrivals.discounted_tokens(matched, tokens), slow), "{} {slow}", arrivals.discounted_tokens(matched, tokens));
         }
     }
 }

@@ -2,16 +2,16 @@
 
 use super::*;
 
-fn shape(source: &str) -> Shape {
-    Shape::of(source).unwrap()
+fn shape(source: &str) -> ContentShape {
+    ContentShape::of(source).unwrap()
 }
 
 #[test]
 fn a_template_that_writes_content_gets_a_text() {
-    assert_eq!(shape("{% for message in messages %}{{ message.content }}{% endfor %}"), Shape::Text);
-    assert_eq!(shape("{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"), Shape::Text);
-    assert_eq!(shape("{% for message in messages %}{% for call in message.tool_calls %}{% endfor %}{% endfor %}"), Shape::Text);
-    assert_eq!(shape("nothing"), Shape::Text);
+    assert_eq!(shape("{% for message in messages %}{{ message.content }}{% endfor %}"), ContentShape::Text);
+    assert_eq!(shape("{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"), ContentShape::Text);
+    assert_eq!(shape("{% for message in messages %}{% for call in message.tool_calls %}{% endfor %}{% endfor %}"), ContentShape::Text);
+    assert_eq!(shape("nothing"), ContentShape::Text);
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn a_template_that_walks_through_content_gets_parts() {
         "{% for m in messages %}{% if m.content is string %}{% else %}{% for p in m.content if p.text %}{% endfor %}{% endif %}{% endfor %}",
         "{% for m in messages %}{% set content = m.content %}{% for p in content %}{% endfor %}{% endfor %}",
     ] {
-        assert_eq!(shape(source), Shape::Parts, "{source}");
+        assert_eq!(shape(source), ContentShape::Parts, "{source}");
     }
 }
 
@@ -34,22 +34,22 @@ fn a_macro_that_walks_through_what_it_is_given_counts_if_that_is_content() {
             "{{% macro show(a, b) %}}{{% for p in b %}}{{% endfor %}}{{% endmacro %}}{{% for m in messages %}}{{{{ show(1, {argument}) }}}}{{% endfor %}}"
         )
     };
-    assert_eq!(shape(&template("m.content")), Shape::Parts);
-    assert_eq!(shape(&template("b=m['content']")), Shape::Parts);
-    assert_eq!(shape(&template("m.tool_calls")), Shape::Text);
+    assert_eq!(shape(&template("m.content")), ContentShape::Parts);
+    assert_eq!(shape(&template("b=m['content']")), ContentShape::Parts);
+    assert_eq!(shape(&template("m.tool_calls")), ContentShape::Text);
     // A parameter named content that is never given one: engines do not count it.
-    assert_eq!(shape("{% macro show(content) %}{% for p in content %}{% endfor %}{% endmacro %}"), Shape::Text);
+    assert_eq!(shape("{% macro show(content) %}{% for p in content %}{% endfor %}{% endmacro %}"), ContentShape::Text);
 }
 
 #[test]
 fn a_loop_whose_source_is_a_choice_is_not_seen() {
     let source = "{% for m in (messages if true else []) %}{% for p in m.content %}{% endfor %}{% endfor %}";
-    assert_eq!(shape(source), Shape::Text);
+    assert_eq!(shape(source), ContentShape::Text);
 }
 
 #[test]
 fn an_assignment_to_a_field_makes_engines_give_up() {
     let source =
         "{% set ns = namespace() %}{% set ns.all = messages %}{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}";
-    assert_eq!(shape(source), Shape::Text);
+    assert_eq!(shape(source), ContentShape::Text);
 }

@@ -5,7 +5,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 /// The arguments of `json.dumps`.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct JsonLayout {
     pub(super) ascii: bool,
     pub(super) sorted: bool,
     /// What a level is indented by; on one line when there is none.
@@ -14,28 +14,28 @@ pub(super) struct Layout {
     pub(super) after_key: String,
 }
 
-impl Default for Layout {
+impl Default for JsonLayout {
     fn default() -> Self {
         Self { ascii: false, sorted: false, indent: None, between_items: ", ".to_owned(), after_key: ": ".to_owned() }
     }
 }
 
 /// Deeper than any tool; a template can build values that contain more.
-const MOST_LEVELS: usize = 200;
+const MAX_LEVELS: usize = 200;
 
-pub(super) fn dumps(value: &Value, layout: &Layout) -> Result<String, Error> {
-    let mut writer = Writer { text: String::new(), layout, level: 0 };
+pub(super) fn dumps(value: &Value, layout: &JsonLayout) -> Result<String, Error> {
+    let mut writer = JsonWriter { text: String::new(), layout, level: 0 };
     writer.value(value)?;
     Ok(writer.text)
 }
 
-struct Writer<'l> {
+struct JsonWriter<'l> {
     text: String,
-    layout: &'l Layout,
+    layout: &'l JsonLayout,
     level: usize,
 }
 
-impl Writer<'_> {
+impl JsonWriter<'_> {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
@@ -80,7 +80,7 @@ impl Writer<'_> {
         items: Vec<Value>,
         mut write: impl FnMut(&mut Self, Value) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if self.level == MOST_LEVELS {
+        if self.level == MAX_LEVELS {
             return Err(Error::new(ErrorKind::InvalidOperation, "a value for tojson has too many levels"));
         }
         let empty = items.is_empty();

@@ -6,8 +6,8 @@ use std::mem::discriminant;
 
 use super::*;
 
-fn key(number: u128) -> Key {
-    Key { hash: number, bytes: 1, place: discriminant(&Place::Within) }
+fn key(number: u128) -> SegmentKey {
+    SegmentKey { hash: number, bytes: 1, position: discriminant(&PiecePosition::Within) }
 }
 
 fn tokens(number: u32, length: usize) -> Arc<[u32]> {
@@ -17,7 +17,7 @@ fn tokens(number: u32, length: usize) -> Arc<[u32]> {
 #[test]
 fn what_was_not_used_for_longest_goes_first() {
     let one = cost(&tokens(0, 10));
-    let mut cache = Cache::new(8 * one);
+    let mut cache = SegmentCache::new(8 * one);
     for number in 0..8_u32 {
         cache.put(key(number.into()), tokens(number, 10));
     }
@@ -31,7 +31,7 @@ fn what_was_not_used_for_longest_goes_first() {
 
 #[test]
 fn a_large_segment_is_not_kept() {
-    let mut cache = Cache::new(8000);
+    let mut cache = SegmentCache::new(8000);
     cache.put(key(1), tokens(1, 10));
     cache.put(key(2), tokens(2, 300));
     assert!(cache.get(key(1)).is_some());
@@ -40,15 +40,15 @@ fn a_large_segment_is_not_kept() {
 
 #[test]
 fn a_segment_at_the_beginning_of_a_text_is_another_one() {
-    let mut cache = Cache::new(1 << 20);
+    let mut cache = SegmentCache::new(1 << 20);
     cache.put(key(1), tokens(1, 1));
-    assert_eq!(cache.get(Key { place: discriminant(&Place::First), ..key(1) }), None);
+    assert_eq!(cache.get(SegmentKey { position: discriminant(&PiecePosition::First), ..key(1) }), None);
 }
 
 proptest! {
     #[test]
     fn the_cache_keeps_its_bound_and_never_mixes_segments(operations in prop::collection::vec((0..40_u32, any::<bool>()), 1..400)) {
-        let mut cache = Cache::new(4000);
+        let mut cache = SegmentCache::new(4000);
         for (number, put) in operations {
             let length = number as usize % 13;
             if put {
@@ -57,9 +57,9 @@ proptest! {
                 prop_assert_eq!(found, tokens(number, length));
             }
             prop_assert!(cache.bytes() <= 4000);
-            let held: usize = cache.places.values().map(|place| cost(&cache.entries[*place].tokens)).sum();
+            let held: usize = cache.slots.values().map(|place| cost(&cache.entries[*place].tokens)).sum();
             prop_assert_eq!(held, cache.bytes());
-            prop_assert_eq!(cache.places.len() + cache.free.len(), cache.entries.len());
+            prop_assert_eq!(cache.slots.len() + cache.free.len(), cache.entries.len());
         }
     }
 }

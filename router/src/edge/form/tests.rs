@@ -14,7 +14,7 @@ fn form(parts: &[(&str, &str)]) -> Vec<u8> {
     (body + "------b--\r\n").into_bytes()
 }
 
-fn model(parts: &[(&str, &str)]) -> Result<Option<String>, Odd> {
+fn model(parts: &[(&str, &str)]) -> Result<Option<String>, FormError> {
     peek(TYPE, &form(parts)).map(|peek| peek.model)
 }
 
@@ -27,7 +27,7 @@ fn the_model_is_found_before_and_after_a_file() {
     assert_eq!(model(&[file]), Ok(None));
     let streamed = form(&[("name=\"stream\"", "True"), ("name=\"model\"", "m\u{fc}")]);
     let peeked = peek("Multipart/Form-Data; charset=utf-8; Boundary=\"----b\"", &streamed).unwrap();
-    assert_eq!((peeked.stream, peeked.model), (true, Some("mü".into())));
+    assert_eq!((peeked.is_stream, peeked.model), (true, Some("mü".into())));
 }
 
 #[test]
@@ -75,13 +75,13 @@ fn a_fields_name_is_exact() {
         "name=\"m\u{fc}\"",
         "",
     ] {
-        assert_eq!(model(&[(odd, "a")]), Err(Odd::NoName), "{odd}");
+        assert_eq!(model(&[(odd, "a")]), Err(FormError::NoName), "{odd}");
     }
 }
 
 #[test]
 fn a_field_that_may_become_a_prompt_is_noticed() {
-    let words = |parts: &[(&str, &str)]| peek(TYPE, &form(parts)).unwrap().words;
+    let words = |parts: &[(&str, &str)]| peek(TYPE, &form(parts)).unwrap().prompt_field;
     let sound = ("name=\"file\"; filename=\"a.wav\"", "prompt");
     let settings = [sound, ("name=\"model\"", "m"), ("name=\"temperature\"", "0"), ("name=\"timestamp_granularities[]\"", "word")];
     assert_eq!(words(&settings), None);
@@ -105,11 +105,11 @@ fn a_part_with_two_readings_is_refused() {
         "nonsense",
     ] {
         let body = format!("------b\r\n{head}\r\n\r\nm\r\n------b--\r\n");
-        assert_eq!(peek(TYPE, body.as_bytes()), Err(Odd::NoName), "{head}");
+        assert_eq!(peek(TYPE, body.as_bytes()), Err(FormError::NoName), "{head}");
     }
-    assert_eq!(peek(TYPE, b"------b\r\n\r\nm\r\n------b--\r\n"), Err(Odd::NoName), "no header");
-    assert_eq!(model(&[("name=\"model\"", "a"), ("name=\"model\"", "b")]), Err(Odd::Twice("model")));
-    assert_eq!(model(&[("name=\"model\"; filename=\"a\"", "a")]), Err(Odd::NoText));
+    assert_eq!(peek(TYPE, b"------b\r\n\r\nm\r\n------b--\r\n"), Err(FormError::NoName), "no header");
+    assert_eq!(model(&[("name=\"model\"", "a"), ("name=\"model\"", "b")]), Err(FormError::DuplicateField("model")));
+    assert_eq!(model(&[("name=\"model\"; filename=\"a\"", "a")]), Err(FormError::ModelNotText));
     for more in [
         "Content-Transfer-Encoding: base64",
         "Content-Type: text/plain; charset=utf-16",
@@ -117,11 +117,11 @@ fn a_part_with_two_readings_is_refused() {
         "Content-Type: text/plain; charset*=utf-7''x",
     ] {
         let body = format!("------b\r\n{NAMED}name=\"model\"\r\n{more}\r\n\r\nm\r\n------b--\r\n");
-        assert_eq!(peek(TYPE, body.as_bytes()), Err(Odd::NoText), "{more}");
+        assert_eq!(peek(TYPE, body.as_bytes()), Err(FormError::ModelNotText), "{more}");
     }
     let latin = format!("------b\r\n{NAMED}name=\"model\"\r\nContent-Type: text/plain; charset=iso-8859-1\r\n\r\n\u{fc}\r\n------b--\r\n");
-    assert_eq!(peek(TYPE, latin.as_bytes()), Err(Odd::NoText));
-    assert_eq!(model(&[("name=\"model\"", &"m".repeat(2000))]), Err(Odd::NoText));
+    assert_eq!(peek(TYPE, latin.as_bytes()), Err(FormError::ModelNotText));
+    assert_eq!(model(&[("name=\"model\"", &"m".repeat(2000))]), Err(FormError::ModelNotText));
 }
 
 #[test]
@@ -150,22 +150,22 @@ fn a_form_whose_parts_two_readers_could_tell_apart_differently_is_refused() {
         ("no end", whole[..whole.len() - "--\r\n".len()].to_owned()),
         ("nothing", String::new()),
     ] {
-        assert_eq!(peek(TYPE, broken.as_bytes()), Err(Odd::NotWhole), "{what}: {broken}");
+        assert_eq!(peek(TYPE, broken.as_bytes()), Err(FormError::Incomplete), "{what}: {broken}");
     }
     let without_a_value = whole.replace("\r\n\r\nb\r\n", "\r\n\r\n");
-    assert!(without_a_value != whole && peek(TYPE, without_a_value.as_bytes()) == Err(Odd::NoName));
+    assert!(without_a_value != whole && peek(TYPE, without_a_value.as_bytes()) == Err(FormError::NoName));
 }
 
 #[test]
 fn a_form_has_a_thousand_parts_at_most() {
     let parts = |count| form(&vec![("name=\"timestamp_granularities[]\"", "word"); count]);
     assert!(peek(TYPE, &parts(1000)).is_ok());
-    assert_eq!(peek(TYPE, &parts(1001)), Err(Odd::TooMany));
+    assert_eq!(peek(TYPE, &parts(1001)), Err(FormError::TooMany));
 }
 
 #[test]
 fn what_is_chosen_from_a_list_is_no_word_of_a_prompt() {
-    let words = |name: &str| peek(TYPE, &form(&[(&format!("name=\"{name}\""), "de")])).unwrap().words;
+    let words = |name: &str| peek(TYPE, &form(&[(&format!("name=\"{name}\""), "de")])).unwrap().prompt_field;
     assert_eq!([words("language"), words("to_language")], [None, None]);
     assert_eq!(words("hotwords"), Some("hotwords".into()));
 }
@@ -200,10 +200,10 @@ fn a_boundary_that_two_readers_could_read_differently_is_refused() {
         "multipart/form-datax; boundary=----b",
         &long,
     ] {
-        assert_eq!(peek(odd, &body), Err(Odd::Boundary), "{odd}");
+        assert_eq!(peek(odd, &body), Err(FormError::Boundary), "{odd}");
     }
     // An apostrophe is a letter of it.
-    assert_eq!(peek("multipart/form-data; boundary='----b'", &body), Err(Odd::NotWhole));
+    assert_eq!(peek("multipart/form-data; boundary='----b'", &body), Err(FormError::Incomplete));
 }
 
 proptest! {

@@ -14,14 +14,14 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn salted(tenant: &str, body: &str) -> Result<Option<Salted>, String> {
+fn salted(tenant: &str, body: &str) -> Result<Option<SaltedBody>, String> {
     salted_as("application/json; charset=utf-8", "/v1/chat/completions", tenant, body)
 }
 
-fn salted_as(content_type: &str, route: &str, tenant: &str, body: &str) -> Result<Option<Salted>, String> {
+fn salted_as(content_type: &str, route: &str, tenant: &str, body: &str) -> Result<Option<SaltedBody>, String> {
     let body = Bytes::copy_from_slice(body.as_bytes());
     let peek = peek(&body).unwrap_or_default();
-    isolation().salted(&Plain { tenant, route, content: Content::named(content_type), body: &body, peek: &peek })
+    isolation().add_salt(&UnsaltedRequest { tenant, route, content: BodyFormat::from_content_type(content_type), body: &body, peek: &peek })
 }
 
 /// RFC 4231: the cases 1 to 4, 6 and 7; with a key shorter than a block, as long as the hash, and longer than a block.
@@ -98,7 +98,7 @@ fn a_client_cannot_keep_its_own_salt_under_any_spelling() {
         let salted = salted("t", body).unwrap().unwrap();
         assert_eq!(salted.salt, own, "{body}");
         let text = std::str::from_utf8(&salted.body).unwrap();
-        assert!(!text.contains("mine") && !text.contains("other") && text.matches(&own).count() == peek(&salted.body).unwrap().salts.len());
+        assert!(!text.contains("mine") && !text.contains("other") && text.matches(&own).count() == peek(&salted.body).unwrap().raw_salts.len());
         assert_eq!(serde_json::from_str::<Value>(text).unwrap()["cache_salt"], *own);
     }
     let victim = isolation().salt("victim", "");
@@ -122,9 +122,9 @@ fn what_cannot_be_kept_apart_is_refused_and_what_has_no_prompt_passes() {
     assert!(salted_as("Application/JSON", chat, "t", "{}").unwrap().is_some());
     assert!(salted_as("multipart/form-data; boundary=x", "/v1/audio/transcriptions", "t", "--x").unwrap().is_none());
     let (audio, body) = ("/v1/audio/transcriptions", Bytes::from_static(b"--x"));
-    let spoken = Peek { words: Some("prompt".into()), ..Peek::default() };
-    let form = Plain { tenant: "t", route: audio, content: Content::Form("multipart/form-data; boundary=x"), body: &body, peek: &spoken };
-    assert!(isolation().salted(&form).unwrap_err().contains("the field `prompt` of a form"));
+    let spoken = Peek { prompt_field: Some("prompt".into()), ..Peek::default() };
+    let form = UnsaltedRequest { tenant: "t", route: audio, content: BodyFormat::Form("multipart/form-data; boundary=x"), body: &body, peek: &spoken };
+    assert!(isolation().add_salt(&form).unwrap_err().contains("the field `prompt` of a form"));
     assert!(salted_as("application/json", chat, "t", "[1]").unwrap().is_none());
     assert!(salted_as("", "/v1/responses/x", "t", "").unwrap().is_none());
 }
@@ -138,7 +138,7 @@ fn the_secret_is_made_once_and_read_by_nobody_else() {
     assert_eq!(Isolation::open(&path).unwrap().secret, first.secret);
     assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no draft is left");
     // Another router that was as fast is left its secret.
-    create(&path).unwrap();
+    create_secret(&path).unwrap();
     assert_eq!(Isolation::open(&path).unwrap().secret, first.secret);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
     assert!(Isolation::open(&path).unwrap_err().to_string().contains("chmod 600"));
@@ -174,16 +174,16 @@ proptest! {
         let text = if pretty { format!("{expected:#}") } else { expected.to_string() };
         let old = Bytes::from(format!("{space}{text}{space}"));
         let before = peek(&old).unwrap();
-        let plain = Plain { tenant: "t", route: "/v1/completions", content: Content::Json, body: &old, peek: &before };
-        let salted = isolation().salted(&plain).unwrap().unwrap();
+        let plain = UnsaltedRequest { tenant: "t", route: "/v1/completions", content: BodyFormat::Json, body: &old, peek: &before };
+        let salted = isolation().add_salt(&plain).unwrap().unwrap();
         expected["cache_salt"] = isolation().salt("t", own.as_deref().unwrap_or_default()).into();
         prop_assert_eq!(&serde_json::from_slice::<Value>(&salted.body).unwrap(), &expected);
         let after = peek(&salted.body).unwrap();
         prop_assert_eq!(after.salt.as_deref(), Some(&*salted.salt));
         // The prompt is found where it went, so that the router's own keys are of the very same text.
-        prop_assert_eq!(before.text.len(), after.text.len());
-        for (old_part, new_part) in before.text.iter().zip(&after.text) {
-            let found = salted.part(&old, old_part);
+        prop_assert_eq!(before.prompt_parts.len(), after.prompt_parts.len());
+        for (old_part, new_part) in before.prompt_parts.iter().zip(&after.prompt_parts) {
+            let found = salted.relocate(&old, old_part);
             prop_assert_eq!(&found[..], old_part.as_bytes());
             prop_assert_eq!(found.as_ptr(), new_part.as_ptr());
         }

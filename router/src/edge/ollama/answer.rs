@@ -7,61 +7,61 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::request::Form;
+use super::request::OllamaRoute;
 
 /// A chunk of an engine's stream, or all that it says.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Completion {
+pub(super) struct CompletionChunk {
     #[serde(default)]
-    pub(super) choices: Vec<Choice>,
-    pub(super) usage: Option<Usage>,
+    pub(super) choices: Vec<ChunkChoice>,
+    pub(super) usage: Option<ChunkUsage>,
     pub(super) error: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Choice {
+pub(super) struct ChunkChoice {
     /// What is new of a chat, or all of it.
     #[serde(alias = "delta")]
-    pub(super) message: Option<Message>,
+    pub(super) message: Option<ChunkMessage>,
     /// What is new of a completion, or all of it.
     pub(super) text: Option<String>,
-    pub(super) logprobs: Option<Logprobs>,
+    pub(super) logprobs: Option<ChunkLogprobs>,
     pub(super) finish_reason: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Message {
+pub(super) struct ChunkMessage {
     pub(super) content: Option<String>,
     /// vLLM's name for it; the other one is what it and others once said.
     #[serde(alias = "reasoning_content")]
     pub(super) reasoning: Option<String>,
-    pub(super) tool_calls: Option<Vec<Call>>,
+    pub(super) tool_calls: Option<Vec<ChunkToolCall>>,
 }
 
 /// A tool's call, or what is new of it.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Call {
+pub(super) struct ChunkToolCall {
     #[serde(default)]
     pub(super) index: usize,
     pub(super) id: Option<String>,
     #[serde(default)]
-    pub(super) function: Function,
+    pub(super) function: ChunkFunction,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Function {
+pub(super) struct ChunkFunction {
     pub(super) name: Option<String>,
     pub(super) arguments: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Logprobs {
+pub(super) struct ChunkLogprobs {
     /// Entries have the same form in both APIs.
     pub(super) content: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub(super) struct Usage {
+pub(super) struct ChunkUsage {
     #[serde(default)]
     pub(super) prompt_tokens: u64,
     #[serde(default)]
@@ -70,20 +70,20 @@ pub(super) struct Usage {
 
 /// A tool's call as Ollama's clients read it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ToldCall {
+pub(super) struct OllamaToolCall {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
-    function: ToldFunction,
+    function: OllamaFunction,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct ToldFunction {
+struct OllamaFunction {
     index: usize,
     name: String,
     arguments: Map<String, Value>,
 }
 
-impl ToldCall {
+impl OllamaToolCall {
     /// A call that is complete.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl ToldCall {
     pub(super) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         match serde_json::from_str(arguments) {
-            Ok(arguments) => Ok(Self { id, function: ToldFunction { index, name, arguments } }),
+            Ok(arguments) => Ok(Self { id, function: OllamaFunction { index, name, arguments } }),
             Err(_) => Err(format!("the model called `{name}` with arguments that are no JSON object, or was cut short while it did")),
         }
     }
@@ -99,27 +99,27 @@ impl ToldCall {
 
 /// What is told at once: a line of a stream, or a whole answer.
 #[derive(Debug, Default)]
-pub(super) struct Told<'a> {
+pub(super) struct AnswerPart<'a> {
     pub(super) text: &'a str,
     pub(super) thinking: Option<&'a str>,
-    pub(super) calls: &'a [ToldCall],
+    pub(super) tool_calls: &'a [OllamaToolCall],
     pub(super) logprobs: Option<&'a RawValue>,
     /// With the last of it.
-    pub(super) end: Option<End<'a>>,
+    pub(super) end: Option<AnswerEnd<'a>>,
 }
 
 /// How an answer ended, and what it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct End<'a> {
+pub(super) struct AnswerEnd<'a> {
     /// The engine's word.
-    pub(super) finish: &'a str,
-    pub(super) usage: Usage,
-    pub(super) took: Took,
+    pub(super) finish_reason: &'a str,
+    pub(super) usage: ChunkUsage,
+    pub(super) timings: AnswerTimings,
 }
 
 /// Times as they were measured here, beside the engine: its queue is in them, and the way there and back.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Took {
+pub(super) struct AnswerTimings {
     /// From the request to the end of its answer.
     pub(super) total: Duration,
     /// From the request to the first token; unknown where the answer came as one.
@@ -130,11 +130,11 @@ pub(super) struct Took {
 
 /// The fields of a line in the order in which Ollama has them.
 #[derive(Serialize)]
-struct Line<'a> {
+struct OllamaLine<'a> {
     model: &'a str,
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<ToldMessage<'a>>,
+    message: Option<OllamaMessage<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,47 +159,47 @@ struct Line<'a> {
 }
 
 #[derive(Serialize)]
-struct ToldMessage<'a> {
+struct OllamaMessage<'a> {
     role: &'static str,
     content: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<&'a str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    tool_calls: &'a [ToldCall],
+    tool_calls: &'a [OllamaToolCall],
 }
 
 /// A whole answer, or a line of one without its end.
-pub(super) fn tell(form: Form, model: &str, told: &Told<'_>, now: SystemTime) -> Vec<u8> {
-    let chats = form == Form::Chat;
+pub(super) fn encode_line(form: OllamaRoute, model: &str, told: &AnswerPart<'_>, now: SystemTime) -> Vec<u8> {
+    let chats = form == OllamaRoute::Chat;
     let end = told.end;
-    let line = Line {
+    let line = OllamaLine {
         model,
-        created_at: moment(now),
-        message: chats.then_some(ToldMessage { role: "assistant", content: told.text, thinking: told.thinking, tool_calls: told.calls }),
+        created_at: format_time(now),
+        message: chats.then_some(OllamaMessage { role: "assistant", content: told.text, thinking: told.thinking, tool_calls: told.tool_calls }),
         response: (!chats).then_some(told.text),
         thinking: told.thinking.filter(|_| !chats),
         logprobs: told.logprobs,
         done: end.is_some(),
-        done_reason: end.map(|end| done_reason(end.finish)),
-        total_duration: end.map(|end| nanoseconds(end.took.total)),
+        done_reason: end.map(|end| done_reason(end.finish_reason)),
+        total_duration: end.map(|end| nanoseconds(end.timings.total)),
         // Models here are loaded before anybody asks.
         load_duration: end.map(|_| 0),
         prompt_eval_count: end.map(|end| end.usage.prompt_tokens),
-        prompt_eval_duration: end.and_then(|end| end.took.prompt).map(nanoseconds),
+        prompt_eval_duration: end.and_then(|end| end.timings.prompt).map(nanoseconds),
         eval_count: end.map(|end| end.usage.completion_tokens),
-        eval_duration: end.map(|end| nanoseconds(end.took.answer)),
+        eval_duration: end.map(|end| nanoseconds(end.timings.answer)),
     };
     serde_json::to_vec(&line).expect("a line has only names for keys")
 }
 
 /// The answer to a request that but wants its model loaded.
-pub(super) fn loaded(form: Form, model: &str, now: SystemTime) -> Value {
-    let mut told = serde_json::json!({"model": model, "created_at": moment(now)});
+pub(super) fn model_loaded_answer(form: OllamaRoute, model: &str, now: SystemTime) -> Value {
+    let mut told = serde_json::json!({"model": model, "created_at": format_time(now)});
     let more = match form {
-        Form::Chat => serde_json::json!({"message": {"role": "assistant", "content": ""}, "done": true, "done_reason": "load"}),
-        Form::Generate => serde_json::json!({"response": "", "done": true, "done_reason": "load"}),
-        Form::Embed => return serde_json::json!({"model": model, "embeddings": []}),
-        Form::Embedding => return serde_json::json!({"embedding": []}),
+        OllamaRoute::Chat => serde_json::json!({"message": {"role": "assistant", "content": ""}, "done": true, "done_reason": "load"}),
+        OllamaRoute::Generate => serde_json::json!({"response": "", "done": true, "done_reason": "load"}),
+        OllamaRoute::Embed => return serde_json::json!({"model": model, "embeddings": []}),
+        OllamaRoute::Embedding => return serde_json::json!({"embedding": []}),
     };
     if let (Value::Object(told), Value::Object(more)) = (&mut told, more) {
         told.extend(more);
@@ -211,37 +211,37 @@ pub(super) fn loaded(form: Form, model: &str, now: SystemTime) -> Value {
 ///
 /// # Errors
 /// When it is none, or calls a tool in a way that clients cannot read.
-pub(super) fn whole(form: Form, model: &str, body: &[u8], took: Duration, now: SystemTime) -> Result<Vec<u8>, String> {
-    if let Form::Embed | Form::Embedding = form {
-        return vectors(form, model, body, took);
+pub(super) fn translate_answer(form: OllamaRoute, model: &str, body: &[u8], took: Duration, now: SystemTime) -> Result<Vec<u8>, String> {
+    if let OllamaRoute::Embed | OllamaRoute::Embedding = form {
+        return translate_embeddings(form, model, body, took);
     }
-    let Completion { choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable)?;
-    let Choice { message, text, logprobs, finish_reason } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
-    let Message { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let CompletionChunk { choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
+    let ChunkChoice { message, text, logprobs, finish_reason } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
+    let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
     let calls = tool_calls.unwrap_or_default().into_iter().enumerate().map(|(index, call)| {
-        let Function { name, arguments } = call.function;
-        ToldCall::new(index, call.id, name.unwrap_or_default(), arguments.as_deref().unwrap_or_default())
+        let ChunkFunction { name, arguments } = call.function;
+        OllamaToolCall::new(index, call.id, name.unwrap_or_default(), arguments.as_deref().unwrap_or_default())
     });
     let calls = calls.collect::<Result<Vec<_>, String>>()?;
     let finish = finish_reason.unwrap_or_default();
-    let took = Took { total: took, prompt: None, answer: took };
-    let told = Told {
+    let took = AnswerTimings { total: took, prompt: None, answer: took };
+    let told = AnswerPart {
         text: content.as_deref().or(text.as_deref()).unwrap_or_default(),
         thinking: reasoning.as_deref().filter(|thinking| !thinking.is_empty()),
-        calls: &calls,
+        tool_calls: &calls,
         logprobs: logprobs.as_ref().and_then(|logprobs| logprobs.content.as_deref()),
-        end: Some(End { finish: &finish, usage: usage.unwrap_or_default(), took }),
+        end: Some(AnswerEnd { finish_reason: &finish, usage: usage.unwrap_or_default(), timings: took }),
     };
-    Ok(tell(form, model, &told, now))
+    Ok(encode_line(form, model, &told, now))
 }
 
 /// Embeddings, every number as the engine wrote it.
-fn vectors(form: Form, model: &str, body: &[u8], took: Duration) -> Result<Vec<u8>, String> {
+fn translate_embeddings(form: OllamaRoute, model: &str, body: &[u8], took: Duration) -> Result<Vec<u8>, String> {
     #[derive(Deserialize)]
     struct Vectors<'a> {
         #[serde(borrow)]
         data: Vec<Vector<'a>>,
-        usage: Option<Usage>,
+        usage: Option<ChunkUsage>,
     }
     #[derive(Deserialize)]
     struct Vector<'a> {
@@ -261,9 +261,9 @@ fn vectors(form: Form, model: &str, body: &[u8], took: Duration) -> Result<Vec<u
     struct One<'a> {
         embedding: &'a RawValue,
     }
-    let Vectors { mut data, usage } = serde_json::from_slice(body).map_err(unreadable)?;
+    let Vectors { mut data, usage } = serde_json::from_slice(body).map_err(unreadable_answer)?;
     data.sort_by_key(|vector| vector.index);
-    let told = if form == Form::Embedding {
+    let told = if form == OllamaRoute::Embedding {
         let embedding = data.first().ok_or("the engine's answer is empty")?.embedding;
         serde_json::to_vec(&One { embedding })
     } else {
@@ -278,17 +278,17 @@ fn vectors(form: Form, model: &str, body: &[u8], took: Duration) -> Result<Vec<u
     Ok(told.expect("an answer has only names for keys"))
 }
 
-fn unreadable(error: serde_json::Error) -> String {
+fn unreadable_answer(error: serde_json::Error) -> String {
     format!("the engine's answer cannot be read: {error}")
 }
 
 /// An error in Ollama's form.
-pub(super) fn error(message: &str) -> Value {
+pub(super) fn error_body(message: &str) -> Value {
     serde_json::json!({"error": message})
 }
 
 /// The message of an error in OpenAI's form or Ollama's; a body in neither is its own message.
-pub(super) fn message_of(body: &[u8]) -> String {
+pub(super) fn error_message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Failed {
         error: Option<Value>,
@@ -308,7 +308,7 @@ fn done_reason(finish: &str) -> &'static str {
 }
 
 /// A moment as JSON has it.
-pub(super) fn moment(time: SystemTime) -> String {
+pub(super) fn format_time(time: SystemTime) -> String {
     humantime::format_rfc3339_nanos(time).to_string()
 }
 

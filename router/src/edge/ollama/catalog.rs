@@ -7,8 +7,8 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::answer::moment;
-use super::{Read, told};
+use super::answer::format_time;
+use super::{ReceivedRequest, json_response};
 use crate::dispatch::Refusal;
 use crate::edge::reply::{self, EdgeBody};
 use crate::edge::routes::Edge;
@@ -22,7 +22,7 @@ const API_VERSION: &str = "0.12.11";
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// What Ollama's clients add to a name without a tag.
-const LATEST: &str = ":latest";
+const LATEST_TAG: &str = ":latest";
 
 /// `/api/version`.
 pub(super) fn version() -> Value {
@@ -31,7 +31,7 @@ pub(super) fn version() -> Value {
 
 /// What an engine says of a model in `/v1/models`.
 #[derive(Debug, Default, Deserialize)]
-struct Card {
+struct CatalogCard {
     created: Option<u64>,
     parent: Option<String>,
     max_model_len: Option<u64>,
@@ -39,36 +39,36 @@ struct Card {
 
 /// What is known of a model; Ollama's fields for the rest stay empty.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct CatalogModel {
     name: String,
     created: Option<u64>,
     parent: String,
-    longest: Option<u64>,
+    max_context: Option<u64>,
     quantization: String,
     capabilities: Vec<&'static str>,
-    runs: bool,
+    is_ready: bool,
 }
 
-impl Known {
+impl CatalogModel {
     fn of(view: &FleetView, model: &Model) -> Self {
-        let card: Card = serde_json::from_slice(&model.card).unwrap_or_default();
+        let card: CatalogCard = serde_json::from_slice(&model.card).unwrap_or_default();
         let serving = || view.replicas.iter().filter(|replica| replica.serves(Some(&model.id)));
         let launch = serving().find_map(|replica| replica.state.wire.launch.as_ref());
-        let flags = Flags(launch.map_or(&[], |launch| &launch.arguments));
+        let flags = EngineFlags(launch.map_or(&[], |launch| &launch.arguments));
         Self {
             name: model.id.clone(),
             created: card.created,
             // An adapter's card has no length, but its engine has.
-            longest: card.max_model_len.or(launch.map(|launch| launch.max_model_len)).filter(|length| *length > 0),
+            max_context: card.max_model_len.or(launch.map(|launch| launch.max_model_len)).filter(|length| *length > 0),
             parent: card.parent.unwrap_or_default(),
             quantization: flags.value("--quantization").unwrap_or_default().to_owned(),
             capabilities: flags.capabilities(),
-            runs: serving().any(|replica| replica.is_ready()),
+            is_ready: serving().any(|replica| replica.is_ready()),
         }
     }
 
-    fn modified(&self) -> String {
-        moment(SystemTime::UNIX_EPOCH + Duration::from_secs(self.created.unwrap_or(0)))
+    fn modified_at(&self) -> String {
+        format_time(SystemTime::UNIX_EPOCH + Duration::from_secs(self.created.unwrap_or(0)))
     }
 
     fn details(&self) -> Value {
@@ -83,11 +83,11 @@ impl Known {
     }
 
     /// An entry of `/api/tags`.
-    pub(super) fn tag(&self) -> Value {
+    pub(super) fn tags_entry(&self) -> Value {
         json!({
             "name": self.name,
             "model": self.name,
-            "modified_at": self.modified(),
+            "modified_at": self.modified_at(),
             "size": 0,
             "digest": "",
             "details": self.details(),
@@ -95,7 +95,7 @@ impl Known {
     }
 
     /// An entry of `/api/ps`.
-    pub(super) fn process(&self) -> Value {
+    pub(super) fn ps_entry(&self) -> Value {
         json!({
             "name": self.name,
             "model": self.name,
@@ -104,16 +104,16 @@ impl Known {
             "details": self.details(),
             "expires_at": NEVER,
             "size_vram": 0,
-            "context_length": self.longest.unwrap_or(0),
+            "context_length": self.max_context.unwrap_or(0),
         })
     }
 
     /// `/api/show`. Clients find a model's longest context only under the name of its architecture, which engines do not tell; it stands
     /// under theirs.
-    pub(super) fn shown(&self) -> Value {
+    pub(super) fn show_answer(&self) -> Value {
         let mut info =
             Map::from_iter([("general.architecture".to_owned(), json!("vllm")), ("general.basename".to_owned(), json!(self.name))]);
-        if let Some(longest) = self.longest {
+        if let Some(longest) = self.max_context {
             info.insert("vllm.context_length".to_owned(), longest.into());
         }
         json!({
@@ -123,16 +123,16 @@ impl Known {
             "details": self.details(),
             "model_info": info,
             "capabilities": self.capabilities,
-            "modified_at": self.modified(),
+            "modified_at": self.modified_at(),
         })
     }
 }
 
 /// The flags that an engine was started with.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Flags<'a>(pub(super) &'a [String]);
+pub(super) struct EngineFlags<'a>(pub(super) &'a [String]);
 
-impl<'a> Flags<'a> {
+impl<'a> EngineFlags<'a> {
     /// What follows a flag, as its own word or behind `=`.
     fn value(self, name: &str) -> Option<&'a str> {
         let behind = |flag: &'a String| flag.strip_prefix(name)?.strip_prefix('=');
@@ -156,8 +156,8 @@ impl<'a> Flags<'a> {
 
 /// The fleet's own name of a model that a client names.
 pub(super) fn resolve<'a>(name: &str, mut known: impl Iterator<Item = &'a str> + Clone) -> String {
-    let short = name.strip_suffix(LATEST);
-    let long = format!("{name}{LATEST}");
+    let short = name.strip_suffix(LATEST_TAG);
+    let long = format!("{name}{LATEST_TAG}");
     let is_known = |wanted: &str| known.clone().any(|model| model == wanted);
     match short {
         _ if is_known(name) => name.to_owned(),
@@ -168,46 +168,46 @@ pub(super) fn resolve<'a>(name: &str, mut known: impl Iterator<Item = &'a str> +
 
 impl Edge {
     /// `/api/tags`: the models of the whole fleet that this caller may use.
-    pub(super) fn tags(&self, caller: &Caller) -> Value {
-        json!({"models": self.all(caller).iter().map(Known::tag).collect::<Vec<_>>()})
+    pub(super) fn list_tags(&self, caller: &Caller) -> Value {
+        json!({"models": self.list_catalog(caller).iter().map(CatalogModel::tags_entry).collect::<Vec<_>>()})
     }
 
     /// `/api/ps`: those that are served now.
-    pub(super) fn running(&self, caller: &Caller) -> Value {
-        let running = self.all(caller).into_iter().filter(|known| known.runs);
-        json!({"models": running.map(|known| known.process()).collect::<Vec<_>>()})
+    pub(super) fn list_running(&self, caller: &Caller) -> Value {
+        let running = self.list_catalog(caller).into_iter().filter(|known| known.is_ready);
+        json!({"models": running.map(|known| known.ps_entry()).collect::<Vec<_>>()})
     }
 
     /// `/api/show`.
-    pub(super) async fn show(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
+    pub(super) async fn show_model(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
         #[derive(Deserialize)]
         struct Show {
             // The older name of the field.
             #[serde(alias = "name")]
             model: String,
         }
-        let Read { entry, body, .. } = match self.taken_in(request, caller).await {
+        let ReceivedRequest { log_entry: entry, body, .. } = match self.read_request(request, caller).await {
             Ok(read) => read,
             Err(response) => return *response,
         };
         match serde_json::from_slice::<Show>(&body) {
             Err(error) => self.malformed(&entry, &format!("the body cannot be understood: {error}")),
-            Ok(Show { model }) => match self.known(&model, caller) {
-                Ok(known) => told(&known.shown()),
+            Ok(Show { model }) => match self.find_model(&model, caller) {
+                Ok(known) => json_response(&known.show_answer()),
                 Err(refusal) => reply::refusal(&refusal),
             },
         }
     }
 
-    fn all(&self, caller: &Caller) -> Vec<Known> {
+    fn list_catalog(&self, caller: &Caller) -> Vec<CatalogModel> {
         let view = self.dispatch.fleet.view();
         let models = view.models().into_iter().filter(|model| caller.may_use(&model.id));
-        models.map(|model| Known::of(&view, model)).collect()
+        models.map(|model| CatalogModel::of(&view, model)).collect()
     }
 
     /// A model by the name that a client gives it.
-    pub(super) fn known(&self, name: &str, caller: &Caller) -> Result<Known, Refusal> {
-        let mut all = self.all(caller);
+    pub(super) fn find_model(&self, name: &str, caller: &Caller) -> Result<CatalogModel, Refusal> {
+        let mut all = self.list_catalog(caller);
         let wanted = resolve(name, all.iter().map(|known| known.name.as_str()));
         if let Some(at) = all.iter().position(|known| known.name == wanted) {
             return Ok(all.swap_remove(at));
@@ -217,7 +217,7 @@ impl Edge {
     }
 
     /// The fleet's own name of a model.
-    pub(super) fn resolved(&self, name: &str) -> String {
+    pub(super) fn resolve_model(&self, name: &str) -> String {
         let view = self.dispatch.fleet.view();
         resolve(name, view.models().into_iter().map(|model| model.id.as_str()))
     }
@@ -226,6 +226,6 @@ impl Edge {
     pub(super) fn longest_context(&self, name: &str) -> Option<u64> {
         let view = self.dispatch.fleet.view();
         let model = view.models().into_iter().find(|model| model.id == name)?;
-        Known::of(&view, model).longest
+        CatalogModel::of(&view, model).max_context
     }
 }

@@ -8,31 +8,31 @@ use serde_json::{Map, Value, json};
 
 /// A message as Ollama's clients write it.
 #[derive(Debug, Deserialize)]
-pub(super) struct Message {
+pub(super) struct ChatMessage {
     role: String,
     content: Option<String>,
     thinking: Option<String>,
     images: Option<Vec<String>>,
-    tool_calls: Option<Vec<Call>>,
+    tool_calls: Option<Vec<ChatToolCall>>,
     tool_name: Option<String>,
     tool_call_id: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Call {
+struct ChatToolCall {
     id: Option<String>,
-    function: Function,
+    function: ChatFunction,
 }
 
 #[derive(Debug, Deserialize)]
-struct Function {
+struct ChatFunction {
     name: String,
     #[serde(default)]
     arguments: Value,
 }
 
 /// A call that no result has come for.
-struct Open {
+struct PendingToolCall {
     id: String,
     name: String,
 }
@@ -40,9 +40,9 @@ struct Open {
 /// Hands out ids of calls. They depend on the position alone, so that each turn of a chat repeats the prompt of the one before and finds it
 /// cached. Nine letters and digits are what the strictest templates, Mistral's, accept.
 #[derive(Default)]
-struct Ids(usize);
+struct ToolCallIds(usize);
 
-impl Ids {
+impl ToolCallIds {
     fn next(&mut self) -> String {
         self.0 += 1;
         format!("call{:05}", self.0)
@@ -53,14 +53,14 @@ impl Ids {
 ///
 /// # Errors
 /// When an image is no base64.
-pub(super) fn for_engine(messages: Vec<Message>) -> Result<Vec<Value>, String> {
-    let mut ids = Ids::default();
+pub(super) fn to_openai_messages(messages: Vec<ChatMessage>) -> Result<Vec<Value>, String> {
+    let mut ids = ToolCallIds::default();
     let mut open = VecDeque::new();
-    messages.into_iter().map(|message| one_for_engine(message, &mut ids, &mut open)).collect()
+    messages.into_iter().map(|message| to_openai_message(message, &mut ids, &mut open)).collect()
 }
 
-fn one_for_engine(message: Message, ids: &mut Ids, open: &mut VecDeque<Open>) -> Result<Value, String> {
-    let Message { role, content, thinking, images, tool_calls, tool_name, tool_call_id } = message;
+fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut VecDeque<PendingToolCall>) -> Result<Value, String> {
+    let ChatMessage { role, content, thinking, images, tool_calls, tool_name, tool_call_id } = message;
     let mut told = Map::new();
     if role == "tool" {
         let of_name = tool_name.as_ref().and_then(|name| open.iter().position(|call| call.name == *name));
@@ -73,14 +73,14 @@ fn one_for_engine(message: Message, ids: &mut Ids, open: &mut VecDeque<Open>) ->
         }
     }
     told.insert("role".to_owned(), role.into());
-    told.insert("content".to_owned(), with_images(content.unwrap_or_default(), images.unwrap_or_default())?);
+    told.insert("content".to_owned(), content_with_images(content.unwrap_or_default(), images.unwrap_or_default())?);
     if let Some(thinking) = thinking.filter(|thinking| !thinking.is_empty()) {
         told.insert("reasoning".to_owned(), thinking.into());
     }
     if let Some(calls) = tool_calls.filter(|calls| !calls.is_empty()) {
         open.clear();
         let calls = calls.into_iter().map(|call| {
-            let Call { id, function: Function { name, arguments } } = call;
+            let ChatToolCall { id, function: ChatFunction { name, arguments } } = call;
             let id = id.filter(|id| !id.is_empty()).unwrap_or_else(|| ids.next());
             let arguments = match arguments {
                 Value::String(json) => json,
@@ -88,7 +88,7 @@ fn one_for_engine(message: Message, ids: &mut Ids, open: &mut VecDeque<Open>) ->
                 object => object.to_string(),
             };
             let told = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-            open.push_back(Open { id, name });
+            open.push_back(PendingToolCall { id, name });
             told
         });
         told.insert("tool_calls".to_owned(), calls.collect());
@@ -100,7 +100,7 @@ fn one_for_engine(message: Message, ids: &mut Ids, open: &mut VecDeque<Open>) ->
 ///
 /// # Errors
 /// When an image is no base64.
-pub(super) fn with_images(text: String, images: Vec<String>) -> Result<Value, String> {
+pub(super) fn content_with_images(text: String, images: Vec<String>) -> Result<Value, String> {
     if images.is_empty() {
         return Ok(text.into());
     }

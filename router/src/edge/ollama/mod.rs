@@ -7,7 +7,7 @@ mod options;
 mod request;
 mod stream;
 
-pub(super) use stream::Retold;
+pub(super) use stream::OllamaBody;
 
 use std::time::SystemTime;
 
@@ -20,105 +20,105 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::access::Entry;
+use super::access_log::AccessEntry;
 use super::headers;
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
-use super::submit::Inquiry;
+use super::submit::InboundRequest;
 use crate::dispatch::{self, Relay};
 use crate::keys::Caller;
 use crate::metrics::RefusalReason;
-use answer::{error, loaded, message_of, whole};
-use request::{Asked, Form, Wanted};
-use stream::Teller;
+use answer::{error_body, model_loaded_answer, error_message, translate_answer};
+use request::{OpenAiRequest, OllamaRoute, OllamaRequest};
+use stream::OllamaTranslator;
 
 /// A whole answer longer than this is not retold. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
-const MOST_ANSWER_BYTES: usize = 256 * 1024 * 1024;
+const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// What some clients look for at `/` before they go on.
-const RUNNING: &str = "Hostler is running. To clients of its API, Ollama is running.\n";
+const ROOT_PAGE: &str = "Hostler is running. To clients of its API, Ollama is running.\n";
 
 /// Whether a path is one of Ollama's.
-pub(super) fn is_ours(path: &str) -> bool {
+pub(super) fn is_ollama_path(path: &str) -> bool {
     path == "/" || path == "/api" || path.starts_with("/api/")
 }
 
 /// An error that the edge has made in OpenAI's form, in Ollama's; any other answer as it is.
-pub(super) fn retold(response: Response<EdgeBody>) -> Response<EdgeBody> {
+pub(super) fn translate_error(response: Response<EdgeBody>) -> Response<EdgeBody> {
     if response.status().is_success() {
         return response;
     }
     response.map(|body| match body {
-        EdgeBody::Own(Some(bytes)) => EdgeBody::Own(Some(error(&message_of(&bytes)).to_string().into())),
+        EdgeBody::Local(Some(bytes)) => EdgeBody::Local(Some(error_body(&error_message(&bytes)).to_string().into())),
         other => other,
     })
 }
 
 /// The answer to a request for what is not done here, or not by this method.
-fn refused(path: &str) -> Response<EdgeBody> {
+fn refuse_path(path: &str) -> Response<EdgeBody> {
     match path {
-        "/" | "/api/version" | "/api/tags" | "/api/ps" => wrong_method("GET, HEAD"),
-        "/api/show" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => wrong_method("POST"),
-        "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => for_operators(),
-        path if path.starts_with("/api/blobs/") => for_operators(),
-        path => failed(StatusCode::NOT_FOUND, &format!("there is no {path} here")),
+        "/" | "/api/version" | "/api/tags" | "/api/ps" => method_not_allowed("GET, HEAD"),
+        "/api/show" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => method_not_allowed("POST"),
+        "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => operators_only(),
+        path if path.starts_with("/api/blobs/") => operators_only(),
+        path => error_response(StatusCode::NOT_FOUND, &format!("there is no {path} here")),
     }
 }
 
 impl Edge {
     /// Answers a request to one of Ollama's paths.
-    pub(super) async fn ollama(&self, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
+    pub(super) async fn answer_ollama(&self, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let posts = request.method() == Method::POST;
         match request.uri().path() {
-            "/" if reads => text(RUNNING),
-            "/api/version" if reads => told(&catalog::version()),
-            "/api/tags" if reads => told(&self.tags(&caller)),
-            "/api/ps" if reads => told(&self.running(&caller)),
-            "/api/show" if posts => self.show(request, &caller).await,
-            "/api/chat" if posts => self.retell(Form::Chat, request, caller).await,
-            "/api/generate" if posts => self.retell(Form::Generate, request, caller).await,
-            "/api/embed" if posts => self.retell(Form::Embed, request, caller).await,
-            "/api/embeddings" if posts => self.retell(Form::Embedding, request, caller).await,
-            path => reply::unread(request.body(), refused(path)),
+            "/" if reads => text_response(ROOT_PAGE),
+            "/api/version" if reads => json_response(&catalog::version()),
+            "/api/tags" if reads => json_response(&self.list_tags(&caller)),
+            "/api/ps" if reads => json_response(&self.list_running(&caller)),
+            "/api/show" if posts => self.show_model(request, &caller).await,
+            "/api/chat" if posts => self.proxy_translated(OllamaRoute::Chat, request, caller).await,
+            "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller).await,
+            "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller).await,
+            "/api/embeddings" if posts => self.proxy_translated(OllamaRoute::Embedding, request, caller).await,
+            path => reply::close_if_unread(request.body(), refuse_path(path)),
         }
     }
 
     /// Has an engine answer, and tells its answer in Ollama's form.
-    async fn retell(&self, form: Form, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
+    async fn proxy_translated(&self, form: OllamaRoute, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
-        let Read { mut headers, entry, body } = match self.taken_in(request, &caller).await {
+        let ReceivedRequest { mut headers, log_entry: entry, body } = match self.read_request(request, &caller).await {
             Ok(read) => read,
             Err(response) => return *response,
         };
-        let Wanted { model, form, streams, asked } = match Wanted::read(form, &body) {
+        let OllamaRequest { model, route: form, is_stream: streams, engine_request: asked } = match OllamaRequest::parse(form, &body) {
             Ok(wanted) => wanted,
             Err(message) => return self.malformed(&entry, &message),
         };
         let Some(asked) = asked else {
-            return match self.known(&model, &caller) {
-                Ok(_) => told(&loaded(form, &model, SystemTime::now())),
+            return match self.find_model(&model, &caller) {
+                Ok(_) => json_response(&model_loaded_answer(form, &model, SystemTime::now())),
                 Err(refusal) => reply::refusal(&refusal),
             };
         };
-        let explain = headers.get(headers::EXPLAIN).is_some_and(|value| value == "1");
+        let explain = headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
         // Clients send JSON under any name, and cannot know what else an engine might answer with.
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.remove(header::ACCEPT);
         headers.remove(header::ACCEPT_ENCODING);
         let path = PathAndQuery::from_static(asked.path);
-        let body = self.for_engine(&model, asked);
-        let inquiry = Inquiry { method: Method::POST, path, headers, body, caller, entry, begun };
+        let body = self.engine_body(&model, asked);
+        let inquiry = InboundRequest { method: Method::POST, path, headers, body, caller, log_entry: entry, received_at: begun };
         match self.submit(inquiry).await {
-            Ok(answer) => retell_answer(Reader { form, model, streams, begun, explain }, answer).await,
-            Err(declined) => reply::declined(&declined),
+            Ok(answer) => translate_response(TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain }, answer).await,
+            Err(declined) => reply::rejection(&declined),
         }
     }
 
     /// The body of a request as an engine reads it.
-    fn for_engine(&self, model: &str, asked: Asked) -> Bytes {
-        let Asked { mut fields, unlimited, .. } = asked;
-        let model = self.resolved(model);
+    fn engine_body(&self, model: &str, asked: OpenAiRequest) -> Bytes {
+        let OpenAiRequest { mut fields, needs_token_limit: unlimited, .. } = asked;
+        let model = self.resolve_model(model);
         if let Some(longest) = self.longest_context(&model).filter(|_| unlimited) {
             fields.insert("max_tokens".to_owned(), longest.into());
         }
@@ -127,45 +127,45 @@ impl Edge {
     }
 
     /// Reads a request to its end; an answer where that cannot be.
-    async fn taken_in(&self, request: Request<Incoming>, caller: &Caller) -> Result<Read, Box<Response<EdgeBody>>> {
+    async fn read_request(&self, request: Request<Incoming>, caller: &Caller) -> Result<ReceivedRequest, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
-        let entry = head.extensions.remove::<Entry>().unwrap_or_default();
+        let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
         let body = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
-            entry.refused("body");
+            entry.record_refusal("body");
         })?;
-        Ok(Read { headers: head.headers, entry, body })
+        Ok(ReceivedRequest { headers: head.headers, log_entry: entry, body })
     }
 
     /// A request that cannot be understood.
-    fn malformed(&self, entry: &Entry, message: &str) -> Response<EdgeBody> {
+    fn malformed(&self, entry: &AccessEntry, message: &str) -> Response<EdgeBody> {
         self.dispatch.metrics.count_refusal(RefusalReason::Request);
-        entry.refused("malformed");
-        failed(StatusCode::BAD_REQUEST, message)
+        entry.record_refusal("malformed");
+        error_response(StatusCode::BAD_REQUEST, message)
     }
 }
 
 /// A request that was read to its end.
-struct Read {
+struct ReceivedRequest {
     headers: HeaderMap,
-    entry: Entry,
+    log_entry: AccessEntry,
     body: Bytes,
 }
 
 /// How an answer is to be told.
-struct Reader {
-    form: Form,
+struct TranslationOptions {
+    route: OllamaRoute,
     model: String,
-    streams: bool,
-    begun: Instant,
+    is_stream: bool,
+    received_at: Instant,
     explain: bool,
 }
 
-async fn retell_answer(reader: Reader, answer: dispatch::Answer) -> Response<EdgeBody> {
-    let Reader { form, model, streams, begun, explain } = reader;
+async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer) -> Response<EdgeBody> {
+    let TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain } = reader;
     let status = u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
-    let mut heads = headers::incoming(answer.head.headers);
-    headers::explain(&mut heads, &answer.decision, explain);
+    let mut heads = headers::headers_for_client(answer.head.headers);
+    headers::add_placement_headers(&mut heads, &answer.decision, explain);
     let is_stream = heads.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     // They speak of the engine's body.
     for name in [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::CONTENT_ENCODING] {
@@ -173,53 +173,53 @@ async fn retell_answer(reader: Reader, answer: dispatch::Answer) -> Response<Edg
     }
     let mut response = if status.is_success() && streams && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-        Response::new(EdgeBody::Retold(Box::new(Retold::new(answer.body, Teller::new(form, model, begun)))))
+        Response::new(EdgeBody::Ollama(Box::new(OllamaBody::new(answer.body, OllamaTranslator::new(form, model, begun)))))
     } else {
-        match collected(answer.body).await {
-            Ok(body) if !status.is_success() => failed(status, &message_of(&body)),
-            Ok(body) => match whole(form, &model, &body, begun.elapsed(), SystemTime::now()) {
+        match collect_body(answer.body).await {
+            Ok(body) if !status.is_success() => error_response(status, &error_message(&body)),
+            Ok(body) => match translate_answer(form, &model, &body, begun.elapsed(), SystemTime::now()) {
                 Ok(body) => reply::json(StatusCode::OK, body),
-                Err(message) => failed(StatusCode::BAD_GATEWAY, &message),
+                Err(message) => error_response(StatusCode::BAD_GATEWAY, &message),
             },
-            Err(message) => failed(StatusCode::BAD_GATEWAY, &message),
+            Err(message) => error_response(StatusCode::BAD_GATEWAY, &message),
         }
     };
     response.headers_mut().extend(heads);
-    if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::retry_after(response) } else { response }
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
 }
 
 /// All of an answer that is no stream. The relay sees to it that the engine does not pause for ever, and aborts when the client leaves.
-async fn collected(body: Box<Relay>) -> Result<Bytes, String> {
-    match Limited::new(body, MOST_ANSWER_BYTES).collect().await {
+async fn collect_body(body: Box<Relay>) -> Result<Bytes, String> {
+    match Limited::new(body, MAX_ANSWER_BYTES).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err("the answer is too large: ask for less at once".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-fn told(body: &Value) -> Response<EdgeBody> {
+fn json_response(body: &Value) -> Response<EdgeBody> {
     reply::json(StatusCode::OK, body.to_string())
 }
 
-fn failed(status: StatusCode, message: &str) -> Response<EdgeBody> {
-    reply::json(status, error(message).to_string())
+fn error_response(status: StatusCode, message: &str) -> Response<EdgeBody> {
+    reply::json(status, error_body(message).to_string())
 }
 
-fn text(body: &'static str) -> Response<EdgeBody> {
-    let mut response = Response::new(EdgeBody::Own(Some(Bytes::from_static(body.as_bytes()))));
+fn text_response(body: &'static str) -> Response<EdgeBody> {
+    let mut response = Response::new(EdgeBody::Local(Some(Bytes::from_static(body.as_bytes()))));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 
-fn wrong_method(allowed: &'static str) -> Response<EdgeBody> {
-    let mut response = failed(StatusCode::METHOD_NOT_ALLOWED, &format!("this path takes {allowed}"));
+fn method_not_allowed(allowed: &'static str) -> Response<EdgeBody> {
+    let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, &format!("this path takes {allowed}"));
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
 /// What would change a replica behind the back of all routers.
-fn for_operators() -> Response<EdgeBody> {
-    failed(StatusCode::FORBIDDEN, "models are served by the fleet's operator: clients neither pull nor push, create, copy or delete them")
+fn operators_only() -> Response<EdgeBody> {
+    error_response(StatusCode::FORBIDDEN, "models are served by the fleet's operator: clients neither pull nor push, create, copy or delete them")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 /// Options that have the same meaning in both APIs, with the engine's name for each. What else Ollama has (`num_ctx`, `num_gpu`, `mirostat`,
 /// …) says how a model is loaded or what its own sampler does, and is ignored.
-const SAMPLING: [(&str, &str); 9] = [
+const SAMPLING_OPTIONS: [(&str, &str); 9] = [
     ("temperature", "temperature"),
     ("top_k", "top_k"),
     ("top_p", "top_p"),
@@ -21,19 +21,19 @@ const SAMPLING: [(&str, &str); 9] = [
 /// # Errors
 /// When `num_predict` is no number: the limit of an answer must not be lost in silence.
 pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<String, Value>) -> Result<(), String> {
-    for (name, engines) in SAMPLING {
+    for (name, engines) in SAMPLING_OPTIONS {
         match options.get(name) {
             None | Some(Value::Null) => {}
             Some(Value::Array(stop)) if stop.is_empty() => {}
             Some(value) => {
-                request.insert(engines.to_owned(), whole(value).map_or_else(|| value.clone(), Value::from));
+                request.insert(engines.to_owned(), to_integer(value).map_or_else(|| value.clone(), Value::from));
             }
         }
     }
     // Negative means as much as fits (-2) or as the model likes (-1), and so does 0.
     match options.get("num_predict") {
         None | Some(Value::Null) => {}
-        Some(value) => match whole(value) {
+        Some(value) => match to_integer(value) {
             Some(most) if most > 0 => {
                 request.insert("max_tokens".to_owned(), most.into());
             }
@@ -45,7 +45,7 @@ pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<Strin
 }
 
 /// Clients of languages that have but one kind of number write whole ones as `40.0`, which not every front-end takes for an integer.
-fn whole(value: &Value) -> Option<i64> {
+fn to_integer(value: &Value) -> Option<i64> {
     // Below 2^53 a float names every whole number exactly.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, reason = "it is whole, and small enough")]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::messages::{self, Message};
+use super::messages::{self, ChatMessage};
 use super::options::{add_format, add_logprobs, add_sampling, add_thinking};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -12,7 +12,7 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// In which form an answer is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum OllamaRoute {
     /// As a message: `/api/chat`.
     Chat,
     /// As text: `/api/generate`.
@@ -25,37 +25,37 @@ pub(super) enum Form {
 
 /// What a request wants.
 #[derive(Debug, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct OllamaRequest {
     /// The model as the client named it.
     pub(super) model: String,
-    pub(super) form: Form,
+    pub(super) route: OllamaRoute,
     /// Whether the answer is to come line by line.
-    pub(super) streams: bool,
+    pub(super) is_stream: bool,
     /// What the engine is asked; absent where the client but has its model loaded.
-    pub(super) asked: Option<Asked>,
+    pub(super) engine_request: Option<OpenAiRequest>,
 }
 
 /// A request for an engine, but for its model.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct OpenAiRequest {
     pub(super) path: &'static str,
     pub(super) fields: Map<String, Value>,
     /// The engine's own limit of this route is a few tokens, and the client wants as many as there may be.
-    pub(super) unlimited: bool,
+    pub(super) needs_token_limit: bool,
 }
 
-impl Wanted {
+impl OllamaRequest {
     /// Reads the body of a request whose answer has this form.
     ///
     /// # Errors
     /// When it cannot be understood, or asks for what no engine here does.
-    pub(super) fn read(form: Form, body: &[u8]) -> Result<Self, String> {
+    pub(super) fn parse(form: OllamaRoute, body: &[u8]) -> Result<Self, String> {
         let words = |error: serde_json::Error| format!("the body cannot be understood: {error}");
         let wanted = match form {
-            Form::Chat => serde_json::from_slice::<Chat>(body).map_err(words)?.wanted()?,
-            Form::Generate => serde_json::from_slice::<Generate>(body).map_err(words)?.wanted()?,
-            Form::Embed => serde_json::from_slice::<Embed>(body).map_err(words)?.wanted()?,
-            Form::Embedding => serde_json::from_slice::<Embedding>(body).map_err(words)?.wanted(),
+            OllamaRoute::Chat => serde_json::from_slice::<OllamaChat>(body).map_err(words)?.into_request()?,
+            OllamaRoute::Generate => serde_json::from_slice::<OllamaGenerate>(body).map_err(words)?.into_request()?,
+            OllamaRoute::Embed => serde_json::from_slice::<OllamaEmbed>(body).map_err(words)?.into_request()?,
+            OllamaRoute::Embedding => serde_json::from_slice::<OllamaEmbeddings>(body).map_err(words)?.into_request(),
         };
         if wanted.model.is_empty() { Err("the body names no model".to_owned()) } else { Ok(wanted) }
     }
@@ -63,7 +63,7 @@ impl Wanted {
 
 /// What both kinds of generation have.
 #[derive(Debug, Deserialize)]
-struct Common {
+struct GenerationFields {
     #[serde(default)]
     model: String,
     stream: Option<bool>,
@@ -74,14 +74,14 @@ struct Common {
     top_logprobs: Option<u32>,
 }
 
-impl Common {
+impl GenerationFields {
     /// Whether the answer is to come line by line: yes, unless the client says no.
-    fn streams(&self) -> bool {
+    fn is_stream(&self) -> bool {
         self.stream.unwrap_or(true)
     }
 
     fn add_to(&self, fields: &mut Map<String, Value>) -> Result<(), String> {
-        if self.streams() {
+        if self.is_stream() {
             fields.insert("stream".to_owned(), true.into());
             fields.insert("stream_options".to_owned(), json!({"include_usage": true}));
         }
@@ -96,39 +96,39 @@ impl Common {
         add_thinking(self.think.as_ref(), fields)
     }
 
-    fn wanted(self, form: Form, asked: Option<Asked>) -> Wanted {
-        Wanted { streams: self.streams(), model: self.model, form, asked }
+    fn into_request(self, form: OllamaRoute, asked: Option<OpenAiRequest>) -> OllamaRequest {
+        OllamaRequest { is_stream: self.is_stream(), model: self.model, route: form, engine_request: asked }
     }
 }
 
 /// `/api/chat`.
 #[derive(Debug, Deserialize)]
-struct Chat {
+struct OllamaChat {
     #[serde(flatten)]
-    common: Common,
-    messages: Option<Vec<Message>>,
+    common: GenerationFields,
+    messages: Option<Vec<ChatMessage>>,
     tools: Option<Vec<Value>>,
 }
 
-impl Chat {
-    fn wanted(self) -> Result<Wanted, String> {
+impl OllamaChat {
+    fn into_request(self) -> Result<OllamaRequest, String> {
         let Self { common, messages, tools } = self;
-        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else { return Ok(common.wanted(Form::Chat, None)) };
+        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else { return Ok(common.into_request(OllamaRoute::Chat, None)) };
         let mut fields = Map::new();
-        fields.insert("messages".to_owned(), messages::for_engine(messages)?.into());
+        fields.insert("messages".to_owned(), messages::to_openai_messages(messages)?.into());
         if let Some(tools) = tools.filter(|tools| !tools.is_empty()) {
             fields.insert("tools".to_owned(), tools.into());
         }
         common.add_to_chat(&mut fields)?;
-        Ok(common.wanted(Form::Chat, Some(Asked { path: CHAT, fields, unlimited: false })))
+        Ok(common.into_request(OllamaRoute::Chat, Some(OpenAiRequest { path: CHAT, fields, needs_token_limit: false })))
     }
 }
 
 /// `/api/generate`.
 #[derive(Debug, Deserialize)]
-struct Generate {
+struct OllamaGenerate {
     #[serde(flatten)]
-    common: Common,
+    common: GenerationFields,
     prompt: Option<String>,
     suffix: Option<String>,
     system: Option<String>,
@@ -138,8 +138,8 @@ struct Generate {
     images: Option<Vec<String>>,
 }
 
-impl Generate {
-    fn wanted(self) -> Result<Wanted, String> {
+impl OllamaGenerate {
+    fn into_request(self) -> Result<OllamaRequest, String> {
         let Self { common, prompt, suffix, system, template, context, raw, images } = self;
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
         let (prompt, suffix, system, images) = (given(prompt), given(suffix), given(system), images.unwrap_or_default());
@@ -149,14 +149,14 @@ impl Generate {
         if context.is_some_and(|context| !context.is_empty()) {
             return Err("`context` is neither given nor taken here: send the conversation to /api/chat".to_owned());
         }
-        let Some(prompt) = prompt else { return Ok(common.wanted(Form::Generate, None)) };
+        let Some(prompt) = prompt else { return Ok(common.into_request(OllamaRoute::Generate, None)) };
         let mut fields = Map::new();
         if raw != Some(true) && suffix.is_none() {
             let mut messages: Vec<Value> = system.into_iter().map(|system| json!({"role": "system", "content": system})).collect();
-            messages.push(json!({"role": "user", "content": messages::with_images(prompt, images)?}));
+            messages.push(json!({"role": "user", "content": messages::content_with_images(prompt, images)?}));
             fields.insert("messages".to_owned(), messages.into());
             common.add_to_chat(&mut fields)?;
-            return Ok(common.wanted(Form::Generate, Some(Asked { path: CHAT, fields, unlimited: false })));
+            return Ok(common.into_request(OllamaRoute::Generate, Some(OpenAiRequest { path: CHAT, fields, needs_token_limit: false })));
         }
         if system.is_some() || !images.is_empty() || common.logprobs == Some(true) {
             return Err("a prompt with `raw` or `suffix` goes to the model as it is: it has no `system`, `images` or `logprobs`".to_owned());
@@ -167,64 +167,64 @@ impl Generate {
         }
         common.add_to(&mut fields)?;
         let unlimited = !fields.contains_key("max_tokens");
-        Ok(common.wanted(Form::Generate, Some(Asked { path: COMPLETIONS, fields, unlimited })))
+        Ok(common.into_request(OllamaRoute::Generate, Some(OpenAiRequest { path: COMPLETIONS, fields, needs_token_limit: unlimited })))
     }
 }
 
 /// `/api/embed`.
 #[derive(Debug, Deserialize)]
-struct Embed {
+struct OllamaEmbed {
     #[serde(default)]
     model: String,
-    input: Option<Texts>,
+    input: Option<EmbedInput>,
     truncate: Option<bool>,
     dimensions: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Texts {
+enum EmbedInput {
     One(String),
     Many(Vec<String>),
 }
 
-impl Embed {
-    fn wanted(self) -> Result<Wanted, String> {
+impl OllamaEmbed {
+    fn into_request(self) -> Result<OllamaRequest, String> {
         let Self { model, input, truncate, dimensions } = self;
         let texts = match input {
             None => Vec::new(),
-            Some(Texts::One(text)) if text.is_empty() => Vec::new(),
-            Some(Texts::One(text)) => vec![text],
-            Some(Texts::Many(texts)) => texts,
+            Some(EmbedInput::One(text)) if text.is_empty() => Vec::new(),
+            Some(EmbedInput::One(text)) => vec![text],
+            Some(EmbedInput::Many(texts)) => texts,
         };
         if texts.iter().any(String::is_empty) {
             return Err("an empty text has no embedding".to_owned());
         }
-        let mut asked = embeddings(texts, truncate);
+        let mut asked = embeddings_request(texts, truncate);
         if let (Some(asked), Some(dimensions)) = (&mut asked, dimensions.filter(|dimensions| !dimensions.is_null())) {
             asked.fields.insert("dimensions".to_owned(), dimensions);
         }
-        Ok(Wanted { model, form: Form::Embed, streams: false, asked })
+        Ok(OllamaRequest { model, route: OllamaRoute::Embed, is_stream: false, engine_request: asked })
     }
 }
 
 /// `/api/embeddings`, the older one.
 #[derive(Debug, Deserialize)]
-struct Embedding {
+struct OllamaEmbeddings {
     #[serde(default)]
     model: String,
     prompt: Option<String>,
 }
 
-impl Embedding {
-    fn wanted(self) -> Wanted {
+impl OllamaEmbeddings {
+    fn into_request(self) -> OllamaRequest {
         let texts = self.prompt.into_iter().filter(|text| !text.is_empty()).collect();
-        Wanted { model: self.model, form: Form::Embedding, streams: false, asked: embeddings(texts, None) }
+        OllamaRequest { model: self.model, route: OllamaRoute::Embedding, is_stream: false, engine_request: embeddings_request(texts, None) }
     }
 }
 
 /// What too long a text is cut to is as much as the model takes, unless the client will not have it cut.
-fn embeddings(texts: Vec<String>, truncate: Option<bool>) -> Option<Asked> {
+fn embeddings_request(texts: Vec<String>, truncate: Option<bool>) -> Option<OpenAiRequest> {
     if texts.is_empty() {
         return None;
     }
@@ -234,5 +234,5 @@ fn embeddings(texts: Vec<String>, truncate: Option<bool>) -> Option<Asked> {
     if truncate != Some(false) {
         fields.insert("truncate_prompt_tokens".to_owned(), (-1).into());
     }
-    Some(Asked { path: EMBEDDINGS, fields, unlimited: false })
+    Some(OpenAiRequest { path: EMBEDDINGS, fields, needs_token_limit: false })
 }

@@ -3,26 +3,26 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::catalog::{Flags, resolve};
+use super::catalog::{EngineFlags, resolve};
 use super::*;
 
-fn asked(form: Form, body: &Value) -> Asked {
-    Wanted::read(form, body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{error}: {body}")).asked.expect("something is asked")
+fn asked(form: OllamaRoute, body: &Value) -> OpenAiRequest {
+    OllamaRequest::parse(form, body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{error}: {body}")).engine_request.expect("something is asked")
 }
 
-fn fields(form: Form, body: &Value) -> Value {
+fn fields(form: OllamaRoute, body: &Value) -> Value {
     Value::Object(asked(form, body).fields)
 }
 
-fn refused(form: Form, body: &Value) -> String {
-    Wanted::read(form, body.to_string().as_bytes()).expect_err("it cannot be done")
+fn refused(form: OllamaRoute, body: &Value) -> String {
+    OllamaRequest::parse(form, body.to_string().as_bytes()).expect_err("it cannot be done")
 }
 
 /// The parts of a chat's request that `more` adds to a plain one that does not stream.
 fn added(more: Value) -> Value {
     let mut body = json!({"model": "m", "stream": false, "messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let mut fields = asked(Form::Chat, &body).fields;
+    let mut fields = asked(OllamaRoute::Chat, &body).fields;
     fields.remove("messages");
     Value::Object(fields)
 }
@@ -35,8 +35,8 @@ fn a_chat_streams_unless_it_says_no_and_a_stream_reports_its_usage() {
         "stream": true,
         "stream_options": {"include_usage": true},
     });
-    assert_eq!(fields(Form::Chat, &chat), expected);
-    assert_eq!(asked(Form::Chat, &chat).path, "/v1/chat/completions");
+    assert_eq!(fields(OllamaRoute::Chat, &chat), expected);
+    assert_eq!(asked(OllamaRoute::Chat, &chat).path, "/v1/chat/completions");
     assert_eq!(added(json!({})), json!({}));
 }
 
@@ -65,7 +65,7 @@ fn options_become_the_engines_sampling_parameters() {
         assert_eq!(added(json!({"options": options})), expected, "{options}");
     }
     let chat = json!({"model": "m", "messages": [{"role": "user"}], "options": {"num_predict": "many"}});
-    assert_eq!(refused(Form::Chat, &chat), "options.num_predict must be a whole number, not \"many\"");
+    assert_eq!(refused(OllamaRoute::Chat, &chat), "options.num_predict must be a whole number, not \"many\"");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn format_and_think_and_logprobs_have_their_names_at_the_engine() {
     ] {
         let mut body = json!({"model": "m", "messages": [{"role": "user"}]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        assert_eq!(refused(Form::Chat, &body), complaint);
+        assert_eq!(refused(OllamaRoute::Chat, &body), complaint);
     }
 }
 
@@ -110,7 +110,7 @@ fn tool_calls_get_ids_and_each_result_the_id_of_its_call() {
         {"role": "tool", "tool_call_id": "own", "content": "sun"},
         {"role": "tool", "content": "nobody asked"},
     ]);
-    let told = fields(Form::Chat, &json!({"model": "m", "messages": messages}))["messages"].take();
+    let told = fields(OllamaRoute::Chat, &json!({"model": "m", "messages": messages}))["messages"].take();
     let called = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{\"city\":\"Bern\",\"days\":[1,2]}"}});
     let expected = json!([
         {"role": "system", "content": "be brief"},
@@ -135,11 +135,11 @@ fn images_travel_as_their_own_bytes_and_never_as_an_address() {
         ("AAAA", "data:application/octet-stream;base64,AAAA"),
         ("data:image/png;base64,iVBORw0KGgo", "data:image/png;base64,iVBORw0KGgo"),
     ] {
-        let content = &fields(Form::Chat, &of(image))["messages"][0]["content"];
+        let content = &fields(OllamaRoute::Chat, &of(image))["messages"][0]["content"];
         assert_eq!(*content, json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]));
     }
     for image in ["http://10.0.0.1/secret.png", "file:///etc/passwd", "", "data:image/png;base64,", "data:image/png,x", "AA AA"] {
-        assert!(refused(Form::Chat, &of(image)).contains("base64"), "{image}");
+        assert!(refused(OllamaRoute::Chat, &of(image)).contains("base64"), "{image}");
     }
 }
 
@@ -147,12 +147,12 @@ fn images_travel_as_their_own_bytes_and_never_as_an_address() {
 fn a_prompt_goes_through_the_models_template_unless_it_is_raw() {
     let templated = json!({"model": "m", "prompt": "why?", "system": "be brief", "stream": false, "context": []});
     let expected = json!({"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]});
-    assert_eq!(fields(Form::Generate, &templated), expected);
+    assert_eq!(fields(OllamaRoute::Generate, &templated), expected);
 
-    let raw = asked(Form::Generate, &json!({"model": "m", "prompt": "<s>why?", "raw": true, "stream": false, "think": true}));
-    assert_eq!((raw.path, Value::Object(raw.fields), raw.unlimited), ("/v1/completions", json!({"prompt": "<s>why?"}), true));
-    let fill = asked(Form::Generate, &json!({"model": "m", "prompt": "def ", "suffix": "return", "options": {"num_predict": 9}}));
-    assert_eq!((fill.path, fill.unlimited), ("/v1/completions", false));
+    let raw = asked(OllamaRoute::Generate, &json!({"model": "m", "prompt": "<s>why?", "raw": true, "stream": false, "think": true}));
+    assert_eq!((raw.path, Value::Object(raw.fields), raw.needs_token_limit), ("/v1/completions", json!({"prompt": "<s>why?"}), true));
+    let fill = asked(OllamaRoute::Generate, &json!({"model": "m", "prompt": "def ", "suffix": "return", "options": {"num_predict": 9}}));
+    assert_eq!((fill.path, fill.needs_token_limit), ("/v1/completions", false));
     assert_eq!((&fill.fields["suffix"], &fill.fields["max_tokens"], &fill.fields["stream"]), (&json!("return"), &json!(9), &json!(true)));
 }
 
@@ -167,33 +167,33 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     ] {
         let mut body = json!({"model": "m", "prompt": "p"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let complaint = refused(Form::Generate, &body);
+        let complaint = refused(OllamaRoute::Generate, &body);
         assert!(complaint.contains(named), "{complaint}");
     }
     for (form, body) in [
-        (Form::Chat, json!({"messages": []})),
-        (Form::Generate, json!({"prompt": "p"})),
-        (Form::Embed, json!({"input": "t"})),
-        (Form::Embedding, json!({"model": "", "prompt": "p"})),
+        (OllamaRoute::Chat, json!({"messages": []})),
+        (OllamaRoute::Generate, json!({"prompt": "p"})),
+        (OllamaRoute::Embed, json!({"input": "t"})),
+        (OllamaRoute::Embedding, json!({"model": "", "prompt": "p"})),
     ] {
         assert_eq!(refused(form, &body), "the body names no model");
     }
-    assert!(refused(Form::Chat, &json!({"model": "m", "messages": "no list"})).starts_with("the body cannot be understood: "));
-    assert!(Wanted::read(Form::Chat, b"{\"model\": }").is_err() && Wanted::read(Form::Chat, b"").is_err());
+    assert!(refused(OllamaRoute::Chat, &json!({"model": "m", "messages": "no list"})).starts_with("the body cannot be understood: "));
+    assert!(OllamaRequest::parse(OllamaRoute::Chat, b"{\"model\": }").is_err() && OllamaRequest::parse(OllamaRoute::Chat, b"").is_err());
 }
 
 #[test]
 fn whoever_asks_nothing_but_has_a_model_loaded_gets_a_whole_answer_of_nothing() {
     for (form, body) in [
-        (Form::Chat, json!({"model": "m"})),
-        (Form::Chat, json!({"model": "m", "messages": []})),
-        (Form::Generate, json!({"model": "m", "prompt": "", "keep_alive": 0})),
-        (Form::Embed, json!({"model": "m", "input": []})),
-        (Form::Embedding, json!({"model": "m", "prompt": ""})),
+        (OllamaRoute::Chat, json!({"model": "m"})),
+        (OllamaRoute::Chat, json!({"model": "m", "messages": []})),
+        (OllamaRoute::Generate, json!({"model": "m", "prompt": "", "keep_alive": 0})),
+        (OllamaRoute::Embed, json!({"model": "m", "input": []})),
+        (OllamaRoute::Embedding, json!({"model": "m", "prompt": ""})),
     ] {
-        assert_eq!(Wanted::read(form, body.to_string().as_bytes()).unwrap().asked, None, "{body}");
+        assert_eq!(OllamaRequest::parse(form, body.to_string().as_bytes()).unwrap().engine_request, None, "{body}");
     }
-    let told = loaded(Form::Chat, "m", noon());
+    let told = model_loaded_answer(OllamaRoute::Chat, "m", noon());
     assert_eq!((&told["done"], &told["done_reason"], &told["message"]["content"]), (&json!(true), &json!("load"), &json!("")));
 }
 
@@ -202,14 +202,14 @@ fn texts_are_embedded_one_or_many_and_cut_to_what_the_model_takes_unless_forbidd
     let embed = |more: Value| {
         let mut body = json!({"model": "m"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        fields(Form::Embed, &body)
+        fields(OllamaRoute::Embed, &body)
     };
     let expected = json!({"input": ["a"], "encoding_format": "float", "truncate_prompt_tokens": -1});
     assert_eq!(embed(json!({"input": "a", "options": {"num_ctx": 1}, "keep_alive": "1h"})), expected);
     let expected = json!({"input": ["a", "b"], "encoding_format": "float", "dimensions": 8});
     assert_eq!(embed(json!({"input": ["a", "b"], "truncate": false, "dimensions": 8})), expected);
-    assert_eq!(fields(Form::Embedding, &json!({"model": "m", "prompt": "a"}))["input"], json!(["a"]));
-    assert!(refused(Form::Embed, &json!({"model": "m", "input": ["a", ""]})).contains("empty text"));
+    assert_eq!(fields(OllamaRoute::Embedding, &json!({"model": "m", "prompt": "a"}))["input"], json!(["a"]));
+    assert!(refused(OllamaRoute::Embed, &json!({"model": "m", "input": ["a", ""]})).contains("empty text"));
 }
 
 fn noon() -> SystemTime {
@@ -218,34 +218,34 @@ fn noon() -> SystemTime {
 
 const WHOLE: &str = r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"Hi","reasoning":"hm","tool_calls":[{"id":"t1","type":"function","function":{"name":"look","arguments":"{\"at\": 1.50}"}}]},"logprobs":{"content":[{"token":"Hi","logprob":-0.10}]},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":7,"total_tokens":12,"completion_tokens":5}}"#;
 
-fn whole_text(form: Form, body: &str) -> String {
-    let told = whole(form, "m:latest", body.as_bytes(), Duration::from_millis(1500), noon());
+fn whole_text(form: OllamaRoute, body: &str) -> String {
+    let told = translate_answer(form, "m:latest", body.as_bytes(), Duration::from_millis(1500), noon());
     String::from_utf8(told.unwrap_or_else(|message| format!("error: {message}").into_bytes())).unwrap()
 }
 
 #[test]
 fn a_whole_answer_is_one_object_with_everything_in_it() {
-    insta::assert_snapshot!(whole_text(Form::Chat, WHOLE), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":"Hi","thinking":"hm","tool_calls":[{"id":"t1","function":{"index":0,"name":"look","arguments":{"at":1.5}}}]},"logprobs":[{"token":"Hi","logprob":-0.10}],"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"eval_count":5,"eval_duration":1500000000}"#);
-    insta::assert_snapshot!(whole_text(Form::Generate, WHOLE), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","response":"Hi","thinking":"hm","logprobs":[{"token":"Hi","logprob":-0.10}],"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"eval_count":5,"eval_duration":1500000000}"#);
+    insta::assert_snapshot!(whole_text(OllamaRoute::Chat, WHOLE), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":"Hi","thinking":"hm","tool_calls":[{"id":"t1","function":{"index":0,"name":"look","arguments":{"at":1.5}}}]},"logprobs":[{"token":"Hi","logprob":-0.10}],"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"eval_count":5,"eval_duration":1500000000}"#);
+    insta::assert_snapshot!(whole_text(OllamaRoute::Generate, WHOLE), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","response":"Hi","thinking":"hm","logprobs":[{"token":"Hi","logprob":-0.10}],"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"eval_count":5,"eval_duration":1500000000}"#);
     let cut = r#"{"choices":[{"index":0,"text":"raw","logprobs":null,"finish_reason":"length"}],"usage":null}"#;
-    insta::assert_snapshot!(whole_text(Form::Generate, cut), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","response":"raw","done":true,"done_reason":"length","total_duration":1500000000,"load_duration":0,"prompt_eval_count":0,"eval_count":0,"eval_duration":1500000000}"#);
+    insta::assert_snapshot!(whole_text(OllamaRoute::Generate, cut), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","response":"raw","done":true,"done_reason":"length","total_duration":1500000000,"load_duration":0,"prompt_eval_count":0,"eval_count":0,"eval_duration":1500000000}"#);
 }
 
 #[test]
 fn an_answer_that_cannot_be_told_is_an_error_with_its_reason() {
-    insta::assert_snapshot!(whole_text(Form::Chat, &WHOLE.replace("{\\\"at\\\": 1.50}", "{\\\"at\\\": 1.5")), @"error: the model called `look` with arguments that are no JSON object, or was cut short while it did");
-    insta::assert_snapshot!(whole_text(Form::Chat, r#"{"choices":[]}"#), @"error: the engine's answer is empty");
-    assert!(whole_text(Form::Chat, "<html>").starts_with("error: the engine's answer cannot be read: "));
+    insta::assert_snapshot!(whole_text(OllamaRoute::Chat, &WHOLE.replace("{\\\"at\\\": 1.50}", "{\\\"at\\\": 1.5")), @"error: the model called `look` with arguments that are no JSON object, or was cut short while it did");
+    insta::assert_snapshot!(whole_text(OllamaRoute::Chat, r#"{"choices":[]}"#), @"error: the engine's answer is empty");
+    assert!(whole_text(OllamaRoute::Chat, "<html>").starts_with("error: the engine's answer cannot be read: "));
     // A function without parameters is called with nothing.
-    assert!(whole_text(Form::Chat, &WHOLE.replace("{\\\"at\\\": 1.50}", "")).contains(r#""arguments":{}"#));
+    assert!(whole_text(OllamaRoute::Chat, &WHOLE.replace("{\\\"at\\\": 1.50}", "")).contains(r#""arguments":{}"#));
 }
 
 #[test]
 fn vectors_keep_their_digits_and_the_order_of_their_texts() {
     let body =
         r#"{"data":[{"index":1,"object":"embedding","embedding":[0.10,2e-3]},{"index":0,"embedding":[1.0]}],"usage":{"prompt_tokens":4}}"#;
-    insta::assert_snapshot!(whole_text(Form::Embed, body), @r#"{"model":"m:latest","embeddings":[[1.0],[0.10,2e-3]],"total_duration":1500000000,"load_duration":0,"prompt_eval_count":4}"#);
-    insta::assert_snapshot!(whole_text(Form::Embedding, body), @r#"{"embedding":[1.0]}"#);
+    insta::assert_snapshot!(whole_text(OllamaRoute::Embed, body), @r#"{"model":"m:latest","embeddings":[[1.0],[0.10,2e-3]],"total_duration":1500000000,"load_duration":0,"prompt_eval_count":4}"#);
+    insta::assert_snapshot!(whole_text(OllamaRoute::Embedding, body), @r#"{"embedding":[1.0]}"#);
 }
 
 #[test]
@@ -257,10 +257,10 @@ fn errors_of_every_form_become_one_sentence() {
         (r#"{"detail":[{"loc":["body"]}]}"#, r#"[{"loc":["body"]}]"#),
         ("Bad Gateway", "Bad Gateway"),
     ] {
-        assert_eq!(message_of(body.as_bytes()), message);
+        assert_eq!(error_message(body.as_bytes()), message);
     }
-    let refused = retold(reply::error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", "too much"));
-    let EdgeBody::Own(Some(body)) = refused.body() else { panic!("its own body") };
+    let refused = translate_error(reply::error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", "too much"));
+    let EdgeBody::Local(Some(body)) = refused.body() else { panic!("its own body") };
     assert_eq!((refused.status(), &body[..]), (StatusCode::TOO_MANY_REQUESTS, &br#"{"error":"too much"}"#[..]));
 }
 
@@ -287,26 +287,26 @@ fn what_a_model_can_do_is_read_from_its_engines_flags() {
         ("--convert=embed", "embedding"),
     ] {
         let words: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
-        assert_eq!(Flags(&words).capabilities().join(" "), expected, "{flags}");
+        assert_eq!(EngineFlags(&words).capabilities().join(" "), expected, "{flags}");
     }
 }
 
 #[test]
 fn ollamas_paths_are_told_from_the_engines() {
     for path in ["/", "/api", "/api/", "/api/chat", "/api/blobs/sha256:0"] {
-        assert!(is_ours(path), "{path}");
+        assert!(is_ollama_path(path), "{path}");
     }
     for path in ["/v1/chat/completions", "/apis", "/health", "//", "/v1/api/chat", ""] {
-        assert!(!is_ours(path), "{path}");
+        assert!(!is_ollama_path(path), "{path}");
     }
 }
 
 proptest! {
     #[test]
     fn no_body_makes_it_panic(body: Vec<u8>) {
-        for form in [Form::Chat, Form::Generate, Form::Embed, Form::Embedding] {
-            let _ = Wanted::read(form, &body);
-            let _ = whole(form, "m", &body, Duration::ZERO, noon());
+        for form in [OllamaRoute::Chat, OllamaRoute::Generate, OllamaRoute::Embed, OllamaRoute::Embedding] {
+            let _ = OllamaRequest::parse(form, &body);
+            let _ = translate_answer(form, "m", &body, Duration::ZERO, noon());
         }
     }
 }

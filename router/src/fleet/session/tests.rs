@@ -17,12 +17,12 @@ fn no_number_of_an_agent_is_more_than_any_replica_can_have() {
         engine: Some(engine),
         ..wire::Load::default()
     };
-    let bounded = load(told);
+    let bounded = parse_load(told);
     let engine = bounded.wire.engine.as_ref().unwrap();
-    assert_eq!((bounded.others, bounded.engine), (MOST_REQUESTS, MOST_REQUESTS));
-    assert_eq!((bounded.wire.pending_tokens, bounded.wire.context_tokens), (MOST_TOKENS, MOST_TOKENS));
-    assert_eq!((engine.kv_blocks * u64::from(engine.block_size), engine.kv_use), (MOST_TOKENS, 0.0));
+    assert_eq!((bounded.in_flight_elsewhere, bounded.engine_requests), (MAX_REQUESTS, MAX_REQUESTS));
+    assert_eq!((bounded.wire.pending_tokens, bounded.wire.context_tokens), (MAX_TOKENS, MAX_TOKENS));
+    assert_eq!((engine.kv_blocks * u64::from(engine.block_size), engine.kv_use), (MAX_TOKENS, 0.0));
     let usual = wire::EngineLoad { running: 3, waiting: 4, kv_use: 0.5, kv_blocks: 30_000, block_size: 16, ..wire::EngineLoad::default() };
     let usual = wire::Load { in_flight: 9, in_flight_yours: 2, pending_tokens: 5, engine: Some(usual), ..wire::Load::default() };
-    assert_eq!(load(usual), Load { others: 7, engine: 7, wire: usual });
+    assert_eq!(parse_load(usual), Load { in_flight_elsewhere: 7, engine_requests: 7, wire: usual });
 }

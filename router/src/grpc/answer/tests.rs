@@ -1,11 +1,11 @@
 use super::*;
 
 /// The body of a recorded answer.
-fn recorded(raw: &[u8]) -> Answered {
+fn recorded(raw: &[u8]) -> EngineAnswer {
     serde_json::from_slice(&raw[memchr::memmem::find(raw, b"\r\n\r\n").unwrap() + 4..]).unwrap()
 }
 
-fn only(mut answered: Answered) -> wire::Choice {
+fn only(mut answered: EngineAnswer) -> wire::Choice {
     choice(answered.choices.as_mut().unwrap().remove(0))
 }
 

@@ -1,37 +1,37 @@
 use super::*;
 use crate::admission::{Admission, UsageEstimate};
-use crate::fleet::{Booking as Cost, Own};
+use crate::fleet::{InFlightCost as Cost, LocalLoad};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Bookings on one replica, for two callers.
 struct Fixture {
-    own: Arc<Own>,
+    own: Arc<LocalLoad>,
     admission: Admission,
-    booked: Booked,
+    booked: BookingTable,
     began: Instant,
 }
 
 impl Fixture {
     fn new() -> Self {
-        Self { own: Arc::default(), admission: Admission::new(10), booked: Booked::default(), began: Instant::now() }
+        Self { own: Arc::default(), admission: Admission::new(10), booked: BookingTable::default(), began: Instant::now() }
     }
 
     /// A request that is computed for a second, and was expected to be answered then.
     fn book(&mut self, id: u64, seconds: u32) {
-        let in_flight = self.own.enter(Cost { tokens: 100, uncached: 60, due: 1.0 }, None);
-        let permit = self.admission.admit(&Caller::anyone("a".into()), UsageEstimate::default()).unwrap();
+        let in_flight = self.own.start_request(Cost { prompt_tokens: 100, uncached_tokens: 60, first_byte_due: 1.0 }, None);
+        let permit = self.admission.admit(&Caller::anonymous("a".into()), UsageEstimate::default()).unwrap();
         let expires = self.began + seconds * SECOND;
         let next = expires.min(self.began + SECOND);
         let owner = ("".into(), "a".into());
-        self.booked.by_id.insert(id, Booking { in_flight, _permit: permit, owner, next, expires });
-        self.booked.agenda.insert((next, id));
+        self.booked.by_id.insert(id, ExternalBooking { in_flight, _permit: permit, owner, next_check: next, expires });
+        self.booked.timers.insert((next, id));
     }
 
     /// What counts after `seconds`: requests, tokens to compute, seconds overdue, permits.
     fn after(&mut self, seconds: u32) -> (u32, u64, f64, usize) {
-        drop(self.booked.pass(self.began + seconds * SECOND));
-        (self.own.in_flight(), self.own.pending(), self.own.overdue(seconds.into()), self.admission.in_flight())
+        drop(self.booked.process_due(self.began + seconds * SECOND));
+        (self.own.in_flight(), self.own.pending_tokens(), self.own.overdue_seconds(seconds.into()), self.admission.in_flight())
     }
 }
 
@@ -40,11 +40,11 @@ async fn a_booking_counts_until_it_expires_and_its_prompt_until_it_was_to_be_com
     let mut fixture = Fixture::new();
     fixture.book(1, 30);
     assert_eq!(fixture.after(0), (1, 60, 0.0, 1));
-    assert_eq!(fixture.booked.pass(fixture.began).0, Some(fixture.began + SECOND));
+    assert_eq!(fixture.booked.process_due(fixture.began).0, Some(fixture.began + SECOND));
     assert_eq!(fixture.after(1), (1, 0, 0.0, 1));
     assert_eq!(fixture.after(29), (1, 0, 0.0, 1), "that nobody says it was answered is no sign of a slow engine");
     assert_eq!(fixture.after(30), (0, 0, 0.0, 0));
-    assert_eq!(fixture.booked.pass(fixture.began + 31 * SECOND).0, None);
+    assert_eq!(fixture.booked.process_due(fixture.began + 31 * SECOND).0, None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,15 +59,15 @@ async fn bookings_end_each_at_its_time() {
     assert!(fixture.booked.remove(3).is_none());
     assert_eq!(fixture.after(4).0, 1);
     assert_eq!(fixture.after(6).0, 0);
-    assert!(fixture.booked.agenda.is_empty());
+    assert!(fixture.booked.timers.is_empty());
 }
 
 #[test]
 fn a_booking_lasts_as_long_as_is_asked_within_a_bound() {
-    let of = |seconds, nanos| lasts(Some(&prost_types::Duration { seconds, nanos })).map_err(|status| status.code());
-    assert_eq!(lasts(None).unwrap(), HOLD);
+    let of = |seconds, nanos| booking_time(Some(&prost_types::Duration { seconds, nanos })).map_err(|status| status.code());
+    assert_eq!(booking_time(None).unwrap(), DEFAULT_BOOKING_TIME);
     assert_eq!(of(0, 250_000_000), Ok(Duration::from_millis(250)));
-    assert_eq!(of(1_000_000, 0), Ok(LONGEST_HOLD));
+    assert_eq!(of(1_000_000, 0), Ok(MAX_BOOKING_TIME));
     assert_eq!(of(0, 0), Err(Code::InvalidArgument));
     assert_eq!(of(-1, 0), Err(Code::InvalidArgument));
 }

@@ -75,7 +75,7 @@ fn a_chat_with_everything_is_what_engines_read() {
         extra: Some(extra),
         ..Default::default()
     };
-    let request = generate(request, HeaderMap::new(), true).unwrap();
+    let request = generate_request(request, HeaderMap::new(), true).unwrap();
     assert_eq!(request.path, "/v1/chat/completions");
     let body: Value = serde_json::from_slice(&request.body).unwrap();
     insta::assert_snapshot!(serde_json::to_string_pretty(&body).unwrap());
@@ -84,12 +84,12 @@ fn a_chat_with_everything_is_what_engines_read() {
 #[test]
 fn texts_and_tokens_go_to_completions_with_nothing_that_was_not_said() {
     let of = |prompt| wire::GenerateRequest { prompt: Some(prompt), ..Default::default() };
-    let plain = generate(of(Prompt::Text("Once".into())), HeaderMap::new(), false).unwrap();
+    let plain = generate_request(of(Prompt::Text("Once".into())), HeaderMap::new(), false).unwrap();
     assert_eq!((plain.path, body(plain).as_str()), ("/v1/completions", r#"{"prompt":"Once","stream":false}"#));
     let tokens = of(Prompt::Tokens(wire::TokenIds { ids: vec![1, 4_294_967_295] }));
     let tokens = wire::GenerateRequest { sampling: Some(wire::Sampling { logprobs: Some(0), ..Default::default() }), ..tokens };
     assert_eq!(
-        body(generate(tokens, HeaderMap::new(), true).unwrap()),
+        body(generate_request(tokens, HeaderMap::new(), true).unwrap()),
         r#"{"prompt":[1,4294967295],"logprobs":0,"stream":true,"stream_options":{"include_usage":true}}"#
     );
 }
@@ -109,7 +109,7 @@ fn each_form_of_an_answer_has_its_field() {
             response_format: Some(wire::ResponseFormat { format: Some(format) }),
             ..Default::default()
         };
-        assert_eq!(body(generate(request, HeaderMap::new(), false).unwrap()), format!(r#"{{"prompt":"x",{expected}"stream":false}}"#));
+        assert_eq!(body(generate_request(request, HeaderMap::new(), false).unwrap()), format!(r#"{{"prompt":"x",{expected}"stream":false}}"#));
     }
 }
 
@@ -134,7 +134,7 @@ fn headers_are_those_of_the_call_without_what_is_grpcs_own() {
         request_id: "mine".into(),
         ..Default::default()
     };
-    let headers = generate(request, headers, false).unwrap().headers;
+    let headers = generate_request(request, headers, false).unwrap().headers;
     let mut left: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
     left.sort();
     assert_eq!(
@@ -152,7 +152,7 @@ fn headers_are_those_of_the_call_without_what_is_grpcs_own() {
 
 #[test]
 fn what_cannot_be_meant_is_refused_by_the_name_of_its_field() {
-    let of = |request: wire::GenerateRequest| field(generate(request, HeaderMap::new(), false));
+    let of = |request: wire::GenerateRequest| field(generate_request(request, HeaderMap::new(), false));
     let text = || wire::GenerateRequest { prompt: Some(Prompt::Text("x".into())), ..Default::default() };
     let chat = |messages| wire::GenerateRequest {
         prompt: Some(Prompt::Chat(wire::Chat { messages, ..Default::default() })),
@@ -171,7 +171,7 @@ fn what_cannot_be_meant_is_refused_by_the_name_of_its_field() {
     assert_eq!(of(wire::GenerateRequest { extra: extra("prompt"), ..text() }), "extra.prompt");
     assert_eq!(of(wire::GenerateRequest { request_id: "a\nb".into(), ..text() }), "request_id");
     assert_eq!(of(wire::GenerateRequest { session: "s".repeat(300), ..text() }), "session");
-    assert_eq!(field(embed(wire::EmbedRequest::default(), HeaderMap::new())), "input");
+    assert_eq!(field(embed_request(wire::EmbedRequest::default(), HeaderMap::new())), "input");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn vectors_are_asked_for_as_numbers() {
     use wire::embed_request::Input;
     let tokens = wire::TokenPrompts { prompts: vec![wire::TokenIds { ids: vec![1, 2] }, wire::TokenIds { ids: vec![3] }] };
     let request = wire::EmbedRequest { model: "m".into(), input: Some(Input::Tokens(tokens)), dimensions: Some(8), ..Default::default() };
-    let request = embed(request, HeaderMap::new()).unwrap();
+    let request = embed_request(request, HeaderMap::new()).unwrap();
     assert_eq!(request.path, "/v1/embeddings");
     assert_eq!(body(request), r#"{"model":"m","input":[[1,2],[3]],"encoding_format":"float","dimensions":8}"#);
 }

@@ -20,51 +20,51 @@ fn body(raw: &[u8]) -> &[u8] {
 
 #[test]
 fn recorded_refusals_of_engines_keep_their_words_and_name_the_field() {
-    let too_long = engine(400, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_400_too_long.raw")));
+    let too_long = engine_refusal(400, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_400_too_long.raw")));
     assert_eq!((too_long.code(), reason(&too_long).as_str()), (Code::InvalidArgument, "ENGINE_REFUSED"));
     assert!(too_long.message().starts_with("This model's maximum context length is 4096 tokens."), "{}", too_long.message());
     let violations = details(&too_long).bad_request().unwrap().field_violations.clone();
     assert_eq!(violations[0].field, "input_tokens");
     assert_eq!(details(&too_long).error_info().unwrap().metadata["http_status"], "400");
 
-    let busy = engine(503, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_503_admission_stream.raw")));
-    assert_eq!((busy.code(), details(&busy).retry_info().unwrap().retry_delay), (Code::Unavailable, Some(RETRY)));
+    let busy = engine_refusal(503, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_503_admission_stream.raw")));
+    assert_eq!((busy.code(), details(&busy).retry_info().unwrap().retry_delay), (Code::Unavailable, Some(RETRY_DELAY)));
 
-    let model = engine(404, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_404_model.raw")));
+    let model = engine_refusal(404, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_404_model.raw")));
     assert_eq!(model.code(), Code::NotFound);
-    let route = engine(404, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_404_route.raw")));
+    let route = engine_refusal(404, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_404_route.raw")));
     assert_eq!((route.code(), route.message()), (Code::Unimplemented, "the engine that serves this model does not offer it: Not Found"));
 }
 
 #[test]
 fn refusals_in_other_forms_are_understood_and_nonsense_is_named_by_its_code() {
-    let bare = engine(400, &[], br#"{"object":"error","message":"no","type":"BadRequestError","param":null,"code":400}"#);
+    let bare = engine_refusal(400, &[], br#"{"object":"error","message":"no","type":"BadRequestError","param":null,"code":400}"#);
     assert_eq!((bare.code(), bare.message()), (Code::InvalidArgument, "no"));
-    let listed = engine(422, &[], br#"{"detail":[{"msg":"Field required"}]}"#);
+    let listed = engine_refusal(422, &[], br#"{"detail":[{"msg":"Field required"}]}"#);
     assert_eq!((listed.code(), listed.message()), (Code::InvalidArgument, r#"[{"msg":"Field required"}]"#));
     for nonsense in [&b""[..], b"<html>", br#"{"error":"words"}"#, b"[1]"] {
-        let status = engine(500, &[], nonsense);
+        let status = engine_refusal(500, &[], nonsense);
         assert_eq!((status.code(), status.message()), (Code::Internal, "the engine answered 500"), "{nonsense:?}");
     }
     let header = Header { name: Bytes::from_static(b"Retry-After"), value: Bytes::from_static(b"7") };
-    let later = engine(429, &[header], b"{}");
+    let later = engine_refusal(429, &[header], b"{}");
     assert_eq!(details(&later).retry_info().unwrap().retry_delay, Some(Duration::from_secs(7)));
 }
 
 #[test]
 fn what_the_router_refuses_has_a_reason_and_says_when_to_come_back() {
-    let unknown = Declined::Fleet(Refusal::UnknownModel { model: "a".into(), known: "b, c".into() });
-    let status = declined(&unknown);
+    let unknown = Rejection::Fleet(Refusal::UnknownModel { model: "a".into(), known: "b, c".into() });
+    let status = rejection(&unknown);
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "MODEL_NOT_FOUND"));
     assert_eq!(details(&status).error_info().unwrap().metadata["models"], "b, c");
-    let overloaded = declined(&Declined::Fleet(Refusal::Overloaded { message: "full".into(), retry_after: 3 }));
+    let overloaded = rejection(&Rejection::Fleet(Refusal::Overloaded { message: "full".into(), retry_after: 3 }));
     assert_eq!((overloaded.code(), reason(&overloaded).as_str()), (Code::ResourceExhausted, "OVERLOADED"));
     assert_eq!(details(&overloaded).retry_info().unwrap().retry_delay, Some(Duration::from_secs(3)));
-    let lost = declined(&Declined::Fleet(Refusal::Lost { attempts: 2, last: "it died".into() }));
+    let lost = rejection(&Rejection::Fleet(Refusal::Lost { attempts: 2, last: "it died".into() }));
     assert_eq!((lost.code(), details(&lost).error_info().unwrap().metadata["attempts"].as_str()), (Code::Unavailable, "2"));
-    let slow = declined(&Declined::Fleet(Refusal::TooSlow(Duration::from_secs(1))));
+    let slow = rejection(&Rejection::Fleet(Refusal::TooSlow(Duration::from_secs(1))));
     assert_eq!(slow.code(), Code::DeadlineExceeded);
-    let field = wrong("sampling.top_p", "this is no finite number");
+    let field = invalid_field("sampling.top_p", "this is no finite number");
     assert_eq!(details(&field).bad_request().unwrap().field_violations[0].field, "sampling.top_p");
 }
 
@@ -72,7 +72,7 @@ fn what_the_router_refuses_has_a_reason_and_says_when_to_come_back() {
 fn a_status_is_never_larger_than_clients_take() {
     let error =
         serde_json::json!({"error": {"message": "é".repeat(100_000), "type": "t".repeat(1000), "param": "p".repeat(1000), "code": 400}});
-    let status = engine(400, &[], error.to_string().as_bytes());
+    let status = engine_refusal(400, &[], error.to_string().as_bytes());
     assert!(status.message().len() < 1100 && status.message().ends_with('…'));
     // As trailers: the message may grow threefold by percent encoding, the details by a third in base64.
     assert!(

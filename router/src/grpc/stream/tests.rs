@@ -19,14 +19,14 @@ fn recorded(raw: &[u8]) -> Vec<u8> {
 
 /// The events of a stream that comes in pieces of this size, and how it ended.
 fn told(body: &[u8], piece: usize) -> (Vec<Event>, Result<(), Status>) {
-    let mut lines = Lines::default();
+    let mut lines = SseDecoder::default();
     let mut translation =
-        Translation { placement: wire::Placement { replica: "n/0".into(), ..Default::default() }, started: false, usage: None };
+        EventTranslator { placement: wire::Placement { replica: "n/0".into(), ..Default::default() }, started: false, usage: None };
     let mut events = VecDeque::new();
     let mut ended = Ok(());
-    let mut read = |lines: &mut Lines, events: &mut VecDeque<_>| {
-        while let Some(data) = lines.event()? {
-            translation.event(&data, events)?;
+    let mut read = |lines: &mut SseDecoder, events: &mut VecDeque<_>| {
+        while let Some(data) = lines.next_event()? {
+            translation.translate(&data, events)?;
         }
         Ok(())
     };
@@ -34,10 +34,10 @@ fn told(body: &[u8], piece: usize) -> (Vec<Event>, Result<(), Status>) {
         lines.push(piece);
         ended = ended.and_then(|()| read(&mut lines, &mut events));
     }
-    lines.end();
+    lines.finish();
     ended = ended.and_then(|()| read(&mut lines, &mut events));
     if ended.is_ok() {
-        events.extend(translation.end());
+        events.extend(translation.finish());
     }
     (events.into_iter().map(|event| event.event.unwrap()).collect(), ended)
 }
@@ -126,8 +126,8 @@ fn what_is_no_json_ends_the_answer_with_a_status() {
 
 #[test]
 fn an_event_without_an_end_is_not_held_for_ever() {
-    let mut lines = Lines::default();
+    let mut lines = SseDecoder::default();
     lines.push(b"data: ");
-    lines.push(&vec![b'x'; MOST_EVENT]);
-    assert_eq!(lines.event().unwrap_err().code(), Code::Internal);
+    lines.push(&vec![b'x'; MAX_EVENT_BYTES]);
+    assert_eq!(lines.next_event().unwrap_err().code(), Code::Internal);
 }

@@ -13,7 +13,7 @@ fn certified(node: &str, issued: u64, until: u64) -> CertificateInfo {
     CertificateInfo { issued_at: issued, expires_at: until, ..read }
 }
 
-fn member(certified: &CertificateInfo, fence: &Arc<Fence>) -> Arc<Member> {
+fn member(certified: &CertificateInfo, fence: &Arc<NewestCertificates>) -> Arc<Member> {
     Arc::new(Member::new(certified.clone(), fence.clone()))
 }
 
@@ -33,13 +33,13 @@ fn a_node_attaches_by_the_name_in_its_certificate_alone() {
 
 #[test]
 fn a_certificate_is_refused_once_its_node_has_a_much_newer_one() {
-    let (now, fence) = (hostler_tls::now(), Arc::<Fence>::default());
+    let (now, fence) = (hostler_tls::now(), Arc::<NewestCertificates>::default());
     let old = certified("n1", now - 1000, now + 60);
     drop(member(&old, &fence).attach("n1").unwrap());
     // Another router whose clock is a little behind.
-    fence.issued(&CertificateInfo { issued_at: now - 1000 + BACKDATE_SECONDS, ..old.clone() });
+    fence.record_issued(&CertificateInfo { issued_at: now - 1000 + BACKDATE_SECONDS, ..old.clone() });
     drop(member(&old, &fence).attach("n1").unwrap());
-    fence.issued(&CertificateInfo { issued_at: now, ..old.clone() });
+    fence.record_issued(&CertificateInfo { issued_at: now, ..old.clone() });
     let refused = member(&old, &fence).attach("n1").unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
     assert!(refused.message().contains("newer certificate"), "{refused}");
@@ -51,19 +51,19 @@ async fn an_attachment_lasts_as_long_as_its_newest_certificate() {
     let good = certified("n1", hostler_tls::now(), hostler_tls::now() + 3600);
     let until = |expires_at: u64| member(&CertificateInfo { expires_at, ..good.clone() }, &Arc::default());
     let attached = until(good.expires_at).attach("n1").unwrap();
-    let ended = tokio::time::timeout(Duration::from_millis(50), attached.expired()).await;
+    let ended = tokio::time::timeout(Duration::from_millis(50), attached.wait_expired()).await;
     assert!(ended.is_err(), "it holds for an hour: {ended:?}");
     assert_eq!(until(hostler_tls::now()).attach("n1").unwrap_err().code(), Code::Unauthenticated);
 
     let ending = until(hostler_tls::now() + 2);
     let attached = ending.attach("n1").unwrap();
-    ending.renewed(0);
-    let ended = tokio::time::timeout(Duration::from_secs(10), attached.expired()).await;
+    ending.record_renewal(0);
+    let ended = tokio::time::timeout(Duration::from_secs(10), attached.wait_expired()).await;
     assert_eq!(ended.unwrap().code(), Code::Unauthenticated, "an older certificate takes nothing away, and adds nothing");
 
     let renewed = until(hostler_tls::now() + 2);
     let attached = renewed.attach("n1").unwrap();
-    renewed.renewed(good.expires_at);
-    let ended = tokio::time::timeout(Duration::from_millis(2500), attached.expired()).await;
+    renewed.record_renewal(good.expires_at);
+    let ended = tokio::time::timeout(Duration::from_millis(2500), attached.wait_expired()).await;
     assert!(ended.is_err(), "it goes on with the newer one: {ended:?}");
 }

@@ -6,16 +6,16 @@ use tempfile::TempDir;
 use super::*;
 use crate::keys::Secret;
 
-fn entry(name: &str) -> Entry {
+fn entry(name: &str) -> KeyEntry {
     let secret = Secret::random().unwrap();
-    Entry { name: name.to_owned(), ..Entry::new(&secret, "t", SystemTime::now()) }
+    KeyEntry { name: name.to_owned(), ..KeyEntry::new(&secret, "t", SystemTime::now()) }
 }
 
-fn names(entries: &[Entry]) -> Vec<&str> {
+fn names(entries: &[KeyEntry]) -> Vec<&str> {
     entries.iter().map(|entry| entry.name.as_str()).collect()
 }
 
-fn add(path: &Path, name: &str) -> Result<(), KeysError> {
+fn add(path: &Path, name: &str) -> Result<(), KeyFileError> {
     change(path, true, |entries| {
         entries.push(entry(name));
         Ok(())
@@ -32,7 +32,7 @@ fn a_change_makes_a_private_file_and_keeps_the_other_keys() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
     let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert_eq!(left, ["keys.toml"]);
-    assert!(std::fs::read_to_string(&path).unwrap().starts_with(HEAD));
+    assert!(std::fs::read_to_string(&path).unwrap().starts_with(FILE_HEADER));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_refused_change_leaves_the_file_as_it_was() {
     });
     assert_eq!(refused.unwrap_err().to_string(), "no");
     let unsound = change(&path, false, |entries| {
-        entries.push(Entry { models: Some(vec![]), ..entry("second") });
+        entries.push(KeyEntry { models: Some(vec![]), ..entry("second") });
         Ok(())
     });
     assert!(unsound.unwrap_err().to_string().contains("leave `models` out"));
@@ -67,7 +67,7 @@ fn changes_at_once_are_all_kept() {
         let path = &path;
         scope.spawn(move || {
             for _ in 0..200 {
-                assert!(matches!(list(path), Ok(_) | Err(KeysError::Missing(_))));
+                assert!(matches!(list(path), Ok(_) | Err(KeyFileError::Missing(_))));
             }
         });
     });
@@ -134,7 +134,7 @@ fn a_file_that_another_program_has_is_waited_for_but_not_for_ever() {
 #[test]
 fn what_is_wrong_in_a_file_is_said() {
     let entry = entry("x");
-    let good = text(vec![entry.clone()]).unwrap();
+    let good = to_toml(vec![entry.clone()]).unwrap();
     assert_eq!(parse("").unwrap().len(), 0);
     let digest = String::from(entry.sha256);
     let cases = [
@@ -151,7 +151,7 @@ fn what_is_wrong_in_a_file_is_said() {
         (format!("{good}[key.limits]\nin_flight = 0\n"), "in_flight = 0"),
         (format!("{good}[key.limits]\nweight = -1.0\n"), "weight = -1"),
         (format!("{good}[key.limits]\ninput = 5\n"), "unknown field `input`"),
-        (format!("{good}{}", good.strip_prefix(HEAD).unwrap()), "is there twice"),
+        (format!("{good}{}", good.strip_prefix(FILE_HEADER).unwrap()), "is there twice"),
         (good[..good.len() - 4].to_owned(), "TOML parse error"),
     ];
     for (text, expected) in cases {
@@ -163,16 +163,16 @@ fn what_is_wrong_in_a_file_is_said() {
 #[test]
 fn a_key_expires_and_is_revoked_at_the_second_that_is_written() {
     let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-    let key = Entry { expires: Some(Moment::of(at(200))), ..entry("x") };
-    assert_eq!(key.standing(at(199)), Standing::Valid);
-    assert_eq!(key.standing(at(200)), Standing::Expired);
-    let key = Entry { revoked: Some(Moment::of(at(100))), ..key };
-    assert_eq!([99, 100, 300].map(|time| key.standing(at(time))), [Standing::Valid, Standing::Revoked, Standing::Revoked]);
-    assert_eq!(String::from(Moment::after(at(0), Duration::MAX)), "9999-12-31T23:59:59Z");
+    let key = KeyEntry { expires: Some(Timestamp::of(at(200))), ..entry("x") };
+    assert_eq!(key.status(at(199)), KeyStatus::Valid);
+    assert_eq!(key.status(at(200)), KeyStatus::Expired);
+    let key = KeyEntry { revoked: Some(Timestamp::of(at(100))), ..key };
+    assert_eq!([99, 100, 300].map(|time| key.status(at(time))), [KeyStatus::Valid, KeyStatus::Revoked, KeyStatus::Revoked]);
+    assert_eq!(String::from(Timestamp::after(at(0), Duration::MAX)), "9999-12-31T23:59:59Z");
 }
 
-fn moments() -> impl Strategy<Value = Moment> {
-    (0..=LAST_SECOND).prop_map(|seconds| Moment::of(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
+fn moments() -> impl Strategy<Value = Timestamp> {
+    (0..=LAST_SECOND).prop_map(|seconds| Timestamp::of(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
 }
 
 prop_compose! {
@@ -180,8 +180,8 @@ prop_compose! {
         in_flight in option::of(1_u32..),
         counts in vec(option::of(1..=u64::MAX >> 1), 5),
         weight in option::of(1e-3_f64..1e6),
-    ) -> Limits {
-        Limits {
+    ) -> KeyLimits {
+        KeyLimits {
             in_flight,
             requests_per_minute: counts[0],
             input_per_minute: counts[1],
@@ -203,26 +203,26 @@ prop_compose! {
         revoked in option::of(moments()),
         models in option::of(vec("\\PC{1,40}", 1..4)),
         limits in limits(),
-    ) -> Entry {
+    ) -> KeyEntry {
         let role = if is_admin { Role::Admin } else { Role::Use };
-        Entry { name, tenant, role, created, expires, revoked, models, limits, ..entry("") }
+        KeyEntry { name, tenant, role, created, expires, revoked, models, limits, ..entry("") }
     }
 }
 
 proptest! {
     #[test]
     fn keys_are_read_as_they_were_written(entries in vec(entries(), 0..6)) {
-        let written = text(entries.clone()).unwrap();
+        let written = to_toml(entries.clone()).unwrap();
         let read = parse(&written).unwrap();
-        let json = |entries: &[Entry]| entries.iter().map(|entry| serde_json::to_value(entry).unwrap()).collect::<Vec<_>>();
+        let json = |entries: &[KeyEntry]| entries.iter().map(|entry| serde_json::to_value(entry).unwrap()).collect::<Vec<_>>();
         prop_assert_eq!(json(&read), json(&entries));
-        prop_assert_eq!(text(read).unwrap(), written);
+        prop_assert_eq!(to_toml(read).unwrap(), written);
     }
 
     #[test]
     fn any_text_is_read_or_refused(text in "\\PC{0,200}", end in 0_usize..400) {
         let _ = parse(&text);
-        let good = super::text(vec![entry("name"), entry("other")]).unwrap();
+        let good = super::to_toml(vec![entry("name"), entry("other")]).unwrap();
         let _ = parse(good.get(..end).unwrap_or(&good));
     }
 }

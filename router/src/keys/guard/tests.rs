@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 
 use super::*;
-use crate::keys::Entry;
+use crate::keys::KeyEntry;
 use crate::keys::tests::keys;
 
 const LIST: &str = "/hostler.fleet.v1.Fleet/List";
@@ -19,17 +19,17 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let entry = |secret: &Secret, role| Entry { role, ..Entry::new(secret, "t", SystemTime::now()) };
+    let entry = |secret: &Secret, role| KeyEntry { role, ..KeyEntry::new(secret, "t", SystemTime::now()) };
     let [admin, user, own] = [(); 3].map(|()| Secret::random().unwrap());
     let keys = keys(vec![entry(&admin, Role::Admin), entry(&user, Role::Use)]);
     Bench { keys, admin, user, own }
 }
 
 impl Bench {
-    fn guard(&self, metrics: NeedKey, listens: &str) -> Guard {
+    fn guard(&self, metrics: NeedKey, listens: &str) -> AdminGuard {
         let config = RouterConfig { metrics_need_key: metrics, admin_listen: "router-1:8002".into(), ..RouterConfig::default() };
         let socket = Path::new("/run/me/router-8002.sock");
-        Guard::new(&config, self.keys.clone(), &self.own, listens.parse::<IpAddr>().unwrap(), Some(socket))
+        AdminGuard::new(&config, self.keys.clone(), &self.own, listens.parse::<IpAddr>().unwrap(), Some(socket))
     }
 }
 
@@ -50,7 +50,7 @@ fn with(mut request: Request, name: &'static str, value: &str) -> Request {
 }
 
 /// Whether such a call is let through.
-fn passes(guard: &Guard, path: &str, via: CallOrigin, key: Option<&Secret>) -> bool {
+fn passes(guard: &AdminGuard, path: &str, via: CallOrigin, key: Option<&Secret>) -> bool {
     guard.check(&call(path, via, key)).is_ok()
 }
 
@@ -109,17 +109,17 @@ fn a_web_page_is_refused_whatever_key_or_socket_it_has() {
         for kind in
             ["text/plain", "application/x-www-form-urlencoded", "application/grpc-web", "application/grpc-web+proto", "application/json"]
         {
-            assert!(matches!(guard.check(&with(sound(), "content-type", kind)), Err(Refused::NotGrpc)), "{kind}");
+            assert!(matches!(guard.check(&with(sound(), "content-type", kind)), Err(AdminRefusal::NotGrpc)), "{kind}");
         }
         for origin in ["https://evil.example", "null", "http://127.0.0.1:8002"] {
-            assert!(matches!(guard.check(&with(sound(), "origin", origin)), Err(Refused::WebPage("origin"))), "{origin}");
+            assert!(matches!(guard.check(&with(sound(), "origin", origin)), Err(AdminRefusal::WebPage("origin"))), "{origin}");
         }
         for site in ["cross-site", "same-site", "same-origin"] {
-            assert!(matches!(guard.check(&with(sound(), "sec-fetch-site", site)), Err(Refused::WebPage(_))), "{site}");
+            assert!(matches!(guard.check(&with(sound(), "sec-fetch-site", site)), Err(AdminRefusal::WebPage(_))), "{site}");
         }
         let mut old = sound();
         *old.version_mut() = Version::HTTP_11;
-        assert!(matches!(guard.check(&old), Err(Refused::NotGrpc)));
+        assert!(matches!(guard.check(&old), Err(AdminRefusal::NotGrpc)));
     }
 }
 
@@ -146,9 +146,9 @@ fn refusals_say_whom_they_are_for() {
     let (missing, role) = (guard.check(&call(LIST, CallOrigin::Network, None)).unwrap_err(), guard.check(&grpc).unwrap_err());
     assert!(missing.to_string().contains("HOSTLER_ADMIN_KEY") && missing.to_string().contains("/run/me/"), "{missing}");
     assert!(role.to_string().contains("--role admin"), "{role}");
-    let plain = answer(&missing, false);
+    let plain = refusal_response(&missing, false);
     assert_eq!((plain.status(), &plain.headers()[WWW_AUTHENTICATE]), (StatusCode::UNAUTHORIZED, &HeaderValue::from_static("Bearer")));
-    assert_eq!(answer(&role, false).status(), StatusCode::FORBIDDEN);
-    let grpc = answer(&role, true);
+    assert_eq!(refusal_response(&role, false).status(), StatusCode::FORBIDDEN);
+    let grpc = refusal_response(&role, true);
     assert_eq!((grpc.status(), &grpc.headers()["grpc-status"]), (StatusCode::OK, &HeaderValue::from_static("7")));
 }

@@ -5,11 +5,11 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::keys::tests::headers;
-use crate::keys::{Entry, Secret, change};
+use crate::keys::{KeyEntry, Secret, change};
 
 fn add(path: &Path) -> Secret {
     let secret = Secret::random().unwrap();
-    let entry = Entry::new(&secret, "t", SystemTime::now());
+    let entry = KeyEntry::new(&secret, "t", SystemTime::now());
     change(path, true, |entries| {
         entries.push(entry);
         Ok(())
@@ -35,9 +35,9 @@ fn a_changed_file_is_read_once_and_a_broken_one_changes_nothing() {
     let keys = Keys::open(&path).unwrap();
     let kept = keys.0.clone().unwrap();
     let metrics = RouterMetrics::default();
-    let mut seen = kept.first;
+    let mut seen = kept.initial_version;
     let mut turn = || {
-        seen = look(&kept, seen, &metrics);
+        seen = reload_if_changed(&kept, seen, &metrics);
         counts(&metrics)
     };
     assert_eq!(turn(), (0, 0));
@@ -74,7 +74,7 @@ async fn a_change_is_noticed_within_two_seconds_and_following_ends_when_told() {
     add(&path);
     let keys = Keys::open(&path).unwrap();
     let end = CancellationToken::new();
-    let task = tokio::spawn(follow(keys.clone(), Arc::new(RouterMetrics::default()), end.clone()));
+    let task = tokio::spawn(watch_file(keys.clone(), Arc::new(RouterMetrics::default()), end.clone()));
     let second = add(&path);
     let begun = tokio::time::Instant::now();
     while !knows(&keys, &second) {
@@ -84,5 +84,5 @@ async fn a_change_is_noticed_within_two_seconds_and_following_ends_when_told() {
     end.cancel();
     task.await.unwrap();
     // Where there are no keys there is nothing to follow.
-    follow(Keys::default(), Arc::default(), CancellationToken::new()).await;
+    watch_file(Keys::default(), Arc::default(), CancellationToken::new()).await;
 }

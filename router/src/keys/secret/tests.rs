@@ -7,14 +7,14 @@ fn keys_differ_and_are_read_back_as_they_were_made() {
     let keys: Vec<Secret> = (0..200).map(|_| Secret::random().unwrap()).collect();
     for key in &keys {
         assert_eq!(key.reveal().parse(), Ok(key.clone()));
-        assert_eq!(id_within(key.reveal()), Some(key.id()));
+        assert_eq!(find_key_id(key.reveal()), Some(key.id()));
         assert_eq!(key.reveal().len(), 66);
     }
     let ids: std::collections::HashSet<&str> = keys.iter().map(Secret::id).collect();
     assert_eq!(ids.len(), keys.len());
     // Each letter comes about 390 times among 12,400; fewer than 200 has a chance below 10⁻²⁰.
     let text: String = keys.iter().map(|key| key.reveal().replace(['_', 'h'], "")).collect();
-    for letter in LETTERS.iter().filter(|letter| **letter != b'h') {
+    for letter in ALPHABET.iter().filter(|letter| **letter != b'h') {
         assert!(text.bytes().filter(|other| other == letter).count() > 200, "{}", char::from(*letter));
     }
 }
@@ -36,7 +36,7 @@ fn what_is_no_key_is_not_read_as_one() {
         text.replacen('_', "-", 1),
     ];
     for wrong in wrong {
-        assert_eq!(wrong.parse::<Secret>(), Err(NoKey), "{wrong:?}");
+        assert_eq!(wrong.parse::<Secret>(), Err(InvalidKey), "{wrong:?}");
     }
 }
 
@@ -64,22 +64,22 @@ proptest! {
     #[test]
     fn digests_are_the_same_when_their_bytes_are(left: [u8; 32], place in 0_usize..32, bit in 0_u32..8) {
         let mut right = left;
-        prop_assert!(Digest(left).is(&Digest(right)));
+        prop_assert!(Digest(left).matches(&Digest(right)));
         right[place] ^= 1 << bit;
-        prop_assert!(!Digest(left).is(&Digest(right)));
+        prop_assert!(!Digest(left).matches(&Digest(right)));
     }
 
     #[test]
     fn digests_are_read_back_as_they_are_written(bytes: [u8; 32]) {
         let text = String::from(Digest(bytes));
-        prop_assert!(Digest::try_from(text.clone()).unwrap().is(&Digest(bytes)));
+        prop_assert!(Digest::try_from(text.clone()).unwrap().matches(&Digest(bytes)));
         prop_assert!(Digest::try_from(text[1..].to_owned()).is_err());
     }
 
     #[test]
     fn any_text_is_a_key_or_is_refused(text in "(hk_)?[a-z2-7_\u{e9}]{0,80}") {
         let _ = text.parse::<Secret>();
-        let _ = id_within(&text);
+        let _ = find_key_id(&text);
         let _ = Digest::try_from(text);
     }
 }

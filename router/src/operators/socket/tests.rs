@@ -16,33 +16,33 @@ fn folder() -> TempDir {
 async fn the_sockets_of_routers_that_live_are_found_in_every_folder() {
     let folders = [folder(), folder()];
     let paths = folders.each_ref().map(|folder| folder.path().to_owned());
-    let usual = |port: u16| SocketPlace { configured: PathBuf::new(), port }.paths(&paths);
+    let usual = |port: u16| OperatorsSocket { configured: PathBuf::new(), port }.paths(&paths);
     let (first, second) = (PrivateSocket::bind(&usual(8002)[0]).await.unwrap(), PrivateSocket::bind(&usual(9002)[1]).await.unwrap());
     // Of a router that was killed, and of others.
     drop(UnixListener::bind(&usual(7002)[0]).unwrap());
     let _others = ["admin.sock", "router-x.sock"].map(|name| UnixListener::bind(paths[0].join(name)).unwrap());
     let mut expected = vec![usual(8002)[0].clone(), usual(9002)[1].clone()];
     expected.sort();
-    assert_eq!(living(&paths).await, expected);
+    assert_eq!(find_private_sockets(&paths).await, expected);
     drop(first);
-    assert_eq!(living(&paths).await, [second.file().path()]);
-    assert!(living(&[paths[0].join("nowhere")]).await.is_empty());
+    assert_eq!(find_private_sockets(&paths).await, [second.file().path()]);
+    assert!(find_private_sockets(&[paths[0].join("nowhere")]).await.is_empty());
     // As another user may have made it before.
     fs::set_permissions(&paths[1], fs::Permissions::from_mode(0o777)).unwrap();
-    assert!(living(&paths).await.is_empty());
+    assert!(find_private_sockets(&paths).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_socket_that_is_removed_is_made_anew() {
     let folder = folder();
-    let place = SocketPlace { configured: folder.path().join("below/s.sock"), port: 1 };
+    let place = OperatorsSocket { configured: folder.path().join("below/s.sock"), port: 1 };
     let (path, end) = (place.configured.clone(), CancellationToken::new());
     let first = place.open().await.unwrap();
     let serving = tokio::spawn(place.serve(first, Router::new().route("/", get(|| async { "here" })), end.clone()));
     assert!(is_live(&path).await);
     fs::remove_dir_all(path.parent().unwrap()).unwrap();
     while !is_live(&path).await {
-        sleep(LOOK_INTERVAL).await;
+        sleep(CHECK_INTERVAL).await;
     }
     end.cancel();
     serving.await.unwrap();
@@ -52,7 +52,7 @@ async fn a_socket_that_is_removed_is_made_anew() {
 #[tokio::test]
 async fn a_path_that_was_chosen_must_do() {
     let folder = folder();
-    let place = SocketPlace { configured: folder.path().join("s.sock"), port: 1 };
+    let place = OperatorsSocket { configured: folder.path().join("s.sock"), port: 1 };
     let living = place.open().await.unwrap();
     let refused = place.open().await.unwrap_err().to_string();
     assert!(living.is_some() && refused.contains("in use"), "{refused}");

@@ -69,7 +69,7 @@ fn the_cached_part_of_a_guess_is_never_more_than_the_whole() {
 #[tokio::test(start_paused = true)]
 async fn a_streams_first_token_teaches_the_replicas_speed() {
     let fixture = Fixture::guessed(1).await;
-    let own = fixture.fleet.view().replicas[0].own.clone();
+    let own = fixture.fleet.view().replicas[0].local_load.clone();
     let before = own.learned().rates.prefill;
     // Nothing of one is cached for the next.
     for of in 'a'..='t' {
@@ -85,19 +85,19 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
 #[tokio::test(start_paused = true)]
 async fn a_plain_answer_tells_no_speed_but_its_length() {
     let fixture = Fixture::guessed(1).await;
-    let before = fixture.fleet.view().replicas[0].own.learned().rates;
+    let before = fixture.fleet.view().replicas[0].local_load.learned().rates;
     let (mut placed, _in_flight, record) = place(&fixture, &text(&"a".repeat(16_000)));
     tokio::time::sleep(Duration::from_secs(9)).await;
     placed.record_start();
     placed.record_end(usage(1000, None), 0, 4096, true);
-    assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].own.learned().rates), (Default::default(), before));
+    assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].local_load.learned().rates), (Default::default(), before));
     assert!(fixture.placer.output_lengths.expected(None) > DEFAULT_OUTPUT_TOKENS);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_time_between_tokens_teaches_how_long_steps_take() {
     let fixture = Fixture::guessed(1).await;
-    let own = fixture.fleet.view().replicas[0].own.clone();
+    let own = fixture.fleet.view().replicas[0].local_load.clone();
     let before = own.learned().rates.step;
     for _ in 0..50 {
         let (mut placed, _in_flight, _) = place(&fixture, &stream('a', 100));

@@ -1,5 +1,5 @@
-use hostler_placement::affinity::Seat;
-use hostler_prompt::{Dialect, Form, Forms};
+use hostler_placement::affinity::ReplicaSlot;
+use hostler_prompt::{Dialect, PromptForm, PromptForms};
 
 use super::*;
 use crate::placement::tests::{FILES, Fixture};
@@ -24,14 +24,14 @@ pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
         tokens: (0..tokens).collect(),
         unread_tokens: 0,
         total_tokens: tokens,
-        chain: Chain::new("", ""),
+        chain: KeyChain::new("", ""),
         keys: Mutex::default(),
     };
     Prompt { tokenized: Some(exact), ..text("") }
 }
 
-fn python(files: FilesHash) -> Reader {
-    Reader { files, dialect: Dialect::Python }
+fn python(files: FilesHash) -> EncoderKey {
+    EncoderKey { files, dialect: Dialect::Python }
 }
 
 fn asked(text: &str) -> PlacementRequest {
@@ -61,7 +61,7 @@ fn texts_with_the_same_beginning_share_its_keys_unless_they_are_for_other_models
 fn tokens_have_keys_for_each_size_of_block() {
     let prompt = exact(100, FILES);
     assert!(prompt.is_exact_for(Some(python(FILES))) && !prompt.is_exact_for(Some(python([8; 32]))) && !prompt.is_exact_for(None));
-    let rust = Some(Reader { files: FILES, dialect: Dialect::Rust });
+    let rust = Some(EncoderKey { files: FILES, dialect: Dialect::Rust });
     assert!(!prompt.is_exact_for(rust));
     let Prompt { tokenized: Some(exact), .. } = exact(100, FILES) else { panic!("it has tokens") };
     let both = Prompt { tokenized: Some(TokenizedPrompt { equivalent_reader: rust, ..exact }), ..text("") };
@@ -78,13 +78,13 @@ fn a_request_counts_once_however_often_it_is_placed() {
     for _ in 0..2 {
         prompt.arrivals(|keys, size| {
             counted.push((keys.len(), size));
-            Arrivals::none()
+            Arrivals::empty()
         });
     }
     assert_eq!(counted, [(2, 48)]);
     text(&"a".repeat(600)).arrivals(|keys, size| {
         assert_eq!((keys.len(), size), (2, TEXT_BLOCK_TOKENS));
-        Arrivals::none()
+        Arrivals::empty()
     });
 }
 
@@ -114,7 +114,7 @@ async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
 #[tokio::test(start_paused = true)]
 async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_not() {
     let (fixture, _) = Fixture::known(2).await;
-    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL.without(Forms::default().with(Form::Continued)));
+    prove(&fixture.placer.prompts, &python(FILES), PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued)));
     let read = |body: &'static str| {
         let asked = PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
         fixture.placer.read_prompt(asked, false)
@@ -126,8 +126,8 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
     assert_eq!(fixture.choose(&prompt).level, CacheLevel::Text);
     // An engine with the other front-end agrees about it; the first one's cache is still known by text alone.
-    let rust = Reader { files: FILES, dialect: Dialect::Rust };
-    prove(&fixture.placer.prompts, &rust, Forms::ALL);
+    let rust = EncoderKey { files: FILES, dialect: Dialect::Rust };
+    prove(&fixture.placer.prompts, &rust, PromptForms::ALL);
     assert!(!read(continued).await.is_exact_for(Some(rust)), "nobody has it");
     fixture.add_with_rust(2).await;
     let prompt = read(continued).await;
@@ -142,9 +142,9 @@ fn completion(text: &str) -> PlacementRequest {
 }
 
 /// Two replicas whose tokenizer is proved.
-async fn proved() -> (Fixture, Vec<Seat>) {
+async fn proved() -> (Fixture, Vec<ReplicaSlot>) {
     let (fixture, seats) = Fixture::known(2).await;
-    prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
+    prove(&fixture.placer.prompts, &python(FILES), PromptForms::ALL);
     (fixture, seats)
 }
 
@@ -168,7 +168,7 @@ async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
     assert_eq!(fixture.placer.read_prompt(tools, false).await.token_count(), 4000, "so is one whose text is little of it");
 
     let whole: Vec<u32> = (0..4000).map(|token| 1 + token % 2).collect();
-    let keys = token_keys(Chain::new("", ""), &whole, 16);
+    let keys = token_keys(KeyChain::new("", ""), &whole, 16);
     fixture.index.store(seats[1], &keys[..100]);
     let known = fixture.placer.read_prompt(completion(&text), false).await;
     assert!((1600..1900).contains(&read_tokens(&known).len()), "{}", read_tokens(&known).len());

@@ -3,7 +3,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
-use crate::fleet::{Booking, InFlight, Update};
+use crate::fleet::{InFlightCost, InFlight, FleetUpdate};
 use crate::placement::prompt::tests::{exact, text};
 use crate::placement::tests::{FILES, Fixture as Placement};
 
@@ -28,7 +28,7 @@ impl Fixture {
 
     /// A request that takes all the room that a replica has.
     fn fill(&self, replica: usize) -> InFlight {
-        self.placed.fleet.view().replicas[replica].own.enter(Booking { tokens: 50_000, uncached: 50_000, due: f64::MAX }, None)
+        self.placed.fleet.view().replicas[replica].local_load.start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None)
     }
 
     /// Waits for a turn, and gives it up at once.
@@ -52,15 +52,15 @@ fn guest(tenant: u64, bytes: u64) -> QueueShare {
 }
 
 /// A tenant's request that would go there.
-fn asked(tenant: u64, chosen: &ChosenReplica) -> Waiting {
-    Waiting { priority: 0, tenant, weight: 1.0, uncached: chosen.uncached_tokens(), output: 0, since: 0.0 }
+fn asked(tenant: u64, chosen: &ChosenReplica) -> TurnFactors {
+    TurnFactors { priority: 0, tenant, weight: 1.0, uncached_tokens: chosen.uncached_tokens(), output_tokens: 0, queued_at: 0.0 }
 }
 
 /// Has a prompt of so many tokens wait.
 async fn turn(hold: &RequestQueue, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-    let waiting = Waiting { priority, ..asked(0, &chosen) };
+    let waiting = TurnFactors { priority, ..asked(0, &chosen) };
     hold.wait_for_turn(&prompt, waiting, hold.take_slot(guest(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
 }
 
@@ -82,8 +82,8 @@ async fn nobody_is_held_while_a_replica_has_room() {
 async fn prompts_for_a_busy_replica_are_gathered_and_go_together() {
     let every = Duration::from_millis(400);
     let fixture = Fixture::on(Placement::gathering(1, every).await, 8, LONG);
-    let own = fixture.placed.fleet.view().replicas[0].own.clone();
-    let streams: Vec<InFlight> = (0..100).map(|_| own.enter(Booking::default(), None)).collect();
+    let own = fixture.placed.fleet.view().replicas[0].local_load.clone();
+    let streams: Vec<InFlight> = (0..100).map(|_| own.start_request(InFlightCost::default(), None)).collect();
     let begun = Instant::now();
     let mut turns = Vec::new();
     for _ in 0..4 {
@@ -138,7 +138,7 @@ async fn the_next_one_sees_what_the_one_before_it_takes() {
     let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
     let taking = tokio::spawn(async move {
         let (_, turn) = turn(&hold, &placer, 0, 10).await.unwrap();
-        let taken = placer.fleet.view().replicas[0].own.enter(Booking { tokens: 50_000, uncached: 50_000, due: f64::MAX }, None);
+        let taken = placer.fleet.view().replicas[0].local_load.start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
         drop(turn);
         taken
     });
@@ -177,7 +177,7 @@ async fn no_more_wait_than_may() {
     let full = fixture.fill(0);
     let held = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
     settle().await;
-    assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full(Full::Requests)), "not even the most urgent");
+    assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full(QueueFull::Requests)), "not even the most urgent");
     assert_eq!(fixture.hold.waiting_count(), 2);
     drop(full);
     for held in held {
@@ -228,7 +228,7 @@ async fn the_replicas_end_is_told_to_those_who_wait_for_it() {
     let _full = fixture.fill(0);
     let waits = fixture.wait("waits", 0, 10);
     settle().await;
-    fixture.placed.fleet.update(Update::Detached { attachment: 1 }).await;
+    fixture.placed.fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
     assert_eq!(waits.await.unwrap(), Ok(()), "it has its turn, and finds no replica");
 }
 
@@ -248,7 +248,7 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     let hold = RequestQueue::start(placed.placer.clone(), QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG }, CancellationToken::new());
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(seats[0], &cached.token_keys(16));
-    let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 30_000, uncached: 30_000, due: f64::MAX }, None);
+    let full = placed.fleet.view().replicas[0].local_load.start_request(InFlightCost { prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
     let chosen = placed.choose(&cached);
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
     let (patient, prompt) = (hold.clone(), cached.clone());
@@ -290,7 +290,7 @@ async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
     }
     assert_eq!(fixture.hold.waiting_count(), 8, "four fifths");
     let reserve = |model, tenant| fixture.hold.take_slot_if_contended(Some(model), guest(tenant, 0)).map(|spot| spot.is_some());
-    assert_eq!(reserve("m", 1), Err(Overload::Full(Full::Requests)));
+    assert_eq!(reserve("m", 1), Err(Overload::Full(QueueFull::Requests)));
     assert_eq!(reserve("m", 2), Ok(true));
     assert_eq!(reserve("other", 1), Ok(false), "which may have room");
     drop(wait_for(&fixture, "light", 2, 0));
@@ -317,7 +317,7 @@ async fn a_place_is_taken_before_a_prompt_is_read_and_given_back_by_who_does_not
     assert!(fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).is_ok());
     drop(full);
     settle().await;
-    assert!(waits.is_finished() && fixture.hold.0.queues.lock().slots.taken() == 0);
+    assert!(waits.is_finished() && fixture.hold.0.queues.lock().slots.queued() == 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +326,7 @@ async fn no_more_bytes_wait_than_may_and_they_are_free_again_when_a_client_leave
     let _full = fixture.fill(0);
     let large = wait_for(&fixture, "large", 1, 900_000);
     settle().await;
-    assert_eq!(wait_for(&fixture, "too much", 2, 200_000).await.unwrap(), Err(Overload::Full(Full::Bytes)));
+    assert_eq!(wait_for(&fixture, "too much", 2, 200_000).await.unwrap(), Err(Overload::Full(QueueFull::Bytes)));
     drop(wait_for(&fixture, "small", 2, 100_000));
     settle().await;
     assert_eq!(fixture.hold.waiting_count(), 2);
@@ -344,7 +344,7 @@ async fn who_went_without_waiting_is_behind_who_had_nothing() {
     let full = fixture.fill(0);
     drop(wait_for(&fixture, "first", 3, 0));
     settle().await;
-    fixture.hold.record_bypass(Some("m"), &Waiting { priority: 0, tenant: 1, weight: 1.0, uncached: 5000, output: 0, since: 0.0 });
+    fixture.hold.record_bypass(Some("m"), &TurnFactors { priority: 0, tenant: 1, weight: 1.0, uncached_tokens: 5000, output_tokens: 0, queued_at: 0.0 });
     for (name, tenant) in [("served before", 1), ("new", 2)] {
         drop(wait_for(&fixture, name, tenant, 0));
         settle().await;

@@ -5,17 +5,17 @@ use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 
 use super::*;
-use crate::fleet::tests::{Change, attach_told, fleet, ready, state};
-use crate::fleet::{Directives, Phase, State};
-use crate::prompt::Reader;
+use crate::fleet::tests::{ReplicaChange, attach_told, fleet, ready, state};
+use crate::fleet::{Directives, Phase, ReplicaStatus};
+use crate::prompt::EncoderKey;
 
 const FILES: [u8; 32] = [7; 32];
 
 /// A replica that has these files.
-fn with_files(index: u32, phase: Phase) -> Change {
+fn with_files(index: u32, phase: Phase) -> ReplicaChange {
     let files = wire::PromptFiles { hash: FILES.to_vec().into(), bytes: 1000, error: String::new() };
     let wire = wire::ReplicaState { prompt_files: Some(files), ..wire::ReplicaState::default() };
-    Change { state: Some(State { files: Some(FILES), wire, ..state(phase, "m") }), ..ready(index) }
+    ReplicaChange { state: Some(ReplicaStatus { files: Some(FILES), wire, ..state(phase, "m") }), ..ready(index) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -29,8 +29,8 @@ async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way()
     let Some(ToAgent::Directive(asked)) = told.try_recv().unwrap().unwrap().message else { panic!("no directive") };
     assert_eq!(asked.order, Some(Order::FetchFiles(FetchFiles { hash: FILES.to_vec().into() })));
     assert!(told.try_recv().is_err(), "two replicas have the same files");
-    let reader = Reader { files: FILES, dialect: Dialect::Python };
-    assert_eq!(prompts.standing(&reader), Standing::Loading);
+    let reader = EncoderKey { files: FILES, dialect: Dialect::Python };
+    assert_eq!(prompts.status(&reader), EncoderStatus::Loading);
     // The agent does not send them.
     sleep(Duration::from_secs(60)).await;
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
@@ -44,8 +44,8 @@ async fn only_a_model_itself_is_asked_how_it_reads() {
     let base = state(Phase::Ready, "m");
     let models = [vec![adapter.clone()], base.models.clone()].concat();
     let replicas = vec![
-        Change { state: Some(State { models, ..base.clone() }), ..ready(0) },
-        Change { state: Some(State { models: vec![adapter], ..base }), ..ready(1) },
+        ReplicaChange { state: Some(ReplicaStatus { models, ..base.clone() }), ..ready(0) },
+        ReplicaChange { state: Some(ReplicaStatus { models: vec![adapter], ..base }), ..ready(1) },
     ];
     let _lane = attach_told(&fleet, 1, Directives::connect().0, replicas).await;
     let view = fleet.view();

@@ -4,7 +4,7 @@ use super::*;
 
 fn bundle(number: usize) -> (FilesHash, Vec<u8>) {
     let content = format!("bundle {number}").into_bytes();
-    (files::hash(&content), content)
+    (bundle::bundle_hash(&content), content)
 }
 
 fn names(folder: &Path) -> usize {
@@ -15,11 +15,11 @@ fn names(folder: &Path) -> usize {
 fn what_is_written_is_read_again_and_is_for_its_owner_only() {
     let cache = tempfile::tempdir().unwrap();
     let (hash, content) = bundle(0);
-    let disk = Disk::open(&cache.path().join("new"));
+    let disk = DiskCache::open(&cache.path().join("new"));
     assert!(!disk.may_have(&hash) && disk.read(&hash).is_none());
     disk.write(&hash, &content);
     assert!(disk.may_have(&hash));
-    let again = Disk::open(&cache.path().join("new"));
+    let again = DiskCache::open(&cache.path().join("new"));
     assert!(again.may_have(&hash));
     assert_eq!(again.read(&hash), Some(content));
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -30,7 +30,7 @@ fn what_is_written_is_read_again_and_is_for_its_owner_only() {
 #[test]
 fn a_damaged_bundle_is_not_given_out_and_not_looked_for_again() {
     let cache = tempfile::tempdir().unwrap();
-    let disk = Disk::open(cache.path());
+    let disk = DiskCache::open(cache.path());
     let (hash, content) = bundle(0);
     disk.write(&hash, &content);
     fs::write(disk.path(&hash), b"bundle 9").unwrap();
@@ -45,7 +45,7 @@ fn what_is_no_plain_file_is_not_opened() {
     let cache = tempfile::tempdir().unwrap();
     let (hash, _) = bundle(0);
     fs::create_dir_all(cache.path().join("prompt").join(hex(&hash))).unwrap();
-    let disk = Disk::open(cache.path());
+    let disk = DiskCache::open(cache.path());
     assert!(disk.may_have(&hash));
     assert_eq!(disk.read(&hash), None);
 }
@@ -55,35 +55,35 @@ fn a_folder_that_cannot_be_written_is_done_without() {
     let cache = tempfile::tempdir().unwrap();
     let taken = cache.path().join("file");
     fs::write(&taken, b"").unwrap();
-    let disk = Disk::open(&taken);
+    let disk = DiskCache::open(&taken);
     let (hash, content) = bundle(0);
     disk.write(&hash, &content);
-    assert!(disk.warned.load(Ordering::Relaxed));
+    assert!(disk.has_warned.load(Ordering::Relaxed));
     assert!(!disk.may_have(&hash) && disk.read(&hash).is_none());
 }
 
 #[test]
 fn the_bundles_used_least_recently_go_first() {
     let cache = tempfile::tempdir().unwrap();
-    let disk = Disk::open(cache.path());
+    let disk = DiskCache::open(cache.path());
     let long_ago = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-    for number in 0..MODELS {
+    for number in 0..MAX_MODELS {
         let (hash, content) = bundle(number);
         disk.write(&hash, &content);
         File::open(disk.path(&hash)).unwrap().set_modified(long_ago(number as u64)).unwrap();
     }
     let (oldest, next) = (bundle(0).0, bundle(1).0);
     disk.read(&oldest).unwrap();
-    let (hash, content) = bundle(MODELS);
+    let (hash, content) = bundle(MAX_MODELS);
     disk.write(&hash, &content);
-    assert_eq!(names(&disk.folder), MODELS);
+    assert_eq!(names(&disk.folder), MAX_MODELS);
     assert!(disk.read(&oldest).is_some() && disk.read(&hash).is_some() && disk.read(&next).is_none());
 }
 
 #[test]
 fn what_a_dead_router_left_unfinished_is_removed_and_what_is_being_written_is_not() {
     let cache = tempfile::tempdir().unwrap();
-    let disk = Disk::open(cache.path());
+    let disk = DiskCache::open(cache.path());
     let (hash, content) = bundle(0);
     disk.write(&hash, &content);
     let (abandoned, fresh, foreign) = ("a.new", "b.new", "c.txt");

@@ -6,15 +6,15 @@ use super::*;
 
 #[tokio::test]
 async fn work_waits_for_a_thread_and_has_a_bounded_number_of_places_for_that() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
     let mut running = Box::pin(pool.run(move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
-    let mut waiting: Vec<_> = (0..WAITING_PER_THREAD).map(|number| Box::pin(pool.run(move || number))).collect();
+    let mut waiting: Vec<_> = (0..QUEUED_PER_THREAD).map(|number| Box::pin(pool.run(move || number))).collect();
     for work in &mut waiting {
         assert!(work.as_mut().now_or_never().is_none());
     }
-    assert_eq!(pool.run(|| ()).await, Err(Refused::Full));
+    assert_eq!(pool.run(|| ()).await, Err(PoolError::Full));
     go.send(()).unwrap();
     assert_eq!(running.await, Ok(Ok(())));
     for (number, work) in waiting.into_iter().enumerate() {
@@ -24,7 +24,7 @@ async fn work_waits_for_a_thread_and_has_a_bounded_number_of_places_for_that() {
 
 #[tokio::test]
 async fn work_that_nobody_waits_for_keeps_its_thread_until_it_ends() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
     assert!(pool.run(move || wait.recv()).now_or_never().is_none());
     let mut next = Box::pin(pool.run(|| 7));
@@ -36,22 +36,22 @@ async fn work_that_nobody_waits_for_keeps_its_thread_until_it_ends() {
 
 #[tokio::test]
 async fn whoever_stops_waiting_gives_up_its_place() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
     let mut running = Box::pin(pool.run(move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
-    for _ in 0..3 * WAITING_PER_THREAD {
+    for _ in 0..3 * QUEUED_PER_THREAD {
         assert!(pool.run(|| ()).now_or_never().is_none());
     }
-    assert_eq!(pool.places.available_permits(), WAITING_PER_THREAD);
+    assert_eq!(pool.slots.available_permits(), QUEUED_PER_THREAD);
     go.send(()).unwrap();
     running.await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn a_panic_ends_its_own_work_only() {
-    let pool = Pool::new(1);
-    let broken: Result<(), Refused> = pool.run(|| panic!("on purpose")).await;
-    assert_eq!(broken, Err(Refused::Panicked));
+    let pool = ThreadPool::new(1);
+    let broken: Result<(), PoolError> = pool.run(|| panic!("on purpose")).await;
+    assert_eq!(broken, Err(PoolError::Panicked));
     assert_eq!(pool.run(|| 7).await, Ok(7));
 }

@@ -2,16 +2,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use hostler_prompt::{Dialect, Encoder, Form, Forms, Request};
+use hostler_prompt::{Dialect, Encoder, PromptForm, PromptForms, PromptRequest};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, ResponseHead};
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
 
 use crate::lanes::{Lane, Lanes};
-use crate::prompt::files::encoder;
+use crate::prompt::bundle::build_encoder;
 use crate::prompt::tests::{body, bundle, nothing_kept, reader, unproved};
-use crate::prompt::{Reader, Standing, Unread};
+use crate::prompt::{EncoderKey, EncoderStatus, NotEncoded};
 
 /// What an engine behind a lane answers to a request: status and body.
 type Answers = Box<dyn Fn(&str, &[u8]) -> (u32, Vec<u8>) + Send>;
@@ -54,7 +54,7 @@ fn tokenizes(encoder: &Encoder, path: &str, body: &[u8]) -> (u32, Vec<u8>) {
 fn tokenizes_in(dialect: Dialect, encoder: &Encoder, path: &str, body: &[u8]) -> (u32, Vec<u8>) {
     let named: serde_json::Value = serde_json::from_slice(body).unwrap();
     assert_eq!((path, named["model"].as_str()), ("/tokenize", Some("small")));
-    match Request::parse(path, body).map(|request| encoder.encode_in(dialect, &request)) {
+    match PromptRequest::parse(path, body).map(|request| encoder.encode_in(dialect, &request)) {
         Some(Ok(encoded)) => {
             let answer = serde_json::json!({ "count": encoded.tokens.len(), "max_model_len": 4096, "tokens": encoded.tokens });
             (200, answer.to_string().into_bytes())
@@ -64,7 +64,7 @@ fn tokenizes_in(dialect: Dialect, encoder: &Encoder, path: &str, body: &[u8]) ->
 }
 
 fn with_words_from(first: u32) -> Answers {
-    let encoder = encoder(&bundle(first), 1024).unwrap();
+    let encoder = build_encoder(&bundle(first), 1024).unwrap();
     Box::new(move |path, body| tokenizes(&encoder, path, body))
 }
 
@@ -74,13 +74,13 @@ async fn an_encoder_that_agrees_with_the_engine_is_proved() {
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, _lane) = engine(with_words_from(0));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Proved);
     assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
 }
 
 /// An engine with the Rust front-end, which refuses messages without text.
 fn rust_with_words_from(first: u32) -> Answers {
-    let encoder = encoder(&bundle(first), 1024).unwrap();
+    let encoder = build_encoder(&bundle(first), 1024).unwrap();
     Box::new(move |path, body| {
         let named: serde_json::Value = serde_json::from_slice(body).unwrap();
         if named["messages"][0]["content"] == "" {
@@ -94,22 +94,22 @@ fn rust_with_words_from(first: u32) -> Answers {
 async fn each_front_end_is_proved_by_its_own_rules() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
-    let (python, rust) = (reader(hash), Reader { files: hash, dialect: Dialect::Rust });
+    let (python, rust) = (reader(hash), EncoderKey { files: hash, dialect: Dialect::Rust });
     let parts = |dialect| {
         let text = |text: &str| serde_json::json!({ "type": "text", "text": text });
         let body = serde_json::json!({ "messages": [{ "role": "user", "content": [text("hello"), text("world")] }] }).to_string();
         let prompts = prompts.clone();
-        async move { prompts.encode(&Reader { files: hash, dialect }, "/v1/chat/completions", body.into(), |_| true).await }
+        async move { prompts.encode(&EncoderKey { files: hash, dialect }, "/v1/chat/completions", body.into(), |_| true).await }
     };
     let (lanes, _lane) = engine(rust_with_words_from(0));
     prompts.prove(rust, &lanes, 3, "small").await;
-    assert_eq!((prompts.standing(&rust), prompts.standing(&python)), (Standing::Proved, Standing::Unproved));
+    assert_eq!((prompts.status(&rust), prompts.status(&python)), (EncoderStatus::Proved, EncoderStatus::Unproved));
     // `user : helloworld`, of which only nothing is a word.
     assert_eq!(parts(Dialect::Rust).await.unwrap().tokens, [0, 0, 0]);
-    assert_eq!(parts(Dialect::Python).await.err(), Some(Unread::NotProved));
+    assert_eq!(parts(Dialect::Python).await.err(), Some(NotEncoded::NotProved));
     let (lanes, _lane) = engine(with_words_from(0));
     prompts.prove(python, &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&python), Standing::Proved);
+    assert_eq!(prompts.status(&python), EncoderStatus::Proved);
     assert_eq!(parts(Dialect::Python).await.unwrap().tokens, [0, 0, 1, 2]);
 }
 
@@ -119,7 +119,7 @@ async fn an_engine_that_joins_texts_in_another_way_than_its_front_end_does_has_m
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, _lane) = engine(rust_with_words_from(0));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    let standing = prompts.standing(&reader(hash));
+    let standing = prompts.status(&reader(hash));
     assert!(standing.is_proved() && standing.reason().starts_with("messages in parts"), "{standing:?}");
     let encoded = |content: serde_json::Value| {
         let body = serde_json::json!({ "messages": [{ "role": "user", "content": content }] }).to_string();
@@ -128,12 +128,12 @@ async fn an_engine_that_joins_texts_in_another_way_than_its_front_end_does_has_m
     };
     assert_eq!(encoded("hello".into()).await.unwrap().tokens, [0, 0, 1]);
     let parts = serde_json::json!([{ "type": "text", "text": "hello" }]);
-    assert_eq!(encoded(parts).await, Err(Unread::FormNotProved(Form::Parts)));
+    assert_eq!(encoded(parts).await, Err(NotEncoded::FormNotProved(PromptForm::Parts)));
 }
 
 /// An engine that ignores `continue_final_message`, as the Rust front-end of vLLM 0.24 does, or refuses it.
 fn that_continues_nothing(refuses: bool) -> Answers {
-    let encoder = encoder(&bundle(0), 1024).unwrap();
+    let encoder = build_encoder(&bundle(0), 1024).unwrap();
     Box::new(move |path, body| {
         let mut asked: serde_json::Value = serde_json::from_slice(body).unwrap();
         let continues = asked.as_object_mut().unwrap().remove("continue_final_message").is_some();
@@ -157,9 +157,9 @@ async fn an_engine_that_differs_in_a_rare_form_only_keeps_the_others_exact() {
         let hash = unproved(&prompts, &bundle(0)).await;
         let (lanes, _lane) = engine(that_continues_nothing(refuses));
         prompts.prove(reader(hash), &lanes, 3, "small").await;
-        let standing = prompts.standing(&reader(hash));
-        assert_eq!(standing, Standing::Partly(Forms::ALL.without(Forms::default().with(Form::Continued))));
-        assert_eq!((standing.word(), standing.reason().as_str()), ("proved", "continued messages are placed by text"));
+        let standing = prompts.status(&reader(hash));
+        assert_eq!(standing, EncoderStatus::PartlyProved(PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued))));
+        assert_eq!((standing.as_str(), standing.reason().as_str()), ("proved", "continued messages are placed by text"));
         assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
         let chat = |others: serde_json::Value| {
             let mut body = others;
@@ -170,8 +170,8 @@ async fn an_engine_that_differs_in_a_rare_form_only_keeps_the_others_exact() {
         assert_eq!(chat(serde_json::json!({})).await.unwrap().tokens, [0, 0, 1]);
         assert_eq!(chat(serde_json::json!({ "add_generation_prompt": false })).await.unwrap().tokens, [0, 0, 1]);
         let continued = serde_json::json!({ "add_generation_prompt": false, "continue_final_message": true });
-        assert_eq!(chat(continued).await, Err(Unread::FormNotProved(Form::Continued)));
-        assert_eq!(prompts.figures().failed, 0, "neither a template nor a tokenizer refused it");
+        assert_eq!(chat(continued).await, Err(NotEncoded::FormNotProved(PromptForm::Continued)));
+        assert_eq!(prompts.stats().failed, 0, "neither a template nor a tokenizer refused it");
     }
 }
 
@@ -181,8 +181,8 @@ async fn an_encoder_that_differs_from_the_engine_is_not_used() {
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, _lane) = engine(with_words_from(1));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert!(matches!(prompts.standing(&reader(hash)), Standing::Different(why) if !why.is_empty()));
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(Unread::NotProved));
+    assert!(matches!(prompts.status(&reader(hash)), EncoderStatus::Mismatch(why) if !why.is_empty()));
+    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(NotEncoded::NotProved));
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,12 +192,12 @@ async fn an_engine_that_is_full_or_has_no_such_route_leaves_the_encoder_unproved
     for status in [404, 500, 503, 0, u32::MAX] {
         let (lanes, _lane) = engine(Box::new(move |_, _| (status, b"{}".to_vec())));
         prompts.prove(reader(hash), &lanes, 3, "small").await;
-        assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved, "{status}");
+        assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Unproved, "{status}");
         tokio::time::advance(Duration::from_secs(1)).await;
     }
     let (lanes, _lane) = engine(with_words_from(0));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Proved);
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
     let (lanes, lane) = engine(with_words_from(0));
     lane.mark_lost();
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Unproved);
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
         }
     });
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Unproved);
     assert_eq!(lane.open_request_count(), 0);
 }
 
@@ -248,7 +248,7 @@ async fn an_engine_that_says_nothing_is_waited_for_no_longer_than_the_deadline()
     lanes.add(&lane);
     let begun = tokio::time::Instant::now();
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved);
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Unproved);
     assert!(begun.elapsed() >= super::SAMPLE_DEADLINE);
     assert_eq!(lane.open_request_count(), 0, "the request was cancelled");
 }
@@ -263,8 +263,8 @@ async fn a_comparison_that_is_given_up_may_be_made_again() {
     assert!(futures_util::poll!(comparing.as_mut()).is_pending());
     let (lanes, _lane) = engine(with_words_from(0));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Unproved, "one comparison at a time");
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Unproved, "one comparison at a time");
     drop(comparing);
     prompts.prove(reader(hash), &lanes, 3, "small").await;
-    assert_eq!(prompts.standing(&reader(hash)), Standing::Proved);
+    assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Proved);
 }

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use anyhow::ensure;
 use bytes::Bytes;
 use hostler_placement::affinity::Popularity;
-use hostler_placement::cost::{Ask, Candidate, Conditions, place};
-use hostler_placement::keys::{self, Chain};
+use hostler_placement::cost::{PricingInput, Candidate, Conditions, place};
+use hostler_placement::block_keys::{self, KeyChain};
 use hostler_placement::rates::Rates;
 use hostler_router::dispatch::{Dialect, SseScanner};
 
@@ -54,9 +54,9 @@ pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
         })
         .collect();
     let prompt: Vec<u32> = (0..TOKENS).collect();
-    let prompt = keys::token_keys(Chain::new("", ""), &prompt, 16);
+    let prompt = block_keys::token_keys(KeyChain::new("", ""), &prompt, 16);
     let arrivals = Popularity::default().arrive(&prompt, 16, 0.1);
-    let ask = Ask { tokens: TOKENS, output: 300.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens: TOKENS, output: 300.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
     let mut priced = Vec::new();
     count(|| {
@@ -69,7 +69,7 @@ pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
 pub(crate) fn token_keys() -> anyhow::Result<()> {
     let tokens: Vec<u32> = (0..1_000).collect();
     count(|| {
-        black_box(keys::token_keys(Chain::new("", ""), black_box(&tokens), 16));
+        black_box(block_keys::token_keys(KeyChain::new("", ""), black_box(&tokens), 16));
     });
     Ok(())
 }
@@ -78,7 +78,7 @@ pub(crate) fn token_keys() -> anyhow::Result<()> {
 pub(crate) fn text_keys() -> anyhow::Result<()> {
     let text = [b'x'; 1_024];
     count(|| {
-        black_box(keys::text_keys(Chain::new("", ""), black_box(&text)));
+        black_box(block_keys::text_keys(KeyChain::new("", ""), black_box(&text)));
     });
     Ok(())
 }

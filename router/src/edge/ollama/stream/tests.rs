@@ -28,25 +28,25 @@ const STREAM: &str = concat!(
 );
 
 /// Tells a stream whose pieces come 100 ms apart, after half a second.
-fn told_of(form: Form, pieces: &[&[u8]]) -> (String, Option<Cut>) {
+fn told_of(form: OllamaRoute, pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
     let begun = Instant::now();
-    let mut teller = Teller::new(form, "m".into(), begun);
+    let mut teller = OllamaTranslator::new(form, "m".into(), begun);
     let mut instant = begun + Duration::from_millis(500);
     let mut lines = Vec::new();
     let mut cut = None;
     for piece in pieces {
-        match teller.take(piece, Now { instant, time: noon() }) {
+        match teller.push(piece, ArrivalTime { instant, time: noon() }) {
             Ok(more) => lines.extend(more),
             Err(why) => {
                 cut = Some(why);
-                lines.extend(teller.lines());
+                lines.extend(teller.take_lines());
                 break;
             }
         }
         instant += Duration::from_millis(100);
     }
     if cut.is_none() {
-        match teller.end(Now { instant, time: noon() }) {
+        match teller.finish(ArrivalTime { instant, time: noon() }) {
             Ok(more) => lines.extend(more),
             Err(why) => cut = Some(why),
         }
@@ -61,7 +61,7 @@ fn events(stream: &str) -> Vec<&[u8]> {
 
 #[tokio::test(start_paused = true)]
 async fn every_event_becomes_a_line_and_calls_are_told_when_they_are_whole() {
-    let (lines, cut) = told_of(Form::Chat, &events(STREAM));
+    let (lines, cut) = told_of(OllamaRoute::Chat, &events(STREAM));
     assert_eq!(cut, None);
     // The first token comes with the third piece, after 700 ms; the end after 1500 ms.
     insta::assert_snapshot!(lines, @r#"
@@ -75,7 +75,7 @@ async fn every_event_becomes_a_line_and_calls_are_told_when_they_are_whole() {
 #[tokio::test(start_paused = true)]
 async fn a_completion_is_told_as_text() {
     let stream = "data: {\"choices\":[{\"index\":0,\"text\":\"One\",\"finish_reason\":null}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" more\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
-    let (lines, cut) = told_of(Form::Generate, &events(stream));
+    let (lines, cut) = told_of(OllamaRoute::Generate, &events(stream));
     assert_eq!(cut, None);
     insta::assert_snapshot!(lines, @r#"
     {"model":"m","created_at":"2023-11-14T22:13:20.000000005Z","response":"One","done":false}
@@ -90,8 +90,8 @@ async fn an_engines_error_ends_the_lines_with_its_message() {
         "{}data: {{\"error\":{{\"message\":\"the core died\",\"code\":500}}}}\n\ndata: [DONE]\n\n",
         &STREAM[..STREAM.find("\"Hé").unwrap()].rsplit_once("data: ").unwrap().0
     );
-    let (lines, cut) = told_of(Form::Chat, &[failing.as_bytes()]);
-    assert_eq!(cut, Some(Cut("the core died".into())));
+    let (lines, cut) = told_of(OllamaRoute::Chat, &[failing.as_bytes()]);
+    assert_eq!(cut, Some(TranslationError("the core died".into())));
     assert_eq!(lines.lines().count(), 1, "what came before is told: {lines}");
     assert!(!lines.contains("\"done\":true"));
 }
@@ -103,29 +103,29 @@ async fn what_is_not_whole_is_never_told_as_done() {
         ("data: [DONE]\n\n", "the engine ended the answer before it was complete"),
         ("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n", "the engine ended the answer before it was complete"),
     ] {
-        let (lines, cut) = told_of(Form::Chat, &[stream.as_bytes()]);
-        assert_eq!((cut, lines.contains("\"done\":true")), (Some(Cut(why.into())), false), "{stream}");
+        let (lines, cut) = told_of(OllamaRoute::Chat, &[stream.as_bytes()]);
+        assert_eq!((cut, lines.contains("\"done\":true")), (Some(TranslationError(why.into())), false), "{stream}");
     }
-    let (_, cut) = told_of(Form::Chat, &[b"data: {\"choices\"\n\n"]);
+    let (_, cut) = told_of(OllamaRoute::Chat, &[b"data: {\"choices\"\n\n"]);
     assert!(cut.unwrap().0.starts_with("an event of the engine cannot be read: "));
     let cut_short = STREAM.replace(": 1}", ": 1");
-    assert!(told_of(Form::Chat, &events(&cut_short)).1.unwrap().0.starts_with("the model called `look` with arguments"));
+    assert!(told_of(OllamaRoute::Chat, &events(&cut_short)).1.unwrap().0.starts_with("the model called `look` with arguments"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_held_without_bound() {
-    let mut teller = Teller::new(Form::Chat, "m".into(), Instant::now());
-    let now = Now { instant: Instant::now(), time: noon() };
+    let mut teller = OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now());
+    let now = ArrivalTime { instant: Instant::now(), time: noon() };
     let endless = vec![b'x'; 64 * 1024];
-    let taken = (0..1000).take_while(|_| teller.take(&endless, now).is_ok()).count();
+    let taken = (0..1000).take_while(|_| teller.push(&endless, now).is_ok()).count();
     assert!((1..100).contains(&taken), "{taken} pieces were held");
 
-    let mut teller = Teller::new(Form::Chat, "m".into(), Instant::now());
+    let mut teller = OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now());
     let call = format!(
         "data: {{\"choices\":[{{\"delta\":{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":\"{}\"}}}}]}}}}]}}\n\n",
         "x".repeat(500_000)
     );
-    let taken = (0..1000).take_while(|_| teller.take(call.as_bytes(), now).is_ok()).count();
+    let taken = (0..1000).take_while(|_| teller.push(call.as_bytes(), now).is_ok()).count();
     assert!((1..100).contains(&taken), "{taken} pieces were held");
 }
 
@@ -157,8 +157,8 @@ proptest! {
         if crlf {
             stream = stream.replace('\n', "\r\n");
         }
-        let (whole, _) = told_of(Form::Chat, &[stream.as_bytes()]);
-        let (lines, cut) = told_of(Form::Chat, &pieces(stream.as_bytes(), &cuts));
+        let (whole, _) = told_of(OllamaRoute::Chat, &[stream.as_bytes()]);
+        let (lines, cut) = told_of(OllamaRoute::Chat, &pieces(stream.as_bytes(), &cuts));
         prop_assert_eq!(cut, None);
         prop_assert_eq!(timeless(&lines).len(), 4);
         prop_assert_eq!(timeless(&lines), timeless(&whole));
@@ -168,7 +168,7 @@ proptest! {
     fn any_text_arrives_as_it_was_generated(texts in prop::collection::vec(any::<String>(), 1..8), cuts in prop::collection::vec(any::<usize>(), 0..20)) {
         let mut stream: String = texts.iter().map(|text| format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": null}]}))).collect();
         stream.push_str("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n");
-        let (lines, cut) = told_of(Form::Chat, &pieces(stream.as_bytes(), &cuts));
+        let (lines, cut) = told_of(OllamaRoute::Chat, &pieces(stream.as_bytes(), &cuts));
         prop_assert_eq!(cut, None);
         let text: String = timeless(&lines).iter().map(|line| line["message"]["content"].as_str().unwrap().to_owned()).collect();
         prop_assert_eq!(text, texts.concat());
@@ -176,6 +176,6 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(bytes: Vec<u8>) {
-        let _ = told_of(Form::Chat, &[b"data:", &bytes, b"\n"]);
+        let _ = told_of(OllamaRoute::Chat, &[b"data:", &bytes, b"\n"]);
     }
 }

@@ -1,0 +1,53 @@
+//! What was lately released for each tenant, in tokens: who has had the least of it, for its weight, goes first.
+
+use rustc_hash::FxHashMap;
+
+/// The time in which work released for a tenant loses all but 1/e of its weight.
+const DECAY_SECONDS: f64 = 30.0;
+
+/// Tenants of whom less than a token is left are looked for this often, so it holds those of the last few minutes.
+const SWEEP_INTERVAL_SECONDS: f64 = 60.0;
+
+/// Tokens released for each tenant. They are kept as of one moment, and what comes later is added for more: so nothing has to be decayed
+/// when it is compared.
+#[derive(Debug, Default)]
+pub(super) struct ReleasedTokens {
+    reference_time: f64,
+    by_tenant: FxHashMap<u64, f64>,
+}
+
+impl ReleasedTokens {
+    /// Counts tokens as released now.
+    pub(super) fn add(&mut self, tenant: u64, tokens: f64, now: f64) {
+        self.sweep(now);
+        *self.by_tenant.entry(tenant).or_default() += tokens / self.decay(now);
+    }
+
+    /// What was released for a tenant, as it counts now.
+    pub(super) fn of_tenant(&self, tenant: u64, now: f64) -> f64 {
+        self.by_tenant.get(&tenant).map_or(0.0, |tokens| tokens * self.decay(now))
+    }
+
+    fn decay(&self, now: f64) -> f64 {
+        let age = now - self.reference_time;
+        // Beyond a few sweeps, or at no time at all, nobody adds anything.
+        if age > 0.0 { (-age.min(10.0 * SWEEP_INTERVAL_SECONDS) / DECAY_SECONDS).exp() } else { 1.0 }
+    }
+
+    /// Brings all to this moment when the last one is long ago.
+    pub(super) fn sweep(&mut self, now: f64) {
+        if now.is_finite() && now - self.reference_time > SWEEP_INTERVAL_SECONDS {
+            let factor = self.decay(now);
+            self.reference_time = now;
+            self.by_tenant.retain(|_, tokens| {
+                *tokens *= factor;
+                *tokens >= 1.0
+            });
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn tenants(&self) -> usize {
+        self.by_tenant.len()
+    }
+}

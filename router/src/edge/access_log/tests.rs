@@ -1,0 +1,149 @@
+use std::time::{Duration, UNIX_EPOCH};
+
+use proptest::prelude::*;
+
+use super::line::AccessLine;
+use super::*;
+
+fn line() -> AccessLine {
+    AccessLine { ended_at: UNIX_EPOCH + Duration::from_millis(1_700_000_000_123), ..AccessLine::new(Instant::now()) }
+}
+
+fn full() -> AccessLine {
+    AccessLine {
+        method: Method::POST,
+        path: Some("/v1/chat/completions".into()),
+        client_id: Some("job 7".into()),
+        trace: trace_id(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        key: "k7".into(),
+        tenant: "physics".into(),
+        id: 0xabc,
+        model: Some("llama".into()),
+        replica: Some("n0/1".into()),
+        attempts: 2,
+        queued: Duration::from_micros(250_049),
+        first_byte: Some(Duration::from_millis(312)),
+        total: Duration::from_secs(65),
+        usage: Some(TokenUsage { prompt_tokens: 1200, completion_tokens: 64, cached_tokens: Some(1024) }),
+        outcome: Some(AnswerOutcome::Complete),
+        status: Some(200),
+        bytes: 9876,
+        ..line()
+    }
+}
+
+fn written(line: &AccessLine, format: AccessFormat) -> String {
+    let mut text = String::new();
+    line.write(format, &mut text);
+    text
+}
+
+#[test]
+fn a_line_has_what_an_operator_asks_for_and_no_query() {
+    let text = written(&full(), AccessFormat::Text);
+    assert_eq!(
+        text,
+        "2023-11-14T22:13:20.123Z id=0000000000000abc status=200 outcome=complete method=POST path=/v1/chat/completions model=llama key=k7 \
+         tenant=physics replica=n0/1 attempts=2 tokens_in=1200 tokens_out=64 tokens_cached=1024 held=0.2500 first=0.3120 total=65.0000 \
+         bytes=9876 client_id=\"job 7\" trace=4bf92f3577b34da6a3ce929d0e0e4736\n"
+    );
+    let json: serde_json::Value = serde_json::from_str(&written(&full(), AccessFormat::Json)).unwrap();
+    assert_eq!(
+        json,
+        serde_json::json!({
+            "time": "2023-11-14T22:13:20.123Z", "id": "0000000000000abc", "status": 200, "outcome": "complete", "method": "POST",
+            "path": "/v1/chat/completions", "model": "llama", "key": "k7", "tenant": "physics", "replica": "n0/1", "attempts": 2,
+            "tokens_in": 1200, "tokens_out": 64, "tokens_cached": 1024, "held": 0.25, "first": 0.312, "total": 65.0, "bytes": 9876,
+            "client_id": "job 7", "trace": "4bf92f3577b34da6a3ce929d0e0e4736"
+        })
+    );
+}
+
+#[test]
+fn the_outcome_is_a_word_for_how_it_ended() {
+    let of = |line: AccessLine| {
+        let json: serde_json::Value = serde_json::from_str(&written(&line, AccessFormat::Json)).unwrap();
+        (json["outcome"].as_str().unwrap().to_owned(), json["cause"].as_str().map(str::to_owned))
+    };
+    let pair = |outcome: &str, cause: Option<&str>| (outcome.to_owned(), cause.map(str::to_owned));
+    assert_eq!(of(line()), pair("client_left", None), "before there was an answer");
+    assert_eq!(of(AccessLine { status: Some(200), ..line() }), pair("complete", None), "the router's own");
+    assert_eq!(of(AccessLine { status: Some(401), cause: Some("unauthenticated"), ..line() }), pair("refused", Some("unauthenticated")));
+    let broken = AccessLine { status: Some(200), outcome: Some(AnswerOutcome::Broken), cause: Some("engine_lost"), ..line() };
+    assert_eq!(of(broken), pair("broken", Some("engine_lost")));
+    assert_eq!(of(AccessLine { status: Some(413), ..line() }), pair("refused", Some("too_large")));
+    assert_eq!(of(AccessLine { status: Some(404), ..line() }), pair("refused", Some("no_route")));
+    let engines = AccessLine { status: Some(400), outcome: Some(AnswerOutcome::Complete), ..line() };
+    assert_eq!(of(engines), pair("complete", Some("engine")));
+}
+
+#[test]
+fn nobody_writes_lines_of_others() {
+    let forged = "m\" status=200\n2023-11-14T22:13:20.123Z id=1\r\t\u{1b}[31m\u{85}\u{2028}\\ü=";
+    let forger = AccessLine { model: Some(line::truncate(forged)), key: forged.into(), client_id: Some(forged.into()), ..line() };
+    let text = written(&forger, AccessFormat::Text);
+    assert!(text.is_ascii() && text.lines().count() == 1 && !text.contains('\u{1b}'), "{text}");
+    assert!(text.contains(r#"model="m\" status=200\u000a2023-"#), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&written(&forger, AccessFormat::Json)).unwrap();
+    assert_eq!((json["model"].as_str(), json["key"].as_str()), (Some(forged), Some(forged)));
+    let long = AccessLine { model: Some(line::truncate(&"ü".repeat(10_000))), path: Some(line::truncate(&"x".repeat(9000))), ..line() };
+    assert!(written(&long, AccessFormat::Text).len() < 1200);
+}
+
+proptest! {
+    #[test]
+    fn whatever_clients_call_things_a_line_stays_one_line_and_json(name: String, key: String) {
+        let named = AccessLine { model: Some(line::truncate(&name)), tenant: key.as_str().into(), key: key.as_str().into(), ..line() };
+        let text = written(&named, AccessFormat::Text);
+        prop_assert!(text.ends_with('\n') && text.bytes().filter(|byte| byte.is_ascii_control()).count() == 1);
+        let json: serde_json::Value = serde_json::from_str(&written(&named, AccessFormat::Json)).unwrap();
+        prop_assert_eq!(json["model"].as_str(), Some(&*line::truncate(&name)));
+    }
+
+    #[test]
+    fn no_trace_parent_panics(bytes: Vec<u8>) {
+        trace_id(&bytes);
+    }
+}
+
+#[test]
+fn a_trace_is_what_the_standard_says() {
+    assert_eq!(trace_id(b"00-0000000000000000000000000000002a-00f067aa0ba902b7-01"), Some(42));
+    assert_eq!(trace_id(b"cc-0000000000000000000000000000002a-00f067aa0ba902b7-01-more"), Some(42));
+    for wrong in [
+        &b"00-00000000000000000000000000000000-00f067aa0ba902b7-01"[..],
+        b"00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+        b"00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        b"00-4bf92f3577b34da6a3ce929d0e0e473600f067aa0ba902b7-01",
+        b"00-4bf9",
+    ] {
+        assert_eq!(trace_id(wrong), None);
+    }
+}
+
+#[tokio::test]
+async fn the_last_holder_of_an_entry_has_it_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let (log, writing) = AccessLog::start(AccessFormat::Text, &path, Counter::default()).unwrap();
+    let entry = log.start_entry(&Method::GET, Some(&PathAndQuery::from_static("/v1/models?x=1")), &HeaderMap::new());
+    let held = entry.clone();
+    entry.set_status(200, Some(12));
+    drop(entry);
+    let other = log.start_entry(&Method::GET, None, &HeaderMap::new());
+    drop(other);
+    held.set_status(200, Some(13));
+    drop(held);
+    writing.flush().await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].contains("outcome=client_left") && lines[1].contains("path=/v1/models ") && lines[1].ends_with("bytes=13"), "{text}");
+}
+
+#[tokio::test]
+async fn an_access_log_that_is_off_costs_an_entry_nothing() {
+    let (log, writing) = AccessLog::start(AccessFormat::Off, "/no/such/folder/log".as_ref(), Counter::default()).unwrap();
+    assert!(log.start_entry(&Method::GET, None, &HeaderMap::new()).0.is_none());
+    writing.flush().await;
+}

@@ -1,0 +1,279 @@
+//! What a client connection is waiting for, and since when: a request's head, the client to take what it was sent, or the next request.
+//!
+//! The HTTP library's own timer covers the first of these, only after it knows the protocol, and counts idle connections as slow
+//! heads. Here each wait has its own limit. The connection's task asks now and then whether one has passed. A stream of HTTP/2 whose client
+//! takes nothing of it is reset, and its neighbours go on.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+use hyper::rt::Executor;
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+/// How long each wait may last.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnectionTimeouts {
+    /// For a request's head, and for the first request.
+    pub(super) head: Duration,
+    /// For the next request.
+    pub(super) idle: Duration,
+    /// For the client to take anything of its answers.
+    pub(super) stall: Duration,
+}
+
+/// One connection's waits. Moments are milliseconds since it began, and 0 means that this is not waited for.
+///
+/// Each answer has its own: over HTTP/2 one that the client takes would hide others that it does not, and those would be held for ever.
+#[derive(Debug)]
+pub(super) struct ConnectionClock {
+    started_at: Instant,
+    timeouts: ConnectionTimeouts,
+    head_since: AtomicU64,
+    idle_since: AtomicU64,
+    /// The requests whose answers have not ended, the newest last.
+    open: Mutex<Vec<Arc<OpenAnswer>>>,
+}
+
+/// A request whose answer has not ended.
+#[derive(Debug, Default)]
+struct OpenAnswer {
+    /// Since when its client is waited for.
+    client_since: AtomicU64,
+    /// Over HTTP/2 the task of its stream. When that ends early the stream is reset.
+    stream: OnceLock<AbortHandle>,
+}
+
+/// Why a connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Overdue {
+    /// The head of a request did not come.
+    Head,
+    /// No further request came.
+    Idle,
+    /// The client takes nothing of an answer that is the connection's only one.
+    Stalled,
+}
+
+impl ConnectionClock {
+    pub(super) fn new(limits: ConnectionTimeouts) -> Arc<Self> {
+        Arc::new(Self { started_at: Instant::now(), timeouts: limits, head_since: AtomicU64::new(1), idle_since: AtomicU64::new(0), open: Mutex::default() })
+    }
+
+    /// How often it is worth asking.
+    pub(super) fn check_interval(&self) -> Duration {
+        let shortest = self.timeouts.head.min(self.timeouts.idle).min(self.timeouts.stall);
+        (shortest / 4).clamp(Duration::from_millis(20), Duration::from_millis(2500))
+    }
+
+    /// Whether part of a head has come. Until the first request is taken its head is waited for, whatever comes instead.
+    pub(super) fn set_reading_head(&self, reading: bool) {
+        let never_asked = self.idle_since.load(Ordering::Relaxed) == 0 && self.open.lock().is_empty();
+        if !reading && !never_asked {
+            self.head_since.store(0, Ordering::Relaxed);
+        } else if self.head_since.load(Ordering::Relaxed) == 0 {
+            self.head_since.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// A request has been taken; it is open until the guard is dropped.
+    pub(super) fn open_request(self: &Arc<Self>) -> OpenRequest {
+        self.head_since.store(0, Ordering::Relaxed);
+        let answering = Arc::<OpenAnswer>::default();
+        self.open.lock().push(answering.clone());
+        OpenRequest { clock: self.clone(), answering }
+    }
+
+    /// Whether a wait has lasted too long for the connection. One that is a stream's ends that stream.
+    pub(super) fn find_overdue(&self) -> Option<Overdue> {
+        let passed = |since: &AtomicU64, limit: Duration| {
+            let since = since.load(Ordering::Relaxed);
+            since > 0 && self.now().saturating_sub(since) > u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
+        };
+        let open = self.open.lock();
+        if !open.is_empty() {
+            let mut stalled = open.iter().filter(|answering| passed(&answering.client_since, self.timeouts.stall));
+            return stalled.any(|answering| !answering.abort_stream()).then_some(Overdue::Stalled);
+        }
+        if passed(&self.head_since, self.timeouts.head) {
+            return Some(Overdue::Head);
+        }
+        passed(&self.idle_since, self.timeouts.idle).then_some(Overdue::Idle)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+}
+
+impl OpenAnswer {
+    /// Ends its stream, if it has one of its own: `false` where only the connection can end.
+    fn abort_stream(&self) -> bool {
+        self.stream.get().inspect(|stream| stream.abort()).is_some()
+    }
+}
+
+/// Runs the streams of an HTTP/2 connection, each as a task of its own.
+#[derive(Debug, Clone)]
+pub(super) struct StreamExecutor(pub(super) Arc<ConnectionClock>);
+
+impl<F> Executor<F> for StreamExecutor
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    /// The library calls this right after it has given the request to the service, so the newest one is this stream's.
+    fn execute(&self, stream: F) {
+        let newest = self.0.open.lock().last().cloned();
+        let task = tokio::spawn(stream);
+        if let Some(newest) = newest {
+            // What the library runs besides (upgrades, which this edge has none of) is of a request that has its task already.
+            let _ = newest.stream.set(task.abort_handle());
+        }
+    }
+}
+
+/// A request that is not yet answered to its end.
+#[derive(Debug)]
+pub(super) struct OpenRequest {
+    clock: Arc<ConnectionClock>,
+    answering: Arc<OpenAnswer>,
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.clock.open.lock().retain(|answering| !Arc::ptr_eq(answering, &self.answering));
+        self.clock.idle_since.store(self.clock.now(), Ordering::Relaxed);
+    }
+}
+
+/// An answer's body that tells the clock who is being waited for: after a piece was given it is the client, and while there is none the engine.
+#[derive(Debug)]
+pub(super) struct TimedBody<B> {
+    body: B,
+    open: OpenRequest,
+}
+
+impl<B> TimedBody<B> {
+    /// The client is waited for from now on: without a window it is not even asked for a piece.
+    pub(super) fn new(body: B, open: OpenRequest) -> Self {
+        open.answering.client_since.store(open.clock.now(), Ordering::Relaxed);
+        Self { body, open }
+    }
+}
+
+impl<B: Body + Unpin> Body for TimedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let timed = self.get_mut();
+        let polled = Pin::new(&mut timed.body).poll_frame(context);
+        let OpenRequest { clock, answering } = &timed.open;
+        answering.client_since.store(if polled.is_ready() { clock.now() } else { 0 }, Ordering::Relaxed);
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::task::Waker;
+
+    use bytes::Bytes;
+    use futures_util::stream;
+    use http_body_util::{Full, StreamBody};
+    use tokio::time::advance;
+
+    use super::*;
+
+    const LIMITS: ConnectionTimeouts = ConnectionTimeouts { head: Duration::from_secs(10), idle: Duration::from_secs(75), stall: Duration::from_secs(300) };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_asks_nothing_is_overdue_after_the_head_limit() {
+        let clock = ConnectionClock::new(LIMITS);
+        advance(LIMITS.head).await;
+        assert_eq!(clock.find_overdue(), None);
+        advance(Duration::from_millis(2)).await;
+        assert_eq!(clock.find_overdue(), Some(Overdue::Head));
+        clock.set_reading_head(false);
+        assert_eq!(clock.find_overdue(), Some(Overdue::Head), "blank lines and prefaces are no request");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_has_longer_than_a_slow_head() {
+        let clock = ConnectionClock::new(LIMITS);
+        drop(clock.open_request());
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(clock.find_overdue(), None);
+        clock.set_reading_head(true);
+        advance(Duration::from_secs(8)).await;
+        clock.set_reading_head(true);
+        advance(Duration::from_secs(3)).await;
+        assert_eq!(clock.find_overdue(), Some(Overdue::Head), "a head that drips in is counted from its first byte");
+        clock.set_reading_head(false);
+        advance(Duration::from_secs(5)).await;
+        assert_eq!(clock.find_overdue(), Some(Overdue::Idle));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_engine_is_waited_for_and_a_client_that_takes_nothing_is_not() {
+        let clock = ConnectionClock::new(LIMITS);
+        let open = clock.open_request();
+        advance(Duration::from_secs(3600)).await;
+        assert_eq!(clock.find_overdue(), None, "the answer has not begun");
+        let mut timed = TimedBody::new(Full::new(Bytes::from_static(b"piece")), open);
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut timed).poll_frame(&mut context).is_ready());
+        advance(LIMITS.stall + Duration::from_millis(2)).await;
+        assert_eq!(clock.find_overdue(), Some(Overdue::Stalled));
+        drop(timed);
+        assert_eq!(clock.find_overdue(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_taken_hides_none_that_is_not() {
+        let clock = ConnectionClock::new(LIMITS);
+        let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
+        let mut taken = TimedBody::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>()), clock.open_request());
+        let mut context = Context::from_waker(Waker::noop());
+        advance(LIMITS.stall / 2).await;
+        assert!(Pin::new(&mut taken).poll_frame(&mut context).is_pending());
+        advance(LIMITS.stall / 2 + Duration::from_millis(2)).await;
+        assert_eq!(clock.find_overdue(), Some(Overdue::Stalled));
+        drop(untouched);
+        assert_eq!(clock.find_overdue(), None);
+        drop(taken);
+        assert_eq!(clock.find_overdue(), None, "it is idle since just now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_not_taken_ends_alone_and_the_connection_goes_on() {
+        let clock = ConnectionClock::new(LIMITS);
+        let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
+        let (ended, end) = tokio::sync::oneshot::channel::<Infallible>();
+        StreamExecutor(clock.clone()).execute(async move {
+            let _both = (untouched, ended);
+            std::future::pending::<()>().await;
+        });
+        let neighbour = clock.open_request();
+        StreamExecutor(clock.clone()).execute(std::future::pending::<()>());
+        advance(LIMITS.stall + Duration::from_millis(2)).await;
+        assert_eq!(clock.find_overdue(), None, "the connection goes on");
+        assert!(end.await.is_err(), "the stream's task was ended");
+        assert_eq!(clock.open.lock().len(), 1, "its neighbour is there");
+        drop(neighbour);
+    }
+}

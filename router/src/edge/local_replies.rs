@@ -1,0 +1,139 @@
+//! The router's own answers as an engine would have given them: to the routes that both have, and in the dialect of the API that was asked.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Request, Response, StatusCode};
+use serde::Deserialize;
+
+use super::reply::{EdgeBody, json, no_route};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What an answer of the router's own takes from its request.
+#[derive(Debug)]
+pub(super) struct LocalReplyContext {
+    /// What the client calls its request.
+    request_id: Option<HeaderValue>,
+    /// In the form of the Messages API.
+    is_messages_api: bool,
+}
+
+impl LocalReplyContext {
+    pub(super) fn from_request<B>(request: &Request<B>) -> Self {
+        Self { request_id: request.headers().get(REQUEST_ID).cloned(), is_messages_api: request.uri().path().starts_with("/v1/messages") }
+    }
+
+    /// Gives an answer that is the router's own what every engine's has. That of an engine is left as it is.
+    pub(super) fn add_common_headers(self, response: Response<EdgeBody>) -> Response<EdgeBody> {
+        if !matches!(response.body(), EdgeBody::Local(_)) {
+            return response;
+        }
+        let failed = response.status().is_client_error() || response.status().is_server_error();
+        let mut response = if self.is_messages_api && failed { to_messages_error(response) } else { response };
+        let headers = response.headers_mut();
+        if let Some(id) = self.request_id {
+            headers.insert(REQUEST_ID, id);
+        }
+        // Pages of other origins may not read it, as engines have it by default.
+        headers.entry(header::VARY).or_insert(HeaderValue::from_static("Origin"));
+        response
+    }
+}
+
+/// The answer to a path that no engine is asked about: not there, or not with this method.
+pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
+    match path {
+        "/health" | "/ping" => {
+            let mut response = json(StatusCode::METHOD_NOT_ALLOWED, r#"{"detail":"Method Not Allowed"}"#);
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
+            response
+        }
+        _ => no_route(),
+    }
+}
+
+/// An error as the Messages API has it, made of one in OpenAI's form.
+fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
+    #[derive(Deserialize)]
+    struct Told {
+        error: Error,
+    }
+    #[derive(Deserialize)]
+    struct Error {
+        message: String,
+        r#type: String,
+    }
+    let EdgeBody::Local(Some(body)) = response.body() else { return response };
+    let Ok(Told { error }) = serde_json::from_slice(body) else { return response };
+    // Engines write their own names here, which are those of OpenAI's API; what only a router says has Anthropic's.
+    let kind = match response.status().as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        408 | 504 => "timeout_error",
+        _ => &error.r#type,
+    };
+    let told = serde_json::json!({"type": "error", "error": {"type": kind, "message": error.message}});
+    *response.body_mut() = EdgeBody::Local(Some(told.to_string().into()));
+    response
+}
+
+/// A redirect without the host, which is the engine's and not where the client has asked: engines send away who writes a slash too many.
+pub(super) fn make_location_relative(headers: &mut HeaderMap) {
+    let path = |location: &HeaderValue| {
+        let uri: http::Uri = location.to_str().ok()?.parse().ok()?;
+        uri.authority()?;
+        HeaderValue::from_str(uri.path_and_query()?.as_str()).ok()
+    };
+    if let Some(path) = headers.get(header::LOCATION).and_then(path) {
+        headers.insert(header::LOCATION, path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(path: &str, headers: &[(&'static str, &'static str)]) -> Request<()> {
+        let mut request = Request::builder().uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap()
+    }
+
+    fn text(response: &Response<EdgeBody>) -> &str {
+        let EdgeBody::Local(Some(body)) = response.body() else { panic!("{response:?}") };
+        std::str::from_utf8(body).unwrap()
+    }
+
+    #[test]
+    fn an_own_error_is_told_in_the_dialect_that_was_asked_and_under_the_clients_id() {
+        let error = || super::super::reply::too_many_requests("full", 3);
+        let openai = LocalReplyContext::from_request(&asked("/v1/chat/completions", &[("x-request-id", "r")])).add_common_headers(error());
+        assert_eq!(text(&openai), r#"{"error":{"message":"full","type":"RateLimitError","param":null,"code":429}}"#);
+        assert_eq!((&openai.headers()["x-request-id"], &openai.headers()["retry-after"]), (&"r".parse().unwrap(), &"3".parse().unwrap()));
+        let anthropic = LocalReplyContext::from_request(&asked("/v1/messages/count_tokens", &[])).add_common_headers(error());
+        assert_eq!(text(&anthropic), r#"{"type":"error","error":{"type":"rate_limit_error","message":"full"}}"#);
+    }
+
+    #[test]
+    fn a_route_of_the_routers_own_has_its_methods_and_others_are_not_there() {
+        let response = not_proxied_reply("/health");
+        assert_eq!((response.status(), &response.headers()["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().unwrap()));
+        assert_eq!(not_proxied_reply("/nothing").status(), StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn a_redirect_names_no_host() {
+        for (location, relative_to) in
+            [("http://engine/v1/models?a=b", "/v1/models?a=b"), ("/v1/models", "/v1/models"), ("\u{7f}", "\u{7f}")]
+        {
+            let Ok(value) = HeaderValue::from_str(location) else { continue };
+            let mut headers = HeaderMap::from_iter([(header::LOCATION, value)]);
+            make_location_relative(&mut headers);
+            assert_eq!(headers[header::LOCATION], relative_to);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What a request has an engine compute, by its route and body: for what its caller is expected to use, and the most that its answer can say.
+
+use super::peek::{RequestedCount, Peek};
+use crate::dispatch::Work;
+
+/// Bytes of text that make a token, about.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Of a list of prompts each takes so many bytes at least, one of them for the comma.
+const MIN_PROMPT_BYTES: usize = 2;
+
+/// Engines answer no prompt more often: vLLM's `VLLM_MAX_N_SEQUENCES`.
+const MAX_CHOICES: u64 = 16_384;
+
+/// A response with tools of the engine's own is computed in turns, each with the whole prompt. Nothing bounds them; longer ones are not paid for.
+const MAX_TURNS: u64 = 64;
+
+/// What a request of this route has an engine compute. With a list of prompts it is as much as its body has room for.
+pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> Work {
+    if computes_nothing(route) {
+        return Work::default();
+    }
+    let listed = (body_bytes / MIN_PROMPT_BYTES) as u64 + 1;
+    let choices = match peek.choices {
+        RequestedCount::Unset => 1,
+        RequestedCount::Count(number) => number.clamp(1, MAX_CHOICES),
+        RequestedCount::Unreadable => MAX_CHOICES,
+    };
+    let prompts = match route {
+        _ if !is_generation(route) => return Work { prompts: listed, answers: 0, turns: 1 },
+        "/v1/completions" if peek.prompt_parts.iter().all(|prompt| is_single_prompt(prompt)) => 1,
+        "/v1/completions" | "/v1/chat/completions/batch" => listed,
+        // A sound is read in pieces.
+        "/v1/audio/transcriptions" | "/v1/audio/translations" => listed,
+        _ => 1,
+    };
+    let turns = if route == "/v1/responses" { MAX_TURNS } else { 1 };
+    Work { prompts, answers: prompts.saturating_mul(choices), turns }
+}
+
+/// Whether a completion's prompt is one: a text, or the tokens of one.
+fn is_single_prompt(prompt: &str) -> bool {
+    prompt.starts_with('"') || token_ids(prompt).is_some()
+}
+
+/// About how many tokens a part of a body has that is prompt: a list of them as many as it has, a text by its length.
+pub(super) fn estimate_tokens(text: &str) -> u64 {
+    match token_ids(text) {
+        Some(ids) => memchr::memchr_iter(b',', ids.as_bytes()).count() as u64 + 1,
+        None => (text.len() / BYTES_PER_TOKEN) as u64,
+    }
+}
+
+/// What follows the bracket of a list of tokens.
+fn token_ids(text: &str) -> Option<&str> {
+    text.strip_prefix('[').map(str::trim_start).filter(|ids| ids.starts_with(|first: char| first.is_ascii_digit()))
+}
+
+/// Routes that ask the engine for nothing that its accelerator computes.
+pub(super) fn computes_nothing(path: &str) -> bool {
+    const NOTHING: [&str; 5] = ["/tokenize", "/detokenize", "/tokenizer_info", "/version", "/v1/messages/count_tokens"];
+    NOTHING.contains(&path) || path.ends_with("/render") || path.ends_with("/derender") || path.starts_with("/v1/responses/")
+}
+
+/// Routes whose answers are generated, a token a step.
+fn is_generation(path: &str) -> bool {
+    const GENERATE: [&str; 9] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/chat/completions/batch",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/inference/v1/generate",
+        "/cohere/v2/chat",
+    ];
+    GENERATE.contains(&path)
+}
+
+#[cfg(test)]
+mod tests;

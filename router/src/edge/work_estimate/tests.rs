@@ -1,0 +1,36 @@
+use super::*;
+
+#[test]
+fn a_route_says_what_is_computed() {
+    let of = |route, prompt| estimate_work(route, 100, &Peek { prompt_parts: vec![prompt], ..Peek::default() });
+    let once = |route| of(route, "\"x\"");
+    let one = Work { prompts: 1, answers: 1, turns: 1 };
+    assert_eq!(once("/v1/chat/completions"), one);
+    assert_eq!([once("/v1/completions"), of("/v1/completions", "[ 1,2]")], [one; 2]);
+    for list in ["[]", "[[1],[2]]", r#"["x","y"]"#, "7"] {
+        let listed = Work { prompts: 51, answers: 51, turns: 1 };
+        assert_eq!(of("/v1/completions", list), listed, "a list of prompts has a comma for each");
+    }
+    assert_eq!(once("/v1/responses"), Work { turns: MAX_TURNS, ..one });
+    assert_eq!(once("/v1/embeddings"), Work { prompts: 51, answers: 0, turns: 1 });
+    for nothing in ["/tokenize", "/v1/chat/completions/derender", "/v1/responses/resp_1", "/v1/messages/count_tokens"] {
+        assert_eq!(once(nothing), Work::default(), "{nothing}");
+    }
+    let audio = ["/v1/audio/transcriptions", "/v1/audio/translations"].map(once);
+    assert!(audio.iter().all(|work| work.generates()), "a transcript is generated");
+}
+
+#[test]
+fn answers_that_a_request_counts_in_no_clear_way_are_as_many_as_there_can_be() {
+    let answers = |choices| estimate_work("/v1/chat/completions", 100, &Peek { choices, ..Peek::default() }).answers;
+    assert_eq!([RequestedCount::Unset, RequestedCount::Count(0), RequestedCount::Count(8), RequestedCount::Count(u64::MAX), RequestedCount::Unreadable].map(answers), [1, 1, 8, 16_384, 16_384]);
+}
+
+#[test]
+fn tokens_that_are_given_as_such_are_counted() {
+    assert_eq!(estimate_tokens("[1, 22, 333]"), 3);
+    assert_eq!(estimate_tokens("[ 128000]"), 1);
+    assert_eq!(estimate_tokens(&format!("[{}7]", "100000,".repeat(999))), 1000);
+    assert_eq!(estimate_tokens("\"sixteen bytes ..\""), 4);
+    assert_eq!((estimate_tokens("[]"), estimate_tokens(r#"["text, text"]"#)), (0, 3));
+}

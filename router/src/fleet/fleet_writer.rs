@@ -1,0 +1,326 @@
+//! The one task that writes the fleet: it applies the sessions' updates, watches the leases and publishes the view.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Guard};
+use hostler_proto::agent::v1::GpuReading;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::replica_cache::ReplicaCache;
+use super::directives::Directives;
+use super::local_load::LocalLoad;
+use super::view::{FleetView, Load, Node, Replica, ReplicaStatus};
+use crate::lanes::Lanes;
+
+/// How long a node that has lost its connection is still shown: long enough to see it go and come back.
+const RETENTION_AFTER_LOSS: Duration = Duration::from_secs(60);
+
+/// How often leases are looked at. A lease is seconds long.
+const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Updates that may wait for the writer; a session whose update does not fit waits, and its agent's reports with it.
+const MAX_QUEUED_UPDATES: usize = 1024;
+
+/// A view with nothing new but loads follows the one before after this time at the earliest. A view has a pointer to each replica, and agents report
+/// every few milliseconds: when a view was a copy of the whole fleet, 200 of them, of 1,000 idle replicas, took a third of a core without it.
+pub(super) const LOAD_PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
+
+/// What a session tells the writer.
+#[derive(Debug)]
+pub enum FleetUpdate {
+    /// An agent has attached. An earlier attachment of the same node is replaced.
+    Attached {
+        /// Unique number of the attachment.
+        attachment: u64,
+        /// Name of the node.
+        node: Arc<str>,
+        /// Version of the agent.
+        agent_version: String,
+        /// Random number of the agent's life.
+        agent_run: u64,
+        /// How requests reach it.
+        lanes: Arc<Lanes>,
+        /// How directives reach it.
+        directives: Directives,
+    },
+    /// A report has come; an empty one renews the lease.
+    Reported {
+        /// From which attachment.
+        attachment: u64,
+        /// Whether `replicas` are all there are.
+        snapshot: bool,
+        /// What changed.
+        replicas: Vec<ReplicaChange>,
+    },
+    /// What is known of a replica's cache has become whole, or counts no longer.
+    CacheChanged {
+        /// Of which attachment.
+        attachment: u64,
+        /// Index on its node.
+        index: u32,
+        /// Of which life of its engine.
+        epoch: u64,
+        /// What is known.
+        cache: ReplicaCache,
+    },
+    /// The agent's connection has ended.
+    Detached {
+        /// Which attachment.
+        attachment: u64,
+    },
+}
+
+/// What changed of one replica.
+#[derive(Debug)]
+pub struct ReplicaChange {
+    /// Index on its node.
+    pub index: u32,
+    /// Life of its engine.
+    pub epoch: u64,
+    /// Absent when unchanged.
+    pub state: Option<ReplicaStatus>,
+    /// Absent when unchanged.
+    pub load: Option<Load>,
+    /// How its GPUs do; absent when unchanged.
+    pub gpus: Option<Arc<[GpuReading]>>,
+}
+
+/// The readers' and sessions' handle on the fleet. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    view: Arc<ArcSwap<FleetView>>,
+    updates: mpsc::Sender<FleetUpdate>,
+    lease: Duration,
+}
+
+impl Fleet {
+    /// Starts the writer; it ends with `end`.
+    #[must_use]
+    pub fn start(lease: Duration, end: CancellationToken) -> Self {
+        let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
+        let started = Instant::now();
+        let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started)));
+        let fleet = Self { view, updates, lease };
+        let writer = FleetWriter { fleet: fleet.clone(), nodes: BTreeMap::new(), started, last_publish: started, has_unpublished_loads: false };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = writer.run(received) => {}
+                () = end.cancelled() => {}
+            }
+        });
+        fleet
+    }
+
+    /// The fleet as it is now; the picture does not change under its reader.
+    #[must_use]
+    pub fn view(&self) -> Guard<Arc<FleetView>> {
+        self.view.load()
+    }
+
+    /// Until when a report counts.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// Hands an update to the writer, waiting while its queue is full. After the writer's end it does nothing.
+    pub async fn update(&self, update: FleetUpdate) {
+        if self.updates.send(update).await.is_err() {
+            tracing::debug!("the fleet's writer has ended; an update is dropped");
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FleetWriter {
+    fleet: Fleet,
+    nodes: BTreeMap<Arc<str>, AttachedNode>,
+    started: Instant,
+    /// When the last view was published.
+    last_publish: Instant,
+    /// There are loads that no view has yet.
+    has_unpublished_loads: bool,
+}
+
+/// A node as the writer keeps it.
+#[derive(Debug)]
+struct AttachedNode {
+    attachment: u64,
+    node: Node,
+    lanes: Arc<Lanes>,
+    replicas: BTreeMap<u32, Arc<Replica>>,
+    /// When the last report came, or when the connection was lost.
+    last_report: Instant,
+}
+
+impl FleetWriter {
+    async fn run(mut self, mut updates: mpsc::Receiver<FleetUpdate>) {
+        let mut tick = tokio::time::interval(LEASE_CHECK_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                update = updates.recv() => {
+                    let Some(update) = update else { return };
+                    let mut is_urgent = self.apply(update);
+                    // What came meanwhile is published together.
+                    while let Ok(update) = updates.try_recv() {
+                        is_urgent |= self.apply(update);
+                    }
+                    self.has_unpublished_loads = true;
+                    if is_urgent || self.last_publish.elapsed() >= LOAD_PUBLISH_INTERVAL {
+                        self.publish();
+                    }
+                }
+                () = sleep_until(self.last_publish + LOAD_PUBLISH_INTERVAL), if self.has_unpublished_loads => self.publish(),
+                _ = tick.tick() => {
+                    if self.check_leases() {
+                        self.publish();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes an update in; whether readers must know it at once: of loads they may hear a little later.
+    fn apply(&mut self, update: FleetUpdate) -> bool {
+        match update {
+            FleetUpdate::Attached { attachment, node, agent_version, agent_run: life, lanes, directives } => {
+                let previous = self.nodes.remove(&node);
+                if let Some(previous) = &previous {
+                    previous.lanes.mark_lost();
+                    tracing::info!(%node, "agent attached again");
+                } else {
+                    tracing::info!(%node, agent_version, "agent attached");
+                }
+                // Our own in-flight counts go on: their guards may still live.
+                let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
+                // Their caches are told again, to seats of their own.
+                replicas.values_mut().for_each(|replica| Arc::make_mut(replica).cache = ReplicaCache::default());
+                let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives };
+                self.nodes.insert(node, AttachedNode { attachment, node: described, lanes, replicas, last_report: Instant::now() });
+            }
+            FleetUpdate::Reported { attachment, snapshot, replicas } => {
+                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
+                attached.last_report = Instant::now();
+                return attached.apply_report(snapshot, replicas);
+            }
+            FleetUpdate::CacheChanged { attachment, index, epoch, cache } => {
+                let attached = self.nodes.values_mut().find(|attached| attached.attachment == attachment);
+                let replica = attached.and_then(|attached| attached.replicas.get_mut(&index));
+                if let Some(replica) = replica.filter(|replica| replica.epoch == epoch) {
+                    Arc::make_mut(replica).cache = cache;
+                }
+            }
+            FleetUpdate::Detached { attachment } => {
+                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
+                attached.node.is_attached = false;
+                attached.lanes.mark_lost();
+                attached.last_report = Instant::now();
+                for replica in attached.replicas.values_mut().map(Arc::make_mut) {
+                    (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
+                }
+                tracing::warn!(node = %attached.node.name, "agent lost: its replicas get no requests until it attaches again");
+            }
+        }
+        true
+    }
+
+    /// Marks replicas whose agent has been silent, forgets nodes that stay away; `true` when that changed something.
+    fn check_leases(&mut self) -> bool {
+        let lease = self.fleet.lease;
+        let before = self.nodes.len();
+        self.nodes.retain(|name, attached| {
+            let keep = attached.node.is_attached || attached.last_report.elapsed() < RETENTION_AFTER_LOSS;
+            if !keep {
+                tracing::info!(node = %name, "node forgotten: its agent has not come back");
+            }
+            keep
+        });
+        let mut changed = self.nodes.len() != before;
+        for attached in self.nodes.values_mut().filter(|attached| attached.node.is_attached && attached.last_report.elapsed() > lease) {
+            for replica in attached.replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
+                tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
+                Arc::make_mut(replica).lease_lapsed = true;
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    fn publish(&mut self) {
+        (self.last_publish, self.has_unpublished_loads) = (Instant::now(), false);
+        let mut view = FleetView::new(self.started);
+        for attached in self.nodes.values() {
+            view.nodes.push(attached.node.clone());
+            view.replicas.extend(attached.replicas.values().cloned());
+        }
+        self.fleet.view.store(Arc::new(view));
+    }
+}
+
+impl AttachedNode {
+    /// Takes a report in; whether it has more than loads.
+    fn apply_report(&mut self, snapshot: bool, changes: Vec<ReplicaChange>) -> bool {
+        let is_known = |change: &ReplicaChange| self.replicas.get(&change.index).is_some_and(|replica| replica.epoch == change.epoch);
+        let is_urgent = snapshot
+            || changes.iter().any(|change| change.state.is_some() || !is_known(change))
+            || self.replicas.values().any(|replica| replica.lease_lapsed);
+        if snapshot {
+            self.replicas.retain(|index, _| changes.iter().any(|change| change.index == *index));
+        }
+        for change in changes {
+            match self.replicas.get_mut(&change.index) {
+                Some(replica) => {
+                    let replica = Arc::make_mut(replica);
+                    if replica.epoch != change.epoch {
+                        replica.cache = ReplicaCache::default();
+                    }
+                    replica.epoch = change.epoch;
+                    replica.lanes = self.lanes.clone();
+                    if let Some(mut state) = change.state {
+                        // A request for them is then told what their engine does instead of that they do not exist.
+                        if state.models.is_empty() {
+                            state.models.clone_from(&replica.state.models);
+                        }
+                        if state.phase != replica.state.phase {
+                            tracing::info!(replica = %replica.id, phase = state.phase_name(), reason = state.wire.reason, "phase");
+                        }
+                        replica.state = Arc::new(state);
+                    }
+                    replica.load = change.load.unwrap_or_else(|| std::mem::take(&mut replica.load));
+                    replica.gpus = change.gpus.unwrap_or_else(|| replica.gpus.clone());
+                }
+                None => self.insert_replica(change),
+            }
+        }
+        for replica in self.replicas.values_mut().map(Arc::make_mut) {
+            (replica.lease_lapsed, replica.last_report) = (false, self.last_report);
+        }
+        is_urgent
+    }
+
+    fn insert_replica(&mut self, change: ReplicaChange) {
+        // A replica without its state is of no use; the session asks for a snapshot when one is missing.
+        let Some(state) = change.state else { return };
+        let replica = Replica {
+            id: format!("{}/{}", self.node.name, change.index).into(),
+            node: self.node.name.clone(),
+            index: change.index,
+            epoch: change.epoch,
+            state: Arc::new(state),
+            load: change.load.unwrap_or_default(),
+            gpus: change.gpus.unwrap_or_default(),
+            lease_lapsed: false,
+            last_report: self.last_report,
+            local_load: Arc::<LocalLoad>::default(),
+            cache: ReplicaCache::default(),
+            lanes: self.lanes.clone(),
+        };
+        tracing::info!(replica = %replica.id, phase = replica.state.phase_name(), reason = replica.state.wire.reason, "phase");
+        self.replicas.insert(change.index, Arc::new(replica));
+    }
+}

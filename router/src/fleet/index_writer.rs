@@ -1,0 +1,227 @@
+//! The one task that writes the affinity index: it applies the agents' cache reports, checks each against its digest, and asks for
+//! the whole cache again where the two differ. A replica's blocks count only while they are known whole.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hostler_placement::affinity::{KeySetDigest, CacheIndex, ReplicaSlot};
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::agent::v1::directive::Order;
+use rustc_hash::FxHashMap;
+use tokio::sync::mpsc;
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::replica_cache::{ReplicaCache, CacheStats};
+use super::directives::Directives;
+use super::fleet_writer::{Fleet, FleetUpdate};
+
+/// Updates that may wait; a report that does not fit is dropped, and the whole cache asked for later.
+const MAX_QUEUED_UPDATES: usize = 256;
+
+/// Keys that are applied between two chances for other tasks: about a millisecond.
+const KEYS_PER_YIELD: usize = 4096;
+
+/// Entries that a sweep looks at between two reports.
+const ENTRIES_PER_SWEEP: usize = 16 * 1024;
+
+/// How long the writer rests between two sweeps.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Resyncs in a row that end in yet another difference before an agent's reports are not believed any more.
+const MAX_FAILED_RESYNCS: u32 = 3;
+
+/// What a session tells the writer of the index.
+#[derive(Debug)]
+pub(super) enum CacheUpdate {
+    /// A report has come.
+    Reported {
+        /// From which attachment.
+        attachment: u64,
+        /// How to ask it for more.
+        directives: Directives,
+        /// What it says.
+        report: wire::CacheReport,
+    },
+    /// An attachment has ended.
+    Detached {
+        /// Which one.
+        attachment: u64,
+    },
+}
+
+/// The sessions' handle on the writer of the index. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct CacheReportQueue(mpsc::Sender<CacheUpdate>);
+
+impl CacheReportQueue {
+    /// Starts the writer; it ends with `end`.
+    #[must_use]
+    pub fn start(index: Arc<CacheIndex>, fleet: Fleet, end: CancellationToken) -> Self {
+        let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
+        let writer = IndexWriter { index, fleet, replicas: FxHashMap::default() };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = writer.run(received) => {}
+                () = end.cancelled() => {}
+            }
+        });
+        Self(updates)
+    }
+
+    /// Hands an update over if there is a place for it.
+    #[must_use]
+    pub(super) fn try_send(&self, update: CacheUpdate) -> bool {
+        self.0.try_send(update).is_ok()
+    }
+
+    /// Whether the writer has caught up.
+    pub(super) fn has_room(&self) -> bool {
+        self.0.capacity() > MAX_QUEUED_UPDATES / 2
+    }
+
+    /// Hands an update over, waiting while the queue is full. After the writer's end it does nothing.
+    pub(super) async fn send(&self, update: CacheUpdate) {
+        if self.0.send(update).await.is_err() {
+            tracing::debug!("the index's writer has ended; an update is dropped");
+        }
+    }
+}
+
+struct IndexWriter {
+    index: Arc<CacheIndex>,
+    fleet: Fleet,
+    /// By attachment and index of the replica on its node.
+    replicas: FxHashMap<(u64, u32), ReportedCache>,
+}
+
+/// One life of one replica's cache.
+#[derive(Debug)]
+struct ReportedCache {
+    epoch: u64,
+    slot: ReplicaSlot,
+    /// Readers have been told of the seat.
+    is_published: bool,
+    /// A snapshot was asked for and has not begun.
+    awaits_snapshot: bool,
+    /// Differences in a row.
+    consecutive_mismatches: u32,
+    stats: Arc<CacheStats>,
+}
+
+impl IndexWriter {
+    async fn run(mut self, mut updates: mpsc::Receiver<CacheUpdate>) {
+        let (mut leftovers, mut next_sweep) = (false, Instant::now());
+        loop {
+            // Also while reports keep coming: a seat is used again only when nothing of its last life is left.
+            if leftovers && next_sweep <= Instant::now() {
+                leftovers = self.index.sweep(ENTRIES_PER_SWEEP);
+                next_sweep = Instant::now() + SWEEP_INTERVAL;
+            }
+            let update = if leftovers { timeout_at(next_sweep, updates.recv()).await } else { Ok(updates.recv().await) };
+            match update {
+                Ok(Some(CacheUpdate::Reported { attachment, directives, report })) => {
+                    leftovers |= report.snapshot;
+                    self.apply_report(attachment, &directives, report).await;
+                }
+                Ok(Some(CacheUpdate::Detached { attachment })) => {
+                    leftovers = true;
+                    self.replicas.retain(|(of, _), known| {
+                        if *of == attachment {
+                            self.index.close(known.slot);
+                        }
+                        *of != attachment
+                    });
+                }
+                Ok(None) => return,
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn apply_report(&mut self, attachment: u64, directives: &Directives, report: wire::CacheReport) {
+        let key = (attachment, report.index);
+        if report.snapshot {
+            self.begin_snapshot(key, report.epoch).await;
+        }
+        let Some(known) = self.replicas.get_mut(&key).filter(|known| known.epoch == report.epoch) else {
+            directives.try_send(resync_order(report.index));
+            return;
+        };
+        // What was asked for anew is on its way; what comes before it is of no use.
+        if known.awaits_snapshot || known.stats.distrusted.load(Ordering::Relaxed) {
+            return;
+        }
+        for keys in report.stored.chunks(KEYS_PER_YIELD) {
+            self.index.store(known.slot, keys);
+            yield_now().await;
+        }
+        for keys in report.removed.chunks(KEYS_PER_YIELD) {
+            self.index.remove(known.slot, keys);
+            yield_now().await;
+        }
+        if report.partial {
+            return;
+        }
+        let digest = self.index.digest(known.slot);
+        let matches = digest == KeySetDigest { count: report.count, xor: report.digest };
+        known.stats.blocks.store(digest.count, Ordering::Relaxed);
+        known.stats.matches.store(matches, Ordering::Relaxed);
+        if matches {
+            known.consecutive_mismatches = 0;
+        } else {
+            known.record_mismatch(report.index, digest, directives);
+        }
+        // A wrong index still mostly helps while the right one is on its way; only what contradicts itself is not used at all.
+        let usable = !known.stats.distrusted.load(Ordering::Relaxed);
+        if usable != known.is_published {
+            known.is_published = usable;
+            let cache = ReplicaCache { slot: usable.then_some(known.slot), stats: known.stats.clone() };
+            self.fleet.update(FleetUpdate::CacheChanged { attachment, index: report.index, epoch: report.epoch, cache }).await;
+        }
+    }
+
+    /// Another life, or the same one told from its beginning: what was known counts no longer.
+    async fn begin_snapshot(&mut self, key: (u64, u32), epoch: u64) {
+        let seat = self.index.open();
+        let mut next = ReportedCache { epoch, slot: seat, is_published: false, awaits_snapshot: false, consecutive_mismatches: 0, stats: Arc::default() };
+        if let Some(known) = self.replicas.remove(&key) {
+            if known.epoch == epoch {
+                (next.consecutive_mismatches, next.stats) = (known.consecutive_mismatches, known.stats);
+            }
+            if known.is_published {
+                let cache = ReplicaCache { slot: None, stats: next.stats.clone() };
+                self.fleet.update(FleetUpdate::CacheChanged { attachment: key.0, index: key.1, epoch, cache }).await;
+            }
+            self.index.close(known.slot);
+        }
+        self.replicas.insert(key, next);
+    }
+}
+
+impl ReportedCache {
+    fn record_mismatch(&mut self, index: u32, ours: KeySetDigest, directives: &Directives) {
+        self.consecutive_mismatches += 1;
+        if self.consecutive_mismatches > MAX_FAILED_RESYNCS {
+            self.stats.distrusted.store(true, Ordering::Relaxed);
+            tracing::warn!(
+                index,
+                "an agent's reports of cached blocks contradict themselves; its replica is placed on by text until it starts anew"
+            );
+            return;
+        }
+        tracing::info!(index, blocks = ours.count, "the index differs from what an agent reports: asking for the whole cache");
+        self.stats.resyncs.fetch_add(1, Ordering::Relaxed);
+        // Where the order could not be sent, the next report shows the difference again.
+        self.awaits_snapshot = directives.try_send(resync_order(index));
+    }
+}
+
+fn resync_order(index: u32) -> Order {
+    Order::ResyncCache(wire::Replicas { indices: vec![index] })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+use hostler_placement::affinity::ChainGaps;
+use hostler_placement::block_keys::BlockKey;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
+use tokio::time::sleep;
+use tonic::Status;
+
+use super::*;
+use crate::lanes::Lane;
+use crate::fleet::tests::{attach, fleet, ready, report as fleet_report};
+use crate::fleet::{Replica, fleet_writer::ReplicaChange};
+
+/// A writer over a fleet of one node with two replicas, and what its agent is told.
+struct Fixture {
+    fleet: Fleet,
+    index: Arc<CacheIndex>,
+    caches: CacheReportQueue,
+    directives: Directives,
+    told: mpsc::Receiver<Result<wire::AttachResponse, Status>>,
+    _lane: Arc<Lane>,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
+        let lane = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
+        let caches = CacheReportQueue::start(index.clone(), fleet.clone(), CancellationToken::new());
+        let (directives, told) = Directives::connect();
+        Self { fleet, index, caches, directives, told, _lane: lane }
+    }
+
+    async fn update(&self, update: CacheUpdate) {
+        self.caches.send(update).await;
+        // The clock is paused: this lets the writers run, and takes no time.
+        sleep(Duration::from_millis(1)).await;
+    }
+
+    /// A report of the attachment's first replica.
+    async fn report(&self, report: wire::CacheReport) {
+        self.update(CacheUpdate::Reported { attachment: 1, directives: self.directives.clone(), report }).await;
+    }
+
+    fn replica(&self) -> Arc<Replica> {
+        self.fleet.view().replicas[0].clone()
+    }
+
+    /// Blocks of the chain 1, 2, 3 and so on that the first replica is known to hold; `None` while its cache is not known.
+    fn known(&self) -> Option<u32> {
+        let seat = self.replica().cache.slot?;
+        let keys: Vec<BlockKey> = (1..100).collect();
+        Some(self.index.matched_blocks(&keys, &[(seat, ChainGaps::Possible)])[0])
+    }
+
+    fn figures(&self) -> (u64, bool, u64, bool) {
+        let figures = self.replica().cache.stats.clone();
+        let (blocks, resyncs) = (figures.blocks.load(Ordering::Relaxed), figures.resyncs.load(Ordering::Relaxed));
+        (blocks, figures.matches.load(Ordering::Relaxed), resyncs, figures.distrusted.load(Ordering::Relaxed))
+    }
+
+    /// How often the cache was asked for since the last call.
+    fn asked(&mut self) -> usize {
+        let mut asked = 0;
+        while let Ok(told) = self.told.try_recv() {
+            let Some(ToAgent::Directive(directive)) = told.unwrap().message else { panic!("no directive") };
+            assert_eq!(directive.order, Some(resync_order(0)));
+            asked += 1;
+        }
+        asked
+    }
+}
+
+/// A change after which these blocks are cached.
+fn change(stored: &[BlockKey], removed: &[BlockKey], cached: &[BlockKey]) -> wire::CacheReport {
+    wire::CacheReport {
+        epoch: 1,
+        stored: stored.to_vec(),
+        removed: removed.to_vec(),
+        count: cached.len() as u64,
+        digest: cached.iter().fold(0, |digest, key| digest ^ key),
+        ..wire::CacheReport::default()
+    }
+}
+
+/// All that is cached.
+fn whole(cached: &[BlockKey]) -> wire::CacheReport {
+    wire::CacheReport { snapshot: true, ..change(cached, &[], cached) }
+}
+
+/// All that is cached, by an agent that says there is more.
+fn contradiction() -> wire::CacheReport {
+    wire::CacheReport { count: 99, ..whole(&[1, 2]) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_is_known_from_its_snapshot_on_and_follows_its_changes() {
+    let mut fixture = Fixture::start().await;
+    assert_eq!(fixture.known(), None);
+    fixture.report(whole(&[1, 2, 3])).await;
+    assert_eq!((fixture.known(), fixture.figures()), (Some(3), (3, true, 0, false)));
+    fixture.report(change(&[4, 5], &[], &[1, 2, 3, 4, 5])).await;
+    assert_eq!(fixture.known(), Some(5));
+    fixture.report(change(&[], &[5, 4, 3], &[1, 2])).await;
+    assert_eq!((fixture.known(), fixture.figures(), fixture.asked()), (Some(2), (2, true, 0, false), 0));
+    assert!(fixture.fleet.view().replicas[1].cache.slot.is_none(), "the other replica has said nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_comes_in_parts_is_not_used_before_it_is_whole() {
+    let mut fixture = Fixture::start().await;
+    fixture.report(wire::CacheReport { partial: true, count: 0, ..whole(&[1, 2]) }).await;
+    fixture.report(wire::CacheReport { partial: true, count: 0, ..change(&[3], &[], &[]) }).await;
+    assert_eq!((fixture.known(), fixture.asked()), (None, 0));
+    fixture.report(change(&[4], &[], &[1, 2, 3, 4])).await;
+    assert_eq!((fixture.known(), fixture.figures()), (Some(4), (4, true, 0, false)));
+    // What was known before does not count while the next one is on its way.
+    fixture.report(wire::CacheReport { partial: true, count: 0, ..whole(&[1]) }).await;
+    assert_eq!(fixture.known(), None);
+    fixture.report(change(&[2], &[], &[1, 2])).await;
+    assert_eq!((fixture.known(), fixture.asked()), (Some(2), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_difference_asks_once_for_the_whole_cache_which_puts_it_right() {
+    let mut fixture = Fixture::start().await;
+    fixture.report(whole(&[1, 2])).await;
+    // The report of block 3 was lost.
+    fixture.report(change(&[4], &[], &[1, 2, 3, 4])).await;
+    assert_eq!((fixture.asked(), fixture.figures()), (1, (3, false, 1, false)));
+    assert_eq!(fixture.known(), Some(2), "what is mostly right is used until then");
+    for _ in 0..5 {
+        fixture.report(change(&[5], &[], &[1, 2, 3, 4, 5])).await;
+    }
+    assert_eq!((fixture.asked(), fixture.known()), (0, Some(2)), "it is on its way");
+    fixture.report(whole(&[1, 2, 3, 4, 5])).await;
+    assert_eq!((fixture.known(), fixture.figures(), fixture.asked()), (Some(5), (5, true, 1, false), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_that_contradict_themselves_are_asked_for_thrice_and_then_not_used() {
+    let mut fixture = Fixture::start().await;
+    for resyncs in 1..=3 {
+        fixture.report(contradiction()).await;
+        assert_eq!((fixture.asked(), fixture.figures()), (1, (2, false, resyncs, false)));
+    }
+    fixture.report(contradiction()).await;
+    assert_eq!((fixture.known(), fixture.asked(), fixture.figures()), (None, 0, (2, false, 3, true)));
+    fixture.report(whole(&[1, 2])).await;
+    assert_eq!((fixture.known(), fixture.asked()), (None, 0), "not even when they are right for once");
+    // Another life of the engine is told by the same agent, and may be told rightly.
+    fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
+    fixture.report(wire::CacheReport { epoch: 2, ..whole(&[1, 2]) }).await;
+    assert_eq!((fixture.known(), fixture.figures()), (Some(2), (2, true, 0, false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn differences_far_apart_do_not_add_up() {
+    let mut fixture = Fixture::start().await;
+    for resyncs in 1..=6 {
+        fixture.report(contradiction()).await;
+        fixture.report(whole(&[1, 2])).await;
+        assert_eq!((fixture.known(), fixture.figures(), fixture.asked()), (Some(2), (2, true, resyncs, false), 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_continues_nothing_asks_for_the_whole_cache() {
+    let mut fixture = Fixture::start().await;
+    fixture.report(change(&[1], &[], &[1])).await;
+    assert_eq!((fixture.known(), fixture.asked()), (None, 1));
+    fixture.report(whole(&[1])).await;
+    fixture.report(wire::CacheReport { epoch: 2, ..change(&[2], &[], &[1, 2]) }).await;
+    assert_eq!((fixture.known(), fixture.asked()), (Some(1), 1), "of another life");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_life_of_the_engine_begins_with_nothing() {
+    let mut fixture = Fixture::start().await;
+    fixture.report(whole(&[1, 2, 3])).await;
+    fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
+    assert_eq!(fixture.known(), None);
+    fixture.report(wire::CacheReport { epoch: 2, ..whole(&[1]) }).await;
+    assert_eq!((fixture.known(), fixture.asked()), (Some(1), 0));
+    until_swept(&fixture, 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_an_attachment_forgets_its_caches_and_no_others() {
+    let fixture = Fixture::start().await;
+    fixture.report(whole(&[1, 2, 3])).await;
+    let seat = fixture.replica().cache.slot.unwrap();
+    let (directives, _told) = Directives::connect();
+    fixture.update(CacheUpdate::Reported { attachment: 2, directives, report: whole(&[7, 8]) }).await;
+    fixture.update(CacheUpdate::Detached { attachment: 1 }).await;
+    assert_eq!(fixture.index.matched_blocks(&[1, 2, 3], &[(seat, ChainGaps::None)]), [0]);
+    until_swept(&fixture, 2).await;
+}
+
+/// Waits until the index holds nothing but these blocks.
+async fn until_swept(fixture: &Fixture, blocks: usize) {
+    for _ in 0..100 {
+        if fixture.index.len() == blocks {
+            return;
+        }
+        sleep(SWEEP_INTERVAL).await;
+    }
+    panic!("{} blocks are left", fixture.index.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_attaches_again_has_to_tell_its_caches_again() {
+    let fixture = Fixture::start().await;
+    fixture.report(whole(&[1, 2, 3])).await;
+    let _lane = attach(&fixture.fleet, 2, vec![ready(0), ready(1)]).await;
+    fixture.update(CacheUpdate::Detached { attachment: 1 }).await;
+    assert!(fixture.replica().cache.slot.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leftovers_are_removed_while_reports_keep_coming() {
+    let fixture = Fixture::start().await;
+    fixture.report(whole(&[1, 2, 3])).await;
+    let (directives, _told) = Directives::connect();
+    fixture.update(CacheUpdate::Reported { attachment: 2, directives: directives.clone(), report: whole(&[7, 8]) }).await;
+    fixture.update(CacheUpdate::Detached { attachment: 1 }).await;
+    for _ in 0..200 {
+        fixture.update(CacheUpdate::Reported { attachment: 2, directives: directives.clone(), report: change(&[], &[], &[7, 8]) }).await;
+    }
+    assert_eq!(fixture.index.len(), 2);
+}

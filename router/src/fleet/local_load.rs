@@ -1,0 +1,217 @@
+//! This router's own share of a replica's work, exact at every moment, and what it has learned of the replica's speed. It outlives
+//! views: guards of requests in flight hold it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hostler_placement::affinity::{ApproxPrefixIndex, InFlightBlocks, ReplicaSlot};
+use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rates};
+use parking_lot::Mutex;
+
+/// See the module.
+#[derive(Debug)]
+pub struct LocalLoad {
+    in_flight: AtomicU32,
+    /// Prompt tokens that requests in flight still have computed.
+    pending_tokens: AtomicU64,
+    /// Prompt tokens of the requests in flight.
+    context_tokens: AtomicU64,
+    /// Until when the replica is avoided, in milliseconds of the router's clock.
+    pub(super) avoided_until: AtomicU64,
+    learner: Mutex<RateLearner>,
+    /// A copy of what the learner has learned that is read without its lock. Its parts may be of two moments, which harms nobody.
+    learned_bits: [AtomicU64; 9],
+    unanswered: Mutex<Unanswered>,
+    /// When the answer of the oldest unanswered request was expected, in seconds of the router's clock, as bits.
+    earliest_due: AtomicU64,
+    /// Where the text that was sent to this life of its engine is remembered.
+    approx_prefix: Mutex<Option<(u64, ApproxPrefixSlot)>>,
+}
+
+/// A seat that is given back with its replica.
+#[derive(Debug)]
+struct ApproxPrefixSlot {
+    index: Arc<ApproxPrefixIndex>,
+    slot: ReplicaSlot,
+}
+
+impl Drop for ApproxPrefixSlot {
+    fn drop(&mut self) {
+        self.index.close(self.slot);
+    }
+}
+
+/// When the answer of each unanswered request was expected to begin, the earliest first.
+#[derive(Debug, Default)]
+struct Unanswered {
+    /// Positive floating point numbers are in the order of their bits.
+    due_times: BTreeSet<(u64, u64)>,
+    next_number: u64,
+}
+
+impl Default for LocalLoad {
+    fn default() -> Self {
+        let own = Self {
+            in_flight: AtomicU32::new(0),
+            pending_tokens: AtomicU64::new(0),
+            context_tokens: AtomicU64::new(0),
+            avoided_until: AtomicU64::new(0),
+            learner: Mutex::new(RateLearner::new(Rates::default())),
+            learned_bits: Default::default(),
+            unanswered: Mutex::default(),
+            earliest_due: AtomicU64::new(f64::INFINITY.to_bits()),
+            approx_prefix: Mutex::default(),
+        };
+        own.publish_learned(&LearnedRates::default());
+        own
+    }
+}
+
+/// What a request is expected to cost a replica.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct InFlightCost {
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Those among them that are not cached there.
+    pub uncached_tokens: u32,
+    /// When the first byte of its answer is expected, in seconds of the router's clock.
+    pub first_byte_due: f64,
+}
+
+impl LocalLoad {
+    /// Counts a request until the guard is dropped. `pledge` lives until its prompt has been computed.
+    #[must_use]
+    pub fn start_request(self: &Arc<Self>, booking: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.pending_tokens.fetch_add(booking.uncached_tokens.into(), Ordering::Relaxed);
+        self.context_tokens.fetch_add(booking.prompt_tokens.into(), Ordering::Relaxed);
+        let mut unanswered = self.unanswered.lock();
+        unanswered.next_number += 1;
+        let due = (booking.first_byte_due.max(0.0).to_bits(), unanswered.next_number);
+        unanswered.due_times.insert(due);
+        self.update_earliest_due(&unanswered);
+        InFlight { load: self.clone(), cost: booking, due: Some(due), in_flight_blocks: Some(pledge) }
+    }
+
+    /// Requests in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Prompt tokens that requests in flight still have computed.
+    #[must_use]
+    pub fn pending_tokens(&self) -> u64 {
+        self.pending_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Prompt tokens of the requests in flight.
+    #[must_use]
+    pub fn context_tokens(&self) -> u64 {
+        self.context_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Seconds for which the oldest unanswered request has waited beyond what was expected.
+    #[must_use]
+    pub fn overdue_seconds(&self, now: f64) -> f64 {
+        (now - f64::from_bits(self.earliest_due.load(Ordering::Relaxed))).max(0.0)
+    }
+
+    /// What the replica has shown of its speed.
+    #[must_use]
+    pub fn learned(&self) -> LearnedRates {
+        let [step, prefill, attention, decode, context, slowness, first_tokens, intervals, load] =
+            std::array::from_fn(|index| f64::from_bits(self.learned_bits[index].load(Ordering::Relaxed)));
+        LearnedRates { rates: Rates { step, prefill, attention, decode, context, slowness }, first_token_samples: first_tokens, interval_samples: intervals, mean_load: load }
+    }
+
+    /// A stream's first token has come.
+    pub fn learn_first_token(&self, seen: &FirstTokenSample) {
+        let mut speed = self.learner.lock();
+        speed.learn_first_token(seen);
+        self.publish_learned(&speed.learned());
+    }
+
+    /// A stream has ended whose tokens came `seconds` apart, among `sequences` that held `context` tokens.
+    pub fn learn_interval(&self, sequences: u32, context: u64, seconds: f64) {
+        let mut speed = self.learner.lock();
+        speed.learn_interval(sequences, context, seconds);
+        self.publish_learned(&speed.learned());
+    }
+
+    /// Where the text that is sent to the engine's life `epoch` is remembered; it holds `blocks` when it is new.
+    #[must_use]
+    pub fn approx_prefix_slot(&self, epoch: u64, guess: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
+        let mut known = self.approx_prefix.lock();
+        if let Some((of, guessed)) = &*known
+            && *of == epoch
+        {
+            return guessed.slot;
+        }
+        let seat = guess.open(usize::try_from(blocks()).unwrap_or(usize::MAX));
+        *known = Some((epoch, ApproxPrefixSlot { index: guess.clone(), slot: seat }));
+        seat
+    }
+
+    fn publish_learned(&self, learned: &LearnedRates) {
+        let LearnedRates { rates, first_token_samples: first_tokens, interval_samples: intervals, mean_load: load } = learned;
+        let values =
+            [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness, *first_tokens, *intervals, *load];
+        for (slot, value) in self.learned_bits.iter().zip(values) {
+            slot.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn update_earliest_due(&self, unanswered: &Unanswered) {
+        let earliest = unanswered.due_times.first().map_or(f64::INFINITY.to_bits(), |(due, _)| *due);
+        self.earliest_due.store(earliest, Ordering::Relaxed);
+    }
+}
+
+/// A request in flight on a replica, from its dispatch to its last byte or its client's departure.
+#[derive(Debug)]
+pub struct InFlight {
+    load: Arc<LocalLoad>,
+    cost: InFlightCost,
+    /// Until its answer has begun.
+    due: Option<(u64, u64)>,
+    /// Until its prompt has been computed.
+    in_flight_blocks: Option<Option<InFlightBlocks>>,
+}
+
+impl InFlight {
+    /// Its prompt has been computed: it is not ahead of others any more.
+    pub fn finish_prefill(&mut self) {
+        if self.in_flight_blocks.take().is_some() {
+            self.load.pending_tokens.fetch_sub(self.cost.uncached_tokens.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Its answer has begun.
+    pub fn start_answer(&mut self) {
+        self.finish_prefill();
+        if let Some(due) = self.due.take() {
+            let mut unanswered = self.load.unanswered.lock();
+            unanswered.due_times.remove(&due);
+            self.load.update_earliest_due(&unanswered);
+        }
+    }
+
+    /// Where it is counted.
+    #[must_use]
+    pub fn load(&self) -> &Arc<LocalLoad> {
+        &self.load
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.start_answer();
+        self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.load.context_tokens.fetch_sub(self.cost.prompt_tokens.into(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

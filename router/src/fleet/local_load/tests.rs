@@ -1,0 +1,42 @@
+use super::*;
+
+fn booking(due: f64) -> InFlightCost {
+    InFlightCost { prompt_tokens: 100, uncached_tokens: 60, first_byte_due: due }
+}
+
+#[test]
+fn a_request_is_ahead_of_others_until_its_prompt_is_computed_and_in_flight_until_its_end() {
+    let own = Arc::<LocalLoad>::default();
+    let mut request = own.start_request(booking(1.0), None);
+    assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (1, 60, 100));
+    request.finish_prefill();
+    request.start_answer();
+    assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (1, 0, 100));
+    drop(request);
+    assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (0, 0, 0));
+}
+
+#[test]
+fn the_oldest_unanswered_request_says_how_late_a_replica_is() {
+    let own = Arc::<LocalLoad>::default();
+    assert_eq!(own.overdue_seconds(100.0), 0.0);
+    let late = own.start_request(booking(2.0), None);
+    let mut later = own.start_request(booking(5.0), None);
+    let same = own.start_request(booking(5.0), None);
+    assert_eq!((own.overdue_seconds(1.0), own.overdue_seconds(4.0)), (0.0, 2.0));
+    drop(late);
+    assert_eq!(own.overdue_seconds(7.0), 2.0);
+    later.start_answer();
+    assert_eq!(own.overdue_seconds(7.0), 2.0, "another one is due at the same moment");
+    drop(same);
+    assert_eq!(own.overdue_seconds(7.0), 0.0);
+}
+
+#[test]
+fn what_was_learned_is_read_back() {
+    let own = Arc::<LocalLoad>::default();
+    for _ in 0..200 {
+        own.learn_interval(4, 1000, 0.5);
+    }
+    assert!(own.learned().rates.step > Rates::default().step, "{:?}", own.learned());
+}

@@ -1,0 +1,338 @@
+//! What is known of each model's files, and what an offer, a piece or a comparison changes. Reads no clock, waits for nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_prompt::{Dialect, Encoder, PromptForms, EncoderStats};
+use hostler_proto::agent::v1::FilePart;
+use rustc_hash::FxHashMap;
+use tokio::time::Instant;
+
+use super::bundle::{MAX_BUNDLE_BYTES, ShortHash};
+use super::transfer::Transfer;
+use super::{FilesHash, BuildOutcome, EncoderKey, EncoderStatus};
+
+/// The most models whose files are kept. An encoder of a large vocabulary takes about 100 MiB.
+pub(super) const MAX_MODELS: usize = 64;
+
+/// Bundles on their way at once: at 64 MiB each also a bound on memory.
+const MAX_TRANSFERS: usize = 8;
+
+/// After a transfer that broke: pieces that are still on their way must not reach the next one, and a warning need not come each second.
+const RETRY_AFTER_FAILED_TRANSFER: Duration = Duration::from_secs(10);
+
+/// After an engine could not be asked for tokens: it may be full, or have no such route.
+const RETRY_AFTER_NO_ANSWER: Duration = Duration::from_secs(1);
+
+/// A model that was offered or used within this time is not dropped for another one: a fleet of more models than are kept would otherwise
+/// make encoders all day.
+const MIN_RETENTION: Duration = Duration::from_secs(10 * 60);
+
+/// One stay of a hash in the table. What was begun for an earlier one is ignored when it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Generation(u64);
+
+/// What an offer calls for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum OfferAction {
+    Nothing,
+    /// Ask the agent.
+    Fetch,
+    /// Read them from disk, then call `made`.
+    Read(Generation),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct EncoderTable {
+    entries: FxHashMap<FilesHash, EncoderEntry>,
+    generations: u64,
+    /// What encoders did that are not kept any more: counters must not fall.
+    evicted_stats: EncoderStats,
+    /// Somebody was told that there are more models than are kept.
+    has_warned_full: bool,
+}
+
+#[derive(Debug)]
+struct EncoderEntry {
+    generation: Generation,
+    /// When it was last offered, or used.
+    last_used: Instant,
+    stage: EncoderStage,
+}
+
+#[derive(Debug)]
+enum EncoderStage {
+    /// Not here; not asked for before that time.
+    Missing(Instant),
+    Transferring(Transfer),
+    /// They are read, checked, and made into an encoder.
+    Building,
+    Ready(Arc<Encoder>, Proofs),
+    Unusable(String),
+}
+
+/// What comparisons with engines of each dialect have shown.
+#[derive(Debug, Default)]
+struct Proofs {
+    python: ProofState,
+    rust: ProofState,
+}
+
+impl Proofs {
+    fn of(&self, dialect: Dialect) -> &ProofState {
+        match dialect {
+            Dialect::Python => &self.python,
+            Dialect::Rust => &self.rust,
+        }
+    }
+
+    fn of_mut(&mut self, dialect: Dialect) -> &mut ProofState {
+        match dialect {
+            Dialect::Python => &mut self.python,
+            Dialect::Rust => &mut self.rust,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum ProofState {
+    Unproved {
+        /// A comparison is under way.
+        running: bool,
+        /// An engine could not be asked, and somebody was told. The next one is not asked before that time.
+        silent_until: Option<Instant>,
+    },
+    /// For prompts of these forms.
+    Proved(PromptForms),
+    Different(String),
+}
+
+impl Default for ProofState {
+    fn default() -> Self {
+        Self::Unproved { running: false, silent_until: None }
+    }
+}
+
+impl EncoderTable {
+    /// A replica has these files.
+    pub(super) fn offer(&mut self, hash: FilesHash, bytes: u64, on_disk: bool, now: Instant) -> OfferAction {
+        let coming = self.count_transfers(&hash, now);
+        if !self.entries.contains_key(&hash) && !self.make_room(now) {
+            return OfferAction::Nothing;
+        }
+        let lives = &mut self.generations;
+        let entry = self.entries.entry(hash).or_insert_with(|| {
+            *lives += 1;
+            EncoderEntry { generation: Generation(*lives), last_used: now, stage: EncoderStage::Missing(now) }
+        });
+        entry.last_used = now;
+        match &entry.stage {
+            EncoderStage::Missing(not_before) if now >= *not_before => {}
+            EncoderStage::Transferring(transfer) if transfer.has_stalled(now) => {
+                tracing::info!(files = %ShortHash(&hash), "a transfer of a model's files stalled: it begins again");
+            }
+            _ => return OfferAction::Nothing,
+        }
+        let (next, stage) = match usize::try_from(bytes) {
+            _ if on_disk => (OfferAction::Read(entry.generation), EncoderStage::Building),
+            Ok(bytes @ 1..=MAX_BUNDLE_BYTES) if coming < MAX_TRANSFERS => (OfferAction::Fetch, EncoderStage::Transferring(Transfer::new(bytes, now))),
+            Ok(1..=MAX_BUNDLE_BYTES) => (OfferAction::Nothing, EncoderStage::Missing(now)),
+            _ => {
+                let why = format!("they have {bytes} bytes; from 1 to {MAX_BUNDLE_BYTES} are taken");
+                tracing::warn!(files = %ShortHash(&hash), why, "a model's files cannot be used: requests for it are placed by text");
+                (OfferAction::Nothing, EncoderStage::Unusable(why))
+            }
+        };
+        entry.stage = stage;
+        next
+    }
+
+    /// A piece has come; gives back the bundle when it was the last one. Then `made` is to be called.
+    pub(super) fn receive_part(&mut self, hash: &FilesHash, part: &FilePart, now: Instant) -> Option<(Generation, Vec<u8>)> {
+        let entry = self.entries.get_mut(hash)?;
+        // A piece of a transfer that broke, or of one that was asked for twice.
+        let EncoderStage::Transferring(transfer) = &mut entry.stage else { return None };
+        match transfer.append(part, now) {
+            Ok(false) => None,
+            Ok(true) => match std::mem::replace(&mut entry.stage, EncoderStage::Building) {
+                EncoderStage::Transferring(transfer) => Some((entry.generation, transfer.into_content())),
+                _ => None,
+            },
+            Err(broken) => {
+                let files = ShortHash(hash);
+                tracing::warn!(%files, reason = %broken, "a transfer of a model's files is dropped: they will be asked for again");
+                entry.stage = EncoderStage::Missing(now + RETRY_AFTER_FAILED_TRANSFER);
+                None
+            }
+        }
+    }
+
+    /// The files have been read and checked.
+    pub(super) fn finish_build(&mut self, hash: &FilesHash, life: Generation, made: BuildOutcome, now: Instant) {
+        let Some(entry) = self.entry_mut(hash, life) else { return };
+        entry.stage = match made {
+            BuildOutcome::Encoder(encoder) => EncoderStage::Ready(encoder, Proofs::default()),
+            BuildOutcome::NotOnDisk => EncoderStage::Missing(now),
+            BuildOutcome::Corrupted => EncoderStage::Missing(now + RETRY_AFTER_FAILED_TRANSFER),
+            BuildOutcome::Unusable(why) => EncoderStage::Unusable(why),
+        };
+    }
+
+    pub(super) fn status(&self, reader: &EncoderKey, now: Instant) -> EncoderStatus {
+        self.entries.get(&reader.files).map_or(EncoderStatus::Missing, |entry| entry.status(reader.dialect, now))
+    }
+
+    /// The encoder, when requests may be encoded with it, and of which forms.
+    pub(super) fn proved_encoder(&mut self, reader: &EncoderKey, now: Instant) -> Option<(Arc<Encoder>, PromptForms)> {
+        let entry = self.entries.get_mut(&reader.files)?;
+        entry.last_used = now;
+        match &entry.stage {
+            EncoderStage::Ready(encoder, proofs) => match proofs.of(reader.dialect) {
+                ProofState::Proved(forms) => Some((encoder.clone(), *forms)),
+                ProofState::Unproved { .. } | ProofState::Different(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The encoder, when it is to be compared with an engine and nobody else does. `end_proof` must follow.
+    pub(super) fn begin_proof(&mut self, reader: &EncoderKey, now: Instant) -> Option<(Generation, Arc<Encoder>)> {
+        let entry = self.entries.get_mut(&reader.files)?;
+        let EncoderStage::Ready(encoder, proofs) = &mut entry.stage else { return None };
+        match proofs.of_mut(reader.dialect) {
+            ProofState::Unproved { running, silent_until } if !*running && silent_until.is_none_or(|until| now >= until) => {
+                *running = true;
+                Some((entry.generation, encoder.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The comparison has an outcome.
+    pub(super) fn set_proof(&mut self, reader: &EncoderKey, life: Generation, outcome: Result<PromptForms, String>) {
+        if let Some(proof) = self.proof_mut(reader, life) {
+            *proof = outcome.map_or_else(ProofState::Different, ProofState::Proved);
+        }
+    }
+
+    /// The comparison is over, with or without an outcome.
+    pub(super) fn end_proof(&mut self, reader: &EncoderKey, life: Generation) {
+        if let Some(ProofState::Unproved { running, .. }) = self.proof_mut(reader, life) {
+            *running = false;
+        }
+    }
+
+    /// An engine could not be asked; `true` when that had not happened before.
+    pub(super) fn record_no_answer(&mut self, reader: &EncoderKey, life: Generation, now: Instant) -> bool {
+        match self.proof_mut(reader, life) {
+            Some(ProofState::Unproved { silent_until, .. }) => silent_until.replace(now + RETRY_AFTER_NO_ANSWER).is_none(),
+            _ => false,
+        }
+    }
+
+    /// How many models stand how, and what all encoders did.
+    pub(super) fn stats(&self, now: Instant) -> ([(&'static str, usize); 6], EncoderStats) {
+        let text = String::new;
+        let standings = [
+            EncoderStatus::Missing,
+            EncoderStatus::Loading,
+            EncoderStatus::Unproved,
+            EncoderStatus::Proved,
+            EncoderStatus::Mismatch(text()),
+            EncoderStatus::Unusable(text()),
+        ];
+        let mut models = standings.map(|standing| (standing.as_str(), 0));
+        let mut stats = self.evicted_stats;
+        for entry in self.entries.values() {
+            let word = entry.worst_status(now).as_str();
+            models.iter_mut().filter(|(name, _)| *name == word).for_each(|(_, count)| *count += 1);
+            if let EncoderStage::Ready(encoder, _) = &entry.stage {
+                let own = encoder.stats();
+                add(&mut stats, own);
+                stats.cache_bytes += own.cache_bytes;
+            }
+        }
+        (models, stats)
+    }
+
+    fn proof_mut(&mut self, reader: &EncoderKey, life: Generation) -> Option<&mut ProofState> {
+        match self.entry_mut(&reader.files, life)? {
+            EncoderEntry { stage: EncoderStage::Ready(_, proofs), .. } => Some(proofs.of_mut(reader.dialect)),
+            _ => None,
+        }
+    }
+
+    fn entry_mut(&mut self, hash: &FilesHash, life: Generation) -> Option<&mut EncoderEntry> {
+        self.entries.get_mut(hash).filter(|entry| entry.generation == life)
+    }
+
+    /// Transfers under way of other files than these. What has come of those that stalled is given up.
+    fn count_transfers(&mut self, except: &FilesHash, now: Instant) -> usize {
+        let mut coming = 0;
+        for (_, entry) in self.entries.iter_mut().filter(|(hash, _)| *hash != except) {
+            match &entry.stage {
+                EncoderStage::Transferring(transfer) if transfer.has_stalled(now) => entry.stage = EncoderStage::Missing(now),
+                EncoderStage::Transferring(_) => coming += 1,
+                _ => {}
+            }
+        }
+        coming
+    }
+
+    /// Whether another model can be kept, when need be in the place of the one wanted least recently.
+    fn make_room(&mut self, now: Instant) -> bool {
+        if self.entries.len() < MAX_MODELS {
+            return true;
+        }
+        let Some((&oldest, _)) = self.entries.iter().min_by_key(|(_, entry)| entry.last_used) else { return true };
+        let old_enough = |entry: &EncoderEntry| now.duration_since(entry.last_used) >= MIN_RETENTION;
+        if !self.entries.get(&oldest).is_some_and(old_enough) {
+            if !std::mem::replace(&mut self.has_warned_full, true) {
+                tracing::warn!(kept = MAX_MODELS, "more models than tokenizers are kept for: requests for the others are placed by text");
+            }
+            return false;
+        }
+        if let Some(EncoderEntry { stage: EncoderStage::Ready(encoder, _), .. }) = self.entries.remove(&oldest) {
+            add(&mut self.evicted_stats, encoder.stats());
+        }
+        true
+    }
+}
+
+/// Adds what only grows.
+fn add(sum: &mut EncoderStats, more: EncoderStats) {
+    sum.hits += more.hits;
+    sum.misses += more.misses;
+    sum.encoded_bytes += more.encoded_bytes;
+}
+
+impl EncoderEntry {
+    /// For figures: how it stands with the engines that there are. A fleet seldom has both front-ends; nobody compares with the other one.
+    fn worst_status(&self, now: Instant) -> EncoderStatus {
+        let rank = |standing: &EncoderStatus| match standing {
+            EncoderStatus::Mismatch(_) => 2,
+            EncoderStatus::Proved | EncoderStatus::PartlyProved(_) => 1,
+            _ => 0,
+        };
+        let standings = Dialect::ALL.map(|dialect| self.status(dialect, now));
+        standings.into_iter().max_by_key(rank).unwrap_or(EncoderStatus::Missing)
+    }
+
+    fn status(&self, dialect: Dialect, now: Instant) -> EncoderStatus {
+        match &self.stage {
+            EncoderStage::Missing(_) => EncoderStatus::Missing,
+            EncoderStage::Transferring(transfer) if transfer.has_stalled(now) => EncoderStatus::Missing,
+            EncoderStage::Transferring(_) | EncoderStage::Building => EncoderStatus::Loading,
+            EncoderStage::Ready(_, proofs) => match proofs.of(dialect) {
+                ProofState::Unproved { .. } => EncoderStatus::Unproved,
+                ProofState::Proved(PromptForms::ALL) => EncoderStatus::Proved,
+                ProofState::Proved(forms) => EncoderStatus::PartlyProved(*forms),
+                ProofState::Different(why) => EncoderStatus::Mismatch(why.clone()),
+            },
+            EncoderStage::Unusable(why) => EncoderStatus::Unusable(why.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Reads the id of a response from its answer, whole or streamed, before the client has it.
+
+use std::sync::{Arc, LazyLock};
+
+use memchr::memmem::Finder;
+use tokio::time::Instant;
+
+use super::{EngineInstance, MAX_ID_BYTES, ResponseAffinity};
+use crate::fleet::Replica;
+
+/// Engines write the id first: in vLLM's whole answers it is the first key, in streams the first of the first event's `response`.
+static ID_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"id\":"));
+
+/// An answer whose id is not among its first bytes is not remembered.
+const MAX_SEARCHED_BYTES: usize = 4096;
+
+/// Whose response an answer will be.
+#[derive(Debug, Clone)]
+pub struct ResponseRecorder {
+    /// Where it is to be remembered.
+    pub affinity: ResponseAffinity,
+    /// Whose it is.
+    pub tenant: Arc<str>,
+}
+
+/// One answer's beginning.
+#[derive(Debug)]
+pub struct ResponseIdReader {
+    recorder: ResponseRecorder,
+    engine: EngineInstance,
+    /// What came so far, until the id is whole.
+    buffer: Vec<u8>,
+}
+
+impl ResponseRecorder {
+    /// Watches an answer of this replica.
+    #[must_use]
+    pub fn id_reader(self, replica: &Replica) -> ResponseIdReader {
+        ResponseIdReader::new(self, EngineInstance::of(replica))
+    }
+}
+
+impl ResponseIdReader {
+    pub(super) fn new(keep: ResponseRecorder, home: EngineInstance) -> Self {
+        Self { recorder: keep, engine: home, buffer: Vec::new() }
+    }
+
+    /// Takes in a piece of the answer; whether it is done.
+    pub fn push(&mut self, piece: &[u8]) -> bool {
+        let room = MAX_SEARCHED_BYTES - self.buffer.len();
+        self.buffer.extend_from_slice(&piece[..piece.len().min(room)]);
+        if let Some(id) = parse_id(&self.buffer) {
+            self.recorder.affinity.record(&id, self.engine.clone(), &self.recorder.tenant, Instant::now());
+            return true;
+        }
+        self.buffer.len() >= MAX_SEARCHED_BYTES
+    }
+}
+
+/// The value of the first key `id`, once all of it is there.
+fn parse_id(json: &[u8]) -> Option<String> {
+    let value = json[ID_KEY.find(json)? + ID_KEY.needle().len()..].trim_ascii_start();
+    let mut values = serde_json::Deserializer::from_slice(value.get(..value.len().min(MAX_ID_BYTES * 6))?).into_iter::<String>();
+    values.next()?.ok()
+}

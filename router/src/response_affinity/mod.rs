@@ -1,0 +1,171 @@
+//! Which replica keeps the state of a response of `/v1/responses`, and whose it is. Filled from the answers as they pass, asked for
+//! before a request that names a response is placed.
+//!
+//! Engines keep responses in their memory and nowhere else, so the table forgets with them: an entry counts only as long as the engine
+//! lives that it was learned of. It is this router's own; what another router has learned is found by asking the replicas (`ask`).
+
+mod replica_query;
+mod response_reference;
+mod id_reader;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::time::Instant;
+
+use crate::fleet::{FleetView, Replica};
+
+pub use replica_query::query_replicas;
+pub use response_reference::ResponseReference;
+pub use id_reader::{ResponseRecorder, ResponseIdReader};
+
+/// Responses that are remembered: with ids of 37 bytes about 10 MB. Of the tenant that has most of them, the oldest one makes way: so nobody loses any
+/// to others as long as it has no more than its share.
+const MAX_RESPONSES: usize = 65_536;
+
+/// How long a response is remembered. OpenAI keeps them for 30 days; an engine's memory seldom lives that long.
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// Ids are remembered up to this length; vLLM's own have 37 bytes, and a client may choose another.
+const MAX_ID_BYTES: usize = 256;
+
+/// One life of a replica's engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineInstance {
+    /// The replica's id.
+    pub replica: Arc<str>,
+    /// The life of its engine.
+    pub epoch: u64,
+}
+
+impl EngineInstance {
+    /// The present life of a replica's engine.
+    #[must_use]
+    pub fn of(replica: &Replica) -> Self {
+        Self { replica: replica.id.clone(), epoch: replica.epoch }
+    }
+
+    /// Whether it is this replica, in this life.
+    #[must_use]
+    pub fn is_replica(&self, replica: &Replica) -> bool {
+        replica.epoch == self.epoch && replica.id == self.replica
+    }
+
+    /// Whether that life lasts.
+    #[must_use]
+    pub fn is_alive(&self, view: &FleetView) -> bool {
+        view.replicas.iter().any(|replica| self.is_replica(replica))
+    }
+}
+
+/// What is known of a response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResponseLookup {
+    /// The caller's, kept there.
+    Found(EngineInstance),
+    /// Another tenant's, or its engine is gone: there is no such response for the caller.
+    Unavailable,
+    /// Nothing: it may have come through another router.
+    Unknown,
+}
+
+/// The responses that are remembered. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct ResponseAffinity(Arc<Mutex<ResponseTable>>);
+
+#[derive(Debug, Default)]
+struct ResponseTable {
+    by_id: FxHashMap<Arc<str>, StoredResponse>,
+    /// Each tenant's, in the order in which they end; an id that was learned again is there twice.
+    expirations: FxHashMap<Arc<str>, VecDeque<(Instant, Arc<str>)>>,
+    /// The ends of all tenants.
+    expiration_count: usize,
+}
+
+#[derive(Debug)]
+struct StoredResponse {
+    engine: EngineInstance,
+    tenant: Arc<str>,
+    expires_at: Instant,
+}
+
+impl ResponseAffinity {
+    /// Remembers where a response is. One that another tenant has stays that tenant's, as long as it lives.
+    pub fn record(&self, id: &str, home: EngineInstance, tenant: &Arc<str>, now: Instant) {
+        if id.len() > MAX_ID_BYTES {
+            return;
+        }
+        let mut table = self.0.lock();
+        table.make_room(tenant, now);
+        if table.by_id.get(id).is_some_and(|kept| kept.expires_at > now && kept.tenant != *tenant) {
+            return;
+        }
+        let (id, until): (Arc<str>, Instant) = (id.into(), now + RETENTION);
+        table.expirations.entry(tenant.clone()).or_default().push_back((until, id.clone()));
+        table.expiration_count += 1;
+        table.by_id.insert(id, StoredResponse { engine: home, tenant: tenant.clone(), expires_at: until });
+    }
+
+    /// What is known of a response for a caller of this tenant.
+    #[must_use]
+    pub fn look_up(&self, id: &str, tenant: &str, view: &FleetView, now: Instant) -> ResponseLookup {
+        let table = self.0.lock();
+        match table.by_id.get(id).filter(|kept| kept.expires_at > now) {
+            Some(kept) if &*kept.tenant != tenant || !kept.engine.is_alive(view) => ResponseLookup::Unavailable,
+            Some(kept) => ResponseLookup::Found(kept.engine.clone()),
+            None => ResponseLookup::Unknown,
+        }
+    }
+
+    /// Whether another tenant has a response of this name, which a new one would replace.
+    #[must_use]
+    pub fn belongs_to_another(&self, id: &str, tenant: &str, now: Instant) -> bool {
+        self.0.lock().by_id.get(id).is_some_and(|kept| kept.expires_at > now && &*kept.tenant != tenant)
+    }
+
+    /// Responses that are remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.lock().by_id.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl ResponseTable {
+    /// Forgets what of this tenant is over, and makes room for one more.
+    fn make_room(&mut self, tenant: &Arc<str>, now: Instant) {
+        while self.expirations.get(tenant).and_then(VecDeque::front).is_some_and(|(end, _)| *end <= now) {
+            self.drop_oldest(tenant);
+        }
+        while self.expiration_count >= MAX_RESPONSES {
+            // Tenants are as many as the operator has made, and only a full table is searched.
+            let Some(greatest) = self.expirations.iter().max_by_key(|(_, ends)| ends.len()).map(|(tenant, _)| tenant.clone()) else { return };
+            self.drop_oldest(&greatest);
+        }
+    }
+
+    fn drop_oldest(&mut self, tenant: &Arc<str>) {
+        let Some(ends) = self.expirations.get_mut(tenant) else { return };
+        if let Some((end, id)) = ends.pop_front() {
+            self.expiration_count -= 1;
+            // Learned again since, it has a later place in the order.
+            if self.by_id.get(&id).is_some_and(|kept| kept.expires_at == end) {
+                self.by_id.remove(&id);
+            }
+        }
+        if ends.is_empty() {
+            self.expirations.remove(tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! Which response a request names: in its path, or as the one that it continues.
+
+use http::Method;
+use percent_encoding::percent_decode_str;
+
+/// Where responses are made and kept.
+const RESPONSES_PATH: &str = "/v1/responses";
+
+/// What a request has to do with responses that are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResponseReference {
+    /// Nothing.
+    None,
+    /// It makes one.
+    Creates,
+    /// It makes one that goes on from this one.
+    Continues(String),
+    /// It is about this one.
+    Addresses(String),
+}
+
+impl ResponseReference {
+    /// Reads method and path, and the body's `previous_response_id`. Engines undo percent encoding once, and before they look.
+    #[must_use]
+    pub fn parse(method: &Method, path: &str, previous: Option<&str>) -> Self {
+        let path = percent_decode_str(path).decode_utf8_lossy();
+        let Some(rest) = path.strip_prefix(RESPONSES_PATH) else { return Self::None };
+        match (rest.strip_prefix('/'), previous) {
+            (None, _) if !rest.is_empty() || method != Method::POST => Self::None,
+            (None, Some(previous)) => Self::Continues(previous.to_owned()),
+            (None, None) => Self::Creates,
+            (Some(below), previous) => {
+                let id = below.split('/').next().unwrap_or_default();
+                match id {
+                    // Scale-out engines say here what a request for a new one would look like.
+                    "render" if method == Method::POST => previous.map_or(Self::None, |previous| Self::Continues(previous.to_owned())),
+                    "" => Self::None,
+                    id => Self::Addresses(id.to_owned()),
+                }
+            }
+        }
+    }
+
+    /// Whether its answer is a response.
+    #[must_use]
+    pub fn creates_response(&self) -> bool {
+        matches!(self, Self::Creates | Self::Continues(_))
+    }
+
+    /// The response that must be there for the request to be answered.
+    #[must_use]
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Self::Continues(id) | Self::Addresses(id) => Some(id),
+            Self::None | Self::Creates => None,
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Which of at most 64 replicas hold a block, as a plain map: the exact index of the policies that are compared with. It shares nothing with
+//! the router's own index, so that a mistake there would show.
+
+use hostler_placement::block_keys::BlockKey;
+use rustc_hash::FxHashMap;
+
+use crate::blocks::CacheChanges;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct BlockHolders(FxHashMap<BlockKey, u64>);
+
+impl BlockHolders {
+    /// This replica's cache has changed.
+    pub(super) fn apply(&mut self, replica: usize, changes: &CacheChanges) {
+        for key in &changes.removed {
+            if let Some(mask) = self.0.get_mut(key) {
+                *mask &= !(1 << replica);
+                if *mask == 0 {
+                    self.0.remove(key);
+                }
+            }
+        }
+        self.store(replica, &changes.stored);
+    }
+
+    /// This replica holds these.
+    pub(super) fn store(&mut self, replica: usize, keys: &[BlockKey]) {
+        keys.iter().for_each(|key| *self.0.entry(*key).or_default() |= 1 << replica);
+    }
+
+    /// Leading blocks that each replica holds.
+    pub(super) fn matched(&self, keys: &[BlockKey], replicas: usize) -> Vec<usize> {
+        let mut matched = vec![0; replicas];
+        let mut left = u64::MAX >> (64 - replicas);
+        for (position, key) in keys.iter().enumerate() {
+            let mask = left & self.0.get(key).copied().unwrap_or(0);
+            let mut gone = left & !mask;
+            while gone != 0 {
+                matched[gone.trailing_zeros() as usize] = position;
+                gone &= gone - 1;
+            }
+            left = mask;
+            if left == 0 {
+                return matched;
+            }
+        }
+        (0..replicas).filter(|replica| left >> replica & 1 == 1).for_each(|replica| matched[replica] = keys.len());
+        matched
+    }
+}
