@@ -22,19 +22,19 @@ pub(crate) use answer::EngineResponse;
 pub(crate) use outgoing::OutgoingRequest;
 
 /// How long connections stay open without a request. The engine is told to keep them an hour.
-const POOL_IDLE: Duration = Duration::from_secs(300);
+const MAX_IDLE_TIME: Duration = Duration::from_secs(300);
 
 /// How often it is looked for those that have been idle for so long, or that the engine has closed.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The most that are kept: as many as an engine answers at a time, about.
-const MAX_IDLE: usize = 1024;
+const MAX_IDLE_CONNECTIONS: usize = 1024;
 
 /// How long a connection may wait for a place in the engine's accept queue (vLLM's is 2,048 long).
-const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long to wait before the queue is tried again.
-const CONNECT_PAUSE: Duration = Duration::from_millis(2);
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(2);
 
 /// The client of one engine.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl EngineClient {
         loop {
             sleep(PRUNE_INTERVAL).await;
             let now = Instant::now();
-            self.idle.lock().retain_mut(|idle| now.saturating_duration_since(idle.since) < POOL_IDLE && idle.connection.is_idle());
+            self.idle.lock().retain_mut(|idle| now.saturating_duration_since(idle.since) < MAX_IDLE_TIME && idle.connection.is_idle());
         }
     }
 
@@ -106,7 +106,7 @@ impl EngineClient {
             match UnixStream::connect(&self.socket).await {
                 Ok(stream) => return Ok((Connection::new(Stream::Unix(stream)), false)),
                 // A full accept queue refuses at once on a Unix socket.
-                Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_DEADLINE => sleep(CONNECT_PAUSE).await,
+                Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_TIMEOUT => sleep(CONNECT_RETRY_DELAY).await,
                 Err(error) => return Err(RequestError::Connect(error)),
             }
         }
@@ -124,7 +124,7 @@ impl EngineClient {
         connection.release_buffer();
         let mut idle = self.idle.lock();
         idle.push_back(IdleConnection { connection, since: Instant::now() });
-        let surplus = if idle.len() > MAX_IDLE { idle.pop_front() } else { None };
+        let surplus = if idle.len() > MAX_IDLE_CONNECTIONS { idle.pop_front() } else { None };
         // It is closed without the lock.
         drop(idle);
         drop(surplus);

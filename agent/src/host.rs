@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::config::EngineKind;
 pub use crate::gpu::Gpu;
-use crate::gpu::visible::{self, VisibleError};
-use crate::gpu::{Driver, DriverError, SliceNeedsUuid};
+use crate::gpu::visible::{self, VisibleDevicesError};
+use crate::gpu::{GpuDriver, DriverError, MigSliceNeedsUuid};
 
 /// This host.
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub struct Host {
     /// The GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` where that is set.
     pub gpus: Vec<Gpu>,
     /// NVIDIA's driver; `None` without GPUs.
-    pub driver: Option<Driver>,
+    pub driver: Option<GpuDriver>,
     /// Why there is no GPU, for the log; `None` when there is one.
     pub no_gpu_because: Option<String>,
 }
@@ -64,10 +64,10 @@ pub struct ProgramLookup {
 pub enum HostError {
     /// This job has no GPU.
     #[error(transparent)]
-    Visible(#[from] VisibleError),
+    Visible(#[from] VisibleDevicesError),
     /// This vLLM cannot have that GPU.
     #[error(transparent)]
-    Slice(#[from] SliceNeedsUuid),
+    Slice(#[from] MigSliceNeedsUuid),
     /// The library that was named is not there.
     #[error("cannot load `{library}`, which --nvml-lib names in place of the NVIDIA driver's library")]
     NoLibrary {
@@ -116,7 +116,7 @@ impl Host {
         if matches!(engine, EngineProgram::Simulated { .. }) && library.is_none() {
             return Ok(without("the simulated engine needs none"));
         }
-        let driver = match (Driver::open(library).await, library) {
+        let driver = match (GpuDriver::open(library).await, library) {
             (Ok(driver), _) => driver,
             (Err(DriverError::Broken(reason)), _) => return Err(HostError::Driver { reason }),
             (Err(DriverError::Absent), Some(library)) => return Err(HostError::NoLibrary { library: library.display().to_string() }),

@@ -39,7 +39,7 @@ use tokio_util::task::TaskTracker;
 use advise::EngineSetup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
 use engine::start_order::StartOrder;
-use engine::{Adopted, Engine, EngineSpec, Phase};
+use engine::{AdoptedLife, Engine, EngineSpec, Phase};
 use host::{Host, HostError, ReplicaPlan, EngineProgram};
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, SurvivingEngine};
@@ -62,7 +62,7 @@ pub enum AgentError {
     RunDir(#[from] RunDirError),
     /// vLLM does not tell its version.
     #[error(transparent)]
-    Version(#[from] version::VersionError),
+    Version(#[from] version::VllmVersionError),
     /// The model does not fit, or what was asked for cannot be.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -98,7 +98,7 @@ pub struct Agent {
     /// What becomes of the engines when this agent dies.
     fate: AgentDeathPolicy,
     /// NVIDIA's driver; `None` without GPUs.
-    driver: Option<gpu::Driver>,
+    driver: Option<gpu::GpuDriver>,
 }
 
 impl Agent {
@@ -175,7 +175,7 @@ impl Agent {
         end_survivors(rejected).await;
         let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
-        let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::Driver::readings)));
+        let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::GpuDriver::readings)));
         let metrics = Arc::new(AgentMetrics::default());
         let overview = Arc::new(AgentPages { state: state.clone(), metrics: metrics.clone() });
         let admin = tokio::spawn(serve_admin(admin_at, overview, end.clone()));
@@ -264,7 +264,7 @@ impl Agent {
                 // An engine that lives on stays where it is.
                 let spec = spec_in(plan, survivors[at].directory.clone())?;
                 if let Some(fell_back) = survivors[at].matches_command(&spec.command, spec.fallback.as_ref(), spec.version) {
-                    let adopted = Adopted { survivor: survivors.swap_remove(at), uses_fallback: fell_back };
+                    let adopted = AdoptedLife { survivor: survivors.swap_remove(at), uses_fallback: fell_back };
                     return Ok((plan, spec, Some(adopted)));
                 }
             }
@@ -424,7 +424,7 @@ const MAX_LANES: u32 = 64;
 const FLUSH_TIME: Duration = Duration::from_millis(30);
 
 /// A replica, what it runs, and the life to go on with.
-type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<Adopted>);
+type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
 
 /// What the admin pages show.
 #[derive(Debug)]

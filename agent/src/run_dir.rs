@@ -20,7 +20,7 @@ use crate::process::orphans::end_orphans;
 const MAX_PATH_BELOW: usize = 5 + 1 + 36;
 
 /// How long to wait for another agent that starts at the same moment; it may be waiting for processes to die.
-const LOCK_DEADLINE: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Name of the lock, both of the base directory and of each agent's.
 const LOCK: &str = "lock";
@@ -63,7 +63,7 @@ pub enum RunDirError {
         source: io::Error,
     },
     /// Another agent holds the lock for too long.
-    #[error("another agent has been starting in {} for {} s: end it, or name another directory with --run-dir", path.display(), LOCK_DEADLINE.as_secs())]
+    #[error("another agent has been starting in {} for {} s: end it, or name another directory with --run-dir", path.display(), LOCK_TIMEOUT.as_secs())]
     Busy {
         /// The directory.
         path: PathBuf,
@@ -240,7 +240,7 @@ fn lock_file(path: &Path) -> Result<File, RunDirError> {
 #[expect(clippy::disallowed_methods, reason = "opening blocks by contract, before the agent has any engine")]
 fn wait_for_lock(base: &Path) -> Result<File, RunDirError> {
     let file = lock_file(&base.join(LOCK))?;
-    let deadline = Instant::now() + LOCK_DEADLINE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),

@@ -3,9 +3,9 @@
 use anyhow::Context;
 use clap::Args;
 use hostler_agent::AgentConfig;
-use hostler_agent::plan::what_if::parse_gpus;
+use hostler_agent::plan::described_gpus::parse_gpus;
 use hostler_agent::plan::{PreviewRequest, preview};
-use hostler_agent::vllm::Version;
+use hostler_agent::vllm::VllmVersion;
 use hostler_boot::Settings;
 
 use crate::output::say;
@@ -34,9 +34,9 @@ pub(crate) struct PlanArgs {
 pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     let described = args.gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
-    let release = |text: &String| Version::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
+    let release = |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;
-    let preview = preview(config, PreviewRequest { gpus: described, version }).await?;
+    let preview = preview(config, PreviewRequest { described_gpus: described, version }).await?;
     if args.json {
         let mut told = preview.plan.json();
         told["supposes"] = preview.assumptions.into();

@@ -13,7 +13,7 @@ use self::cpu::FrontEndCpu;
 pub(crate) use self::rules::evaluate_rules;
 pub use self::rules::{Finding, FindingKind};
 pub use self::window::{Observation, EngineSetup, RuntimeFacts, Window};
-use crate::engine::{Engine, Phase, Status};
+use crate::engine::{Engine, Phase, EngineStatus};
 use crate::gpu::GpuReading;
 use crate::probe::DetailReader;
 use crate::vllm::FrontEndInUse;
@@ -77,7 +77,7 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Gp
 }
 
 /// What the engine's own words of this life tell.
-fn runtime_facts(status: &Status) -> RuntimeFacts {
+fn runtime_facts(status: &EngineStatus) -> RuntimeFacts {
     let card =
         |card: &crate::engine::ModelCard| serde_json::from_slice::<serde_json::Value>(&card.raw).ok()?.get("max_model_len")?.as_u64();
     RuntimeFacts {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::engine::control::Adapter;
+use crate::engine::control::LoraAdapter;
 use crate::gpu::{Gpu, GpuReading};
 use crate::probe::{EngineDetails, EngineMetrics};
 use crate::vllm::arguments::{is_given, value_of};
@@ -78,7 +78,7 @@ pub struct RuntimeFacts {
     /// Tokens that its KV cache holds.
     pub kv_tokens: Option<u64>,
     /// The adapters that operators had loaded and that it could not load again.
-    pub lost_adapters: Vec<Adapter>,
+    pub lost_adapters: Vec<LoraAdapter>,
 }
 
 /// The last minute of one life of an engine.

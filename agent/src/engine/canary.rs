@@ -6,22 +6,22 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::http::{Client, FetchError};
-use super::watched_engine::WatchedEngine;
-use crate::process::activity::{Activity, ProcessSnapshot};
+use super::http::{EngineApiClient, FetchError};
+use super::monitored_engine::MonitoredEngine;
+use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 use crate::traffic::Traffic;
 
 /// How long the one token may take.
-const DEADLINE: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the first one of a life may take: the first use of a kernel or a shape may compile it.
-const FIRST_DEADLINE: Duration = Duration::from_secs(30);
+const FIRST_TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Failures in a row that end an engine's life.
 const MAX_FAILURES: u32 = 2;
 
 /// Between a failure and the next try.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How one test completion went.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,24 +39,24 @@ pub(super) enum CanaryOutcome {
 /// Asks one life of an engine for test completions.
 #[derive(Debug)]
 pub(super) struct Canary {
-    client: Client,
+    client: EngineApiClient,
     /// It has been answered before.
     has_answered: bool,
 }
 
 impl Canary {
-    pub(super) fn new(subject: &WatchedEngine) -> Self {
-        Self { client: Client::new(&subject.socket), has_answered: false }
+    pub(super) fn new(subject: &MonitoredEngine) -> Self {
+        Self { client: EngineApiClient::new(&subject.socket), has_answered: false }
     }
 
     /// Asks once, and waits for as long as a completion may take.
-    pub(super) async fn probe(&mut self, model: &str) -> CanaryOutcome {
-        let deadline = if self.has_answered { DEADLINE } else { FIRST_DEADLINE };
-        self.probe_within(model, deadline).await
+    pub(super) async fn run_test(&mut self, model: &str) -> CanaryOutcome {
+        let deadline = if self.has_answered { TEST_TIMEOUT } else { FIRST_TEST_TIMEOUT };
+        self.run_test_within(model, deadline).await
     }
 
     /// Asks once, and waits that long.
-    pub(super) async fn probe_within(&mut self, model: &str, deadline: Duration) -> CanaryOutcome {
+    pub(super) async fn run_test_within(&mut self, model: &str, deadline: Duration) -> CanaryOutcome {
         // Every vocabulary has a token 1, and a prompt of tokens needs no tokenizer.
         let body = json!({"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0}).to_string();
         let outcome = match self.client.post("/v1/completions", body, deadline).await {
@@ -72,15 +72,15 @@ impl Canary {
 }
 
 /// Asks a ready engine whenever it has had no request for a while; says why when it is to be given up. Waits for ever where it must not or cannot ask.
-pub(super) async fn watch(subject: &WatchedEngine) -> String {
+pub(super) async fn watch(subject: &MonitoredEngine) -> String {
     let mut canary = Canary::new(subject);
     let mut tally = CanaryFailures::default();
     while !subject.canary_interval.is_zero() {
-        await_idle(&subject.traffic, if tally.0 == 0 { subject.canary_interval } else { RETRY_PAUSE }).await;
+        await_idle(&subject.traffic, if tally.0 == 0 { subject.canary_interval } else { RETRY_DELAY }).await;
         let Some(model) = subject.model_if_ready() else { continue };
         let (progress, before) = (subject.work_counters(), ProcessSnapshot::take(subject.process_group()).await);
         let asked = Instant::now();
-        let outcome = canary.probe(&model).await;
+        let outcome = canary.run_test(&model).await;
         let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, asked.elapsed());
         let moved = subject.work_counters() != progress;
         // One that has been drained or put to sleep meanwhile may refuse.
@@ -117,12 +117,12 @@ struct CanaryFailures(u32);
 
 impl CanaryFailures {
     /// Takes an outcome into account; says why the engine is to be given up after too many failures. `moved` says whether anything came out of the engine meanwhile.
-    fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &Activity) -> Option<String> {
+    fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &ProcessActivity) -> Option<String> {
         let failed = match outcome {
             CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) => None,
             CanaryOutcome::Failed(reason) => Some(reason.clone()),
             // Whoever is at work may just be slow: the watchdog sees to it when requests wait.
-            CanaryOutcome::TimedOut(_) if moved || matches!(activity, Activity::Computing | Activity::Unknown) => None,
+            CanaryOutcome::TimedOut(_) if moved || matches!(activity, ProcessActivity::Computing | ProcessActivity::Unknown) => None,
             CanaryOutcome::TimedOut(deadline) => Some(format!("no answer within {} s", deadline.as_secs())),
         };
         let Some(reason) = failed else {
@@ -131,8 +131,8 @@ impl CanaryFailures {
         };
         self.0 += 1;
         let found = match activity {
-            Activity::Stopped(process) => format!("; {process} is stopped"),
-            Activity::Idle | Activity::Computing | Activity::Unknown => String::new(),
+            ProcessActivity::Stopped(process) => format!("; {process} is stopped"),
+            ProcessActivity::Idle | ProcessActivity::Computing | ProcessActivity::Unknown => String::new(),
         };
         (self.0 >= MAX_FAILURES)
             .then(|| format!("a test completion failed {MAX_FAILURES} times in a row while no request was running: {reason}{found}"))

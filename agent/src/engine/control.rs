@@ -10,17 +10,17 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 pub(super) use self::routes::is_asleep;
-use self::routes::{NO_SLEEP_ROUTE, SLEEP_DEADLINE, parse_adapter};
+use self::routes::{NO_SLEEP_ROUTE, SLEEP_TIMEOUT, parse_adapter};
 pub(super) use self::desired_adapters::DesiredAdapters;
-use super::http::{Client, FetchError};
-use super::{Engine, Phase, EngineShared, Status};
+use super::http::{EngineApiClient, FetchError};
+use super::{Engine, Phase, EngineShared, EngineStatus};
 
 /// Orders that wait for the one at work.
 const MAX_QUEUED_REQUESTS: usize = 8;
 
 /// How long it may take until an order's effect is noted. The driver notes in microseconds; the models are read from the engine, whose front-end
 /// may be busy.
-const STATUS_DEADLINE: Duration = Duration::from_secs(10);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Between two questions whether the engine is awake.
 const WAKE_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -30,7 +30,7 @@ const UNLOAD_DELAY: Duration = Duration::from_millis(200);
 
 /// A LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Adapter {
+pub struct LoraAdapter {
     /// The name that requests use as their model.
     pub name: String,
     /// Where it is on this node.
@@ -48,7 +48,7 @@ pub enum ControlRequest {
     /// Take the memory again.
     Wake,
     /// Load an adapter, now and in every further life.
-    Load(Adapter),
+    Load(LoraAdapter),
     /// Unload the adapter of this name.
     Unload(String),
 }
@@ -139,7 +139,7 @@ impl ControlTask {
     }
 
     /// Carries orders out until the engine is stopped for good or its last handle is gone.
-    pub(super) async fn run(mut self, engine: Weak<EngineShared>, mut status: watch::Receiver<Status>) {
+    pub(super) async fn run(mut self, engine: Weak<EngineShared>, mut status: watch::Receiver<EngineStatus>) {
         loop {
             let ordered = tokio::select! {
                 ordered = self.requests.recv() => ordered,
@@ -234,7 +234,7 @@ impl ControlTask {
                 "level 2 would forget the weights of LoRA adapter {name} and nothing reads those again: unload it first, or use level 1"
             )));
         }
-        let mut client = Client::new(engine.socket());
+        let mut client = EngineApiClient::new(engine.socket());
         // Asked before requests are turned away for nothing.
         is_asleep(&mut client).await?;
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
@@ -259,7 +259,7 @@ impl ControlTask {
     }
 
     async fn wake(&self, engine: &Engine, level: u8) -> Result<(), ControlError> {
-        let mut client = Client::new(engine.socket());
+        let mut client = EngineApiClient::new(engine.socket());
         routes::wake(&client, level, self.config.startup_timeout).await?;
         let awake = async {
             while is_asleep(&mut client).await? {
@@ -267,14 +267,14 @@ impl ControlTask {
             }
             Ok(())
         };
-        timeout(SLEEP_DEADLINE, awake)
+        timeout(SLEEP_TIMEOUT, awake)
             .await
             .unwrap_or(Err(ControlError::NoEffect("the engine was told to wake and sleeps on; `hostler restart` starts it anew")))?;
         engine.wake_up();
         await_status(engine, |status| status.phase == Phase::Ready).await
     }
 
-    async fn load(&self, engine: &Engine, adapter: Adapter) -> Result<(), ControlError> {
+    async fn load(&self, engine: &Engine, adapter: LoraAdapter) -> Result<(), ControlError> {
         if adapter.name.is_empty() || adapter.path.is_empty() {
             return Err(ControlError::Conflict("an adapter needs a name and a path".to_owned()));
         }
@@ -289,7 +289,7 @@ impl ControlTask {
             }
             // Loading again after some replicas have failed must not fail on the others.
             Some(Some(_)) => {}
-            None => routes::load(&Client::new(engine.socket()), &adapter).await?,
+            None => routes::load(&EngineApiClient::new(engine.socket()), &adapter).await?,
         }
         self.desired_adapters.send_modify(|_| ());
         let noted = await_status(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
@@ -313,7 +313,7 @@ impl ControlTask {
         let unloaded = async {
             await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
             tokio::time::sleep(UNLOAD_DELAY).await;
-            routes::unload(&Client::new(engine.socket()), &name).await
+            routes::unload(&EngineApiClient::new(engine.socket()), &name).await
         };
         let unloaded = unloaded.await;
         if unloaded.is_ok() {
@@ -323,7 +323,7 @@ impl ControlTask {
         unloaded
     }
 
-    fn add_adapter(&self, adapter: Adapter) {
+    fn add_adapter(&self, adapter: LoraAdapter) {
         self.desired_adapters.send_modify(|wanted| {
             let others = wanted.adapters.iter().filter(|known| known.name != adapter.name).cloned();
             wanted.adapters = others.chain([adapter.clone()]).collect();
@@ -350,8 +350,8 @@ pub(crate) fn phase_label(phase: Phase) -> &'static str {
 }
 
 /// Waits until the driver has noted something.
-async fn await_status(engine: &Engine, is: impl FnMut(&Status) -> bool) -> Result<(), ControlError> {
-    match timeout(STATUS_DEADLINE, engine.status().wait_for(is)).await {
+async fn await_status(engine: &Engine, is: impl FnMut(&EngineStatus) -> bool) -> Result<(), ControlError> {
+    match timeout(STATUS_TIMEOUT, engine.status().wait_for(is)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) => Err(ControlError::Ended),
         Err(_) => Err(ControlError::NoEffect("the agent has not noted the change within 10 s; `hostler ps` shows the state")),
@@ -359,7 +359,7 @@ async fn await_status(engine: &Engine, is: impl FnMut(&Status) -> bool) -> Resul
 }
 
 /// Resolves when the life of this epoch takes no orders any more.
-async fn await_life_end(mut status: watch::Receiver<Status>, epoch: u64) {
+async fn await_life_end(mut status: watch::Receiver<EngineStatus>, epoch: u64) {
     // A driver that is gone ends the life, too.
     let _ = status.wait_for(|status| status.epoch != epoch || !matches!(status.phase, Phase::Ready | Phase::Sleeping)).await;
 }

@@ -6,7 +6,7 @@
 pub(super) struct FinalLines<'a> {
     lines: &'a [String],
     /// Somebody gave up, in so many words or by a traceback that nobody caught.
-    gave_up: bool,
+    has_given_up: bool,
 }
 
 /// What a process of vLLM prints when it gives up, before the traceback.
@@ -34,13 +34,13 @@ const MAX_ENDING_LINES: usize = 60;
 
 impl<'a> FinalLines<'a> {
     /// The ending among the lines of one life, oldest first. Of an engine that served, tracebacks may be about requests.
-    pub(super) fn of(lines: &'a [String], served: bool) -> Self {
+    pub(super) fn from_lines(lines: &'a [String], served: bool) -> Self {
         let first = lines.iter().position(|line| GIVE_UP_MARKERS.iter().any(|words| line.contains(words)));
         // The first uncaught one: with several, those after it come from processes that wait for it.
         let uncaught = || lines.iter().position(|line| !served && is_uncaught_traceback(line));
         let begin = first.or_else(uncaught);
         let from = begin.unwrap_or_else(|| lines.len().saturating_sub(MAX_ENDING_LINES));
-        Self { lines: &lines[from..], gave_up: begin.is_some() }
+        Self { lines: &lines[from..], has_given_up: begin.is_some() }
     }
 
     /// What was printed from there on; warnings are not about the end.
@@ -49,8 +49,8 @@ impl<'a> FinalLines<'a> {
     }
 
     /// Whether somebody gave up: without that, an exception may be about a request.
-    pub(super) fn gave_up(self) -> bool {
-        self.gave_up
+    pub(super) fn has_given_up(self) -> bool {
+        self.has_given_up
     }
 
     /// The exception of the first process that gave up, with its name. Of several that follow from each other the last, which knows

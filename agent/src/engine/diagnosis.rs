@@ -157,7 +157,7 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     if let Some(ours) = diagnose_by_cause(ended) {
         return ours;
     }
-    let ending = FinalLines::of(lines, ended.was_ready);
+    let ending = FinalLines::from_lines(lines, ended.was_ready);
     if let Some(told) = failure_patterns::diagnose_output(ending, ended.was_ready) {
         return told;
     }
@@ -178,7 +178,7 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     {
         return diagnose_core_death(dead, ended);
     }
-    let exception = ending.exception().filter(|_| !ended.was_ready || ending.gave_up());
+    let exception = ending.exception().filter(|_| !ended.was_ready || ending.has_given_up());
     if let Some(late) = diagnose_timeout(ended, exception) {
         return late;
     }

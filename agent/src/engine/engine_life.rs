@@ -11,18 +11,18 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::health::{ModelCard, HealthEvent};
-use super::log::{EngineLog, is_sign_of_loading};
+use super::log::{EngineLog, is_loading_marker};
 use super::startup_progress::{LogFacts, StartupProgress, StartupLogParser};
 use crate::cache;
 use crate::keeper::KeeperNotices;
 use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};
-use crate::process::Leader;
+use crate::process::LeaderProcess;
 
 /// What the keeper told, as far as the driver decides about it.
 #[derive(Debug)]
 pub(super) enum KeeperEvent {
     /// The first process exists.
-    Started(Leader),
+    Started(LeaderProcess),
     /// It could not be made.
     StartFailed(String),
     /// It has ended.
@@ -135,7 +135,7 @@ impl KeeperReader {
     }
 
     fn parse_line(&self, line: &str) {
-        if is_sign_of_loading(line) {
+        if is_loading_marker(line) {
             // Full or closed: it is past loading.
             let _ = self.health_events.try_send(HealthEvent::Loading);
         }

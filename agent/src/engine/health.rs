@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, DesiredAdapters};
-use super::http::{Client, FetchError, Reply};
-use super::watched_engine::WatchedEngine;
+use super::http::{EngineApiClient, FetchError, EngineApiReply};
+use super::monitored_engine::MonitoredEngine;
 use super::{canary, watchdog};
 use crate::process::activity::ProcessSnapshot;
 use crate::vllm::FrontEndInUse;
@@ -24,7 +24,7 @@ const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a health answer may take. vLLM's front-end tokenizes where it answers: 1.1 s were seen for a prompt of 20 MB.
-const HEALTH_DEADLINE: Duration = Duration::from_secs(30);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bad answers in a row that end an engine's life.
 const MAX_BAD_ANSWERS: u32 = 3;
@@ -36,10 +36,10 @@ pub(super) const LOST_PROCESS_PREFIX: &str = "its process ";
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long the list of models may take.
-const MODELS_DEADLINE: Duration = Duration::from_secs(30);
+const MODELS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the engine may take to tell whether it has a route. It is ready, so this is a moment; where it takes longer it has the route.
-const ROUTE_DEADLINE: Duration = Duration::from_secs(1);
+const ROUTE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How an engine tells which tokens it makes of a prompt.
 const TOKENIZE: &str = "/tokenize";
@@ -74,8 +74,8 @@ pub(crate) enum HealthEvent {
 }
 
 /// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.
-pub(crate) async fn watch(subject: WatchedEngine, news: mpsc::Sender<HealthEvent>) {
-    let mut client = Client::new(&subject.socket);
+pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEvent>) {
+    let mut client = EngineApiClient::new(&subject.socket);
     let mut wanted = subject.desired_adapters.clone();
     let Some(models) = await_ready(&mut client, &subject.socket, &news, &mut wanted).await else {
         return;
@@ -104,7 +104,7 @@ pub(crate) async fn watch(subject: WatchedEngine, news: mpsc::Sender<HealthEvent
 
 /// Asks until the engine is healthy and names its models; `None` when nobody listens any more.
 async fn await_ready(
-    client: &mut Client,
+    client: &mut EngineApiClient,
     socket: &Path,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
@@ -120,7 +120,7 @@ async fn await_ready(
         if news.is_closed() {
             return None;
         }
-        match client.get("/health", HEALTH_DEADLINE).await {
+        match client.get("/health", HEALTH_TIMEOUT).await {
             Ok(reply) if reply.status == StatusCode::OK => match read_all_models(client, socket, wanted).await {
                 Ok(models) => return Some(models),
                 // An engine that is healthy but names no model will not become ready by waiting: say why, once.
@@ -138,13 +138,13 @@ async fn await_ready(
 
 /// A route that is needed beside those that told that the engine is ready, if its front-end does not have it. Both of vLLM's answer a GET
 /// of a route that they do not have with 404, and of one that wants POST with 405.
-async fn missing_route(client: &mut Client, front_end: FrontEndInUse) -> Option<String> {
+async fn missing_route(client: &mut EngineApiClient, front_end: FrontEndInUse) -> Option<String> {
     for (route, purpose) in REQUIRED_ROUTES {
         // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
             continue;
         }
-        match client.get(route, ROUTE_DEADLINE).await {
+        match client.get(route, ROUTE_TIMEOUT).await {
             Ok(reply) if reply.status == StatusCode::NOT_FOUND => {
                 return Some(format!("the engine's front-end has no {route}, {purpose}"));
             }
@@ -156,7 +156,7 @@ async fn missing_route(client: &mut Client, front_end: FrontEndInUse) -> Option<
 }
 
 /// The models of an engine that has become healthy, with the adapters that it had in its last life.
-async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch::Receiver<DesiredAdapters>) -> Result<Vec<ModelCard>, String> {
+async fn read_all_models(client: &mut EngineApiClient, socket: &Path, wanted: &mut watch::Receiver<DesiredAdapters>) -> Result<Vec<ModelCard>, String> {
     let models = read_models(client).await?;
     let now = wanted.borrow_and_update().clone();
     if now.adapters.is_empty() {
@@ -168,8 +168,8 @@ async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch:
 
 /// Asks a ready engine for its health and its models; says why it is to be given up, or nothing when nobody listens any more.
 async fn await_unhealthy(
-    client: &mut Client,
-    subject: &WatchedEngine,
+    client: &mut EngineApiClient,
+    subject: &MonitoredEngine,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<String> {
@@ -180,7 +180,7 @@ async fn await_unhealthy(
     while !news.is_closed() {
         tokio::select! {
             () = sleep_until(health_at) => {
-                let answer = client.get("/health", HEALTH_DEADLINE).await;
+                let answer = client.get("/health", HEALTH_TIMEOUT).await;
                 if let Some(reason) = tally.record(&answer) {
                     return Some(reason);
                 }
@@ -212,7 +212,7 @@ struct HealthFailures(u32);
 
 impl HealthFailures {
     /// Takes an answer into account; says why the engine is to be given up when there have been too many bad ones.
-    fn record(&mut self, answer: &Result<Reply, FetchError>) -> Option<String> {
+    fn record(&mut self, answer: &Result<EngineApiReply, FetchError>) -> Option<String> {
         let Some(reason) = health_error(answer) else {
             self.0 = 0;
             return None;
@@ -227,7 +227,7 @@ impl HealthFailures {
 }
 
 /// What is wrong with a health answer, if anything.
-fn health_error(answer: &Result<Reply, FetchError>) -> Option<String> {
+fn health_error(answer: &Result<EngineApiReply, FetchError>) -> Option<String> {
     match answer {
         Ok(reply) if reply.status == StatusCode::OK => None,
         Ok(reply) => Some(format!("status {}", reply.status.as_u16())),
@@ -235,8 +235,8 @@ fn health_error(answer: &Result<Reply, FetchError>) -> Option<String> {
     }
 }
 
-async fn read_models(client: &mut Client) -> Result<Vec<ModelCard>, String> {
-    let reply = client.get("/v1/models", MODELS_DEADLINE).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
+async fn read_models(client: &mut EngineApiClient) -> Result<Vec<ModelCard>, String> {
+    let reply = client.get("/v1/models", MODELS_TIMEOUT).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
     if reply.status != StatusCode::OK {
         return Err(format!("/v1/models has status {}", reply.status.as_u16()));
     }

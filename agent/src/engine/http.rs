@@ -17,7 +17,7 @@ const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 
 /// What the engine answered.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct EngineApiReply {
     /// The status, whatever it is.
     pub(crate) status: StatusCode,
     /// The whole body.
@@ -40,26 +40,26 @@ pub enum FetchError {
 
 /// A client of one engine. After any error it connects anew.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct EngineApiClient {
     socket: PathBuf,
-    connection: Option<Connection>,
+    connection: Option<EngineApiConnection>,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct EngineApiConnection {
     sender: SendRequest<Full<Bytes>>,
     /// Moves the bytes; ends with the connection.
-    _mover: AbortOnDropHandle<()>,
+    _connection_task: AbortOnDropHandle<()>,
 }
 
-impl Client {
+impl EngineApiClient {
     /// A client that has not connected yet.
     pub(crate) fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), connection: None }
     }
 
     /// Reads one page, connecting first if need be, all within `deadline`.
-    pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<Reply, FetchError> {
+    pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<EngineApiReply, FetchError> {
         let kept = self.connection.take();
         let exchange = async {
             if let Some(mut connection) = kept {
@@ -79,39 +79,39 @@ impl Client {
 
     /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
     /// have obeyed although its answer is lost.
-    pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<Reply, FetchError> {
-        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(broken)?;
+    pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<EngineApiReply, FetchError> {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(to_broken_error)?;
         let exchange = async { self.connect().await?.ask(request).await };
         tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
-    async fn connect(&self) -> Result<Connection, FetchError> {
+    async fn connect(&self) -> Result<EngineApiConnection, FetchError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(FetchError::Connect)?;
         let (sender, mover) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| FetchError::Broken(error.to_string()))?;
         let mover = tokio::spawn(async move {
             // Whoever waits for the reply gets the same error.
             let _ = mover.await;
         });
-        Ok(Connection { sender, _mover: AbortOnDropHandle::new(mover) })
+        Ok(EngineApiConnection { sender, _connection_task: AbortOnDropHandle::new(mover) })
     }
 }
 
-impl Connection {
-    async fn ask(&mut self, mut request: Request<Full<Bytes>>) -> Result<Reply, FetchError> {
+impl EngineApiConnection {
+    async fn ask(&mut self, mut request: Request<Full<Bytes>>) -> Result<EngineApiReply, FetchError> {
         request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
-        self.sender.ready().await.map_err(broken)?;
-        let response = self.sender.send_request(request).await.map_err(broken)?;
+        self.sender.ready().await.map_err(to_broken_error)?;
+        let response = self.sender.send_request(request).await.map_err(to_broken_error)?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(broken)?.to_bytes();
-        Ok(Reply { status: head.status, body })
+        let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(to_broken_error)?.to_bytes();
+        Ok(EngineApiReply { status: head.status, body })
     }
 }
 
 fn get(path: &str) -> Result<Request<Full<Bytes>>, FetchError> {
-    Request::get(path).body(Full::default()).map_err(broken)
+    Request::get(path).body(Full::default()).map_err(to_broken_error)
 }
 
-fn broken(error: impl std::fmt::Display) -> FetchError {
+fn to_broken_error(error: impl std::fmt::Display) -> FetchError {
     FetchError::Broken(error.to_string())
 }
 

@@ -15,7 +15,7 @@ const MAX_LINE_BYTES: usize = 2_000;
 const LOADING_MARKERS: [&str; 2] = ["Initializing a V1 LLM engine", "Starting to load model"];
 
 /// Whether a line says that the engine has begun to load its model.
-pub(crate) fn is_sign_of_loading(line: &str) -> bool {
+pub(crate) fn is_loading_marker(line: &str) -> bool {
     LOADING_MARKERS.iter().any(|sign| line.contains(sign))
 }
 

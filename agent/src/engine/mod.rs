@@ -10,8 +10,8 @@ pub(crate) mod http;
 mod engine_life;
 mod log;
 pub mod startup_progress;
-mod state;
-mod watched_engine;
+mod state_machine;
+mod monitored_engine;
 pub mod start_order;
 mod watchdog;
 
@@ -23,25 +23,25 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use self::control::{Adapter, ControlTask, DesiredAdapters};
+use self::control::{LoraAdapter, ControlTask, DesiredAdapters};
 use self::diagnosis::Diagnosis;
 use self::supervisor::Supervisor;
 pub use self::health::ModelCard;
 use self::log::EngineLog;
 use self::startup_progress::{LogFacts, StartupProgress};
-use self::state::{EngineEvent, LiveStage, EngineState, AfterExit};
+use self::state_machine::{EngineEvent, LiveStage, EngineState, AfterExit};
 use self::start_order::StartOrder;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
 use crate::gpu::{CpuBinding, GpuAvailability};
 use crate::host::HostError;
 use crate::keeper::wire::{LaunchSpec, KeeperRequest};
-use crate::keeper::{self, AgentDeathPolicy, KeeperLink, KeeperNotices, SurvivingEngine};
+use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, SurvivingEngine};
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_path};
-use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, Version};
+use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, VllmVersion};
 
 /// Commands waiting for the driver, which never waits long for anything else.
 const MAX_QUEUED_COMMANDS: usize = 16;
@@ -56,7 +56,7 @@ pub struct EngineSpec {
     /// What is run.
     pub command: CommandLine,
     /// vLLM's version, if known.
-    pub version: Option<Version>,
+    pub version: Option<VllmVersion>,
     /// The engine's own directory; emptied before each life.
     pub directory: PathBuf,
     /// Where its output goes, in a directory that exists.
@@ -155,7 +155,7 @@ impl From<EngineState> for Phase {
 
 /// What is known about an engine at one moment.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Status {
+pub struct EngineStatus {
     /// Where it is.
     pub phase: Phase,
     /// Which life this is: the time of its spawn in microseconds since 1970, made to increase. 0 before the first.
@@ -167,7 +167,7 @@ pub struct Status {
     /// Lives after the first.
     pub restarts: u32,
     /// vLLM's version, if known.
-    pub version: Option<Version>,
+    pub version: Option<VllmVersion>,
     /// What it serves; empty until it is ready.
     pub models: Arc<[ModelCard]>,
     /// How long this life took to become ready.
@@ -192,7 +192,7 @@ struct EngineCommand {
 
 /// A life that an agent had begun which has died.
 #[derive(Debug)]
-pub(crate) struct Adopted {
+pub(crate) struct AdoptedLife {
     /// The engine and its keeper.
     pub(crate) survivor: SurvivingEngine,
     /// It runs with the second command line.
@@ -202,7 +202,7 @@ pub(crate) struct Adopted {
 /// The processes of an engine, for whoever must end them at once.
 #[derive(Debug, Default)]
 struct ProcessHandle {
-    keeper: Option<KeeperLink>,
+    keeper: Option<KeeperClient>,
     /// No further process may be created.
     is_closed: bool,
 }
@@ -213,7 +213,7 @@ struct EngineShared {
     commands: mpsc::Sender<EngineCommand>,
     control_requests: mpsc::Sender<control::PendingRequest>,
     desired_adapters: watch::Receiver<DesiredAdapters>,
-    status: watch::Receiver<Status>,
+    status: watch::Receiver<EngineStatus>,
     samples: watch::Receiver<Option<LoadSample>>,
     traffic: Arc<Traffic>,
     crashes: Arc<CrashLog>,
@@ -235,7 +235,7 @@ impl Engine {
     }
 
     /// As `start`, with a life that another agent began, if there is one; the directory in `spec` is that life's then.
-    pub(crate) fn supervise(spec: EngineSpec, adopted: Option<Adopted>, tracker: &TaskTracker) -> Self {
+    pub(crate) fn supervise(spec: EngineSpec, adopted: Option<AdoptedLife>, tracker: &TaskTracker) -> Self {
         let (commands, waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let traffic = Traffic::new();
         let grip = Arc::new(Mutex::new(ProcessHandle::default()));
@@ -271,7 +271,7 @@ impl Engine {
     }
 
     /// The engine's status, as it changes.
-    pub fn status(&self) -> watch::Receiver<Status> {
+    pub fn status(&self) -> watch::Receiver<EngineStatus> {
         self.shared.status.clone()
     }
 
@@ -351,7 +351,7 @@ impl Engine {
     }
 
     /// The adapters that operators had loaded and that it could not load again.
-    pub(crate) fn missing_adapters(&self) -> Vec<Adapter> {
+    pub(crate) fn missing_adapters(&self) -> Vec<LoraAdapter> {
         let status = self.shared.status.borrow();
         if status.phase == Phase::Ready { self.shared.desired_adapters.borrow().missing_adapters(&status.models).cloned().collect() } else { Vec::new() }
     }

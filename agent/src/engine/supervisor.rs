@@ -20,9 +20,9 @@ use super::diagnosis::{Diagnosis, FailureKind};
 use super::health::HealthEvent;
 use super::engine_life::{EngineLife, StartupLog, KeeperEvent};
 use super::log::EngineLog;
-use super::state::{SupervisorAction, EngineEvent, PhaseTimeouts, EngineStateMachine, LiveStage, EngineState};
+use super::state_machine::{SupervisorAction, EngineEvent, PhaseTimeouts, EngineStateMachine, LiveStage, EngineState};
 use super::start_order::StartPermit;
-use super::{Adopted, EngineCommand, EngineSpec, ProcessHandle, Phase, Status};
+use super::{AdoptedLife, EngineCommand, EngineSpec, ProcessHandle, Phase, EngineStatus};
 use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
 use crate::gpu::StartObstacle;
@@ -51,14 +51,14 @@ pub(super) struct SupervisorDeps {
     pub(super) desired_adapters: watch::Receiver<control::DesiredAdapters>,
     pub(super) tasks: TaskTracker,
     /// A life that another agent began.
-    pub(super) adopted: Option<Adopted>,
+    pub(super) adopted: Option<AdoptedLife>,
 }
 
 /// One engine's task.
 pub(super) struct Supervisor {
     deps: SupervisorDeps,
     machine: EngineStateMachine,
-    status: watch::Sender<Status>,
+    status: watch::Sender<EngineStatus>,
     life: Option<EngineLife>,
     /// The turn to start, and the wait for it.
     start_permit: Option<StartPermit>,
@@ -79,22 +79,22 @@ pub(super) struct Supervisor {
     /// What the last life died of.
     last_failure: Option<Diagnosis>,
     /// A crash whose last lines have not been read yet.
-    has_undiagnosed_crash: bool,
+    has_crashed: bool,
     /// The other command line is used.
     uses_fallback: bool,
     /// Every handle is gone.
-    abandoned: bool,
+    has_no_handles: bool,
 }
 
 impl Supervisor {
     /// A driver that has not begun, and its status.
-    pub(super) fn new(parts: SupervisorDeps) -> (Self, watch::Receiver<Status>) {
+    pub(super) fn new(parts: SupervisorDeps) -> (Self, watch::Receiver<EngineStatus>) {
         let spec = &parts.spec;
         let limits = PhaseTimeouts { startup: spec.startup_timeout, drain: spec.drain_timeout, grace: spec.stop_grace };
         let adopted = parts.adopted.as_ref();
         let fell_back = adopted.is_some_and(|adopted| adopted.uses_fallback);
         let life = adopted.map(|adopted| adopted.survivor.life_record.clone()).unwrap_or_default();
-        let (status, receiver) = watch::channel(Status {
+        let (status, receiver) = watch::channel(EngineStatus {
             phase: Phase::Starting,
             epoch: life.epoch,
             reason: "about to start".to_owned(),
@@ -124,9 +124,9 @@ impl Supervisor {
             end_cause: String::new(),
             out_of_service_reason: String::new(),
             last_failure: None,
-            has_undiagnosed_crash: false,
+            has_crashed: false,
             uses_fallback: fell_back,
-            abandoned: false,
+            has_no_handles: false,
         };
         (driver, receiver)
     }
@@ -148,7 +148,7 @@ impl Supervisor {
         if matches!(state, EngineState::Killing { .. }) && self.life.is_none() {
             return Some(EngineEvent::GroupEmpty);
         }
-        let (wake_at, keeper_by) = (self.machine.wake_at(), self.keeper_deadline);
+        let (wake_at, keeper_by) = (self.machine.next_deadline(), self.keeper_deadline);
         let comments = matches!(state, EngineState::Waiting | EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
         let (told, news, story, joining) = match &mut self.life {
             Some(life) => (Some(&mut life.keeper_events), Some(&mut life.health_events), Some(&mut life.startup_log), life.cache_joined.as_mut()),
@@ -157,7 +157,7 @@ impl Supervisor {
         // What the keeper tells comes before the news: a refused connection is the consequence of an exit.
         tokio::select! {
             biased;
-            command = self.deps.commands.recv(), if !self.abandoned => self.handle_command(command),
+            command = self.deps.commands.recv(), if !self.has_no_handles => self.handle_command(command),
             told = recv_or_pend(told) => self.handle_keeper_event(told),
             news = recv_or_pend(news) => self.handle_health_event(news),
             // Whether or not the cache could be joined, the engine serves then.
@@ -196,7 +196,7 @@ impl Supervisor {
                     SupervisorAction::KillGroup => self.kill(),
                     SupervisorAction::Detach => self.detach_keeper(),
                     SupervisorAction::ReportCrash => {
-                        self.has_undiagnosed_crash = true;
+                        self.has_crashed = true;
                         // Only an end of its own accord, a hang included, can be a request's doing.
                         if matches!(now, EngineEvent::Exited | EngineEvent::Unhealthy) {
                             self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
@@ -227,7 +227,7 @@ impl Supervisor {
 
     fn handle_command(&mut self, command: Option<EngineCommand>) -> Option<EngineEvent> {
         let Some(EngineCommand { event, reason }) = command else {
-            self.abandoned = true;
+            self.has_no_handles = true;
             return Some(EngineEvent::Stop);
         };
         match event {
@@ -306,7 +306,7 @@ impl Supervisor {
             }
             KeeperEvent::StartFailed(why) => {
                 self.life.as_mut()?.leader = None;
-                if !self.has_undiagnosed_crash {
+                if !self.has_crashed {
                     self.end_cause = why;
                 }
                 let alive = matches!(self.machine.state(), EngineState::Alive(_));
@@ -314,14 +314,14 @@ impl Supervisor {
             }
             KeeperEvent::Exited(status) => {
                 // After a crash this is only the end of our own kill.
-                if !self.has_undiagnosed_crash {
+                if !self.has_crashed {
                     self.life.as_mut()?.exit = Some(status);
                     self.end_cause = format!("the engine ended without having been asked to ({status})");
                 }
                 Some(EngineEvent::Exited)
             }
             KeeperEvent::Stuck(left) => {
-                self.keeper_deadline = Some(Instant::now() + lifecycle::KEEPER_DEADLINE);
+                self.keeper_deadline = Some(Instant::now() + lifecycle::KEEPER_TIMEOUT);
                 self.handle_orphan_cleanup(Err(left))
             }
             KeeperEvent::Empty if killing => Some(EngineEvent::GroupEmpty),

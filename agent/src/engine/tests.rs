@@ -14,7 +14,7 @@ const MODELS: &str = r#"{"data":[{"id":"tiny"}]}"#;
 /// One supervised engine with its temporary directory.
 pub(super) struct Fixture {
     pub(super) engine: Engine,
-    status: watch::Receiver<Status>,
+    status: watch::Receiver<EngineStatus>,
     tracker: TaskTracker,
     directory: PathBuf,
     _parent: tempfile::TempDir,
@@ -60,7 +60,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
 }
 
 impl Fixture {
-    pub(super) async fn until(&mut self, condition: impl Fn(&Status) -> bool) -> Status {
+    pub(super) async fn until(&mut self, condition: impl Fn(&EngineStatus) -> bool) -> EngineStatus {
         let waiting = self.status.wait_for(|status| condition(status));
         match tokio::time::timeout(Duration::from_secs(20), waiting).await {
             Ok(status) => status.unwrap().clone(),
@@ -68,7 +68,7 @@ impl Fixture {
         }
     }
 
-    pub(super) async fn phase(&mut self, phase: Phase) -> Status {
+    pub(super) async fn phase(&mut self, phase: Phase) -> EngineStatus {
         self.until(|status| status.phase == phase).await
     }
 

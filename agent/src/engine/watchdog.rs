@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::canary::{Canary, CanaryOutcome};
-use super::watched_engine::{WorkCounters, WatchedEngine};
-use crate::process::activity::{Activity, ProcessSnapshot};
+use super::monitored_engine::{WorkCounters, MonitoredEngine};
+use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 
 /// How often it is looked at whether anything has moved.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -29,7 +29,7 @@ const BUSY_FACTOR: u32 = 6;
 const BUSY_FACTOR_ON_CPU: u32 = 60;
 
 /// How long a test completion may take that decides about a stall. The engine does nothing else then.
-const CANARY_DEADLINE: Duration = Duration::from_secs(5);
+const CANARY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What follows from a stall.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ enum StallVerdict {
     /// It may still move.
     Wait,
     /// A test completion decides: it looks as if the requests had not reached the core, as while the front-end loads a picture from elsewhere.
-    ProbeCanary,
+    RunCanary,
     /// It does not move any more, for this reason.
     Hung(String),
 }
@@ -61,19 +61,19 @@ impl StallLimits {
 }
 
 /// What to do about a stall that has lasted this long. `holds` says whether the engine itself knows of requests in it, `testable` whether it takes test completions.
-fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, activity: &Activity) -> StallVerdict {
+fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, activity: &ProcessActivity) -> StallVerdict {
     if lasted < limits.idle {
         return StallVerdict::Wait;
     }
     let at_last = lasted >= limits.idle * BUSY_FACTOR;
     match activity {
-        Activity::Stopped(process) => StallVerdict::Hung(format!("its process {process} is stopped")),
-        Activity::Idle if holds => StallVerdict::Hung("its processes do nothing".to_owned()),
-        Activity::Idle if testable => StallVerdict::ProbeCanary,
-        Activity::Idle if at_last => StallVerdict::Hung("its processes do nothing".to_owned()),
-        Activity::Computing if lasted >= limits.busy => StallVerdict::Hung("its processes compute, but for too long".to_owned()),
-        Activity::Unknown if at_last => StallVerdict::Hung("its processes cannot be seen".to_owned()),
-        Activity::Idle | Activity::Computing | Activity::Unknown => StallVerdict::Wait,
+        ProcessActivity::Stopped(process) => StallVerdict::Hung(format!("its process {process} is stopped")),
+        ProcessActivity::Idle if holds => StallVerdict::Hung("its processes do nothing".to_owned()),
+        ProcessActivity::Idle if testable => StallVerdict::RunCanary,
+        ProcessActivity::Idle if at_last => StallVerdict::Hung("its processes do nothing".to_owned()),
+        ProcessActivity::Computing if lasted >= limits.busy => StallVerdict::Hung("its processes compute, but for too long".to_owned()),
+        ProcessActivity::Unknown if at_last => StallVerdict::Hung("its processes cannot be seen".to_owned()),
+        ProcessActivity::Idle | ProcessActivity::Computing | ProcessActivity::Unknown => StallVerdict::Wait,
     }
 }
 
@@ -105,7 +105,7 @@ impl StallTimer {
 }
 
 /// Watches a ready engine until it hangs; says why it is to be given up.
-pub(super) async fn watch(subject: &WatchedEngine) -> String {
+pub(super) async fn watch(subject: &MonitoredEngine) -> String {
     let flow = subject.traffic.flow();
     let mut tests = Canary::new(subject);
     let mut testable = true;
@@ -147,7 +147,7 @@ pub(super) async fn watch(subject: &WatchedEngine) -> String {
                 continue;
             }
             StallVerdict::Hung(why) => why,
-            StallVerdict::ProbeCanary => match tests.probe_within(&model, CANARY_DEADLINE).await {
+            StallVerdict::RunCanary => match tests.run_test_within(&model, CANARY_TIMEOUT).await {
                 CanaryOutcome::Computed => {
                     tracing::info!(socket = %subject.socket.display(), seconds = lasted.as_secs(), waiting, "no answer moves, but a test completion does: the requests wait for something else");
                     stall = StallTimer::new(subject.work_counters(), Instant::now());
@@ -160,7 +160,7 @@ pub(super) async fn watch(subject: &WatchedEngine) -> String {
                 }
                 CanaryOutcome::Failed(reason) => format!("a test completion failed: {reason}"),
                 // The first use of a kernel may compile it.
-                CanaryOutcome::TimedOut(deadline) if ProcessSnapshot::take(subject.process_group()).await.activity_since(&look, deadline) == Activity::Computing => {
+                CanaryOutcome::TimedOut(deadline) if ProcessSnapshot::take(subject.process_group()).await.activity_since(&look, deadline) == ProcessActivity::Computing => {
                     looked = Some((look, lasted));
                     continue;
                 }

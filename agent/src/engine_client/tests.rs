@@ -260,9 +260,9 @@ async fn what_is_kept_is_given_up_after_its_time_or_when_the_engine_closes_it() 
     let tending = tokio::spawn(async move { client.prune_idle().await });
     assert_eq!(fixture.kept(), 2);
     engines.pop();
-    sleep(PRUNE_INTERVAL + CONNECT_PAUSE).await;
+    sleep(PRUNE_INTERVAL + CONNECT_RETRY_DELAY).await;
     assert_eq!(fixture.kept(), 1);
-    sleep(POOL_IDLE + PRUNE_INTERVAL).await;
+    sleep(MAX_IDLE_TIME + PRUNE_INTERVAL).await;
     assert_eq!(fixture.kept(), 0);
     tending.abort();
 }

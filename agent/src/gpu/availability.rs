@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::nvml::{self, GpuUsage, GpuProcess, GpuHealth};
 use super::driver_thread::DriverTimeout;
-use super::{Driver, Gpu};
+use super::{GpuDriver, Gpu};
 use crate::plan::{format_gib, scaled};
 
 /// How long a process that is ending may take until its memory is free; the driver clears up tens of GiB within a second or two.
@@ -28,7 +28,7 @@ const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Tells whether an engine's GPUs are free.
 #[derive(Debug, Clone)]
 pub struct GpuAvailability {
-    driver: Driver,
+    driver: GpuDriver,
     gpus: Vec<Gpu>,
     utilization: f64,
 }
@@ -36,7 +36,7 @@ pub struct GpuAvailability {
 impl GpuAvailability {
     /// For an engine on these GPUs, to itself, that uses this part of their memory: vLLM does not start where less than that is free.
     #[must_use]
-    pub fn new(driver: Driver, gpus: Vec<Gpu>, utilization: f64) -> Self {
+    pub fn new(driver: GpuDriver, gpus: Vec<Gpu>, utilization: f64) -> Self {
         Self { driver, gpus, utilization }
     }
 
@@ -57,7 +57,7 @@ impl GpuAvailability {
     async fn check_once(&self) -> Result<(), StartObstacle> {
         for gpu in &self.gpus {
             let index = gpu.index;
-            let Some(whole) = self.driver.whole_gpu(gpu.whole()) else { continue };
+            let Some(whole) = self.driver.whole_gpu(gpu.whole_uuid()) else { continue };
             let asked = gpu.clone();
             let trouble = |cause: String, remedy: &str| Err(StartObstacle { in_use: false, cause, remedy: remedy.to_owned() });
             let found = match whole.ask(move |driver| nvml::read_usage(driver, &asked)).await {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use super::{Driver, Gpu};
+use super::{GpuDriver, Gpu};
 
 /// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its scheduler.
 const CORES_BESIDE_GPUS: usize = 2;
@@ -35,7 +35,7 @@ impl GpuLocality {
 
 /// What each replica's engine is bound to, in their order; replicas are given by their GPUs. Those that are not bound are explained in the
 /// log.
-pub fn plan_cpu_bindings(driver: &Driver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
+pub fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
     let near: Vec<Vec<GpuLocality>> = replicas.iter().map(|gpus| gpus.iter().map(|gpu| driver.locality(gpu)).collect()).collect();
     let bound = divide_cores(&near, &cores(&allowed_cpus()));
     for (replica, bound) in bound.iter().enumerate() {

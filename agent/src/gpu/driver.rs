@@ -11,10 +11,10 @@ use tokio::sync::{oneshot, watch};
 use super::cpu_binding::GpuLocality;
 use super::nvml::{self, LibraryError};
 use super::driver_thread::{DriverTimeout, DriverThread};
-use super::{Gpu, Links, GpuReadings};
+use super::{Gpu, NvlinkTopology, GpuReadings};
 
 /// The driver normally answers within 20 ms; one with a lost GPU may never do.
-const OPEN_DEADLINE: Duration = Duration::from_secs(30);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The driver's library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -30,7 +30,7 @@ pub enum DriverError {
 
 /// The driver with what it found when it was opened. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Driver {
+pub struct GpuDriver {
     shared: Arc<DriverShared>,
 }
 
@@ -38,7 +38,7 @@ pub struct Driver {
 struct DriverShared {
     version: String,
     gpus: Vec<Gpu>,
-    links: Links,
+    links: NvlinkTopology,
     whole_gpus: Vec<WholeGpu>,
     readings: watch::Sender<Arc<GpuReadings>>,
 }
@@ -51,7 +51,7 @@ pub(super) struct WholeGpu {
     thread: DriverThread,
 }
 
-impl Driver {
+impl GpuDriver {
     /// Loads the driver's library, or another one in its place, and looks for GPUs. Takes 30 s at most.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Driver {
         if let Err(error) = asked {
             return Err(DriverError::Broken(format!("no thread could be started to ask it: {error}")));
         }
-        match tokio::time::timeout(OPEN_DEADLINE, answered).await {
+        match tokio::time::timeout(OPEN_TIMEOUT, answered).await {
             Ok(Ok(shared)) => Ok(Self { shared: Arc::new(shared?) }),
             Ok(Err(_)) => Err(DriverError::Broken("asking it failed".to_owned())),
             Err(_) => Err(DriverError::Broken("it does not answer".to_owned())),
@@ -87,7 +87,7 @@ impl Driver {
 
     /// Which of them reach each other over NVLink.
     #[must_use]
-    pub fn links(&self) -> &Links {
+    pub fn links(&self) -> &NvlinkTopology {
         &self.shared.links
     }
 
@@ -108,7 +108,7 @@ impl Driver {
 
     /// Where a GPU is on this host.
     pub(super) fn locality(&self, gpu: &Gpu) -> GpuLocality {
-        self.whole_gpu(gpu.whole()).map(|whole| whole.locality.clone()).unwrap_or_default()
+        self.whole_gpu(gpu.whole_uuid()).map(|whole| whole.locality.clone()).unwrap_or_default()
     }
 }
 
@@ -132,7 +132,7 @@ fn discover(library: &Path) -> Result<DriverShared, DriverError> {
             Ok((whole, mut visible)) => {
                 let thread = DriverThread::start(format!("gpu-{index}"), Arc::clone(&driver));
                 let thread = thread.map_err(|error| DriverError::Broken(format!("no thread could be started to ask it: {error}")))?;
-                let neighbourhood = GpuLocality::of(&whole.pci, nvml::near_cpus(&driver, index));
+                let neighbourhood = GpuLocality::of(&whole.pci, nvml::read_local_cpus(&driver, index));
                 wholes.push(WholeGpu { gpu: whole, locality: neighbourhood, thread });
                 gpus.append(&mut visible);
             }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long the driver may take to answer. It takes milliseconds; beyond this it hangs.
-const DEADLINE: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Questions that wait while the driver hangs.
 const MAX_QUEUED_CALLS: usize = 4;
@@ -47,6 +47,6 @@ impl DriverThread {
         });
         self.calls.try_send(question).map_err(|_| DriverTimeout)?;
         // An answer that nobody sends any more is that of a question that panicked.
-        timeout(DEADLINE, answered).await.ok().and_then(Result::ok).ok_or(DriverTimeout)
+        timeout(CALL_TIMEOUT, answered).await.ok().and_then(Result::ok).ok_or(DriverTimeout)
     }
 }

@@ -26,7 +26,7 @@ pub(super) enum IncidentKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GpuIncident {
     /// Its UUID.
-    pub(super) whole: String,
+    pub(super) whole_uuid: String,
     /// Its index.
     pub(super) index: u32,
     pub(super) kind: IncidentKind,

@@ -4,12 +4,12 @@ use super::Gpu;
 
 /// The pairs of GPUs that are joined by NVLink, directly or through switches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Links {
+pub struct NvlinkTopology {
     /// UUIDs of whole GPUs, the lesser first.
     pairs: Vec<(String, String)>,
 }
 
-impl Links {
+impl NvlinkTopology {
     /// Links between these pairs of whole GPUs, by UUID.
     #[must_use]
     pub fn between(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
@@ -19,7 +19,7 @@ impl Links {
 
     /// Whether each of these GPUs reaches each other one over NVLink. A single GPU does; slices never do, not even those of one GPU.
     #[must_use]
-    pub fn one_domain(&self, gpus: &[Gpu]) -> bool {
+    pub fn is_one_domain(&self, gpus: &[Gpu]) -> bool {
         let joined = |one: &Gpu, other: &Gpu| {
             let (one, other) = if one.uuid <= other.uuid { (&one.uuid, &other.uuid) } else { (&other.uuid, &one.uuid) };
             self.pairs.iter().any(|(first, second)| first == one && second == other)

@@ -14,9 +14,9 @@ mod watch;
 mod xid;
 
 pub use cpu_binding::{CpuBinding, plan_cpu_bindings};
-pub use driver::{Driver, DriverError};
+pub use driver::{GpuDriver, DriverError};
 pub use availability::{GpuAvailability, StartObstacle};
-pub use links::Links;
+pub use links::NvlinkTopology;
 pub use readings::{GpuReading, GpuReadings};
 pub use watch::{WatchedReplica, watch};
 
@@ -36,12 +36,12 @@ pub struct Gpu {
     /// CUDA compute capability, major and minor.
     pub compute: Option<(u32, u32)>,
     /// What it is a slice of; `None` for a whole GPU.
-    pub slice: Option<Slice>,
+    pub slice: Option<MigSlice>,
 }
 
 /// A MIG slice's place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Slice {
+pub struct MigSlice {
     /// The UUID of the GPU that was sliced.
     pub parent: String,
     /// Which of its slices.
@@ -51,7 +51,7 @@ pub struct Slice {
 /// A slice has no index of its own, and this engine takes nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("GPU {index} is divided into MIG slices, which this vLLM cannot be given ({uuid}): use vLLM 0.24 or newer, or whole GPUs")]
-pub struct SliceNeedsUuid {
+pub struct MigSliceNeedsUuid {
     /// The GPU.
     pub index: u32,
     /// The slice.
@@ -64,17 +64,17 @@ impl Gpu {
     ///
     /// # Errors
     /// For a slice where it would have to be a number.
-    pub fn visible_entry(&self, takes_uuid: bool) -> Result<String, SliceNeedsUuid> {
+    pub fn visible_entry(&self, takes_uuid: bool) -> Result<String, MigSliceNeedsUuid> {
         match (&self.slice, takes_uuid) {
             (_, true) => Ok(self.uuid.clone()),
             (None, false) => Ok(self.index.to_string()),
-            (Some(_), false) => Err(SliceNeedsUuid { index: self.index, uuid: self.uuid.clone() }),
+            (Some(_), false) => Err(MigSliceNeedsUuid { index: self.index, uuid: self.uuid.clone() }),
         }
     }
 
     /// The UUID of the whole GPU that this is or is a slice of. Faults, links and CPUs are those of the whole.
     #[must_use]
-    pub fn whole(&self) -> &str {
+    pub fn whole_uuid(&self) -> &str {
         self.slice.as_ref().map_or(&self.uuid, |slice| &slice.parent)
     }
 }

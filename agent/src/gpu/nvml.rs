@@ -16,8 +16,8 @@ use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_
 use nvml_wrapper::{Device, EventSet, Nvml};
 use tokio::sync::mpsc;
 
-use super::links::Links;
-use super::{Gpu, GpuReading, Slice};
+use super::links::NvlinkTopology;
+use super::{Gpu, GpuReading, MigSlice};
 
 /// How long the driver is asked to wait for an event. It may turn in circles meanwhile: with 580.159 on H200s, threads that waited in it
 /// took a whole core all the time. So it is asked for what has happened already; events stay in their set until they are taken.
@@ -104,7 +104,7 @@ fn slices(device: &Device<'_>, whole: &Gpu) -> Vec<Gpu> {
             uuid: slice.uuid().ok()?,
             name: slice.name().unwrap_or_else(|_| whole.name.clone()),
             memory_bytes: memory(&slice).unwrap_or(0),
-            slice: Some(Slice { parent: whole.uuid.clone(), position }),
+            slice: Some(MigSlice { parent: whole.uuid.clone(), position }),
             ..whole.clone()
         })
     };
@@ -127,7 +127,7 @@ pub(super) fn sysfs_address(bus_id: &str) -> String {
 }
 
 /// Which of these whole GPUs are joined by NVLink, directly or through switches.
-pub(super) fn links(driver: &Nvml, wholes: &[Gpu]) -> Links {
+pub(super) fn links(driver: &Nvml, wholes: &[Gpu]) -> NvlinkTopology {
     let device = |gpu: &Gpu| driver.device_by_index(gpu.index).ok();
     let joined = |one: &Gpu, other: &Gpu| {
         let (Some(one), Some(other)) = (device(one), device(other)) else { return false };
@@ -137,11 +137,11 @@ pub(super) fn links(driver: &Nvml, wholes: &[Gpu]) -> Links {
     for (at, one) in wholes.iter().enumerate() {
         pairs.extend(wholes[at + 1..].iter().filter(|other| joined(one, other)).map(|other| (one.uuid.clone(), other.uuid.clone())));
     }
-    Links::between(pairs)
+    NvlinkTopology::between(pairs)
 }
 
 /// The CPUs next to a GPU, by the driver; none where it does not say.
-pub(super) fn near_cpus(driver: &Nvml, index: u32) -> Vec<u32> {
+pub(super) fn read_local_cpus(driver: &Nvml, index: u32) -> Vec<u32> {
     let Ok(words) = driver.device_by_index(index).and_then(|device| device.cpu_affinity(MAX_CPUS / CPUS_PER_MASK_WORD)) else { return Vec::new() };
     let cpus =
         words.iter().enumerate().flat_map(|(at, word)| (0..CPUS_PER_MASK_WORD).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * CPUS_PER_MASK_WORD + bit));

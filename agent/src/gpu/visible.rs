@@ -4,7 +4,7 @@ use super::Gpu;
 
 /// Why a value of the variable gives no GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum VisibleError {
+pub enum VisibleDevicesError {
     /// The scheduler gave this job no GPU.
     #[error(
         "CUDA_VISIBLE_DEVICES is set but names no GPU, so this job has none: ask the scheduler for GPUs, unset the variable, or use --engine simulated"
@@ -28,7 +28,7 @@ pub enum VisibleError {
 
 /// The GPUs that a value of the variable allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
+pub struct GpuSelection {
     /// In the variable's order; all when it is not set.
     pub gpus: Vec<Gpu>,
     /// The entry that is not here, where the list ends; for the log.
@@ -41,9 +41,9 @@ pub struct Selection {
 ///
 /// # Errors
 /// When it allows none, or begins with what is not there.
-pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, VisibleError> {
+pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<GpuSelection, VisibleDevicesError> {
     let Some(visible) = visible else {
-        return Ok(Selection { gpus: devices.to_vec(), unknown_entry: None });
+        return Ok(GpuSelection { gpus: devices.to_vec(), unknown_entry: None });
     };
     let mut gpus: Vec<Gpu> = Vec::new();
     for entry in visible.split(',').map(str::trim) {
@@ -53,10 +53,10 @@ pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, Visib
         }
         let found = find(devices, entry)?;
         if found.is_empty() && gpus.is_empty() {
-            return Err(VisibleError::Unknown { entry: entry.to_owned(), known: describe(devices) });
+            return Err(VisibleDevicesError::Unknown { entry: entry.to_owned(), known: describe(devices) });
         }
         if found.is_empty() {
-            return Ok(Selection { gpus, unknown_entry: Some(entry.to_owned()) });
+            return Ok(GpuSelection { gpus, unknown_entry: Some(entry.to_owned()) });
         }
         for gpu in found {
             if !gpus.contains(gpu) {
@@ -65,23 +65,23 @@ pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<Selection, Visib
         }
     }
     if gpus.is_empty() {
-        return Err(VisibleError::Nothing);
+        return Err(VisibleDevicesError::Nothing);
     }
-    Ok(Selection { gpus, unknown_entry: None })
+    Ok(GpuSelection { gpus, unknown_entry: None })
 }
 
 /// What one entry means: a GPU, a slice, or all slices of a GPU.
-fn find<'a>(devices: &'a [Gpu], entry: &str) -> Result<Vec<&'a Gpu>, VisibleError> {
+fn find<'a>(devices: &'a [Gpu], entry: &str) -> Result<Vec<&'a Gpu>, VisibleDevicesError> {
     let position = entry.parse::<u32>().ok();
     let is_meant = |gpu: &Gpu| match position {
         Some(position) => gpu.index == position,
-        None => gpu.uuid.starts_with(entry) || gpu.whole().starts_with(entry),
+        None => gpu.uuid.starts_with(entry) || gpu.whole_uuid().starts_with(entry),
     };
     let found: Vec<&Gpu> = devices.iter().filter(|gpu| is_meant(gpu)).collect();
     let names_a_slice = position.is_none() && entry.starts_with("MIG-");
-    let one_whole = found.windows(2).all(|pair| pair[0].whole() == pair[1].whole());
+    let one_whole = found.windows(2).all(|pair| pair[0].whole_uuid() == pair[1].whole_uuid());
     if (names_a_slice && found.len() > 1) || !one_whole {
-        return Err(VisibleError::Ambiguous { entry: entry.to_owned() });
+        return Err(VisibleDevicesError::Ambiguous { entry: entry.to_owned() });
     }
     Ok(found)
 }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::incident::{GpuIncident, IncidentResponse, IncidentKind, respond};
 use super::nvml::{self, GpuEvent, GpuHealth};
-use super::{Driver, Gpu, GpuReading, GpuReadings};
+use super::{GpuDriver, Gpu, GpuReading, GpuReadings};
 use crate::engine::{Engine, Phase};
 
 /// Between two readings of a GPU. A GPU that is lost without an XID is noticed within this time.
@@ -32,18 +32,18 @@ pub struct WatchedReplica {
 }
 
 /// Watches until `end`.
-pub async fn watch(driver: Driver, replicas: Vec<WatchedReplica>, end: CancellationToken) {
+pub async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end: CancellationToken) {
     let used: Vec<Gpu> = replicas.iter().flat_map(|replica| replica.gpus.iter().cloned()).collect();
     let unread = |gpu: &Gpu| GpuReading { uuid: gpu.uuid.clone(), ..GpuReading::default() };
     driver.readings_sender().send_replace(Arc::new(GpuReadings { readings: used.iter().map(unread).collect() }));
     let (incidents, mut happened) = mpsc::channel(MAX_QUEUED_EVENTS);
     // Dropped with this task, and its tasks with it.
     let mut watching = JoinSet::new();
-    let mut wholes: Vec<String> = used.iter().map(|gpu| gpu.whole().to_owned()).collect();
+    let mut wholes: Vec<String> = used.iter().map(|gpu| gpu.whole_uuid().to_owned()).collect();
     wholes.sort();
     wholes.dedup();
     for uuid in wholes {
-        let gpus: Vec<Gpu> = used.iter().filter(|gpu| gpu.whole() == uuid).cloned().collect();
+        let gpus: Vec<Gpu> = used.iter().filter(|gpu| gpu.whole_uuid() == uuid).cloned().collect();
         let one = GpuWatch { driver: driver.clone(), uuid, gpus, incidents: incidents.clone() };
         watching.spawn(one.watch());
     }
@@ -64,7 +64,7 @@ pub async fn watch(driver: Driver, replicas: Vec<WatchedReplica>, end: Cancellat
 /// Has the engine of one replica do what follows. `told` is the life of the engine that was quarantined last: what stays true of a GPU is
 /// told with each reading, and the first reason is the one to show.
 fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) {
-    let Some(gpu) = replica.gpus.iter().find(|gpu| gpu.whole() == incident.whole) else { return };
+    let Some(gpu) = replica.gpus.iter().find(|gpu| gpu.whole_uuid() == incident.whole_uuid) else { return };
     match respond(incident, gpu.slice.is_some()) {
         IncidentResponse::Log(reason) => tracing::warn!(replica = replica.name, gpu = incident.index, "{reason}"),
         IncidentResponse::Fail(reason) => {
@@ -90,7 +90,7 @@ fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) 
 
 /// One whole GPU that is watched.
 struct GpuWatch {
-    driver: Driver,
+    driver: GpuDriver,
     uuid: String,
     /// It, or those of its slices that have engines.
     gpus: Vec<Gpu>,
@@ -156,7 +156,7 @@ impl GpuWatch {
 
     async fn report(&self, what: IncidentKind) {
         let Some(whole) = self.driver.whole_gpu(&self.uuid) else { return };
-        let _ = self.incidents.send(GpuIncident { whole: self.uuid.clone(), index: whole.gpu.index, kind: what }).await;
+        let _ = self.incidents.send(GpuIncident { whole_uuid: self.uuid.clone(), index: whole.gpu.index, kind: what }).await;
     }
 
     /// Changes the readings of these GPUs.

@@ -18,22 +18,22 @@ use super::wire::{self, KeeperFrame, LifeRecord, KeeperNotice, LaunchSpec, PROTO
 use super::{ALLOCATOR_SETTING, fingerprint, socket_path};
 use crate::process::orphans::end_orphans;
 use crate::process::record::ProcessRecord;
-use crate::process::{KEEPER_OF, Leader};
+use crate::process::{KEEPER_OF, LeaderProcess};
 use crate::vllm::directory::socket_path as engine_socket_in;
-use crate::vllm::{CommandLine, Version};
+use crate::vllm::{CommandLine, VllmVersion};
 
 /// How long a keeper may take to say who it is. It does nothing else that takes time.
-const HELLO_DEADLINE: Duration = Duration::from_secs(1);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the order may take to be taken; it fits into the socket's buffer.
-const ORDER_DEADLINE: Duration = Duration::from_secs(5);
+const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes read from a keeper at once.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Tells a keeper what to do, from anywhere and without waiting. When the last clone and the `Notices` are gone, the keeper takes its agent for dead.
 #[derive(Debug, Clone)]
-pub(crate) struct KeeperLink {
+pub(crate) struct KeeperClient {
     stream: Arc<StdStream>,
     keeper: Option<Pid>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct KeeperNotices {
     input: BytesMut,
 }
 
-impl KeeperLink {
+impl KeeperClient {
     /// Sends a request. They are few and short: the socket's buffer holds thousands, so it is never full but for a keeper that does not run.
     pub(crate) fn send(&self, request: &KeeperRequest) {
         let mut out = BytesMut::new();
@@ -78,14 +78,14 @@ impl KeeperNotices {
     }
 }
 
-fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Result<(KeeperLink, KeeperNotices)> {
+fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Result<(KeeperClient, KeeperNotices)> {
     stream.set_nonblocking(true)?;
     let reader = UnixStream::from_std(stream.try_clone()?)?;
-    Ok((KeeperLink { stream: Arc::new(stream), keeper }, KeeperNotices { stream: reader, input }))
+    Ok((KeeperClient { stream: Arc::new(stream), keeper }, KeeperNotices { stream: reader, input }))
 }
 
 /// Starts a keeper that starts the engine.
-pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperLink, KeeperNotices)> {
+pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
     let (ours, theirs) = StdStream::pair()?;
     let mut command = Command::new(&order.keeper);
     command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
@@ -95,7 +95,7 @@ pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperLink, KeeperNotices)
     // With the command goes our copy of their end. The child is reaped by the runtime, whenever it ends.
     drop(command);
     let keeper = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-    ours.set_write_timeout(Some(ORDER_DEADLINE))?;
+    ours.set_write_timeout(Some(LAUNCH_SPEC_TIMEOUT))?;
     let mut out = BytesMut::new();
     wire::write_message(&KeeperRequest::Start(Box::new(order)), &mut out);
     (&ours).write_all(&out)?;
@@ -108,7 +108,7 @@ pub(crate) struct SurvivingEngine {
     /// Its directory, which stays where it is.
     pub(crate) directory: PathBuf,
     /// Its first process.
-    pub(crate) leader: Leader,
+    pub(crate) leader: LeaderProcess,
     /// What the dead agent has noted of it.
     pub(crate) life_record: LifeRecord,
     stream: StdStream,
@@ -144,7 +144,7 @@ impl SurvivingEngine {
     pub(crate) fn find(directory: &Path, node: &str) -> Result<Self, AdoptionError> {
         let no_keeper = |error: io::Error| AdoptionError::NoKeeper(error.to_string());
         let stream = StdStream::connect(socket_path(directory)).map_err(no_keeper)?;
-        stream.set_read_timeout(Some(HELLO_DEADLINE)).map_err(no_keeper)?;
+        stream.set_read_timeout(Some(HELLO_TIMEOUT)).map_err(no_keeper)?;
         let mut input = BytesMut::new();
         let (leader, life) = match read_hello(&stream, &mut input).map_err(no_keeper)? {
             // Before anything else: what cannot be proven is ended, and that is for its own node to do.
@@ -154,7 +154,7 @@ impl SurvivingEngine {
             (other, _) => return Err(AdoptionError::OtherProtocol(other)),
         };
         match ProcessRecord::read(directory) {
-            Some(record) if record.is_from_other_namespace() => return Err(AdoptionError::OtherPidNamespace),
+            Some(record) if record.is_foreign() => return Err(AdoptionError::OtherPidNamespace),
             Some(record) if record.is_of(leader) => {}
             _ => return Err(AdoptionError::OtherProcess),
         }
@@ -166,7 +166,7 @@ impl SurvivingEngine {
     }
 
     /// Whether it is what this agent would start: `Some(true)` where it is with the second command line.
-    pub(crate) fn matches_command(&self, command: &CommandLine, fallback: Option<&CommandLine>, version: Option<Version>) -> Option<bool> {
+    pub(crate) fn matches_command(&self, command: &CommandLine, fallback: Option<&CommandLine>, version: Option<VllmVersion>) -> Option<bool> {
         let is = |line: &CommandLine| fingerprint(line, version) == self.life_record.fingerprint;
         if is(command) {
             return Some(false);
@@ -175,7 +175,7 @@ impl SurvivingEngine {
     }
 
     /// Takes the engine over.
-    pub(crate) fn adopt(self) -> io::Result<(KeeperLink, KeeperNotices)> {
+    pub(crate) fn adopt(self) -> io::Result<(KeeperClient, KeeperNotices)> {
         let (link, notices) = connect(self.stream, self.input, self.keeper)?;
         link.send(&KeeperRequest::Adopt);
         Ok((link, notices))
@@ -188,7 +188,7 @@ impl SurvivingEngine {
 }
 
 /// Reads the keeper's first words: its protocol, and what it keeps.
-fn read_hello(mut stream: &StdStream, input: &mut BytesMut) -> io::Result<(u32, Option<(Leader, LifeRecord)>)> {
+fn read_hello(mut stream: &StdStream, input: &mut BytesMut) -> io::Result<(u32, Option<(LeaderProcess, LifeRecord)>)> {
     let mut chunk = [0; 4096];
     loop {
         match wire::parse_keeper_frame(input)? {

@@ -23,10 +23,10 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::client::{KeeperLink, KeeperNotices, SurvivingEngine, AdoptionError, start};
+pub(crate) use self::client::{KeeperClient, KeeperNotices, SurvivingEngine, AdoptionError, start};
 use crate::config::IfAgentDies;
 use crate::vllm::CommandLine;
-use crate::vllm::version::Version;
+use crate::vllm::version::VllmVersion;
 
 /// What becomes of an engine whose agent dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ fn exec_engine(keeper: &OsString, directory: &Path, program: &OsString, argument
 }
 
 /// Names a command line for an engine in a given directory, run by this release of vLLM: equal where the same engine would be started again.
-pub(crate) fn fingerprint(line: &CommandLine, version: Option<Version>) -> String {
+pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: &[u8]| {
         hash.update((part.len() as u64).to_be_bytes());

@@ -26,29 +26,29 @@ use super::wire::{LifeRecord, KeeperNotice, LaunchSpec, PROTOCOL, KeeperRequest}
 use super::{exec_error_path, socket_path};
 use crate::process::leftovers::SharedMemoryLeftovers;
 use crate::process::record::ProcessRecord;
-use crate::process::{KEEPER_OF, Leader, STUCK_AFTER, table};
+use crate::process::{KEEPER_OF, LeaderProcess, STUCK_AFTER, table};
 
 /// How long the agent that started this keeper may take to say what is wanted.
-const ORDER_DEADLINE: Duration = Duration::from_secs(10);
+const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the rest of a dead engine's output may take to be read. A process that was let go to another parent may hold the pipe open; what it prints is nobody's.
-const OUTPUT_DRAIN_DEADLINE: Duration = Duration::from_millis(500);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long the last words may take to reach the agent and the last lines the disk.
-const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Processes that do not die within this time of SIGKILL are in the kernel's hands; they die when it lets go of them. An agent that waits for
 /// them is told so again and again instead: with the keeper's end it would take the engine's memory for free.
 const MAX_KILL_WAIT: Duration = Duration::from_secs(5 * 60);
 
 /// Pauses between two looks at a group that was killed.
-const KILL_RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+const KILL_RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
 /// How long a kill waits for a look at what the engine has in shared memory: milliseconds as a rule, for ever while a driver holds a process.
-const LEFTOVERS_DEADLINE: Duration = Duration::from_millis(100);
+const LEFTOVERS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Between two tries to take a connection, when there are no file descriptors for it.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Bytes read from the engine at once.
 const READ_CHUNK_BYTES: usize = 16 * 1024;
@@ -64,7 +64,7 @@ struct Keeper {
     /// When that time is over; `None` while an agent has it.
     adoption_deadline: Option<Instant>,
     life_record: LifeRecord,
-    leader: Leader,
+    leader: LeaderProcess,
     group: Pid,
     /// The first process was not reaped yet.
     is_leader_unreaped: bool,
@@ -104,7 +104,7 @@ enum KeeperStep {
 pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()> {
     let mut agent = AgentConnection::new(agent)?;
     agent.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: None });
-    let order = match timeout(ORDER_DEADLINE, agent.read_launch_spec()).await {
+    let order = match timeout(LAUNCH_SPEC_TIMEOUT, agent.read_launch_spec()).await {
         Ok(Ok(order)) => order,
         Ok(Err(error)) => return Err(error),
         Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "no order came")),
@@ -117,7 +117,7 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
         Err((mut agent, text)) => {
             agent.queue_notice(&KeeperNotice::StartFailed(text));
             agent.queue_notice(&KeeperNotice::Empty);
-            agent.flush(FLUSH_DEADLINE).await;
+            agent.flush(FLUSH_TIMEOUT).await;
             return Ok(());
         }
     };
@@ -296,10 +296,10 @@ impl Keeper {
 
     fn kill(&mut self) {
         if self.killing.is_none() {
-            self.leftovers.record_mappings(self.processes(), LEFTOVERS_DEADLINE);
+            self.leftovers.record_mappings(self.processes(), LEFTOVERS_TIMEOUT);
         }
         let now = Instant::now();
-        self.killing.get_or_insert(KillProgress { since: now, next_attempt: now, pause: KILL_RETRY_PAUSES.0, next_report: now + STUCK_AFTER });
+        self.killing.get_or_insert(KillProgress { since: now, next_attempt: now, pause: KILL_RETRY_DELAYS.0, next_report: now + STUCK_AFTER });
     }
 
     /// Kills what is left; done when nothing is. All of the engine's processes are descendants, also those that left its group or their parent: orphans come to this process.
@@ -321,7 +321,7 @@ impl Keeper {
             return ControlFlow::Break(());
         }
         killing.next_attempt = now + killing.pause;
-        killing.pause = (killing.pause * 2).min(KILL_RETRY_PAUSES.1);
+        killing.pause = (killing.pause * 2).min(KILL_RETRY_DELAYS.1);
         if now >= killing.next_report {
             killing.next_report = now + STUCK_AFTER;
             self.notify_agent(&KeeperNotice::Stuck(left));
@@ -337,7 +337,7 @@ impl Keeper {
     /// The last lines and the last word.
     async fn finish(mut self) {
         self.leftovers.remove();
-        let deadline = Instant::now() + OUTPUT_DRAIN_DEADLINE;
+        let deadline = Instant::now() + OUTPUT_DRAIN_TIMEOUT;
         while let Some(output) = &mut self.output {
             let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
             match timeout_at(deadline, output.read_buf(&mut chunk)).await {
@@ -348,10 +348,10 @@ impl Keeper {
         self.log_file = None;
         self.notify_agent(&KeeperNotice::Empty);
         if let Some(agent) = &mut self.agent {
-            agent.flush(FLUSH_DEADLINE).await;
+            agent.flush(FLUSH_TIMEOUT).await;
         }
         // A disk that is slower than this loses the last lines, not the shutdown.
-        let _ = timeout(FLUSH_DEADLINE, &mut self.log_thread.written).await;
+        let _ = timeout(FLUSH_TIMEOUT, &mut self.log_thread.written).await;
     }
 
     fn notify_agent(&mut self, notice: &KeeperNotice) {
@@ -365,7 +365,7 @@ async fn accept_agent(listener: Option<&UnixListener>) -> io::Result<UnixStream>
     let Some(listener) = listener else { return pending().await };
     let accepted = listener.accept().await;
     if accepted.is_err() {
-        tokio::time::sleep(ACCEPT_PAUSE).await;
+        tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
     }
     accepted.map(|(stream, _)| stream)
 }
@@ -400,7 +400,7 @@ fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
 }
 
 /// Creates the engine through `exec`, with a group of its own but in the agent's session: a batch system's clean-up must still reach it.
-fn spawn(order: &LaunchSpec) -> io::Result<(Leader, pipe::Receiver)> {
+fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     let mut command = std::process::Command::new(&order.keeper);
     command.args([OsStr::new("keeper"), OsStr::new("exec"), OsStr::new(&std::process::id().to_string())]);

@@ -32,7 +32,7 @@ fn plays_the_keeper() {
 /// Who must end however the test does.
 struct Kept {
     /// `None` once the agent is gone.
-    connection: Option<(KeeperLink, KeeperNotices)>,
+    connection: Option<(KeeperClient, KeeperNotices)>,
     directory: PathBuf,
     output: Vec<u8>,
     _parent: tempfile::TempDir,
@@ -94,7 +94,7 @@ impl Kept {
         }
     }
 
-    async fn started(&mut self) -> crate::process::Leader {
+    async fn started(&mut self) -> crate::process::LeaderProcess {
         assert_eq!(self.told().await, Some(wire::KeeperNotice::Hello { protocol: wire::PROTOCOL, running: None }));
         match self.told().await {
             Some(wire::KeeperNotice::Started(leader)) => leader,
@@ -162,7 +162,7 @@ async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
     let leader = kept.started().await;
     kept.printed("up").await;
     assert_eq!(kept.processes().len(), 3);
-    let stray = kept.processes().into_iter().filter_map(crate::process::table::Process::read).any(|process| process.group != leader.pid);
+    let stray = kept.processes().into_iter().filter_map(crate::process::table::ProcessStat::read).any(|process| process.group != leader.pid);
     assert!(stray, "no process has left the group");
     kept.say(&wire::KeeperRequest::Kill);
     while kept.told().await != Some(wire::KeeperNotice::Empty) {}
@@ -243,7 +243,7 @@ async fn a_keeper_that_is_killed_takes_the_first_process_with_it() {
     let leader = kept.started().await;
     kept.connection.as_ref().unwrap().0.end_keeper();
     assert_eq!(kept.told().await, None);
-    while crate::process::table::Process::read(leader.pid).is_some_and(|process| !process.is_zombie) {
+    while crate::process::table::ProcessStat::read(leader.pid).is_some_and(|process| !process.is_zombie) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -350,7 +350,7 @@ fn a_fingerprint_names_what_is_run_but_not_how_much_memory_was_free() {
         set: vec![("VLLM_CPU_KVCACHE_SPACE", gib.into()), ("TMPDIR", "/tmp/e0/tmp".into())],
         unset: Vec::new(),
     };
-    let name = |argument: &str, gib: &str, minor: u32| fingerprint(&line(argument, gib), Some(Version { major: 0, minor, patch: 0 }));
+    let name = |argument: &str, gib: &str, minor: u32| fingerprint(&line(argument, gib), Some(VllmVersion { major: 0, minor, patch: 0 }));
     assert_eq!(name("model", "4", 11), name("model", "5", 11));
     assert_ne!(name("model", "4", 11), name("other", "4", 11));
     assert_ne!(name("model", "4", 11), name("model", "4", 12), "vLLM was upgraded meanwhile");

@@ -6,7 +6,7 @@ use std::io;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-use crate::process::Leader;
+use crate::process::LeaderProcess;
 
 /// Grows when an agent and a keeper of different builds would misunderstand each other; such a keeper is ended, not adopted.
 pub(crate) const PROTOCOL: u32 = 1;
@@ -82,10 +82,10 @@ pub(crate) enum KeeperNotice {
         /// `PROTOCOL` of the keeper.
         protocol: u32,
         /// The engine that runs, if one does.
-        running: Option<(Leader, LifeRecord)>,
+        running: Option<(LeaderProcess, LifeRecord)>,
     },
     /// The engine's first process exists.
-    Started(Leader),
+    Started(LeaderProcess),
     /// The engine could not be started.
     StartFailed(String),
     /// Something is not as it was ordered, and the engine runs all the same.

@@ -56,14 +56,14 @@ pub(super) fn choose(setting: FrontEnd, binary: Option<&Path>, setup: &EnginePla
 
 /// Why the Rust front-end is not the better one here.
 fn rust_obstacle(setup: &EnginePlanSetup, model: &ModelInfo) -> Option<String> {
-    if !setup.since(RUST_TOKENIZE_SINCE) {
+    if !setup.is_at_least(RUST_TOKENIZE_SINCE) {
         return Some(format!("the Rust one has what routers need since vLLM {}.{}", RUST_TOKENIZE_SINCE.major, RUST_TOKENIZE_SINCE.minor));
     }
     if setup.profile == Profile::Conservative {
         return Some("the profile is conservative".to_owned());
     }
     let given = EngineArguments(&setup.arguments);
-    let not_yet = RUST_FLAGS_SINCE.iter().filter(|(_, since)| !setup.since(*since)).map(|(flag, _)| flag);
+    let not_yet = RUST_FLAGS_SINCE.iter().filter(|(_, since)| !setup.is_at_least(*since)).map(|(flag, _)| flag);
     if let Some(flag) = RUST_UNSUPPORTED_FLAGS.iter().chain(not_yet).find(|flag| given.has(flag)) {
         return Some(format!("the Rust one does not do {flag}"));
     }

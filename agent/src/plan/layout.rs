@@ -6,7 +6,7 @@ use super::memory::MemoryBudget;
 use super::model::{ModelFacts, ModelInfo};
 use super::setup::{GIB, EnginePlanSetup};
 use super::weights::quantized_sizes;
-use crate::gpu::{Gpu, Links};
+use crate::gpu::{Gpu, NvlinkTopology};
 
 /// The least context with which a model is started where its own does not fit.
 const MIN_CONTEXT: u32 = 8_192;
@@ -31,7 +31,7 @@ pub(super) struct LayoutRequest<'a> {
     /// The GPUs that may be used.
     pub(super) gpus: &'a [Gpu],
     /// Which of them are joined by NVLink.
-    pub(super) links: &'a Links,
+    pub(super) links: &'a NvlinkTopology,
     /// GPUs of one replica, when the user has decided; 0 otherwise.
     pub(super) tp: u32,
     /// Number of replicas, when the user has decided; 0 otherwise.
@@ -63,7 +63,7 @@ pub struct GpuGroupLayout {
     /// The longest context of a request; `None` where the model is unknown.
     pub context: Option<u32>,
     /// Whether `context` was chosen here because the model's own does not fit.
-    pub shortened: bool,
+    pub is_context_shortened: bool,
     /// Whether the GPUs of a replica are not all joined by NVLink.
     pub over_pcie: bool,
     /// The arithmetic of half as many GPUs, where that is why there are so many.
@@ -213,7 +213,7 @@ fn plan_without_facts(question: &LayoutRequest<'_>, group: &[Gpu], why: SizeReas
         _ => (partition(group, tp, None), true),
     };
     let context = question.setup.context().or_else(|| question.model.facts().map(|facts| facts.context));
-    GpuGroupLayout { replicas, tp, why, memory: None, context, shortened: false, over_pcie, rejected: None }
+    GpuGroupLayout { replicas, tp, why, memory: None, context, is_context_shortened: false, over_pcie, rejected: None }
 }
 
 /// The sizes that a replica may have on one kind of GPU.
@@ -269,7 +269,7 @@ impl SizeSearch<'_> {
                             why: SizeReason::Smallest,
                             memory: Some(memory),
                             context: Some(tokens),
-                            shortened,
+                            is_context_shortened: shortened,
                             over_pcie,
                             rejected: refused,
                         });
@@ -300,7 +300,7 @@ impl SizeSearch<'_> {
         let joined = partition(self.group, tp, Some(self.question.links));
         let over_pcie = joined.is_empty() && tp <= in_group;
         let replicas = if over_pcie { partition(self.group, tp, None) } else { joined };
-        Ok(GpuGroupLayout { replicas, tp, why: SizeReason::Requested, memory: Some(memory), context: Some(tokens), shortened, over_pcie, rejected: None })
+        Ok(GpuGroupLayout { replicas, tp, why: SizeReason::Requested, memory: Some(memory), context: Some(tokens), is_context_shortened: shortened, over_pcie, rejected: None })
     }
 
     /// Powers of two that divide the model's heads, as many as there are GPUs.
@@ -356,7 +356,7 @@ fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
 }
 
 /// Disjoint sets of so many GPUs, each within one NVLink domain where `links` are given, in the order of the GPUs.
-fn partition(group: &[Gpu], size: u32, links: Option<&Links>) -> Vec<Vec<Gpu>> {
+fn partition(group: &[Gpu], size: u32, links: Option<&NvlinkTopology>) -> Vec<Vec<Gpu>> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let mut left: Vec<&Gpu> = group.iter().collect();
     let mut sets = Vec::new();
@@ -367,7 +367,7 @@ fn partition(group: &[Gpu], size: u32, links: Option<&Links>) -> Vec<Vec<Gpu>> {
                 break;
             }
             set.push((*gpu).clone());
-            if links.is_some_and(|links| !links.one_domain(&set)) {
+            if links.is_some_and(|links| !links.is_one_domain(&set)) {
                 set.pop();
             }
         }

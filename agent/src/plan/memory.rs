@@ -1,7 +1,7 @@
 //! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
 
 use super::model::ModelFacts;
-use super::setup::{CacheFormat, GIB, EnginePlanSetup, StepLimits};
+use super::setup::{KvCacheFormat, GIB, EnginePlanSetup, StepLimits};
 use super::shape::ModelShape;
 use super::weights::scaled;
 use crate::gpu::Gpu;
@@ -41,7 +41,7 @@ pub struct MemoryBudget {
     pub missing: u64,
     tp: u64,
     shape: ModelShape,
-    format: CacheFormat,
+    format: KvCacheFormat,
     step: u32,
 }
 
@@ -76,7 +76,7 @@ impl MemoryBudget {
         let layer = self.layer_token_bytes();
         let full = u64::from(self.shape.full_layers);
         let windowed = u64::from(self.shape.windowed_layers);
-        if !self.format.windows_count {
+        if !self.format.limits_windowed_layers {
             return (full + windowed) * layer * tokens;
         }
         // A window's blocks are let go when a step has passed them.
@@ -87,7 +87,7 @@ impl MemoryBudget {
     /// What one more token of a long request takes, over all layers of one GPU.
     #[must_use]
     pub fn token_bytes(&self) -> u64 {
-        let kept = if self.format.windows_count { 0 } else { self.shape.windowed_layers };
+        let kept = if self.format.limits_windowed_layers { 0 } else { self.shape.windowed_layers };
         u64::from(self.shape.full_layers + kept) * self.layer_token_bytes()
     }
 

@@ -6,14 +6,14 @@ mod front_end;
 mod layout;
 mod memory;
 mod model;
-mod profile;
+mod flags;
 mod host_resources;
 mod setup;
 mod shape;
-mod survey;
+mod inventory;
 mod text;
 mod weights;
-pub mod what_if;
+pub mod described_gpus;
 
 use std::path::Path;
 
@@ -24,13 +24,13 @@ pub use self::layout::{GpuLayout, GpuGroupLayout, UnusedGpu, SizeReason};
 pub use self::memory::MemoryBudget;
 pub use self::model::{ModelFacts, WeightSizeSource, ModelInfo};
 pub use self::host_resources::HostResources;
-pub use self::setup::{CacheFormat, EnginePlanSetup, StepLimits};
+pub use self::setup::{KvCacheFormat, EnginePlanSetup, StepLimits};
 pub use self::shape::ModelShape;
-pub use self::survey::{Inventory, PlanPreview, PreviewRequest, probe_installed, plan_inventory, preview};
+pub use self::inventory::{Inventory, PlanPreview, PreviewRequest, probe_installed, plan_inventory, preview};
 pub use self::weights::WeightFormat;
 pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;
-use crate::gpu::{Gpu, Links};
+use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{ReplicaPlan, EngineProgram};
 use crate::vllm::FrontEndInUse;
 pub use crate::vllm::{FlagChoice, FlagOrigin};
@@ -44,13 +44,13 @@ pub struct PlanInput<'a> {
     /// Which program becomes an engine.
     pub engine: &'a EngineProgram,
     /// The installed vLLM's release, if known.
-    pub version: Option<crate::vllm::version::Version>,
+    pub version: Option<crate::vllm::version::VllmVersion>,
     /// Its Rust front-end, if it has one.
     pub rust_front_end: Option<&'a Path>,
     /// The GPUs that may be used.
     pub gpus: &'a [Gpu],
     /// Which of them are joined by NVLink.
-    pub links: &'a Links,
+    pub links: &'a NvlinkTopology,
     /// What else there is for engines.
     pub resources: HostResources,
     /// Where downloaded models are.
@@ -138,14 +138,14 @@ impl Plan {
     #[must_use]
     pub fn choices(&self, replica: &ReplicaPlan, front_end: FrontEndInUse) -> Vec<FlagChoice> {
         let share = self.share(replica);
-        let place = profile::ReplicaContext {
+        let place = flags::ReplicaContext {
             gpu: replica.gpus.first(),
             tp: u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX),
-            shortened: share.filter(|share| share.shortened).and_then(|share| share.context),
+            shortened_context: share.filter(|share| share.is_context_shortened).and_then(|share| share.context),
             front_end,
             has_workers: self.has_workers,
         };
-        profile::choose_flags(&self.setup, &place)
+        flags::choose_flags(&self.setup, &place)
     }
 
     /// Tokens that an engine computes in one step at most; 0 when that is not known.

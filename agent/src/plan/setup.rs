@@ -11,7 +11,7 @@ use crate::host::EngineProgram;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::arguments::{value_of, expand_config_file};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
-use crate::vllm::version::Version;
+use crate::vllm::version::VllmVersion;
 
 /// Bytes in a GiB.
 pub(super) const GIB: u64 = 1 << 30;
@@ -50,7 +50,7 @@ pub struct EnginePlanSetup {
     /// Whether it is the simulated engine.
     pub simulated: bool,
     /// vLLM's release; unknown counts as older than every one.
-    pub version: Option<Version>,
+    pub version: Option<VllmVersion>,
     /// What the engines are tuned for.
     pub profile: Profile,
     /// The user's own arguments for the engines, those of their `--config` file included.
@@ -74,17 +74,17 @@ pub struct StepLimits {
 
 /// How the cache is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheFormat {
+pub struct KvCacheFormat {
     /// Bytes of one element.
     pub element_bytes: u64,
     /// Whether layers with a window keep no more than that. Some releases cannot while they tell of their cache.
-    pub windows_count: bool,
+    pub limits_windowed_layers: bool,
 }
 
 impl EnginePlanSetup {
     /// As the agent's settings say.
     #[must_use]
-    pub fn new(engine: &EngineProgram, version: Option<Version>, config: &AgentConfig) -> Self {
+    pub fn new(engine: &EngineProgram, version: Option<VllmVersion>, config: &AgentConfig) -> Self {
         Self {
             simulated: matches!(engine, EngineProgram::Simulated { .. }),
             version,
@@ -106,7 +106,7 @@ impl EnginePlanSetup {
 
     /// Whether the release is this one or a later one.
     #[must_use]
-    pub fn since(&self, release: Version) -> bool {
+    pub fn is_at_least(&self, release: VllmVersion) -> bool {
         self.version.is_some_and(|version| version >= release)
     }
 
@@ -130,7 +130,7 @@ impl EnginePlanSetup {
     /// The same, as the release does it by itself.
     #[must_use]
     pub fn default_utilization(&self) -> f64 {
-        if self.since(GRAPHS_COUNTED_SINCE) { 0.92 } else { 0.9 }
+        if self.is_at_least(GRAPHS_COUNTED_SINCE) { 0.92 } else { 0.9 }
     }
 
     /// What the user has each GPU keep in the host's memory of its part of the weights.
@@ -181,7 +181,7 @@ impl EnginePlanSetup {
     #[must_use]
     pub fn graph_tokens(&self, gpu: Option<&Gpu>) -> Option<u32> {
         let decides = |argument: &String| GRAPH_ARGUMENTS.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
-        if self.profile != Profile::Throughput || !self.since(GRAPHS_COUNTED_SINCE) || self.arguments.iter().any(decides) {
+        if self.profile != Profile::Throughput || !self.is_at_least(GRAPHS_COUNTED_SINCE) || self.arguments.iter().any(decides) {
             return None;
         }
         self.profile_steps(gpu)?;
@@ -197,7 +197,7 @@ impl EnginePlanSetup {
         let Some(gpu) = gpu else { return CPU_STEPS };
         let is_a100 = gpu.name.to_lowercase().contains("a100");
         let (tokens, sequences) = match gpu.memory_bytes / GIB {
-            160.. if self.since(LARGE_STEPS_SINCE) => (16_384, 1_024),
+            160.. if self.is_at_least(LARGE_STEPS_SINCE) => (16_384, 1_024),
             70.. if !is_a100 => (8_192, 1_024),
             _ => (2_048, 256),
         };
@@ -214,12 +214,12 @@ impl EnginePlanSetup {
 
     /// How the cache is kept.
     #[must_use]
-    pub fn cache_format(&self, facts: &ModelFacts) -> CacheFormat {
+    pub fn cache_format(&self, facts: &ModelFacts) -> KvCacheFormat {
         let element_bytes = match value_of(&self.arguments, "--kv-cache-dtype") {
             Some(kind) if kind.contains("fp8") || kind.contains("int8") => 1,
             _ => facts.format.plain_bytes,
         };
-        CacheFormat { element_bytes, windows_count: !self.kv_events || self.since(WINDOWS_WITH_EVENTS_SINCE) }
+        KvCacheFormat { element_bytes, limits_windowed_layers: !self.kv_events || self.is_at_least(WINDOWS_WITH_EVENTS_SINCE) }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Whole plans, as they are printed.
 
 use super::model::tests::fixture;
-use super::what_if::parse_gpus;
+use super::described_gpus::parse_gpus;
 use super::*;
 use crate::config::{FrontEnd, Profile};
-use crate::vllm::version::Version;
+use crate::vllm::version::VllmVersion;
 
 struct Asked<'a> {
     model: &'a str,
@@ -34,7 +34,7 @@ fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
 fn planned_in(asked: &Asked<'_>, room: HostResources) -> Result<Plan, PlanError> {
     let described = if asked.gpus.is_empty() { None } else { Some(parse_gpus(asked.gpus, asked.nvlink).unwrap()) };
     let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
-    let (engine, version) = (vllm(), Some(Version::new(0, asked.minor)));
+    let (engine, version) = (vllm(), Some(VllmVersion::new(0, asked.minor)));
     let ground = PlanInput {
         engine: &engine,
         version,
@@ -112,7 +112,7 @@ fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
             version: None,
             rust_front_end: None,
             gpus: &gpus,
-            links: &Links::default(),
+            links: &NvlinkTopology::default(),
             resources: HostResources::unlimited(),
             downloads: Path::new("/nonexistent"),
         };

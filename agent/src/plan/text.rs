@@ -154,7 +154,7 @@ fn headline(share: &GpuGroupLayout) -> String {
         (SizeReason::Requested, _) => "as --tp says",
         (SizeReason::Unknown, _) => "one GPU each is assumed, since nothing can be computed",
         (SizeReason::Slices, _) => "slices cannot work together",
-        (SizeReason::Smallest, 1) if share.shortened => {
+        (SizeReason::Smallest, 1) if share.is_context_shortened => {
             "one GPU holds the model with a shorter context, and more would have to work over PCIe or are not there"
         }
         (SizeReason::Smallest, 1) => "the model fits one GPU, and replicas that exchange nothing serve the most",
@@ -270,7 +270,7 @@ fn warnings_of(plan: &Plan, share: &GpuGroupLayout) -> Vec<String> {
         }
     }
     let (Some(facts), Some(memory), Some(context)) = (plan.model.facts(), &share.memory, share.context) else { return warnings };
-    if share.shortened {
+    if share.is_context_shortened {
         warnings.push(format!(
             "the model's context of {} tokens does not fit: engines are started with --max-model-len {context}; more GPUs per replica, or --kv-cache-dtype fp8, hold more",
             thousands(u64::from(facts.context))

@@ -22,7 +22,7 @@ const FRONT_END_BUSY_SHARE: f64 = 0.5;
 
 /// What the processes of an engine were found to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Activity {
+pub(crate) enum ProcessActivity {
     /// This one was stopped, by SIGSTOP as a rule, and does nothing before it is continued.
     Stopped(String),
     /// Its core, or what comes before it, computes.
@@ -74,9 +74,9 @@ impl ProcessSnapshot {
     }
 
     /// What the processes did since an earlier look, within `elapsed` of work. Where they also rested in between, they seem to have done more than they did, never less.
-    pub(crate) fn activity_since(&self, earlier: &Self, elapsed: Duration) -> Activity {
+    pub(crate) fn activity_since(&self, earlier: &Self, elapsed: Duration) -> ProcessActivity {
         if let Some(stopped) = self.processes.iter().find(|process| process.stopped) {
-            return Activity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
+            return ProcessActivity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
         }
         let others = |process: &&ProcessSample| process.pid != self.leader;
         let (has_core, has_others) = (self.processes.iter().any(ProcessSample::is_core), self.processes.iter().any(|process| others(&process)));
@@ -90,9 +90,9 @@ impl ProcessSnapshot {
             Some(share) => share >= if is_core(&process) { CORE_BUSY_SHARE } else { FRONT_END_BUSY_SHARE },
         };
         match self.processes.as_slice() {
-            [] => Activity::Unknown,
-            processes if processes.iter().any(computes) => Activity::Computing,
-            _ => Activity::Idle,
+            [] => ProcessActivity::Unknown,
+            processes if processes.iter().any(computes) => ProcessActivity::Computing,
+            _ => ProcessActivity::Idle,
         }
     }
 }

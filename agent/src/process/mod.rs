@@ -19,7 +19,7 @@ pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// The engine's first process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Leader {
+pub(crate) struct LeaderProcess {
     /// Its id, which is also its group's.
     pub(crate) pid: i32,
     /// When it started, in clock ticks since the machine did.

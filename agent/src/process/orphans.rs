@@ -6,14 +6,14 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::record::ProcessRecord;
-use super::table::Process;
+use super::table::ProcessStat;
 use super::{KEEPER_OF, STUCK_AFTER};
 
 /// The living processes of an engine whose agent is dead, found by the record in its directory and by the environment that every engine is given.
 pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
     let mut found = ProcessRecord::read(directory).map_or_else(Vec::new, |record| record.members());
     let mark = format!("VLLM_RPC_BASE_PATH={}", directory.display());
-    let mut marked = Process::all();
+    let mut marked = ProcessStat::all();
     marked.retain(|process| !process.is_zombie && process.has_environment(&mark));
     found.append(&mut marked);
     let mut ids: Vec<i32> = found.into_iter().map(|process| process.pid).collect();
@@ -25,7 +25,7 @@ pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
 /// The keepers of the engine with this directory; there should be one at most.
 pub(crate) fn keepers_of(directory: &Path) -> Vec<i32> {
     let mark = format!("{KEEPER_OF}={}", directory.display());
-    let mut marked = Process::all();
+    let mut marked = ProcessStat::all();
     marked.retain(|process| !process.is_zombie && process.has_environment(&mark));
     marked.into_iter().map(|process| process.pid).collect()
 }

@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Leader;
-use super::table::{self, Process};
+use super::LeaderProcess;
+use super::table::{self, ProcessStat};
 
 /// What the engine's directory says about its group, for an agent that did not start it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) struct ProcessRecord {
 impl ProcessRecord {
     /// The record of a first process that is there, even if it has ended.
     pub(crate) fn of(leader: i32) -> io::Result<Self> {
-        let process = Process::read(leader).ok_or_else(|| io::Error::other("cannot read /proc, which an agent needs"))?;
+        let process = ProcessStat::read(leader).ok_or_else(|| io::Error::other("cannot read /proc, which an agent needs"))?;
         Ok(Self { leader, started: process.started, session: process.session, boot_and_namespace: table::boot_and_namespace() })
     }
 
@@ -45,28 +45,28 @@ impl ProcessRecord {
     }
 
     /// The first process.
-    pub(crate) fn leader(&self) -> Leader {
-        Leader { pid: self.leader, started: self.started }
+    pub(crate) fn leader(&self) -> LeaderProcess {
+        LeaderProcess { pid: self.leader, started: self.started }
     }
 
     /// Whether this is the record of a first process that lives here and now.
-    pub(crate) fn is_of(&self, leader: Leader) -> bool {
-        let lives = Process::read(leader.pid).is_some_and(|process| process.started == leader.started && !process.is_zombie);
-        lives && self.leader() == leader && !self.is_from_other_namespace()
+    pub(crate) fn is_of(&self, leader: LeaderProcess) -> bool {
+        let lives = ProcessStat::read(leader.pid).is_some_and(|process| process.started == leader.started && !process.is_zombie);
+        lives && self.leader() == leader && !self.is_foreign()
     }
 
     /// Whether its ids mean nothing here: of an earlier run of the machine, or of another container.
-    pub(crate) fn is_from_other_namespace(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         self.boot_and_namespace != table::boot_and_namespace()
     }
 
     /// The living members of the recorded group, and nothing else that may have its id by now.
-    pub(super) fn members(&self) -> Vec<Process> {
-        if self.is_from_other_namespace() {
+    pub(super) fn members(&self) -> Vec<ProcessStat> {
+        if self.is_foreign() {
             return Vec::new();
         }
         // The id of a group is not reused while it has members: another process under the leader's id proves that the group ended.
-        match Process::read(self.leader) {
+        match ProcessStat::read(self.leader) {
             Some(leader) if leader.started != self.started => return Vec::new(),
             _ => {}
         }

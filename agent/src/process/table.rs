@@ -5,7 +5,7 @@ use std::io::Read;
 
 /// One process at the moment of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct ProcessStat {
     /// Its id.
     pub(crate) pid: i32,
     /// Its parent.
@@ -20,7 +20,7 @@ pub(crate) struct Process {
     pub(crate) is_zombie: bool,
 }
 
-impl Process {
+impl ProcessStat {
     /// The process with this id, if there is one.
     pub(crate) fn read(pid: i32) -> Option<Self> {
         Self::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -59,15 +59,15 @@ impl Process {
 }
 
 /// The living processes of a group.
-pub(crate) fn members(group: i32) -> Vec<Process> {
-    let mut processes = Process::all();
+pub(crate) fn members(group: i32) -> Vec<ProcessStat> {
+    let mut processes = ProcessStat::all();
     processes.retain(|process| process.group == group && !process.is_zombie);
     processes
 }
 
 /// The living processes of a group, and all that descend from its leader.
-pub(crate) fn tree(leader: i32) -> Vec<Process> {
-    let mut processes = Process::all();
+pub(crate) fn tree(leader: i32) -> Vec<ProcessStat> {
+    let mut processes = ProcessStat::all();
     let family = with_descendants(leader, &processes);
     processes.retain(|process| !process.is_zombie && (process.group == leader || family.contains(&process.pid)));
     processes
@@ -75,14 +75,14 @@ pub(crate) fn tree(leader: i32) -> Vec<Process> {
 
 /// The living processes that this one has started, and those that they have started.
 pub(crate) fn descendants(of: i32) -> Vec<i32> {
-    let processes = Process::all();
+    let processes = ProcessStat::all();
     let family = with_descendants(of, &processes);
-    let lives = |process: &&Process| process.pid != of && !process.is_zombie && family.contains(&process.pid);
+    let lives = |process: &&ProcessStat| process.pid != of && !process.is_zombie && family.contains(&process.pid);
     processes.iter().filter(lives).map(|process| process.pid).collect()
 }
 
 /// The ids of a process and its descendants among these.
-fn with_descendants(of: i32, processes: &[Process]) -> Vec<i32> {
+fn with_descendants(of: i32, processes: &[ProcessStat]) -> Vec<i32> {
     let mut family = vec![of];
     // A child may have a smaller id than its parent, since ids begin again: a pass for each generation.
     loop {

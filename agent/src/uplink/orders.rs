@@ -8,7 +8,7 @@ use hostler_proto::agent::v1::directive;
 
 use super::Uplink;
 use crate::engine::Phase;
-use crate::engine::control::{Adapter, ControlRequest, phase_label};
+use crate::engine::control::{LoraAdapter, ControlRequest, phase_label};
 use crate::node::Replica;
 
 /// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
@@ -47,7 +47,7 @@ fn parse_order(order: directive::Order) -> Option<(ControlRequest, wire::Replica
         directive::Order::Sleep(order) => (ControlRequest::Sleep { level: u8::try_from(order.level).unwrap_or(u8::MAX) }, order.replicas),
         directive::Order::Wake(replicas) => (ControlRequest::Wake, Some(replicas)),
         directive::Order::Lora(wire::LoraOrder { replicas, name, path }) if path.is_empty() => (ControlRequest::Unload(name), replicas),
-        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) => (ControlRequest::Load(Adapter { name, path }), replicas),
+        directive::Order::Lora(wire::LoraOrder { replicas, name, path }) => (ControlRequest::Load(LoraAdapter { name, path }), replicas),
         _ => return None,
     };
     Some((order, replicas.unwrap_or_default()))

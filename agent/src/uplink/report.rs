@@ -5,7 +5,7 @@ use hostler_proto::agent::v1 as wire;
 use crate::advise::{Finding, EngineSetup};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
-use crate::engine::{Phase, Status};
+use crate::engine::{Phase, EngineStatus};
 use crate::prompt_files::Bundle;
 use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
@@ -119,7 +119,7 @@ fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     }
 }
 
-fn state(replica: &Replica, status: Status) -> wire::ReplicaState {
+fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
     let phase = match status.phase {
         Phase::Starting => wire::Phase::Starting,
         Phase::Loading => wire::Phase::Loading,
@@ -184,7 +184,7 @@ fn gpu_readings(readings: &[GpuReading]) -> Option<wire::GpuReadings> {
     (!readings.is_empty()).then(|| wire::GpuReadings { readings: readings.iter().map(reading).collect() })
 }
 
-fn launch(setup: &EngineSetup, status: &Status) -> wire::Launch {
+fn launch(setup: &EngineSetup, status: &EngineStatus) -> wire::Launch {
     let front_end = match status.front_end {
         FrontEndInUse::Python => "python",
         FrontEndInUse::Rust => "rust",

@@ -9,7 +9,7 @@ use super::flag::{FlagChoice, EXECUTOR_FLAG};
 use super::front_end::FrontEndInUse;
 use super::plugin;
 use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
-use super::version::Version;
+use super::version::VllmVersion;
 use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
 use crate::host::{HostError, ReplicaPlan, EngineProgram};
@@ -55,7 +55,7 @@ pub struct LaunchContext<'a> {
     /// Which program becomes the engine.
     pub engine: &'a EngineProgram,
     /// vLLM's version; unknown counts as older than every release.
-    pub version: Option<Version>,
+    pub version: Option<VllmVersion>,
     /// Which replica of this node.
     pub replica: &'a ReplicaPlan,
     /// CPU cores for an engine without a GPU that shares this host with other engines: its part of them. `None` leaves the whole host to it.
@@ -224,7 +224,7 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
     if matches!(launch.engine, EngineProgram::Vllm { .. }) {
         // Always one or the other, so that an inherited variable does not decide.
         set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
-        if limits_switch_interval(launch, all_given) {
+        if needs_plugin(launch, all_given) {
             set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
         }
     }
@@ -233,7 +233,7 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
 
 /// Whether the plugin has the threads of the engine's core take turns: where one of them sends events, and none of them runs the model (which was not
 /// measured), as one does in an engine with a single GPU and no process around its model.
-fn limits_switch_interval(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
+fn needs_plugin(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
     let config = launch.config;
     let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR_FLAG).map(|choice| choice.value.as_str());
     let apart = launch.replica.gpus.len() != 1 || value_of(all_given, EXECUTOR_FLAG).or_else(planned) == Some("mp");

@@ -5,7 +5,7 @@
 //! the cache, request ids in headers, cached tokens in the usage, adapters, sleep. It has no `/v1/responses`, `/v1/messages`, embeddings or other
 //! pooling routes, and no limit of its queue. It turns some messages into other text than the Python one does, which routers know.
 
-use super::version::Version;
+use super::version::VllmVersion;
 
 /// Which of its HTTP front-ends an engine runs with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,16 +66,16 @@ pub(crate) const RUST_UNSUPPORTED_FLAGS: [&str; 44] = [
 ];
 
 /// Flags with which it refuses to start before these releases, as far as releases were looked at: 0.24, 0.26 to 0.29, 0.32 and 0.33.
-pub(crate) const RUST_FLAGS_SINCE: [(&str, Version); 11] = [
-    ("--limit-mm-per-prompt", Version::new(0, 27)),
-    ("--generation-config", Version::new(0, 29)),
-    ("--hf-overrides", Version::new(0, 32)),
-    ("--lora-modules", Version::new(0, 32)),
-    ("--stream-interval", Version::new(0, 32)),
-    ("--exclude-tools-when-tool-choice-none", Version::new(0, 33)),
-    ("--hf-config-path", Version::new(0, 33)),
-    ("--return-tokens-as-token-ids", Version::new(0, 33)),
-    ("--tokenizer", Version::new(0, 33)),
-    ("--tokenizer-revision", Version::new(0, 33)),
-    ("--trust-request-chat-template", Version::new(0, 33)),
+pub(crate) const RUST_FLAGS_SINCE: [(&str, VllmVersion); 11] = [
+    ("--limit-mm-per-prompt", VllmVersion::new(0, 27)),
+    ("--generation-config", VllmVersion::new(0, 29)),
+    ("--hf-overrides", VllmVersion::new(0, 32)),
+    ("--lora-modules", VllmVersion::new(0, 32)),
+    ("--stream-interval", VllmVersion::new(0, 32)),
+    ("--exclude-tools-when-tool-choice-none", VllmVersion::new(0, 33)),
+    ("--hf-config-path", VllmVersion::new(0, 33)),
+    ("--return-tokens-as-token-ids", VllmVersion::new(0, 33)),
+    ("--tokenizer", VllmVersion::new(0, 33)),
+    ("--tokenizer-revision", VllmVersion::new(0, 33)),
+    ("--trust-request-chat-template", VllmVersion::new(0, 33)),
 ];

@@ -13,4 +13,4 @@ pub mod version;
 pub use command_line::{CommandLine, LaunchContext};
 pub use flag::{FlagChoice, FlagOrigin};
 pub use front_end::FrontEndInUse;
-pub use version::Version;
+pub use version::VllmVersion;

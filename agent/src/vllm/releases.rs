@@ -1,45 +1,45 @@
 //! What came with which release of vLLM, and what is planned for where none is installed. A new release is looked at here first.
 
-use super::version::Version;
+use super::version::VllmVersion;
 
 /// Events about the cache have an encoding that we read since this release.
-pub(crate) const CACHE_EVENTS_SINCE: Version = Version::new(0, 11);
+pub(crate) const CACHE_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 11);
 
 /// `--async-scheduling` does without structured outputs before this release, and is called experimental there.
-pub(crate) const ASYNC_SINCE: Version = Version::new(0, 12);
+pub(crate) const ASYNC_SINCE: VllmVersion = VllmVersion::new(0, 12);
 
 /// The engine decides about asynchronous scheduling by itself since this release.
-pub(crate) const ASYNC_AUTO_SINCE: Version = Version::new(0, 14);
+pub(crate) const ASYNC_AUTO_SINCE: VllmVersion = VllmVersion::new(0, 14);
 
 /// `--stream-interval`.
-pub(crate) const STREAM_INTERVAL_SINCE: Version = Version::new(0, 12);
+pub(crate) const STREAM_INTERVAL_SINCE: VllmVersion = VllmVersion::new(0, 12);
 
 /// `--performance-mode`.
-pub(crate) const PERFORMANCE_MODE_SINCE: Version = Version::new(0, 17);
+pub(crate) const PERFORMANCE_MODE_SINCE: VllmVersion = VllmVersion::new(0, 17);
 
 /// `--shutdown-timeout`.
-pub(crate) const SHUTDOWN_TIMEOUT_SINCE: Version = Version::new(0, 18);
+pub(crate) const SHUTDOWN_TIMEOUT_SINCE: VllmVersion = VllmVersion::new(0, 18);
 
 /// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by default instead of 0.9.
-pub(crate) const GRAPHS_COUNTED_SINCE: Version = Version::new(0, 20);
+pub(crate) const GRAPHS_COUNTED_SINCE: VllmVersion = VllmVersion::new(0, 20);
 
 /// Before this release an engine that tells of its cache keeps whole contexts in layers with a window.
-pub(crate) const WINDOWS_WITH_EVENTS_SINCE: Version = Version::new(0, 20);
+pub(crate) const WINDOWS_WITH_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 20);
 
 /// The first release that comes with it, where it comes for GPUs.
-pub(crate) const RUST_FRONT_END_SINCE: Version = Version::new(0, 22);
+pub(crate) const RUST_FRONT_END_SINCE: VllmVersion = VllmVersion::new(0, 22);
 
 /// The first release whose Rust front-end has `/tokenize`, without which routers do not place by the exact prompt.
-pub(crate) const RUST_TOKENIZE_SINCE: Version = Version::new(0, 24);
+pub(crate) const RUST_TOKENIZE_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
 /// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a number and crash.
-pub(crate) const GPU_UUID_SINCE: Version = Version::new(0, 24);
+pub(crate) const GPU_UUID_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
 /// GPUs of 160 GiB and more have larger steps by default since this release.
-pub(crate) const LARGE_STEPS_SINCE: Version = Version::new(0, 28);
+pub(crate) const LARGE_STEPS_SINCE: VllmVersion = VllmVersion::new(0, 28);
 
 /// `--max-num-queued-reqs`. The Rust front-end refuses to start with it, up to 0.33 at least.
-pub(crate) const QUEUE_LIMIT_SINCE: Version = Version::new(0, 29);
+pub(crate) const QUEUE_LIMIT_SINCE: VllmVersion = VllmVersion::new(0, 29);
 
 /// The release that is planned for where none is installed: the newest whose flags were looked at.
-pub(crate) const NEWEST_TESTED: Version = Version::new(0, 33);
+pub(crate) const NEWEST_KNOWN: VllmVersion = VllmVersion::new(0, 33);

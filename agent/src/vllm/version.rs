@@ -12,17 +12,17 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
 /// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel filesystem.
-const FULL_DEADLINE: Duration = Duration::from_secs(120);
+const FULL_PROBE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Reading the installed package's version imports nothing of vLLM: 0.1 s on the same machine.
-const QUICK_DEADLINE: Duration = Duration::from_secs(15);
+const QUICK_PROBE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// More output than any version needs; the rest is not read.
 const OUTPUT_CAP: u64 = 256 * 1024;
 
 /// A vLLM release. Suffixes such as `rc1` or `+cpu` are left out: flags do not depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct VllmVersion {
     /// Always 0 so far.
     pub major: u32,
     /// What flags depend on.
@@ -31,7 +31,7 @@ pub struct Version {
     pub patch: u32,
 }
 
-impl Version {
+impl VllmVersion {
     /// A release by its first two numbers.
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor, patch: 0 }
@@ -55,7 +55,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for VllmVersion {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}.{}.{}", self.major, self.minor, self.patch)
     }
@@ -68,7 +68,7 @@ fn parse_digits(text: &str) -> Option<u32> {
 
 /// Why the version is not known.
 #[derive(Debug, thiserror::Error)]
-pub enum VersionError {
+pub enum VllmVersionError {
     /// The program cannot be started.
     #[error("cannot start {}: {source}", program.display())]
     Start {
@@ -101,7 +101,7 @@ pub enum VersionError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledVllm {
     /// The release.
-    pub version: Version,
+    pub version: VllmVersion,
     /// The Rust front-end that came with it.
     pub rust_front_end: Option<PathBuf>,
 }
@@ -114,17 +114,17 @@ for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) o
 print(m.version('vllm'))";
 
 /// Asks the vLLM behind `program`, at first through the Python that its first line names, else by `program --version`, which says nothing of a front-end. Takes up to 135 s in the worst case.
-pub async fn probe(program: &Path) -> Result<InstalledVllm, VersionError> {
+pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
     if let Some(interpreter) = read_interpreter(program) {
-        let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_DEADLINE).await;
-        if let Some((output, version)) = quick.ok().and_then(|(_, output)| Version::parse(&output).map(|version| (output, version))) {
+        let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_PROBE_TIMEOUT).await;
+        if let Some((output, version)) = quick.ok().and_then(|(_, output)| VllmVersion::parse(&output).map(|version| (output, version))) {
             return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output) });
         }
     }
-    let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_DEADLINE).await?;
+    let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_PROBE_TIMEOUT).await?;
     let unreadable =
-        || VersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
-    Ok(InstalledVllm { version: Version::parse(&output).ok_or_else(unreadable)?, rust_front_end: None })
+        || VllmVersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
+    Ok(InstalledVllm { version: VllmVersion::parse(&output).ok_or_else(unreadable)?, rust_front_end: None })
 }
 
 /// The Rust front-end in the folders that the script printed, if there is one that may be run.
@@ -153,8 +153,8 @@ fn read_interpreter(program: &Path) -> Option<PathBuf> {
 }
 
 /// Runs a program in a group of its own and returns how it ended and what it printed, standard output last.
-async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VersionError> {
-    let start_error = |source| VersionError::Start { program: program.to_owned(), source };
+async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
+    let start_error = |source| VllmVersionError::Start { program: program.to_owned(), source };
     let mut child = Command::new(program)
         .args(arguments)
         .process_group(0)
@@ -187,7 +187,7 @@ async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -
                 // Nothing can be done about a group that is already gone.
                 let _ = kill_process_group(group, Signal::KILL);
             }
-            Err(VersionError::Timeout { program: program.to_owned(), deadline })
+            Err(VllmVersionError::Timeout { program: program.to_owned(), deadline })
         }
     }
 }

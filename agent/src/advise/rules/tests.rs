@@ -1,7 +1,7 @@
 //! Each finding from the minute that shows it, and none from the minutes that do not.
 
 use super::*;
-use crate::engine::control::Adapter;
+use crate::engine::control::LoraAdapter;
 use crate::gpu::{Gpu, GpuReading};
 use crate::probe::{EngineDetails, EngineMetrics};
 
@@ -308,7 +308,7 @@ fn the_gpu_that_is_held_down_is_named_even_where_another_one_does_not_tell() {
 
 #[test]
 fn an_adapter_that_could_not_be_loaded_again_is_told_until_it_is() {
-    let adapter = |name: &str| Adapter { name: name.into(), path: format!("/adapters/{name}") };
+    let adapter = |name: &str| LoraAdapter { name: name.into(), path: format!("/adapters/{name}") };
     let lost = RuntimeFacts { lost_adapters: vec![adapter("poet"), adapter("bard")], ..told() };
     insta::assert_snapshot!(only(&idle(), &setup(&[]), &lost), @"
     adapter: the engine has started again and could not load what operators had loaded: poet (/adapters/poet), bard (/adapters/bard); the agent's log says why

@@ -98,16 +98,16 @@ async fn an_idle_engine_that_does_not_answer_hangs() {
 #[test]
 fn an_engine_that_is_at_work_is_just_slow() {
     let slow = || CanaryOutcome::TimedOut(10 * S);
-    let stopped = Activity::Stopped("x (pid 7)".to_owned());
+    let stopped = ProcessActivity::Stopped("x (pid 7)".to_owned());
     // Outcome, whether anything else came out of the engine, activity, whether it counts.
     let cases = [
-        (slow(), false, Activity::Idle, true),
+        (slow(), false, ProcessActivity::Idle, true),
         (slow(), false, stopped.clone(), true),
-        (slow(), true, Activity::Idle, false),
-        (slow(), false, Activity::Computing, false),
-        (slow(), false, Activity::Unknown, false),
-        (CanaryOutcome::Failed("status 500".to_owned()), true, Activity::Computing, true),
-        (CanaryOutcome::Computed, false, Activity::Idle, false),
+        (slow(), true, ProcessActivity::Idle, false),
+        (slow(), false, ProcessActivity::Computing, false),
+        (slow(), false, ProcessActivity::Unknown, false),
+        (CanaryOutcome::Failed("status 500".to_owned()), true, ProcessActivity::Computing, true),
+        (CanaryOutcome::Computed, false, ProcessActivity::Idle, false),
     ];
     for (outcome, moved, activity, counts) in cases {
         let mut tally = CanaryFailures(1);

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Adapter, routes};
+use super::{LoraAdapter, routes};
 use crate::engine::ModelCard;
-use crate::engine::http::Client;
+use crate::engine::http::EngineApiClient;
 
 /// What whoever reads the engine's models must see to: a change of it means that they are to be read again now.
 #[derive(Debug, Clone, Default)]
 pub(in crate::engine) struct DesiredAdapters {
     /// Loaded in every life.
-    pub(in crate::engine) adapters: Arc<[Adapter]>,
+    pub(in crate::engine) adapters: Arc<[LoraAdapter]>,
     /// About to be unloaded, so not told any more.
     pub(in crate::engine) unloading: Option<String>,
 }
@@ -24,14 +24,14 @@ impl DesiredAdapters {
     }
 
     /// The adapters that an engine with these models lacks.
-    pub(in crate::engine) fn missing_adapters(&self, models: &[ModelCard]) -> impl Iterator<Item = &Adapter> {
+    pub(in crate::engine) fn missing_adapters(&self, models: &[ModelCard]) -> impl Iterator<Item = &LoraAdapter> {
         let told = self.adapters.iter().filter(|adapter| self.unloading.as_ref() != Some(&adapter.name));
         told.filter(|adapter| models.iter().all(|model| model.id != adapter.name))
     }
 
     /// Loads what this life lacks. What cannot be loaded is logged, and stays a finding: the model itself can serve all the same.
     pub(in crate::engine) async fn restore(&self, socket: &Path, models: &[ModelCard]) {
-        let client = Client::new(socket);
+        let client = EngineApiClient::new(socket);
         for adapter in self.missing_adapters(models) {
             match routes::load(&client, adapter).await {
                 Ok(()) => tracing::info!(name = adapter.name, "LoRA adapter loaded again"),

@@ -6,18 +6,18 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Adapter, ControlError};
+use super::{LoraAdapter, ControlError};
 use crate::engine::ModelCard;
-use crate::engine::http::{Client, FetchError, Reply};
+use crate::engine::http::{EngineApiClient, FetchError, EngineApiReply};
 
 /// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
-pub(super) const SLEEP_DEADLINE: Duration = Duration::from_secs(180);
+pub(super) const SLEEP_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// How long an adapter may take: the engine reads hundreds of megabytes, perhaps from a shared filesystem.
-const ADAPTER_DEADLINE: Duration = Duration::from_secs(120);
+const ADAPTER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a question may take that the engine answers from memory.
-const QUERY_DEADLINE: Duration = Duration::from_secs(10);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Said when the routes for sleeping are missing.
 pub(super) const NO_SLEEP_ROUTE: &str =
@@ -27,46 +27,46 @@ pub(super) const NO_SLEEP_ROUTE: &str =
 pub(super) const NO_ADAPTER_ROUTE: &str =
     "this engine takes no adapters at run time: start it with --enable-lora (and --max-loras, --max-lora-rank) among agent.engine_args";
 
-pub(super) async fn sleep(client: &Client, level: u8) -> Result<(), ControlError> {
-    check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)
+pub(super) async fn sleep(client: &EngineApiClient, level: u8) -> Result<(), ControlError> {
+    check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)
 }
 
 /// Returns when the engine has said yes to each step, not when it is awake. After level 1 its weights are in the host's memory; after level 2
 /// they are read within `reading`, before there is a cache again, which would take the memory that reading needs.
-pub(super) async fn wake(client: &Client, level: u8, reading: Duration) -> Result<(), ControlError> {
+pub(super) async fn wake(client: &EngineApiClient, level: u8, reading: Duration) -> Result<(), ControlError> {
     if level == 1 {
-        return check_result(client.post("/wake_up", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE);
+        return check_result(client.post("/wake_up", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE);
     }
-    check_result(client.post("/wake_up?tags=weights", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)?;
+    check_result(client.post("/wake_up?tags=weights", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)?;
     let reload = json!({"method": "reload_weights"}).to_string();
     check_result(client.post("/collective_rpc", reload, reading).await, NO_SLEEP_ROUTE)?;
-    check_result(client.post("/wake_up?tags=kv_cache", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)
+    check_result(client.post("/wake_up?tags=kv_cache", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)
 }
 
 /// Whether it sleeps. Its health and its list of models do not tell.
-pub(in crate::engine) async fn is_asleep(client: &mut Client) -> Result<bool, ControlError> {
+pub(in crate::engine) async fn is_asleep(client: &mut EngineApiClient) -> Result<bool, ControlError> {
     #[derive(Deserialize)]
     struct Answer {
         is_sleeping: bool,
     }
-    let reply = client.get("/is_sleeping", QUERY_DEADLINE).await.map_err(ControlError::Unreachable)?;
+    let reply = client.get("/is_sleeping", QUERY_TIMEOUT).await.map_err(ControlError::Unreachable)?;
     check_reply(&reply, NO_SLEEP_ROUTE)?;
     let answer: Answer = serde_json::from_slice(&reply.body).map_err(|error| ControlError::Refused(error.to_string()))?;
     Ok(answer.is_sleeping)
 }
 
-pub(super) async fn load(client: &Client, adapter: &Adapter) -> Result<(), ControlError> {
+pub(super) async fn load(client: &EngineApiClient, adapter: &LoraAdapter) -> Result<(), ControlError> {
     let body = json!({"lora_name": adapter.name, "lora_path": adapter.path}).to_string();
-    check_result(client.post("/v1/load_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTER_ROUTE)
+    check_result(client.post("/v1/load_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
 
-pub(super) async fn unload(client: &Client, name: &str) -> Result<(), ControlError> {
+pub(super) async fn unload(client: &EngineApiClient, name: &str) -> Result<(), ControlError> {
     let body = json!({"lora_name": name}).to_string();
-    check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTER_ROUTE)
+    check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
 
 /// The adapter that a model card describes; `None` when it is the model itself.
-pub(super) fn parse_adapter(card: &ModelCard) -> Option<Adapter> {
+pub(super) fn parse_adapter(card: &ModelCard) -> Option<LoraAdapter> {
     #[derive(Deserialize)]
     struct Card {
         parent: Option<String>,
@@ -74,15 +74,15 @@ pub(super) fn parse_adapter(card: &ModelCard) -> Option<Adapter> {
     }
     let Card { parent, root } = serde_json::from_slice(&card.raw).ok()?;
     parent?;
-    Some(Adapter { name: card.id.clone(), path: root.unwrap_or_default() })
+    Some(LoraAdapter { name: card.id.clone(), path: root.unwrap_or_default() })
 }
 
-fn check_result(reply: Result<Reply, FetchError>, no_route: &'static str) -> Result<(), ControlError> {
+fn check_result(reply: Result<EngineApiReply, FetchError>, no_route: &'static str) -> Result<(), ControlError> {
     check_reply(&reply.map_err(ControlError::Unreachable)?, no_route)
 }
 
 /// What an answer of the engine means. A route that is missing gives FastAPI's own 404, one that refuses the engine's words.
-pub(super) fn check_reply(reply: &Reply, no_route: &'static str) -> Result<(), ControlError> {
+pub(super) fn check_reply(reply: &EngineApiReply, no_route: &'static str) -> Result<(), ControlError> {
     #[derive(Deserialize)]
     struct Refusal {
         error: Message,

@@ -7,14 +7,14 @@ use super::super::tests::{Fixture, start_with};
 use super::routes::{NO_ADAPTER_ROUTE, NO_SLEEP_ROUTE, check_reply};
 use super::*;
 use crate::engine::ModelCard;
-use crate::engine::http::Reply;
+use crate::engine::http::EngineApiReply;
 use crate::traffic::RouterKey;
 use http::StatusCode;
 
 const MODELS: &str = r#"{"data":[{"id":"tiny","parent":null},{"id":"poet","parent":"tiny","root":"/poet"}]}"#;
 
-fn reply(status: u16, body: &'static str) -> Reply {
-    Reply { status: StatusCode::from_u16(status).unwrap(), body: body.into() }
+fn reply(status: u16, body: &'static str) -> EngineApiReply {
+    EngineApiReply { status: StatusCode::from_u16(status).unwrap(), body: body.into() }
 }
 
 fn card(raw: &'static str) -> ModelCard {
@@ -57,7 +57,7 @@ fn a_missing_route_is_told_from_a_refusal() {
 fn only_a_card_with_a_parent_is_an_adapter() {
     assert_eq!(parse_adapter(&card(r#"{"id":"poet","parent":null,"root":"/m"}"#)), None);
     assert_eq!(parse_adapter(&card(r#"{"id":"poet"}"#)), None);
-    let poet = Adapter { name: "poet".to_owned(), path: "/poet".to_owned() };
+    let poet = LoraAdapter { name: "poet".to_owned(), path: "/poet".to_owned() };
     assert_eq!(parse_adapter(&card(r#"{"id":"poet","parent":"tiny","root":"/poet"}"#)), Some(poet));
 }
 
@@ -89,7 +89,7 @@ async fn an_engine_without_the_routes_is_never_taken_out_of_service() {
     assert!(refused.to_string().contains("--enable-sleep-mode"), "{refused}");
     assert_eq!(fixture.engine.status().borrow().phase, Phase::Ready);
     assert!(served.asked.lock().iter().all(|path| !path.starts_with("/sleep")));
-    let refused = fixture.engine.execute(ControlRequest::Load(Adapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
+    let refused = fixture.engine.execute(ControlRequest::Load(LoraAdapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-lora"), "{refused}");
     fixture.engine.stop().await;
 }
@@ -222,7 +222,7 @@ async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten(
 #[tokio::test]
 async fn adapters_of_a_predecessor_and_of_the_command_line_are_not_loaded_twice() {
     let engine = Scripted::start(Box::new(|_| Some((200, String::new()))));
-    let adapters = ["poet", "lost"].map(|name| Adapter { name: name.to_owned(), path: format!("/{name}") });
+    let adapters = ["poet", "lost"].map(|name| LoraAdapter { name: name.to_owned(), path: format!("/{name}") });
     let wanted = DesiredAdapters { adapters: adapters.into(), unloading: None };
     wanted.restore(&engine.socket, &[card("{}")]).await;
     assert_eq!(*engine.asked.lock(), ["/v1/load_lora_adapter"]);

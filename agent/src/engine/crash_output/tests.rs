@@ -1,7 +1,7 @@
 use super::*;
 
 fn found(text: &str) -> Option<String> {
-    FinalLines::of(&text.lines().map(str::to_owned).collect::<Vec<_>>(), false).exception().map(str::to_owned)
+    FinalLines::from_lines(&text.lines().map(str::to_owned).collect::<Vec<_>>(), false).exception().map(str::to_owned)
 }
 
 #[test]

@@ -191,7 +191,7 @@ const GPU_MEMORY: [&str; 5] = [
 /// What the ending's own words say.
 pub(super) fn diagnose_output(ending: FinalLines<'_>, was_ready: bool) -> Option<Diagnosis> {
     // An exception of a request is not what stopped an engine that served.
-    if was_ready && !ending.gave_up() && !ending.messages().any(is_abort) {
+    if was_ready && !ending.has_given_up() && !ending.messages().any(is_abort) {
         return None;
     }
     ending.messages().find_map(diagnose_arguments).or_else(|| ending.messages().find_map(diagnose_memory)).or_else(|| match_patterns(ending, was_ready))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::http::tests::Scripted;
-use super::super::{LogFacts, FrontEndInUse, Phase, Status};
+use super::super::{LogFacts, FrontEndInUse, Phase, EngineStatus};
 use super::*;
 use crate::probe::EngineMetrics;
 use crate::probe::LoadSample;
@@ -20,8 +20,8 @@ async fn next(news: &mut mpsc::Receiver<HealthEvent>) -> Option<HealthEvent> {
 
 /// A subject, and what the driver, the probe and the relays have in their hands.
 pub(in super::super) struct Watched {
-    pub(in super::super) subject: WatchedEngine,
-    pub(in super::super) status: watch::Sender<Status>,
+    pub(in super::super) subject: MonitoredEngine,
+    pub(in super::super) status: watch::Sender<EngineStatus>,
     pub(in super::super) samples: watch::Sender<Option<LoadSample>>,
     pub(in super::super) wanted: watch::Sender<DesiredAdapters>,
 }
@@ -30,7 +30,7 @@ impl Watched {
     /// A ready engine without processes, requests and orders.
     pub(in super::super) fn at(socket: &Path) -> Self {
         let model = ModelCard { id: "tiny".to_owned(), raw: Bytes::new() };
-        let status = watch::Sender::new(Status {
+        let status = watch::Sender::new(EngineStatus {
             phase: Phase::Ready,
             epoch: 1,
             reason: String::new(),
@@ -45,7 +45,7 @@ impl Watched {
             front_end: FrontEndInUse::Python,
         });
         let (samples, wanted) = (watch::Sender::new(None), watch::Sender::new(DesiredAdapters::default()));
-        let subject = WatchedEngine {
+        let subject = MonitoredEngine {
             socket: socket.to_owned(),
             traffic: Traffic::new(),
             samples: samples.subscribe(),
@@ -157,7 +157,7 @@ async fn a_python_front_end_is_not_asked_for_tokenize() {
 
 #[test]
 fn only_bad_answers_in_a_row_count() {
-    let reply = |status| Ok(Reply { status, body: Bytes::new() });
+    let reply = |status| Ok(EngineApiReply { status, body: Bytes::new() });
     let (good, bad) = (reply(StatusCode::OK), reply(StatusCode::SERVICE_UNAVAILABLE));
     let mut tally = HealthFailures::default();
     for answer in [&bad, &bad, &good, &bad, &Err(FetchError::Broken("torn".to_owned()))] {

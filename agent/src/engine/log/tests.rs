@@ -48,8 +48,8 @@ fn only_the_last_lines_are_kept() {
 
 #[test]
 fn the_signs_of_loading_are_vllms_own_words() {
-    assert!(is_sign_of_loading("(EngineCore pid=7) INFO [core.py:12] Initializing a V1 LLM engine (v0.32.0)"));
-    assert!(!is_sign_of_loading("INFO non-default args: {}"));
+    assert!(is_loading_marker("(EngineCore pid=7) INFO [core.py:12] Initializing a V1 LLM engine (v0.32.0)"));
+    assert!(!is_loading_marker("INFO non-default args: {}"));
 }
 
 #[test]

@@ -11,13 +11,13 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Supervisor;
 use crate::cache;
-use crate::engine::Adopted;
+use crate::engine::AdoptedLife;
 use crate::engine::diagnosis::{Diagnosis, LifeEnd, diagnose};
 use crate::engine::health::{self, ModelCard};
 use crate::engine::engine_life::{KeeperReader, EngineLife, StartupLog};
 use crate::engine::startup_progress::StartupLogParser;
-use crate::engine::state::{EngineEvent, EngineState, AfterExit};
-use crate::engine::watched_engine::WatchedEngine;
+use crate::engine::state_machine::{EngineEvent, EngineState, AfterExit};
+use crate::engine::monitored_engine::MonitoredEngine;
 use crate::keeper::wire::{self, LaunchSpec, KeeperRequest};
 use crate::keeper::{self, AgentDeathPolicy, KeeperNotices};
 use crate::probe;
@@ -30,15 +30,15 @@ use crate::vllm::directory::socket_path;
 const EVENT_QUEUE_LEN: usize = 8;
 
 /// How long a keeper may take to start the engine. It reads nothing but the program, which may be on a cold parallel filesystem.
-const START_DEADLINE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a keeper may take to end the engine or to say what is left, after which it is ended itself.
-pub(super) const KEEPER_DEADLINE: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
+pub(super) const KEEPER_TIMEOUT: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
 
 impl Supervisor {
     /// Goes on with a life that another agent began, if there is one; else the first one begins.
     pub(super) async fn adopt(&mut self) -> Option<EngineEvent> {
-        let Adopted { survivor, .. } = self.deps.adopted.take()?;
+        let AdoptedLife { survivor, .. } = self.deps.adopted.take()?;
         let (leader, life) = (survivor.leader, survivor.life_record.clone());
         self.last_start_duration = life.ready_in_ms.map(Duration::from_millis);
         let (link, notices) = match survivor.adopt() {
@@ -73,12 +73,12 @@ impl Supervisor {
 
     pub(super) fn fall_back(&mut self) {
         self.uses_fallback = true;
-        self.has_undiagnosed_crash = true;
+        self.has_crashed = true;
     }
 
     pub(super) fn spawn(&mut self) -> Result<(), EngineEvent> {
         self.end_cause.clear();
-        self.has_undiagnosed_crash = false;
+        self.has_crashed = false;
         self.deps.samples.send_replace(None);
         let epoch = self.next_epoch();
         self.life_count += 1;
@@ -88,7 +88,7 @@ impl Supervisor {
         match started {
             Ok(notices) => {
                 self.life = Some(self.begin_life(notices, epoch));
-                self.keeper_deadline = Some(Instant::now() + START_DEADLINE);
+                self.keeper_deadline = Some(Instant::now() + START_TIMEOUT);
                 Ok(())
             }
             Err(error) => {
@@ -145,7 +145,7 @@ impl Supervisor {
             spawned,
             engine: spec.index,
         };
-        let subject = WatchedEngine {
+        let subject = MonitoredEngine {
             socket: socket_path(&spec.directory),
             traffic: Arc::clone(&self.deps.traffic),
             samples: self.deps.samples.subscribe(),
@@ -202,7 +202,7 @@ impl Supervisor {
             self.end_orphans();
             return;
         }
-        self.keeper_deadline = Some(Instant::now() + KEEPER_DEADLINE);
+        self.keeper_deadline = Some(Instant::now() + KEEPER_TIMEOUT);
         self.deps.process_handle.lock().send(&KeeperRequest::Kill);
     }
 
@@ -251,10 +251,10 @@ impl Supervisor {
         self.keeper_deadline = None;
         self.orphan_cleanup = None;
         self.deps.cache.end_life();
-        if self.has_undiagnosed_crash {
+        if self.has_crashed {
             self.last_failure = Some(self.diagnose());
         }
-        if self.has_undiagnosed_crash && self.uses_fallback && self.has_front_end_failed() {
+        if self.has_crashed && self.uses_fallback && self.is_switching_to_fallback() {
             let why = self.last_failure.as_ref().map(|failure| failure.cause.clone()).unwrap_or_default();
             tracing::warn!(engine = self.deps.spec.index, "the Rust front-end does not serve ({why}); the Python one is used from now on");
         }
@@ -263,7 +263,7 @@ impl Supervisor {
     }
 
     /// Whether the life that ended was the last one with the first command line.
-    pub(super) fn has_front_end_failed(&self) -> bool {
+    pub(super) fn is_switching_to_fallback(&self) -> bool {
         matches!(self.machine.state(), EngineState::Killing { then: AfterExit::Spawn })
     }
 

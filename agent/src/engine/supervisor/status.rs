@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Supervisor;
-use crate::engine::Status;
+use crate::engine::EngineStatus;
 use crate::engine::diagnosis::FailureKind;
 use crate::engine::engine_life::EngineLife;
-use crate::engine::state::{EngineEvent, LiveStage, EngineState, AfterExit};
+use crate::engine::state_machine::{EngineEvent, LiveStage, EngineState, AfterExit};
 
 /// Lines of the engine's log that are shown with a failure.
 const SHOWN_LINES: usize = 10;
@@ -56,7 +56,7 @@ impl Supervisor {
             EngineState::Stopping { then, .. } => {
                 format!("the engine was told to stop; then it {}", then.describe())
             }
-            EngineState::Killing { .. } if self.has_undiagnosed_crash => self.end_cause.clone(),
+            EngineState::Killing { .. } if self.has_crashed => self.end_cause.clone(),
             EngineState::Killing { .. } => "the engine's processes are being ended".to_owned(),
             EngineState::Stopped => "the engine was asked to stop".to_owned(),
             EngineState::BackingOff { until } => self.describe_failure(until),
@@ -94,7 +94,7 @@ impl Supervisor {
         // Once the log has begun to tell, the clock goes on between two lines.
         let progress = story.progress.and(life.map(elapsed)).filter(|_| starts);
         self.status.send_if_modified(|status| {
-            let next = Status {
+            let next = EngineStatus {
                 phase: self.machine.state().into(),
                 epoch: self.last_epoch,
                 reason: reason.unwrap_or_else(|| status.reason.clone()),

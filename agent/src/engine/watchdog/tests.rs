@@ -24,7 +24,7 @@ fn slow_streams_raise_the_limit_within_bounds() {
 
 #[test]
 fn a_stall_is_judged_by_what_the_processes_do() {
-    use Activity::{Computing, Idle, Stopped, Unknown};
+    use ProcessActivity::{Computing, Idle, Stopped, Unknown};
     let stopped = || Stopped("VLLM::EngineCor (pid 7)".to_owned());
     let hung = |why: &str| StallVerdict::Hung(why.to_owned());
     let (nothing, computes) = ("its processes do nothing", "its processes compute, but for too long");
@@ -36,8 +36,8 @@ fn a_stall_is_judged_by_what_the_processes_do() {
         (10, false, false, stopped(), hung("its process VLLM::EngineCor (pid 7) is stopped")),
         (10, true, true, Idle, hung(nothing)),
         (10, true, false, Idle, hung(nothing)),
-        (10, false, true, Idle, StallVerdict::ProbeCanary),
-        (60, false, true, Idle, StallVerdict::ProbeCanary),
+        (10, false, true, Idle, StallVerdict::RunCanary),
+        (60, false, true, Idle, StallVerdict::RunCanary),
         (59, false, false, Idle, StallVerdict::Wait),
         (60, false, false, Idle, hung(nothing)),
         (59, true, true, Computing, StallVerdict::Wait),

@@ -1,7 +1,7 @@
 //! The words for whoever is on a GPU, and what of it matters.
 
 use super::*;
-use crate::gpu::Slice;
+use crate::gpu::MigSlice;
 
 fn occupant(pid: u32, who: Option<(&str, &str)>, gib: Option<u64>) -> GpuOccupant {
     let who = who.map(|(name, owner)| (name.to_owned(), owner.to_owned()));
@@ -22,7 +22,7 @@ fn a_process_in_the_way_is_named_with_its_owner_and_memory() {
     let unnamed = in_use_obstacle(&gpu, &[], 1 << 30, 73 << 30);
     assert!(unnamed.cause.starts_with("GPU 3 is in use by processes that are not visible from here: 1.0 GiB are free"), "{unnamed:?}");
 
-    let slice = Gpu { uuid: "MIG-11".to_owned(), slice: Some(Slice::default()), ..gpu };
+    let slice = Gpu { uuid: "MIG-11".to_owned(), slice: Some(MigSlice::default()), ..gpu };
     let many: Vec<GpuOccupant> = (0..6).map(|pid| occupant(pid, Some(("python", "ada")), None)).collect();
     let told = in_use_obstacle(&slice, &many, 1, 2);
     assert!(told.cause.starts_with("the slice MIG-11 of GPU 3 is in use by process 0 (python, user ada),"), "{told:?}");

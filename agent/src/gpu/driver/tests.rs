@@ -10,10 +10,10 @@ fn device(uuid: &str) -> Device {
     Device { uuid: uuid.to_owned(), ..Device::default() }
 }
 
-async fn open(devices: Vec<Device>) -> (TempDir, Fake, Driver) {
+async fn open(devices: Vec<Device>) -> (TempDir, Fake, GpuDriver) {
     let directory = tempfile::tempdir().unwrap();
     let fake = Fake::install(directory.path(), devices);
-    let driver = Driver::open(Some(fake.library())).await.unwrap();
+    let driver = GpuDriver::open(Some(fake.library())).await.unwrap();
     (directory, fake, driver)
 }
 
@@ -34,10 +34,10 @@ async fn gpus_are_in_one_domain_when_each_reaches_each_other_over_nvlink() {
     let linked = |uuid: &str, links: &[u32]| Device { links: links.to_vec(), ..device(uuid) };
     let (_directory, _fake, driver) = open(vec![linked("GPU-a", &[1]), linked("GPU-b", &[0]), linked("GPU-c", &[])]).await;
     let gpus = driver.gpus();
-    assert!(driver.links().one_domain(&gpus[..2]));
-    assert!(!driver.links().one_domain(&gpus[1..]));
-    assert!(!driver.links().one_domain(gpus));
-    assert!(driver.links().one_domain(&gpus[2..]), "one GPU needs no link");
+    assert!(driver.links().is_one_domain(&gpus[..2]));
+    assert!(!driver.links().is_one_domain(&gpus[1..]));
+    assert!(!driver.links().is_one_domain(gpus));
+    assert!(driver.links().is_one_domain(&gpus[2..]), "one GPU needs no link");
 }
 
 #[tokio::test]
@@ -45,20 +45,20 @@ async fn a_divided_gpu_is_replaced_by_its_slices() {
     let slice = |uuid: &str, gib: u64| Slice { uuid: uuid.to_owned(), memory: gib << 30, ..Slice::default() };
     let divided = Device { slices: vec![slice("MIG-1", 40), slice("MIG-2", 20)], ..device("GPU-bb") };
     let (_directory, _fake, driver) = open(vec![device("GPU-aa"), divided]).await;
-    let found: Vec<_> = driver.gpus().iter().map(|gpu| (gpu.index, gpu.uuid.as_str(), gpu.whole(), gpu.memory_bytes >> 30)).collect();
+    let found: Vec<_> = driver.gpus().iter().map(|gpu| (gpu.index, gpu.uuid.as_str(), gpu.whole_uuid(), gpu.memory_bytes >> 30)).collect();
     assert_eq!(found, [(0, "GPU-aa", "GPU-aa", 80), (1, "MIG-1", "GPU-bb", 40), (1, "MIG-2", "GPU-bb", 20)]);
-    assert!(!driver.links().one_domain(&driver.gpus()[1..]), "slices do not reach each other");
+    assert!(!driver.links().is_one_domain(&driver.gpus()[1..]), "slices do not reach each other");
 }
 
 #[tokio::test]
 async fn a_library_that_is_not_there_is_no_driver_and_one_that_is_none_is_broken() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.so");
-    assert_eq!(Driver::open(Some(&missing)).await.unwrap_err(), DriverError::Absent);
+    assert_eq!(GpuDriver::open(Some(&missing)).await.unwrap_err(), DriverError::Absent);
     // A library of C that has none of the functions.
     let other = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other = other.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.contains("libc.so"))).unwrap();
-    assert!(matches!(Driver::open(Some(Path::new(other))).await, Err(DriverError::Broken(_))));
+    assert!(matches!(GpuDriver::open(Some(Path::new(other))).await, Err(DriverError::Broken(_))));
 }
 
 #[tokio::test]

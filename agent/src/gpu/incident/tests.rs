@@ -3,7 +3,7 @@
 use super::*;
 
 fn outcome(what: IncidentKind, on_slice: bool) -> IncidentResponse {
-    respond(&GpuIncident { whole: "GPU-aa".to_owned(), index: 2, kind: what }, on_slice)
+    respond(&GpuIncident { whole_uuid: "GPU-aa".to_owned(), index: 2, kind: what }, on_slice)
 }
 
 #[test]

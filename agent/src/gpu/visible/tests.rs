@@ -1,14 +1,14 @@
 //! Tables for the variable that gives a job its GPUs.
 
 use super::*;
-use crate::gpu::Slice;
+use crate::gpu::MigSlice;
 
 fn gpu(index: u32, uuid: &str) -> Gpu {
     Gpu { index, uuid: uuid.to_owned(), ..Gpu::default() }
 }
 
 fn slice(index: u32, uuid: &str, parent: &str) -> Gpu {
-    Gpu { slice: Some(Slice { parent: parent.to_owned(), position: 0 }), ..gpu(index, uuid) }
+    Gpu { slice: Some(MigSlice { parent: parent.to_owned(), position: 0 }), ..gpu(index, uuid) }
 }
 
 type Expected = Result<&'static [&'static str], &'static str>;
@@ -51,7 +51,7 @@ fn visible_devices_select_by_position_or_by_the_beginning_of_a_uuid() {
 fn the_list_ends_where_cuda_ends_it_and_the_entry_is_named() {
     let devices = [gpu(0, "GPU-aa"), gpu(1, "GPU-bb")];
     let selection = select(&devices, Some("0,7,1")).unwrap();
-    assert_eq!(selection, Selection { gpus: vec![devices[0].clone()], unknown_entry: Some("7".to_owned()) });
+    assert_eq!(selection, GpuSelection { gpus: vec![devices[0].clone()], unknown_entry: Some("7".to_owned()) });
     assert_eq!(select(&devices, Some("0,-1,1")).unwrap().unknown_entry, None, "that is a limit somebody set");
 }
 

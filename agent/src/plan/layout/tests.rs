@@ -3,15 +3,15 @@
 use proptest::prelude::*;
 
 use super::super::model::tests::fixture;
-use super::super::what_if::parse_gpus;
+use super::super::described_gpus::parse_gpus;
 use super::*;
 use crate::config::AgentConfig;
 use crate::host::EngineProgram;
-use crate::vllm::version::Version;
+use crate::vllm::version::VllmVersion;
 
 fn setup(arguments: &[&str]) -> EnginePlanSetup {
     let config = AgentConfig { engine_args: arguments.iter().map(|&argument| argument.to_owned()).collect(), ..AgentConfig::default() };
-    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, 32)), &config)
+    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &config)
 }
 
 /// A question in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.
@@ -48,7 +48,7 @@ fn told(asked: &Asked<'_>) -> String {
     match answer(asked) {
         Ok(layout) => {
             let share = |share: &GpuGroupLayout| {
-                let short = if share.shortened { " short" } else { "" };
+                let short = if share.is_context_shortened { " short" } else { "" };
                 let pcie = if share.over_pcie { " pcie" } else { "" };
                 format!("{} x TP{}{short}{pcie}", share.replicas.len(), share.tp)
             };
@@ -190,7 +190,7 @@ proptest! {
                 let memory = share.memory.as_ref().unwrap();
                 prop_assert!(memory.weights <= memory.usable);
                 prop_assert!(share.replicas.iter().all(|set| set.len() == share.tp as usize));
-                prop_assert!(share.over_pcie || share.replicas.iter().all(|set| described.links.one_domain(set)));
+                prop_assert!(share.over_pcie || share.replicas.iter().all(|set| described.links.is_one_domain(set)));
                 if tp == 0 {
                     prop_assert_eq!(memory.missing, 0);
                     prop_assert!(memory.context_bytes(u64::from(share.context.unwrap())) <= memory.cache);

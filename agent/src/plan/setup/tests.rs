@@ -7,7 +7,7 @@ fn gpu(name: &str, gib: u64) -> Option<Gpu> {
     Some(Gpu { name: name.to_owned(), memory_bytes: gib << 30, ..Gpu::default() })
 }
 
-fn setup(simulated: bool, version: Option<Version>, profile: Profile, line: &str) -> EnginePlanSetup {
+fn setup(simulated: bool, version: Option<VllmVersion>, profile: Profile, line: &str) -> EnginePlanSetup {
     let engine =
         if simulated { EngineProgram::Simulated { program: "/opt/hostler".into() } } else { EngineProgram::Vllm { program: "/opt/vllm".into() } };
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
@@ -34,7 +34,7 @@ fn the_token_budget_is_what_was_said_or_the_engines_default() {
         (true, None, "--max-num-batched-tokens 512", 512),
     ];
     for (simulated, gpu, line, expected) in table {
-        let setup = setup(simulated, Some(Version::new(0, 32)), Profile::Conservative, line);
+        let setup = setup(simulated, Some(VllmVersion::new(0, 32)), Profile::Conservative, line);
         assert_eq!(setup.token_budget(gpu.as_ref()), expected, "{gpu:?} {line}");
     }
     let unknown = setup(false, None, Profile::Conservative, "");
@@ -43,7 +43,7 @@ fn the_token_budget_is_what_was_said_or_the_engines_default() {
 
 #[test]
 fn a_profile_changes_the_steps_only_of_a_known_release_on_a_gpu_of_known_size() {
-    let new = Some(Version::new(0, 32));
+    let new = Some(VllmVersion::new(0, 32));
     let table = [
         (Profile::Throughput, new, gpu("H100", 80), "", (8_192, 1_024)),
         (Profile::Throughput, new, gpu("A100", 80), "", (2_048, 1_024)),
@@ -67,7 +67,7 @@ fn a_profile_changes_the_steps_only_of_a_known_release_on_a_gpu_of_known_size() 
 
 #[test]
 fn the_memory_that_an_engine_uses_is_the_users_then_the_profiles_then_the_releases() {
-    let utilization = |profile, minor, line| setup(false, Some(Version::new(0, minor)), profile, line).utilization();
+    let utilization = |profile, minor, line| setup(false, Some(VllmVersion::new(0, minor)), profile, line).utilization();
     let near = |left: f64, right: f64| assert!((left - right).abs() < 1e-9, "{left} {right}");
     near(utilization(Profile::Throughput, 32, ""), 0.92);
     near(utilization(Profile::Throughput, 19, ""), 0.9);
@@ -89,7 +89,7 @@ fn a_context_is_read_as_the_engine_reads_it() {
 
 #[test]
 fn no_step_is_asked_for_with_which_the_engine_does_not_start() {
-    let new = Some(Version::new(0, 32));
+    let new = Some(VllmVersion::new(0, 32));
     let table = [
         // No step has more requests than tokens.
         (Profile::Throughput, gpu("L4", 24), "--max-num-batched-tokens 256", (256, 256)),
@@ -112,7 +112,7 @@ fn a_model_with_states_or_without_text_has_the_engines_own_steps() {
     let of = |architecture: &str, recurrent_layers: u32| {
         let mut facts = fixture("llama-3.1-8b", &[]);
         (facts.architecture, facts.shape.recurrent_layers) = (architecture.to_owned(), recurrent_layers);
-        let setup = setup(false, Some(Version::new(0, 32)), Profile::Throughput, "").for_model(&ModelInfo::Known(Box::new(facts)));
+        let setup = setup(false, Some(VllmVersion::new(0, 32)), Profile::Throughput, "").for_model(&ModelInfo::Known(Box::new(facts)));
         setup.steps(gpu("L4", 24).as_ref()).sequences
     };
     assert_eq!(of("LlamaForCausalLM", 0), 512);
@@ -127,7 +127,7 @@ fn what_stands_in_the_engines_own_file_is_the_users_too() {
     let file = directory.path().join("engine.yaml");
     std::fs::write(&file, "max-model-len: 16k\ngpu-memory-utilization: 0.5\nmax-num-batched-tokens: 4096\n").unwrap();
     let line = format!("--config {} --gpu-memory-utilization 0.6", file.display());
-    let setup = setup(false, Some(Version::new(0, 32)), Profile::Throughput, &line);
+    let setup = setup(false, Some(VllmVersion::new(0, 32)), Profile::Throughput, &line);
     assert_eq!((setup.context(), setup.utilization()), (Some(16_000), 0.6));
     assert_eq!(setup.token_budget(gpu("L4", 24).as_ref()), 4_096);
 }

@@ -78,7 +78,7 @@ fn share(share: &GpuGroupLayout) -> Value {
         "over_pcie": share.over_pcie,
         "each_gpu": memory,
         "context": share.context,
-        "context_shortened": share.shortened,
+        "context_shortened": share.is_context_shortened,
         "kv_tokens": tokens,
         "requests_of_full_context": requests,
     })

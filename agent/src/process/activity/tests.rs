@@ -27,7 +27,7 @@ fn look(processes: Processes<'_>) -> ProcessSnapshot {
 }
 
 /// What an engine did in ten seconds whose processes used this much CPU time in them, in seconds.
-fn did(processes: Processes<'_>) -> Activity {
+fn did(processes: Processes<'_>) -> ProcessActivity {
     let earlier: Vec<_> = processes.iter().map(|(pid, name, _)| (*pid, *name, 100.0)).collect();
     let later: Vec<_> = processes.iter().map(|(pid, name, used)| (*pid, *name, 100.0 + used)).collect();
     look(&later).activity_since(&look(&earlier), TEN)
@@ -35,9 +35,9 @@ fn did(processes: Processes<'_>) -> Activity {
 
 #[test]
 fn an_engine_computes_when_its_core_does_or_its_front_end_does_much() {
-    use Activity::{Computing, Idle, Unknown};
+    use ProcessActivity::{Computing, Idle, Unknown};
     let (core, worker) = ("VLLM::EngineCor", "VLLM::Worker_TP");
-    let cases: [(Processes<'_>, Activity); 12] = [
+    let cases: [(Processes<'_>, ProcessActivity); 12] = [
         (&[], Unknown),
         (&[(LEADER, "vllm", 0.0), (11, core, 0.4)], Idle),
         (&[(LEADER, "vllm", 0.0), (11, core, 0.6)], Computing),
@@ -63,18 +63,18 @@ fn an_engine_computes_when_its_core_does_or_its_front_end_does_much() {
 fn a_stopped_process_stops_the_engine_whatever_the_others_do() {
     let earlier = look(&[(LEADER, "vllm", 1.0), (11, "VLLM::EngineCor", 1.0)]);
     let mut later = look(&[(LEADER, "vllm", 11.0), (11, "VLLM::EngineCor", 11.0)]);
-    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Computing);
     later.processes[1].stopped = true;
-    assert_eq!(later.activity_since(&earlier, TEN), Activity::Stopped("VLLM::EngineCor (pid 11)".to_owned()));
+    assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Stopped("VLLM::EngineCor (pid 11)".to_owned()));
 }
 
 #[test]
 fn a_process_id_that_was_used_again_is_another_process() {
     let earlier = look(&[(LEADER, "VLLM::EngineCor", 50.0)]);
     let mut later = look(&[(LEADER, "VLLM::EngineCor", 5.0)]);
-    assert_eq!(later.activity_since(&earlier, TEN), Activity::Idle);
+    assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Idle);
     later.processes[0].started = 8;
-    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Computing);
 }
 
 #[test]
@@ -94,23 +94,23 @@ fn a_compiler_that_has_just_been_started_and_a_core_that_reads_a_disk_are_at_wor
     let (core, child) = ((11, "VLLM::EngineCor", 1.0), (12, "cicc", 0.1));
     let earlier = look(&[(LEADER, "vllm", 1.0), core]);
     let mut later = look(&[(LEADER, "vllm", 1.0), core, child]);
-    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
-    assert_eq!(later.activity_since(&later, TEN), Activity::Idle, "one that stays and rests");
+    assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Computing);
+    assert_eq!(later.activity_since(&later, TEN), ProcessActivity::Idle, "one that stays and rests");
     later.processes[1].blocked = true;
-    assert_eq!(later.activity_since(&later, TEN), Activity::Computing);
+    assert_eq!(later.activity_since(&later, TEN), ProcessActivity::Computing);
 }
 
 #[test]
 fn what_was_computed_in_ten_seconds_of_work_is_not_spread_over_the_hour_of_rest_before() {
     let (earlier, later) = (look(&[(LEADER, "VLLM::EngineCor", 1.0)]), look(&[(LEADER, "VLLM::EngineCor", 6.0)]));
-    assert_eq!(later.activity_since(&earlier, TEN), Activity::Computing);
-    assert_eq!(later.activity_since(&earlier, Duration::from_secs(3600)), Activity::Idle);
+    assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Computing);
+    assert_eq!(later.activity_since(&earlier, Duration::from_secs(3600)), ProcessActivity::Idle);
 }
 
 #[tokio::test]
 async fn a_compiler_with_a_session_of_its_own_is_seen() {
     let compiling = Group::start("setsid sh -c 'while kill -0 $0; do :; done' $$ & wait");
-    until(&compiling, |found| *found == Activity::Computing).await;
+    until(&compiling, |found| *found == ProcessActivity::Computing).await;
 }
 
 #[test]
@@ -144,7 +144,7 @@ impl Drop for Group {
 }
 
 /// Looks on and on until the engine is found to do this.
-async fn until(group: &Group, expected: impl Fn(&Activity) -> bool) {
+async fn until(group: &Group, expected: impl Fn(&ProcessActivity) -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
         let earlier = ProcessSnapshot::take(Some(group.0.id())).await;
@@ -160,10 +160,10 @@ async fn until(group: &Group, expected: impl Fn(&Activity) -> bool) {
 #[tokio::test]
 async fn real_processes_are_seen_to_compute_to_rest_and_to_be_stopped() {
     let spinning = Group::start("while :; do :; done");
-    until(&spinning, |found| *found == Activity::Computing).await;
+    until(&spinning, |found| *found == ProcessActivity::Computing).await;
     kill_process(spinning.pid(), Signal::STOP).unwrap();
-    until(&spinning, |found| matches!(found, Activity::Stopped(name) if name.starts_with("sh (pid "))).await;
+    until(&spinning, |found| matches!(found, ProcessActivity::Stopped(name) if name.starts_with("sh (pid "))).await;
     let resting = Group::start("sleep 600 & wait");
-    until(&resting, |found| *found == Activity::Idle).await;
-    assert_eq!(ProcessSnapshot::take(None).await.activity_since(&ProcessSnapshot::take(None).await, TEN), Activity::Unknown);
+    until(&resting, |found| *found == ProcessActivity::Idle).await;
+    assert_eq!(ProcessSnapshot::take(None).await.activity_since(&ProcessSnapshot::take(None).await, TEN), ProcessActivity::Unknown);
 }

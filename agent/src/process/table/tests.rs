@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
     let line = "42 (a) b (c) S 1 40 39 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 3 0 987654 1 2 3";
-    let process = Process::parse(42, line).unwrap();
+    let process = ProcessStat::parse(42, line).unwrap();
     assert_eq!((process.group, process.session, process.started, process.is_zombie), (40, 39, 987_654, false));
 }
 
@@ -13,17 +13,17 @@ fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
 fn only_a_zombie_without_further_threads_has_ended() {
     for (state, threads, ended) in [("Z", 1, true), ("Z", 2, false), ("D", 1, false)] {
         let line = format!("7 (x) {state} 1 7 7 0 -1 0 1 0 0 0 5 6 0 0 20 0 {threads} 0 9 1");
-        assert_eq!(Process::parse(7, &line).unwrap().is_zombie, ended);
+        assert_eq!(ProcessStat::parse(7, &line).unwrap().is_zombie, ended);
     }
-    assert_eq!(Process::parse(7, "7 (x) S 1"), None);
-    assert_eq!(Process::parse(7, ""), None);
+    assert_eq!(ProcessStat::parse(7, "7 (x) S 1"), None);
+    assert_eq!(ProcessStat::parse(7, ""), None);
 }
 
 #[test]
 fn this_process_finds_itself() {
     let pid = i32::try_from(std::process::id()).unwrap();
-    let process = Process::read(pid).unwrap();
-    assert!(Process::all().iter().any(|other| other.pid == pid));
+    let process = ProcessStat::read(pid).unwrap();
+    assert!(ProcessStat::all().iter().any(|other| other.pid == pid));
     assert!(members(process.group).iter().any(|other| other.pid == pid));
     let path = format!("PATH={}", std::env::var("PATH").unwrap());
     assert!(process.has_environment(&path));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::gpu::{Gpu, Links, Slice};
+use crate::gpu::{Gpu, NvlinkTopology, MigSlice};
 use crate::plan::{PlanInput, FlagOrigin, Plan, HostResources, make_plan};
 
 fn config(engine_args: &[&str]) -> AgentConfig {
@@ -26,13 +26,13 @@ fn vllm() -> EngineProgram {
     EngineProgram::Vllm { program: "/opt/vllm".into() }
 }
 
-fn planned(engine: &EngineProgram, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
+fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
     let ground = PlanInput {
         engine,
         version,
         rust_front_end: None,
         gpus: &replica.gpus,
-        links: &Links::default(),
+        links: &NvlinkTopology::default(),
         resources: HostResources { cpus: 4, shared_bytes: 0 },
         downloads: Path::new("/nonexistent"),
     };
@@ -44,7 +44,7 @@ fn planned(engine: &EngineProgram, version: Option<Version>, replica: &ReplicaPl
 fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a AgentConfig) -> LaunchContext<'a> {
     LaunchContext {
         engine,
-        version: Some(Version::new(0, 32)),
+        version: Some(VllmVersion::new(0, 32)),
         replica,
         cores: None,
         kv_cache_gib: None,
@@ -56,7 +56,7 @@ fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a A
     }
 }
 
-fn line(engine: &EngineProgram, version: Option<Version>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
+fn line(engine: &EngineProgram, version: Option<VllmVersion>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
     command_line(&LaunchContext {
         version,
         cores: Some(4),
@@ -96,15 +96,15 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
     let by_uuid = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-50794351";
     let table = [
         (None, by_number, ""),
-        (Some(Version::new(0, 10)), by_number, ""),
-        (Some(Version::new(0, 11)), by_number, ""),
-        (Some(Version::new(0, 18)), by_number, " --shutdown-timeout 30"),
-        (Some(Version::new(0, 24)), by_uuid, " --shutdown-timeout 30"),
-        (Some(Version::new(0, 32)), by_uuid, " --shutdown-timeout 30 --max-num-queued-reqs 256"),
+        (Some(VllmVersion::new(0, 10)), by_number, ""),
+        (Some(VllmVersion::new(0, 11)), by_number, ""),
+        (Some(VllmVersion::new(0, 18)), by_number, " --shutdown-timeout 30"),
+        (Some(VllmVersion::new(0, 24)), by_uuid, " --shutdown-timeout 30"),
+        (Some(VllmVersion::new(0, 32)), by_uuid, " --shutdown-timeout 30 --max-num-queued-reqs 256"),
     ];
     for (version, gpu, timeout) in table {
         let line = line(&vllm(), version, &on_gpu(), &config(&["--max-num-seqs", "8"])).unwrap();
-        let events = if version >= Some(Version::new(0, 11)) { EVENTS } else { "" };
+        let events = if version >= Some(VllmVersion::new(0, 11)) { EVENTS } else { "" };
         let expected = format!("{COMMON} {gpu} {PYTHON} {SERVE}{timeout}{FLAGS}{events} --max-num-seqs 8");
         assert_eq!(shown(&line), expected);
     }
@@ -143,7 +143,7 @@ fn a_flag_that_the_user_gave_is_not_given_twice() {
         assert_eq!(count, 1, "{}", shown(&line));
     }
     let config = config(&["--shutdown-timeout=60"]);
-    let line = line(&vllm(), Some(Version::new(0, 32)), &on_cpu(), &config).unwrap();
+    let line = line(&vllm(), Some(VllmVersion::new(0, 32)), &on_cpu(), &config).unwrap();
     assert_eq!(shown(&line).matches("--shutdown-timeout").count(), 1);
 }
 
@@ -176,7 +176,7 @@ fn tensor_parallelism_after_the_dashes_is_refused_with_the_option_to_use() {
 fn a_replica_of_several_gpus_sees_all_of_them() {
     let replica =
         ReplicaPlan { index: 0, gpus: [3, 5].map(|index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() }).to_vec() };
-    let of = |minor| shown(&line(&vllm(), Some(Version::new(0, minor)), &replica, &config(&[])).unwrap());
+    let of = |minor| shown(&line(&vllm(), Some(VllmVersion::new(0, minor)), &replica, &config(&[])).unwrap());
     let (old, new) = (of(23), of(24));
     assert!(old.contains("CUDA_VISIBLE_DEVICES=3,5 ") && new.contains("CUDA_VISIBLE_DEVICES=GPU-3,GPU-5 "), "{old} {new}");
     assert!(old.contains("--tensor-parallel-size 2 ") && new.contains("--tensor-parallel-size 2 "), "{old} {new}");
@@ -185,11 +185,11 @@ fn a_replica_of_several_gpus_sees_all_of_them() {
 #[test]
 fn a_slice_of_a_gpu_is_given_by_its_name_or_not_at_all() {
     let slice =
-        Gpu { index: 0, uuid: "MIG-1".to_owned(), slice: Some(Slice { parent: "GPU-0".to_owned(), position: 0 }), ..Gpu::default() };
+        Gpu { index: 0, uuid: "MIG-1".to_owned(), slice: Some(MigSlice { parent: "GPU-0".to_owned(), position: 0 }), ..Gpu::default() };
     let replica = ReplicaPlan { index: 0, gpus: vec![slice] };
-    let new = shown(&line(&vllm(), Some(Version::new(0, 24)), &replica, &config(&[])).unwrap());
+    let new = shown(&line(&vllm(), Some(VllmVersion::new(0, 24)), &replica, &config(&[])).unwrap());
     assert!(new.contains("CUDA_VISIBLE_DEVICES=MIG-1 "), "{new}");
-    let old = line(&vllm(), Some(Version::new(0, 23)), &replica, &config(&[])).unwrap_err().to_string();
+    let old = line(&vllm(), Some(VllmVersion::new(0, 23)), &replica, &config(&[])).unwrap_err().to_string();
     assert!(old.contains("0.24"), "{old}");
 }
 
@@ -221,11 +221,11 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
             }
         }
     };
-    let new = Some(Version::new(0, 32));
+    let new = Some(VllmVersion::new(0, 32));
     assert_eq!(told(new, &config(&[])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
     assert_eq!(told(new, &config(&["--enable-prefix-caching"])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
     assert!(told(None, &config(&[])).contains("version of vLLM is unknown"));
-    assert!(told(Some(Version::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
+    assert!(told(Some(VllmVersion::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
     assert!(told(new, &AgentConfig { kv_events: false, ..config(&[]) }).contains("agent.kv_events"));
     for (given, because) in [
         ("--kv-events-config={}", "--kv-events-config of their own"),
@@ -242,7 +242,7 @@ fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_m
     const TURNS: &str = " PYTHONPATH=/run/h/ab/e1/python HOSTLER_SWITCH_INTERVAL=0.0005 /opt/vllm ";
     let two = ReplicaPlan { index: 1, gpus: [3, 5].map(|index| Gpu { index, ..Gpu::default() }).to_vec() };
     let takes_turns = |replica: &ReplicaPlan, config: &AgentConfig| {
-        let shown = shown(&line(&vllm(), Some(Version::new(0, 23)), replica, config).unwrap());
+        let shown = shown(&line(&vllm(), Some(VllmVersion::new(0, 23)), replica, config).unwrap());
         assert_eq!(shown.contains(TURNS), shown.contains("HOSTLER_SWITCH_INTERVAL"), "{shown}");
         shown.contains(TURNS)
     };
@@ -276,6 +276,6 @@ fn a_reserved_argument_in_the_engines_own_file_is_refused_too() {
     let file = directory.path().join("engine.yaml");
     std::fs::write(&file, "tensor-parallel-size: 4\n").unwrap();
     let config = config(&["--config", file.to_str().unwrap()]);
-    let refused = line(&vllm(), Some(Version::new(0, 32)), &on_gpu(), &config).unwrap_err();
+    let refused = line(&vllm(), Some(VllmVersion::new(0, 32)), &on_gpu(), &config).unwrap_err();
     assert!(matches!(&refused, HostError::ReservedArgument { argument, .. } if argument == "--tensor-parallel-size"), "{refused}");
 }

@@ -17,15 +17,15 @@ fn the_last_line_that_is_a_version_counts() {
         ("", None),
     ];
     for (output, expected) in table {
-        let parsed = Version::parse(output).map(|v| (v.major, v.minor, v.patch));
+        let parsed = VllmVersion::parse(output).map(|v| (v.major, v.minor, v.patch));
         assert_eq!(parsed, expected, "{output:?}");
     }
 }
 
 #[test]
 fn versions_compare_by_their_numbers() {
-    assert!(Version::new(0, 9) < Version::new(0, 18));
-    assert!(Version::parse("0.24.1").unwrap() > Version::new(0, 24));
+    assert!(VllmVersion::new(0, 9) < VllmVersion::new(0, 18));
+    assert!(VllmVersion::parse("0.24.1").unwrap() > VllmVersion::new(0, 24));
 }
 
 fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
@@ -40,7 +40,7 @@ fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
 async fn a_program_is_asked_for_its_version() {
     let (_directory, path) = program("#!/bin/sh\necho warning >&2\necho 0.32.0+cpu\n");
     assert_eq!(read_interpreter(&path), None);
-    assert_eq!(probe(&path).await.unwrap(), InstalledVllm { version: Version::new(0, 32), rust_front_end: None });
+    assert_eq!(probe(&path).await.unwrap(), InstalledVllm { version: VllmVersion::new(0, 32), rust_front_end: None });
 }
 
 #[test]
@@ -67,7 +67,7 @@ async fn a_program_without_a_version_is_shown_with_its_last_line() {
 async fn a_program_that_hangs_is_killed_at_the_deadline() {
     let (_directory, path) = program("#!/bin/sh\nsleep 600 & sleep 600\n");
     let error = run_program(&path, &[], Duration::from_millis(100)).await.unwrap_err();
-    assert!(matches!(error, VersionError::Timeout { .. }));
+    assert!(matches!(error, VllmVersionError::Timeout { .. }));
 }
 
 #[test]

@@ -33,14 +33,14 @@ fn a_start_passes_through_loading_to_ready() {
     let now = Instant::now();
     let mut machine = EngineStateMachine::new(limits(), false);
     assert_eq!(machine.handle(EngineEvent::Start, now), [SupervisorAction::RequestStart]);
-    assert_eq!((machine.state(), machine.wake_at()), (EngineState::Waiting, None));
+    assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Waiting, None));
     assert_eq!(machine.handle(EngineEvent::MayStart, now), [SupervisorAction::Spawn]);
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Starting));
     assert_eq!(machine.handle(EngineEvent::Loading, now), []);
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Loading));
     assert_eq!(machine.handle(EngineEvent::Ready, now), []);
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Ready));
-    assert_eq!(machine.wake_at(), None);
+    assert_eq!(machine.next_deadline(), None);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn an_exit_nobody_asked_for_kills_the_group_and_backs_off() {
     assert_eq!(machine.state(), EngineState::Killing { then: AfterExit::BackOff });
     assert_eq!(machine.handle(EngineEvent::Tick, now + MAX_BACKOFF), []);
     machine.handle(EngineEvent::GroupEmpty, now);
-    assert_eq!(machine.wake_at(), Some(now + Duration::from_secs(1)));
+    assert_eq!(machine.next_deadline(), Some(now + Duration::from_secs(1)));
     assert_eq!(machine.handle(EngineEvent::Tick, now + Duration::from_secs(1)), [SupervisorAction::RequestStart]);
 }
 
@@ -78,7 +78,7 @@ fn ten_minutes_of_health_forgive_earlier_crashes() {
         let later = now + Duration::from_secs(healthy);
         machine.handle(EngineEvent::Exited, later);
         machine.handle(EngineEvent::GroupEmpty, later);
-        assert_eq!(machine.wake_at(), Some(later + Duration::from_secs(pause)));
+        assert_eq!(machine.next_deadline(), Some(later + Duration::from_secs(pause)));
     }
 }
 
@@ -93,7 +93,7 @@ fn a_healthy_life_that_ended_on_request_forgives_too_and_only_once() {
     for pause in [1, 2] {
         machine.handle(EngineEvent::Exited, later);
         machine.handle(EngineEvent::GroupEmpty, later);
-        assert_eq!(machine.wake_at(), Some(later + Duration::from_secs(pause)));
+        assert_eq!(machine.next_deadline(), Some(later + Duration::from_secs(pause)));
         machine.handle(EngineEvent::Restart, later);
         machine.handle(EngineEvent::MayStart, later);
     }
@@ -119,7 +119,7 @@ fn a_drain_waits_for_requests_then_stops_and_stays_stopped() {
     assert_eq!(machine.handle(EngineEvent::Drain, now), []);
     assert!(matches!(machine.state(), EngineState::Draining { .. }));
     assert_eq!(machine.handle(EngineEvent::Idle, now), [SupervisorAction::Terminate]);
-    assert_eq!(machine.wake_at(), Some(now + limits().grace));
+    assert_eq!(machine.next_deadline(), Some(now + limits().grace));
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::KillGroup]);
     machine.handle(EngineEvent::GroupEmpty, now);
     assert_eq!(machine.state(), EngineState::Stopped);
@@ -142,7 +142,7 @@ fn a_stop_during_start_up_waits_only_briefly_for_sigterm() {
     let now = Instant::now();
     let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
     assert_eq!(machine.handle(EngineEvent::Drain, now), [SupervisorAction::Terminate]);
-    assert_eq!(machine.wake_at(), Some(now + STARTING_GRACE));
+    assert_eq!(machine.next_deadline(), Some(now + STARTING_GRACE));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_quarantine_lets_requests_finish_and_only_a_release_ends_it() {
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
     assert_eq!(machine.handle(EngineEvent::GroupEmpty, now), []);
-    assert_eq!((machine.state(), machine.wake_at()), (EngineState::Quarantined, None));
+    assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Quarantined, None));
     for event in [EngineEvent::Restart, EngineEvent::Start, EngineEvent::Tick, EngineEvent::MayStart, EngineEvent::Fail, EngineEvent::Exited, EngineEvent::WakeUp] {
         assert_eq!(machine.handle(event, now + MAX_BACKOFF), []);
         assert_eq!(machine.state(), EngineState::Quarantined, "after {event:?}");
@@ -269,12 +269,12 @@ fn a_release_forgets_the_crashes() {
             machine.handle(event, now);
         }
     }
-    assert_eq!(machine.wake_at(), Some(now + Duration::from_secs(32)));
+    assert_eq!(machine.next_deadline(), Some(now + Duration::from_secs(32)));
     assert_eq!(machine.handle(EngineEvent::Release, now), [SupervisorAction::RequestStart]);
     for event in [EngineEvent::MayStart, EngineEvent::Exited, EngineEvent::GroupEmpty] {
         machine.handle(event, now);
     }
-    assert_eq!(machine.wake_at(), Some(now + INITIAL_BACKOFF));
+    assert_eq!(machine.next_deadline(), Some(now + INITIAL_BACKOFF));
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn an_engine_sleeps_only_when_it_serves_and_its_death_is_noticed() {
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Starting));
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::FallAsleep, now), []);
-    assert_eq!((machine.state(), machine.wake_at()), (EngineState::Alive(LiveStage::Sleeping), None));
+    assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Alive(LiveStage::Sleeping), None));
     assert_eq!(machine.handle(EngineEvent::Ready, now), []);
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Sleeping), "only what woke it says so");
     machine.handle(EngineEvent::WakeUp, now);
@@ -298,7 +298,7 @@ fn an_engine_that_is_found_asleep_has_never_been_ready_in_between() {
     let now = Instant::now();
     let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
     assert_eq!(machine.handle(EngineEvent::FoundAsleep, now), []);
-    assert_eq!((machine.state(), machine.wake_at()), (EngineState::Alive(LiveStage::Sleeping), None));
+    assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Alive(LiveStage::Sleeping), None));
     machine.handle(EngineEvent::WakeUp, now);
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Ready));
 }
@@ -316,7 +316,7 @@ fn a_first_command_line_that_never_serves_is_replaced_at_once_and_the_second_bac
         machine.handle(EngineEvent::MayStart, now);
         assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
         machine.handle(EngineEvent::GroupEmpty, now);
-        assert_eq!(machine.wake_at(), Some(now + INITIAL_BACKOFF));
+        assert_eq!(machine.next_deadline(), Some(now + INITIAL_BACKOFF));
     }
 }
 
@@ -351,7 +351,7 @@ fn an_adopted_engine_that_had_been_ready_must_answer_soon() {
     for (was_ready, limit) in [(true, ADOPTION_TIMEOUT), (false, limits().startup)] {
         let mut machine = EngineStateMachine::new(limits(), true);
         assert_eq!(machine.handle(EngineEvent::Adopt { was_ready }, now), []);
-        assert_eq!((machine.state(), machine.wake_at()), (EngineState::Alive(LiveStage::Loading), Some(now + limit)));
+        assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Alive(LiveStage::Loading), Some(now + limit)));
         machine.handle(EngineEvent::Ready, now);
         assert_eq!(machine.state(), EngineState::Alive(LiveStage::Ready));
     }

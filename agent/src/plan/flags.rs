@@ -22,7 +22,7 @@ pub(super) struct ReplicaContext<'a> {
     /// Its number of GPUs.
     pub(super) tp: u32,
     /// The context to which it is held because the model's own does not fit.
-    pub(super) shortened: Option<u32>,
+    pub(super) shortened_context: Option<u32>,
     /// Its front-end.
     pub(super) front_end: FrontEndInUse,
     /// There is room for a process around its model.
@@ -63,7 +63,7 @@ impl FlagList<'_> {
 }
 
 fn add_shutdown_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
-    if setup.since(SHUTDOWN_TIMEOUT_SINCE) {
+    if setup.is_at_least(SHUTDOWN_TIMEOUT_SINCE) {
         let seconds = setup.drain_timeout.as_secs().to_string();
         // A batch system may send SIGTERM to the engine just when it sends it to the agent.
         list.add(
@@ -79,7 +79,7 @@ fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &Re
     if place.tp > 1 {
         list.add("--tensor-parallel-size", place.tp.to_string(), FlagOrigin::Hostler, "the GPUs of one replica, see the layout");
     }
-    if let Some(tokens) = place.shortened {
+    if let Some(tokens) = place.shortened_context {
         list.add(
             "--max-model-len",
             tokens.to_string(),
@@ -111,7 +111,7 @@ fn add_step_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu, f
     };
     list.add("--max-num-seqs", steps.sequences.to_string(), origin(steps.sequences != default.sequences), few);
     list.add("--max-num-batched-tokens", steps.tokens.to_string(), origin(steps.tokens != default.tokens), small);
-    let limited = setup.profile != Profile::Conservative && setup.since(QUEUE_LIMIT_SINCE) && front_end == FrontEndInUse::Python;
+    let limited = setup.profile != Profile::Conservative && setup.is_at_least(QUEUE_LIMIT_SINCE) && front_end == FrontEndInUse::Python;
     if limited && steps.sequences > 0 {
         // As many again as run: a burst waits, and what comes beyond it is better off at another replica.
         let most = (2 * u64::from(steps.sequences)).max(MIN_QUEUE_LIMIT).to_string();
@@ -129,14 +129,14 @@ fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     list.add("--enable-prefix-caching", "", FlagOrigin::Engine, "what was computed for a prompt serves the next one that begins alike");
     list.add("--enable-chunked-prefill", "", FlagOrigin::Engine, "long prompts are read in parts, between the tokens of others");
     list.add("--enforce-eager", "off", FlagOrigin::Engine, "CUDA graphs start the kernels of a step at once");
-    if setup.since(ASYNC_AUTO_SINCE) {
+    if setup.is_at_least(ASYNC_AUTO_SINCE) {
         list.add(
             "--async-scheduling",
             "",
             FlagOrigin::Engine,
             "the next step is planned while the GPU computes this one, where the model allows it",
         );
-    } else if setup.since(ASYNC_SINCE) && tuned && !list.given.has("--speculative-config") {
+    } else if setup.is_at_least(ASYNC_SINCE) && tuned && !list.given.has("--speculative-config") {
         list.add(
             "--async-scheduling",
             "",
@@ -144,7 +144,7 @@ fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
             "the next step is planned while the GPU computes this one; this release does not do so by itself",
         );
     }
-    if setup.profile == Profile::Latency && setup.since(PERFORMANCE_MODE_SINCE) {
+    if setup.profile == Profile::Latency && setup.is_at_least(PERFORMANCE_MODE_SINCE) {
         list.add(
             "--performance-mode",
             "interactivity",
@@ -152,7 +152,7 @@ fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
             "CUDA graphs for every small number of requests, not only for some",
         );
     }
-    if setup.since(STREAM_INTERVAL_SINCE) {
+    if setup.is_at_least(STREAM_INTERVAL_SINCE) {
         list.add("--stream-interval", "1", FlagOrigin::Engine, "each token is sent as soon as it is there");
     }
 }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::control::DesiredAdapters;
-use super::{Phase, Status};
+use super::{Phase, EngineStatus};
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 
 /// One engine, as those see it who watch its health.
 #[derive(Debug)]
-pub(crate) struct WatchedEngine {
+pub(crate) struct MonitoredEngine {
     /// Where it listens.
     pub(crate) socket: PathBuf,
     /// Its requests.
@@ -21,7 +21,7 @@ pub(crate) struct WatchedEngine {
     /// What it says of its load.
     pub(crate) samples: watch::Receiver<Option<LoadSample>>,
     /// What the driver says of it.
-    pub(crate) status: watch::Receiver<Status>,
+    pub(crate) status: watch::Receiver<EngineStatus>,
     /// How long it may show no progress with work, at least.
     pub(crate) stall_timeout: Duration,
     /// After this time without requests it is asked for one token; zero turns it off.
@@ -42,7 +42,7 @@ pub(super) struct WorkCounters {
     counters: [u64; 3],
 }
 
-impl WatchedEngine {
+impl MonitoredEngine {
     /// What has come out of the engine so far.
     pub(super) fn work_counters(&self) -> WorkCounters {
         let figures = self.samples.borrow().map(|sample| sample.metrics).unwrap_or_default();

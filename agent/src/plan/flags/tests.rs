@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::AgentConfig;
 use crate::host::EngineProgram;
-use crate::vllm::Version;
+use crate::vllm::VllmVersion;
 
 fn gpu(gib: u64) -> Gpu {
     Gpu { name: "test GPU".to_owned(), memory_bytes: gib << 30, ..Gpu::default() }
@@ -12,12 +12,12 @@ fn gpu(gib: u64) -> Gpu {
 fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
-    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(Version::new(0, minor)), &config)
+    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, minor)), &config)
 }
 
 /// What is put on the command line, without what every engine gets and without graphs, which have a test of their own.
 fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
-    let choices = choose_flags(setup, &ReplicaContext { gpu, tp, shortened: None, front_end, has_workers: false });
+    let choices = choose_flags(setup, &ReplicaContext { gpu, tp, shortened_context: None, front_end, has_workers: false });
     let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(FlagChoice::to_arguments).collect();
     let line = words.join(" ");
     line.strip_suffix("--disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers")
@@ -30,7 +30,7 @@ const GRAPHS: &str = "--cudagraph-capture-sizes";
 
 /// The sizes of graphs that are asked for.
 fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
-    let place = ReplicaContext { gpu: Some(&gpu(gib)), tp: 1, shortened: None, front_end: PYTHON, has_workers: false };
+    let place = ReplicaContext { gpu: Some(&gpu(gib)), tp: 1, shortened_context: None, front_end: PYTHON, has_workers: false };
     let choices = choose_flags(&setup(minor, profile, given), &place);
     let words: Vec<&str> = choices.iter().filter(|choice| choice.flag == GRAPHS).flat_map(FlagChoice::to_arguments).collect();
     assert!(words.is_empty() || words[0] == GRAPHS);
@@ -120,7 +120,7 @@ fn the_users_own_flags_come_first() {
     let mine = "--max-num-seqs 7 --no-enable-prefix-caching --max_num_batched_tokens=99 --max-num-queued-reqs 5 --shutdown-timeout 9 --stream-interval 4";
     let setup = setup(32, Profile::Throughput, mine);
     assert_eq!(line(&setup, Some(&gpu(24)), 1, PYTHON), "");
-    let shown = choose_flags(&setup, &ReplicaContext { gpu: Some(&gpu(24)), tp: 1, shortened: None, front_end: PYTHON, has_workers: false });
+    let shown = choose_flags(&setup, &ReplicaContext { gpu: Some(&gpu(24)), tp: 1, shortened_context: None, front_end: PYTHON, has_workers: false });
     let of = |flag| shown.iter().find(|choice| choice.flag == flag).map(|choice| (choice.value.as_str(), choice.origin));
     assert_eq!(of("--max-num-seqs"), Some(("7", FlagOrigin::User)));
     assert_eq!(of("--max-num-batched-tokens"), Some(("99", FlagOrigin::User)));
@@ -132,7 +132,7 @@ fn the_users_own_flags_come_first() {
 
 #[test]
 fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
-    let place = ReplicaContext { gpu: Some(&gpu(80)), tp: 4, shortened: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
+    let place = ReplicaContext { gpu: Some(&gpu(80)), tp: 4, shortened_context: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
     let words: Vec<String> =
         choose_flags(&setup(32, Profile::Throughput, ""), &place).iter().flat_map(FlagChoice::to_arguments).map(str::to_owned).collect();
     assert!(words.join(" ").starts_with("--shutdown-timeout 30 --tensor-parallel-size 4 --max-model-len 16384"));
@@ -142,7 +142,7 @@ fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
 fn the_model_of_an_engine_on_one_gpu_has_a_process_of_its_own_where_throughput_is_wanted_and_there_is_room() {
     const FLAG: &str = "--distributed-executor-backend";
     let chosen = |profile, given, tp, has_workers| {
-        let place = ReplicaContext { gpu: Some(&gpu(80)), tp, shortened: None, front_end: PYTHON, has_workers };
+        let place = ReplicaContext { gpu: Some(&gpu(80)), tp, shortened_context: None, front_end: PYTHON, has_workers };
         let choices = choose_flags(&setup(24, profile, given), &place);
         choices.into_iter().find(|choice| choice.flag == FLAG).map(|choice| (choice.value, choice.origin))
     };

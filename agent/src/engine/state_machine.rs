@@ -223,7 +223,7 @@ impl EngineStateMachine {
     }
 
     /// When the driver must deliver the next `Tick`, if ever.
-    pub(crate) fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             EngineState::Alive(LiveStage::Starting | LiveStage::Loading) => self.ready_by,
             EngineState::Draining { until, .. } | EngineState::Stopping { until, .. } | EngineState::BackingOff { until } => Some(until),
@@ -308,7 +308,7 @@ impl EngineStateMachine {
             EngineEvent::WakeUp if stage == LiveStage::Sleeping => self.enter(EngineState::Alive(LiveStage::Ready)),
             EngineEvent::LacksRoute if self.may_fall_back => self.fall_back(),
             EngineEvent::Exited | EngineEvent::SpawnFailed | EngineEvent::Unhealthy => self.handle_failed_start(now),
-            EngineEvent::Tick if self.wake_at().is_some_and(|at| now >= at) => self.handle_failed_start(now),
+            EngineEvent::Tick if self.next_deadline().is_some_and(|at| now >= at) => self.handle_failed_start(now),
             EngineEvent::Fail => self.crash(AfterExit::BackOff, now),
             EngineEvent::Drain => self.drain_or_terminate(stage, AfterExit::Stop, now),
             EngineEvent::HandOver => self.drain_or_terminate(stage, AfterExit::Detach, now),

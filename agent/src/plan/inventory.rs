@@ -2,25 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
-use super::what_if::DescribedGpus;
+use super::described_gpus::DescribedGpus;
 use super::{PlanInput, Plan, PlanError, HostResources, front_end, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
 use crate::prompt_files;
-use crate::gpu::{Gpu, Links};
+use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{self, Host, HostError, EngineProgram};
-use crate::vllm::releases::{NEWEST_TESTED, RUST_FRONT_END_SINCE};
-use crate::vllm::version::{self, InstalledVllm, Version, VersionError};
+use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
+use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
 
 /// Which vLLM is behind a program; `None` for the simulated engine, and for a vLLM that does not tell its version. Takes seconds.
 ///
 /// # Errors
 /// When the program cannot be started.
-pub async fn probe_installed(engine: &EngineProgram) -> Result<Option<InstalledVllm>, VersionError> {
+pub async fn probe_installed(engine: &EngineProgram) -> Result<Option<InstalledVllm>, VllmVersionError> {
     let EngineProgram::Vllm { program } = engine else { return Ok(None) };
     match version::probe(program).await {
         Ok(installed) => Ok(Some(installed)),
-        Err(error @ VersionError::Start { .. }) => Err(error),
+        Err(error @ VllmVersionError::Start { .. }) => Err(error),
         Err(error) => {
             tracing::warn!(%error, "the version of vLLM is unknown; only flags that every release has are used");
             Ok(None)
@@ -38,7 +38,7 @@ pub struct Inventory {
     /// The GPUs that may be used.
     pub gpus: Vec<Gpu>,
     /// Which of them are joined by NVLink.
-    pub links: Links,
+    pub links: NvlinkTopology,
     /// What else there is for engines.
     pub resources: HostResources,
 }
@@ -70,9 +70,9 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
 #[derive(Debug, Clone, Default)]
 pub struct PreviewRequest {
     /// GPUs.
-    pub gpus: Option<DescribedGpus>,
+    pub described_gpus: Option<DescribedGpus>,
     /// A release of vLLM. It is taken to have the Rust front-end where such releases have it.
-    pub version: Option<Version>,
+    pub version: Option<VllmVersion>,
 }
 
 /// A plan that nothing is started from.
@@ -90,7 +90,7 @@ pub struct PlanPreview {
 /// As the agent's start: when nothing can be run, the model does not fit, or what the settings ask for cannot be.
 pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<PlanPreview, AgentError> {
     let mut supposes = Vec::new();
-    if supposed.gpus.is_some() && config.model.is_empty() && config.engine != EngineKind::Simulated {
+    if supposed.described_gpus.is_some() && config.model.is_empty() && config.engine != EngineKind::Simulated {
         return Err(HostError::NoModel.into());
     }
     let this_program = std::env::current_exe().map_err(AgentError::OwnPath)?;
@@ -99,14 +99,14 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
         Ok(engine) => (engine.clone(), probe_installed(&engine).await?),
         Err(HostError::NoVllm { name, .. }) => {
             if supposed.version.is_none() {
-                supposes.push(format!("vLLM is not installed here: the plan is for {NEWEST_TESTED}; another one is named with --vllm-version"));
+                supposes.push(format!("vLLM is not installed here: the plan is for {NEWEST_KNOWN}; another one is named with --vllm-version"));
             }
-            (EngineProgram::Vllm { program: name.into() }, Some(assume_installed(NEWEST_TESTED)))
+            (EngineProgram::Vllm { program: name.into() }, Some(assume_installed(NEWEST_KNOWN)))
         }
         Err(other) => return Err(other.into()),
     };
     let installed = supposed.version.map(assume_installed).or(installed);
-    let (gpus, links, room) = match supposed.gpus {
+    let (gpus, links, room) = match supposed.described_gpus {
         Some(DescribedGpus { gpus, links }) => {
             supposes.push("each engine has at least 8 CPUs, and 512 MiB of shared memory".to_owned());
             (gpus, links, HostResources::unlimited())
@@ -124,7 +124,7 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
 }
 
 /// A release as it comes for GPUs. Where its Rust front-end lies does not matter to a plan.
-fn assume_installed(version: Version) -> InstalledVllm {
+fn assume_installed(version: VllmVersion) -> InstalledVllm {
     let rust_front_end = (version >= RUST_FRONT_END_SINCE).then(|| Path::new("vllm-rs").to_owned());
     InstalledVllm { version, rust_front_end }
 }

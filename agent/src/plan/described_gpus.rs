@@ -2,7 +2,7 @@
 //! slices, and several kinds are separated by commas.
 
 use super::weights::scaled;
-use crate::gpu::{Gpu, Links, Slice};
+use crate::gpu::{Gpu, NvlinkTopology, MigSlice};
 
 /// A slice's name rounds its memory up: `1g.10gb` has 9.5 to 9.75 GiB, `3g.40gb` 39.2 to 39.6.
 const SLICE_MEMORY_FACTOR: f64 = 0.95;
@@ -16,7 +16,7 @@ pub struct DescribedGpus {
     /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// Which of them are joined.
-    pub links: Links,
+    pub links: NvlinkTopology,
 }
 
 /// A description that cannot be read.
@@ -43,7 +43,7 @@ pub fn parse_gpus(text: &str, domain: u32) -> Result<DescribedGpus, GpuDescripti
         for position in 0..number {
             let index = first + position;
             let memory_bytes = scaled(1 << 30, if sliced { gib * SLICE_MEMORY_FACTOR } else { gib });
-            let slice = sliced.then(|| Slice { parent: format!("GPU-{first}"), position });
+            let slice = sliced.then(|| MigSlice { parent: format!("GPU-{first}"), position });
             let (uuid, name) = match sliced {
                 true => (format!("MIG-{index}"), format!("MIG {}", size.trim())),
                 false => (format!("GPU-{index}"), format!("GPU of {gib} GiB")),
@@ -55,7 +55,7 @@ pub fn parse_gpus(text: &str, domain: u32) -> Result<DescribedGpus, GpuDescripti
             gpus.push(Gpu { index, uuid, name, memory_bytes, slice, ..Gpu::default() });
         }
     }
-    Ok(DescribedGpus { gpus, links: Links::between(pairs) })
+    Ok(DescribedGpus { gpus, links: NvlinkTopology::between(pairs) })
 }
 
 /// GiB, and whether it is a slice: `80`, `80GB`, `80GiB`, `3g.40gb`.
