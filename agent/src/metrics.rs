@@ -116,7 +116,7 @@ const REPLICA_METRICS: &[ReplicaMetric] = &[
         |replica| cache(replica).resets,
     ),
     replica_metric(
-        "hostler_agent_cache_orphans_total",
+        "hostler_agent_cache_unknown_parents_total",
         "counter",
         "Blocks that were not taken in because the block before them is unknown.",
         |replica| cache(replica).orphans,

@@ -120,7 +120,7 @@ impl Router {
         }
         if !Reading::new(config.max_buffered_body_bytes).has_room_for(config.max_body_bytes) {
             return Err(StartError::Setting(
-                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_reading_bytes be more than that, or lower \
+                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_buffered_body_bytes be more than that, or lower \
                  router.max_body_bytes",
             ));
         }

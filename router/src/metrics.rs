@@ -64,7 +64,7 @@ impl RefusalReason {
             Self::Full => "full",
             Self::Limit => "limit",
             Self::Fleet => "fleet",
-            Self::CrashSuspect => "poison",
+            Self::CrashSuspect => "crash_suspect",
         }
     }
 }
@@ -163,7 +163,7 @@ impl Default for RouterMetrics {
                 "Time to the first token of a stream, as a multiple of what was predicted.",
                 Histogram::new([0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0, 16.0]),
             ),
-            queue_time: page.register_seconds("held", &[], "How long requests waited in the router for a replica with room.", seconds_histogram()),
+            queue_time: page.register_seconds("queue", &[], "How long requests waited in the router for a replica with room.", seconds_histogram()),
             complete: outcome(AnswerOutcome::Complete),
             broken: outcome(AnswerOutcome::Broken),
             client_left: outcome(AnswerOutcome::ClientLeft),
@@ -171,7 +171,7 @@ impl Default for RouterMetrics {
             key_file_reads: {
                 let help =
                     "How often the key file had changed and was read again, by how that ended; while it fails, the keys before it stay.";
-                let family = page.register("keys_read", &["outcome"], help, Family::<OutcomeLabel, Counter>::default());
+                let family = page.register("key_file_reads", &["outcome"], help, Family::<OutcomeLabel, Counter>::default());
                 ["failed", "loaded"].map(|outcome| family.get_or_create(&OutcomeLabel { outcome }).clone())
             },
             retries: page.register("retries", &[], "Attempts beyond a request's first.", Counter::default()),

@@ -61,7 +61,7 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     }
     let name = head.fingerprint.take().map(|name| (epoch, RequestFingerprint(name.into())));
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
-    let settle = Duration::from_millis(u64::from(head.settle_ms));
+    let settle = Duration::from_millis(u64::from(head.prefill_estimate_ms));
     let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
     let request = Outgoing::new(head, serving.body());
     let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;

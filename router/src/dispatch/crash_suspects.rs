@@ -2,7 +2,7 @@
 //! engine has given the first tokens; with a second death it is refused everywhere. So those that only died with a killer are told apart from it.
 //!
 //! Where the suspects that wait could not all be tried within seconds (`trials::ALL_BEGUN`), several are on trial together. A death then convicts nobody, but
-//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `poison_for`, for
+//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `crash_suspect_ttl`, for
 //! any number of routers of which no two try suspects on one replica at the same moment:
 //!
 //! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
@@ -86,7 +86,7 @@ impl CrashSuspects {
     }
 
     /// An agent has reported the death of one of `replica`'s engines.
-    pub fn record_reported_death(&self, replica: &str, death: &wire::Death) {
+    pub fn record_reported_death(&self, replica: &str, death: &wire::EngineCrash) {
         if self.ttl.is_zero() || death.requests.is_empty() {
             return;
         }

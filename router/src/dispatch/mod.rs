@@ -292,7 +292,7 @@ impl Dispatch {
             replica: replica.index,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
-            settle_ms: if prompt.is_stream() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
+            prefill_estimate_ms: if prompt.is_stream() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
             ..outgoing.head.clone()
         };
         self.metrics.count_placement(chosen.level);

@@ -65,9 +65,9 @@ fn model_count(now: &MetricsSnapshot<'_>, standing: &str) -> f64 {
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
 const ROUTER_FIGURES: &[RouterFigure] = &[
     router_figure("hostler_in_flight", "gauge", "Requests in flight in this router.", |now| now.in_flight as f64),
-    router_figure("hostler_held_requests", "gauge", "Requests that wait for a replica with room.", |now| now.queued as f64),
+    router_figure("hostler_queued_requests", "gauge", "Requests that wait for a replica with room.", |now| now.queued as f64),
     router_figure(
-        "hostler_suspect_requests",
+        "hostler_crash_suspects",
         "gauge",
         "Requests that were in flight when an engine died, and were not answered since.",
         |now| now.crash_suspects as f64,
@@ -136,7 +136,7 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
     replica_figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
         replica.state.wire.findings.len() as f64
     }),
-    replica_figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
+    replica_figure("hostler_replica_lease_lapsed", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.suspect))),
     replica_figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
         f64::from(replica.state.wire.restarts)
     }),
@@ -161,7 +161,7 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
     replica_figure("hostler_replica_slowness", "gauge", "How much slower than its learned rates it has lately been, as a factor.", |replica| {
         replica.own.learned().rates.slowness
     }),
-    replica_figure("hostler_replica_own_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
+    replica_figure("hostler_replica_local_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
         f64::from(replica.own.in_flight())
     }),
     replica_figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {

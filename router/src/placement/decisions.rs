@@ -109,7 +109,7 @@ impl fmt::Display for PlacementDecision {
         let why = self.reason();
         write!(
             formatter,
-            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} held={:.3}",
+            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} queued={:.3}",
             choice.candidate.matched,
             self.prompt_tokens,
             self.level.as_str(),

@@ -57,13 +57,13 @@ impl AgentLink for Listening {
     }
 }
 
-/// What a router knows after all it was told.
+/// What a router knows after all reports.
 #[derive(Debug, Default)]
 struct Known {
     epoch: u64,
     state: wire::ReplicaState,
     load: wire::Load,
-    deaths: Vec<wire::Death>,
+    crashes: Vec<wire::EngineCrash>,
     blocks: BTreeSet<u64>,
     /// The blocks are all that the last report about them speaks of.
     whole: bool,
@@ -78,9 +78,9 @@ impl Known {
                 for replica in report.replicas {
                     self.epoch = replica.epoch;
                     if report.snapshot {
-                        self.deaths.clear();
+                        self.crashes.clear();
                     }
-                    self.deaths.extend(replica.deaths);
+                    self.crashes.extend(replica.crashes);
                     self.state = replica.state.unwrap_or(std::mem::take(&mut self.state));
                     self.load = replica.load.unwrap_or(std::mem::take(&mut self.load));
                 }
@@ -273,14 +273,14 @@ async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
 async fn a_router_is_told_each_death_once_and_all_of_them_again_in_a_snapshot() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
-    let epochs = |known: &Known| known.deaths.iter().map(|death| death.epoch).collect::<Vec<_>>();
+    let epochs = |known: &Known| known.crashes.iter().map(|crash| crash.epoch).collect::<Vec<_>>();
     let name = RequestFingerprint((7 << 64) | 9);
     fixture.engine.deaths().record(1, vec![name, RequestFingerprint(3)]);
     fixture.until(|known| epochs(known) == [1]).await;
-    assert_eq!(fixture.known.deaths[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
+    assert_eq!(fixture.known.crashes[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
     fixture.engine.deaths().record(2, vec![name]);
     fixture.until(|known| epochs(known) == [1, 2]).await;
-    fixture.known.deaths.clear();
+    fixture.known.crashes.clear();
     fixture.order(Order::Resync(wire::Resync {})).await;
     fixture.until(|known| epochs(known) == [1, 2]).await;
     fixture.stop().await;
