@@ -45,8 +45,8 @@ pub(crate) async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     let fence = Arc::<Fence>::default();
     let join = admitting.clone().map(|admitting| Joining::server(sessions.fleet.clone(), admitting, fence.clone()));
-    let is_open = admitting.is_none();
-    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
+    let is_anonymous_allowed = admitting.is_none();
+    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed, end: end.clone() }).max_decoding_message_size(wire::MESSAGE_BYTES);
     Server::builder()
         .initial_stream_window_size(wire::WINDOW_BYTES)
         .initial_connection_window_size(wire::WINDOW_BYTES)

@@ -125,15 +125,15 @@ impl Router {
             ));
         }
         let metrics = Arc::new(RouterMetrics::default());
-        let security = RouterTls::load(&config)?;
+        let tls = RouterTls::load(&config)?;
         let edge = bind(&config.listen, "router.listen").await?;
         let agents = bind(config.agents_address(), "router.agents_listen").await?;
-        security.check_plain_text(&config, edge.1, agents.1)?;
+        tls.check_plain_text(&config, edge.1, agents.1)?;
         let admin = bind(&config.admin_listen, "router.admin_listen").await?;
         let place = SocketPlace { configured: config.operators_socket.clone(), port: admin.1.port() };
         Ok(Self {
             operators: (place.clone(), place.open().await?),
-            tls: security,
+            tls,
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
             access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
@@ -239,13 +239,13 @@ impl Router {
         let admission = Admission::new(self.config.max_in_flight);
         let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
         let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: self.config.max_queued_bytes, max_wait: self.config.max_queue_wait };
-        let hold = RequestQueue::start(placer.clone(), bounds, end.clone());
+        let queue = RequestQueue::start(placer.clone(), bounds, end.clone());
         let overview = RouterAdmin {
             fleet: fleet.clone(),
             crash_suspects: poison.clone(),
             admission: admission.clone(),
             placer: placer.clone(),
-            queue: hold.clone(),
+            queue: queue.clone(),
             metrics: metrics.clone(),
             shutdown: serving.clone(),
         };
@@ -255,7 +255,7 @@ impl Router {
         let dispatch = Dispatch {
             fleet,
             placer,
-            queue: hold,
+            queue,
             retries: RetryBudgets::default(),
             crash_suspects: poison,
             metrics,

@@ -110,8 +110,8 @@ struct RuleInput<'a> {
 }
 
 /// What is to be said of an engine, the gravest first. `standing` is what was said a second ago.
-pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, told: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
-    let case = RuleInput { window, setup, facts: told };
+pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, facts: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
+    let case = RuleInput { window, setup, facts };
     let finding = |kind: FindingKind| {
         let stands = standing.contains(&kind);
         let (evidence, advice) = match kind {

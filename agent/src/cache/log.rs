@@ -341,10 +341,10 @@ impl Cursor {
     fn next_part(&mut self, mut snapshot: Snapshot, first: bool, most: usize) -> CacheDelta {
         let stored = snapshot.keys.split_off(snapshot.keys.len().saturating_sub(most));
         let digest = snapshot.digest;
-        let partial = !snapshot.keys.is_empty();
-        self.snapshot = partial.then_some(snapshot);
+        let is_partial = !snapshot.keys.is_empty();
+        self.snapshot = is_partial.then_some(snapshot);
         let epoch = self.position.map_or(0, |place| place.epoch);
-        CacheDelta { epoch, is_snapshot: first, is_partial: partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
+        CacheDelta { epoch, is_snapshot: first, is_partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
     }
 }
 

@@ -214,9 +214,9 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Se
         lanes.push(open_lane(uplink, channel.clone(), &welcome.ticket, router).await?);
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(MIN_HEARTBEAT);
-    let bulk = TransferQueue::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
+    let transfers = TransferQueue::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
     let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
-    Ok(Session { claim, to_router, from_router, reporter, transfers: bulk, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
+    Ok(Session { claim, to_router, from_router, reporter, transfers, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
 }
 
 async fn open_lane(

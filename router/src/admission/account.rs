@@ -99,7 +99,7 @@ impl Account {
 
     /// How its caller stands: of its limits of tokens, the one of which the smallest share is left.
     pub(super) fn rate_limits(&mut self, limits: &Limits, now: u64) -> RateLimits {
-        let rate = |limit: u64, (left, reset): (u64, u64)| RateLimit { limit, remaining: left, reset_ms: reset };
+        let rate = |limit: u64, (remaining, reset_ms): (u64, u64)| RateLimit { limit, remaining, reset_ms };
         let tokens = [
             limits.input_per_minute.map(|limit| rate(limit, self.input.remaining(limit, now))),
             limits.output_per_minute.map(|limit| rate(limit, self.output.remaining(limit, now))),

@@ -16,8 +16,8 @@ fn caller(key: &str, tenant: &str, limits: Limits) -> Caller {
     Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anyone(tenant.into()) }
 }
 
-fn asked(input: u64, output: u64) -> UsageEstimate {
-    UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: 0 }
+fn asked(prompt_tokens: u64, output_tokens: u64) -> UsageEstimate {
+    UsageEstimate { prompt_tokens, output_tokens, body_bytes: 0 }
 }
 
 async fn pass(seconds: f64) {

@@ -104,9 +104,9 @@ impl Dispatch {
         let outlook = chosen.wait_estimate();
         drop(chosen);
         let (chosen, turn) = self.queue.wait_for_turn(prompt, waiting, spot, outlook).await?;
-        let held = since.elapsed();
-        self.metrics.observe_queue_time(held);
-        Ok(chosen.map(|chosen| Binding { chosen, queued_for: held, turn: Some(turn) }))
+        let queued_for = since.elapsed();
+        self.metrics.observe_queue_time(queued_for);
+        Ok(chosen.map(|chosen| Binding { chosen, queued_for, turn: Some(turn) }))
     }
 
     /// A replica that was not `tried` and where a trial may begin.

@@ -73,15 +73,15 @@ pub struct CrashSuspects {
 }
 
 impl CrashSuspects {
-    /// A record in which a death counts for `window`; zero keeps none.
+    /// A record in which a death counts for `ttl`; zero keeps none.
     #[must_use]
-    pub fn new(window: Duration) -> Arc<Self> {
+    pub fn new(ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
-            table: Mutex::new(SuspectTable::new(window, Instant::now())),
+            table: Mutex::new(SuspectTable::new(ttl, Instant::now())),
             suspect_count: AtomicUsize::new(0),
             queued_count: AtomicUsize::new(0),
             change_notify: Notify::new(),
-            ttl: window,
+            ttl,
         })
     }
 
@@ -242,8 +242,8 @@ impl CrashWatch {
     }
 
     /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
-    pub(super) fn trial_progress(&self, token: &'static [u8]) -> Option<TrialProgress> {
-        self.trial_id.map(|trial| TrialProgress { crash_suspects: self.crash_suspects.clone(), trial_id: trial, token_marker: token, remaining_tokens: TRIAL_TOKENS })
+    pub(super) fn trial_progress(&self, token_marker: &'static [u8]) -> Option<TrialProgress> {
+        self.trial_id.map(|trial_id| TrialProgress { crash_suspects: self.crash_suspects.clone(), trial_id, token_marker, remaining_tokens: TRIAL_TOKENS })
     }
 
     /// It was answered, whole.

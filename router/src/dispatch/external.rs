@@ -48,12 +48,12 @@ impl Dispatch {
         let now = Instant::now();
         let Some(chosen) = self.placer.choose(&prompt, &[], now) else { return Err(Refusal::for_model(&self.fleet.view(), prompt.model())) };
         let in_flight = self.placer.count_in_flight(&prompt, &chosen, now);
-        let computing = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
+        let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
         self.metrics.count_placement(chosen.level);
-        let record = PlacementDecision { client_id: outgoing.client_id, ..PlacementDecision::new(outgoing.id, &prompt, chosen) };
-        let record = Arc::new(record);
-        self.placer.decisions.push(record.clone());
-        Ok(ExternalPlacement { replica, in_flight, decision: record, prefill_estimate: computing })
+        let decision = PlacementDecision { client_id: outgoing.client_id, ..PlacementDecision::new(outgoing.id, &prompt, chosen) };
+        let decision = Arc::new(decision);
+        self.placer.decisions.push(decision.clone());
+        Ok(ExternalPlacement { replica, in_flight, decision, prefill_estimate })
     }
 }

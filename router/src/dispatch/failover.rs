@@ -39,13 +39,13 @@ impl Dispatch {
     /// # Errors
     /// When the first byte does not come in time.
     pub(super) async fn attempt_with_failover(&self, mut bound: Binding, tries: RetryContext<'_>) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
-        let RetryContext { prompt, outgoing, tried, uncounted: spared, crash_watch: watched } = tries;
+        let RetryContext { prompt, outgoing, tried, uncounted, crash_watch } = tries;
         let deadline = outgoing.received_at + self.answer_timeout;
         loop {
             let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
             let now = Instant::now();
-            watched.mark_sent(now);
+            crash_watch.mark_sent(now);
             let sent = self.send_to(prompt, outgoing, bound, tried.len());
             let mut attempt = pin!(self.await_answer_start(sent, prompt, outgoing.work));
             let mut look = now;
@@ -55,8 +55,8 @@ impl Dispatch {
                     Ok(attempt) => return Ok((replica, attempt)),
                     Err(_) if look >= deadline => return Err(Refusal::TooSlow(self.answer_timeout)),
                     Err(_) => {
-                        let may_try = has_attempts_left(tried.len() - spared, false);
-                        if may_try && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, watched) {
+                        let may_try = has_attempts_left(tried.len() - uncounted, false);
+                        if may_try && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, crash_watch) {
                             break elsewhere;
                         }
                     }

@@ -282,51 +282,51 @@ impl Dispatch {
 
     /// Counts the request where it goes, remembers why, and sends it.
     fn send_to(&self, prompt: &Prompt, outgoing: &OutboundRequest, bound: Binding, attempt: usize) -> SentAttempt {
-        let Binding { chosen, queued_for: held, turn } = bound;
+        let Binding { chosen, queued_for, turn } = bound;
         let in_flight = self.placer.count_in_flight(prompt, &chosen, Instant::now());
         // Whoever is next sees this one counted.
         drop(turn);
-        let settle = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
+        let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
         let head = wire::RequestHead {
             replica: replica.index,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
-            prefill_estimate_ms: if prompt.is_stream() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
+            prefill_estimate_ms: if prompt.is_stream() { 0 } else { u32::try_from(prefill_estimate.as_millis()).unwrap_or(u32::MAX).max(1) },
             ..outgoing.head.clone()
         };
         self.metrics.count_placement(chosen.level);
         let guessed = chosen.approx_prefix_slot();
-        let reason = PlacementDecision {
+        let decision = PlacementDecision {
             client_id: outgoing.client_id.clone(),
             attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
-            queued_seconds: held.as_secs_f32(),
+            queued_seconds: queued_for.as_secs_f32(),
             ..PlacementDecision::new(outgoing.id, prompt, chosen)
         };
-        let reason = Arc::new(reason);
-        self.placer.decisions.push(reason.clone());
-        outgoing.log_entry.sent(&replica.id, attempt, held);
-        let placed = PlacementFeedback::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
+        let decision = Arc::new(decision);
+        self.placer.decisions.push(decision.clone());
+        outgoing.log_entry.sent(&replica.id, attempt, queued_for);
+        let placed = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, guessed);
         let exchange = replica.lanes.open(head, outgoing.body.clone());
-        SentAttempt { replica, exchange, in_flight, placed, prefill_estimate: settle, decision: reason }
+        SentAttempt { replica, exchange, in_flight, placed, prefill_estimate, decision }
     }
 
     async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, work: Work) -> AttemptOutcome {
-        let SentAttempt { replica, exchange, mut in_flight, placed, prefill_estimate: settle, decision: reason } = sent;
+        let SentAttempt { replica, exchange, mut in_flight, placed, prefill_estimate, decision } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
             Err(broken) => return AttemptOutcome::Lost(broken),
         };
         // A plain answer does not tell when its prompt has been computed.
-        let settle = (!prompt.is_stream()).then_some(settle);
-        let (head, first) = match self.read_first_bytes(&exchange, &mut in_flight, settle).await {
+        let prefill_estimate = (!prompt.is_stream()).then_some(prefill_estimate);
+        let (head, first_chunk) = match self.read_first_bytes(&exchange, &mut in_flight, prefill_estimate).await {
             Ok(began) => began,
             Err(broken) => return AttemptOutcome::Lost(broken),
         };
-        let waits = first.as_ref().is_some_and(|first| only_keeps_alive(first));
+        let awaits_first_event = first_chunk.as_ref().is_some_and(|first_chunk| only_keeps_alive(first_chunk));
         let mut begun =
-            Box::new(StartedAnswer { head, first_chunk: first, exchange, in_flight: None, replica, placed, decision: reason, usage: None, has_unread_body: false, awaits_first_event: waits });
-        if !waits {
+            Box::new(StartedAnswer { head, first_chunk, exchange, in_flight: None, replica, placed, decision, usage: None, has_unread_body: false, awaits_first_event });
+        if !awaits_first_event {
             in_flight.answered();
             self.queue.notify_change();
             // An error comes fast, and says nothing of how fast the engine computes.
@@ -370,42 +370,42 @@ impl Dispatch {
         }
     }
 
-    fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut watched: CrashWatch, mut permit: Permit) -> Answer {
+    fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut crash_watch: CrashWatch, mut permit: Permit) -> Answer {
         let streams = begun.is_stream();
         // Front-ends begin a response's stream before they have asked their core.
         let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
         if !begun.awaits_first_event && !is_front_ends {
-            watched.mark_answered();
+            crash_watch.mark_answered();
         }
-        let StartedAnswer { head, first_chunk: first, exchange, in_flight, replica, placed, decision: reason, usage, has_unread_body: goes_on, awaits_first_event: waits } = begun;
+        let StartedAnswer { head, first_chunk, exchange, in_flight, replica, placed, decision, usage, has_unread_body, awaits_first_event } = begun;
         self.metrics.observe_first_byte(outgoing.received_at);
         if head.status >= 400 {
             permit.reconcile_usage(ActualUsage { prompt_tokens: Some(0), output_tokens: OutputTokens::Exact(0) });
         }
-        if !waits {
+        if !awaits_first_event {
             outgoing.log_entry.began();
         }
         let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
-        let most = outgoing.work.usage_bounds(replica.longest_context());
+        let usage_bounds = outgoing.work.usage_bounds(replica.longest_context());
         let held = RelayContext {
             in_flight,
             permit,
             replica,
-            crash_watch: watched,
+            crash_watch,
             // What an engine refuses it has not computed.
             clears_suspicion: head.status < 400,
             feedback: placed,
             usage,
-            has_unread_body: goes_on,
-            usage_bounds: most,
-            awaits_first_event: waits,
+            has_unread_body,
+            usage_bounds,
+            awaits_first_event,
             log_entry: outgoing.log_entry.clone(),
             received_at: outgoing.received_at,
             idle_timeout: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
-        let relay = Relay::new(exchange, first, streams.then_some(outgoing.dialect), watch, held);
-        Answer { head, body: Box::new(relay), decision: reason }
+        let relay = Relay::new(exchange, first_chunk, streams.then_some(outgoing.dialect), watch, held);
+        Answer { head, body: Box::new(relay), decision }
     }
 }
 

@@ -41,9 +41,9 @@ pub(super) struct PipelineState {
 
 impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<SseScanner>, watch: Option<Watch>, passage: Option<TrialProgress>) -> Arc<Self> {
-        let progress = Instant::now();
-        Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader: watch, trial_progress: passage, sent_bytes: 0, last_progress_at: progress, direct_writer: None, failure: None })))
+    pub(super) fn new(scanner: Option<SseScanner>, response_id_reader: Option<Watch>, trial_progress: Option<TrialProgress>) -> Arc<Self> {
+        let last_progress_at = Instant::now();
+        Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader, trial_progress, sent_bytes: 0, last_progress_at, direct_writer: None, failure: None })))
     }
 
     /// For a moment.

@@ -104,14 +104,14 @@ fn flushing_state(message: String) -> RelayState {
 }
 
 impl Relay {
-    /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
+    /// The rest of `exchange` after its head and `first_chunk` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: RelayContext) -> Self {
-        let passage = dialect.and_then(|dialect| held.crash_watch.trial_progress(dialect.token_marker()));
-        let flow = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
+    pub fn new(exchange: Exchange, first_chunk: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, context: RelayContext) -> Self {
+        let passage = dialect.and_then(|dialect| context.crash_watch.trial_progress(dialect.token_marker()));
+        let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
         // The first piece comes by again.
-        flow.lock().answer_parser = held.has_unread_body.then(|| Box::new(AnswerParser::new("")));
-        Self { state: RelayState::Streaming, first_chunk: first, pipeline: flow, exchange, context: held, is_direct_writing_pending: false, idle_timer: None }
+        pipeline.lock().answer_parser = context.has_unread_body.then(|| Box::new(AnswerParser::new("")));
+        Self { state: RelayState::Streaming, first_chunk, pipeline, exchange, context, is_direct_writing_pending: false, idle_timer: None }
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
@@ -197,8 +197,8 @@ impl Relay {
     fn apply_outcome(&mut self, passed: ChunkOutcome) -> Bytes {
         match passed {
             ChunkOutcome::Forward(bytes) => bytes,
-            ChunkOutcome::Failed { bytes, is_engine_dead: died } => {
-                if died {
+            ChunkOutcome::Failed { bytes, is_engine_dead } => {
+                if is_engine_dead {
                     let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
                 }
                 self.fail("engine_error", "the engine reported an error".into());
@@ -235,13 +235,13 @@ impl Relay {
         }
         let usage = self.usage();
         let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
-        let output = match usage {
+        let output_tokens = match usage {
             _ if !work.generates() => OutputTokens::Exact(0),
             Some(usage) if is_whole => OutputTokens::Exact(usage.completion_tokens),
             usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(events)),
         };
-        let input = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
-        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens: input, output_tokens: output });
+        let prompt_tokens = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
+        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });
     }
 
     /// What the engine says that was used, as far as that can be.

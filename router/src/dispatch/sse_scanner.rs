@@ -185,7 +185,7 @@ impl SseScanner {
         while let Some(end) = event_end(&bytes[begin..]) {
             match self.scan_event(&bytes[begin..begin + end]) {
                 EventVerdict::Fine => begin += end,
-                EventVerdict::Error { is_engine_dead: died } => return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead: died },
+                EventVerdict::Error { is_engine_dead } => return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead },
                 EventVerdict::Abort => return ChunkOutcome::Aborted(bytes.slice(..begin)),
             }
             self.event_count += 1;
@@ -277,8 +277,8 @@ impl SseScanner {
             }
             none => {
                 let EventFields { name, data } = EventFields::parse(part);
-                let told = if dialect.has_usage_field(name) { AnswerParser::parse(data.unwrap_or_default(), dialect.nested_field()) } else { AnswerParser::inert() };
-                none.insert(Box::new(PartialEvent { parser: told, is_final: dialect.is_final_event(name), is_error: is_error(name, data) }))
+                let parser = if dialect.has_usage_field(name) { AnswerParser::parse(data.unwrap_or_default(), dialect.nested_field()) } else { AnswerParser::inert() };
+                none.insert(Box::new(PartialEvent { parser, is_final: dialect.is_final_event(name), is_error: is_error(name, data) }))
             }
         };
         if dialect == Dialect::OpenAi && long.parser.finish_state() == FinishState::Abort { EventVerdict::Abort } else { EventVerdict::Fine }

@@ -63,8 +63,8 @@ impl Lane {
             return Err(Broken::lane_lost());
         }
         self.outbox.push(Frame::new(id, Kind::Request(head)));
-        let unsent = self.send_body(id, body, WINDOW_BYTES);
-        open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body: unsent });
+        let unsent_body = self.send_body(id, body, WINDOW_BYTES);
+        open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body });
         Ok(Exchange { id, lane: self.clone(), inbox })
     }
 

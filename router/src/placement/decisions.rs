@@ -61,10 +61,10 @@ impl PlacementDecision {
     /// The record of `chosen`.
     #[must_use]
     pub fn new(id: u64, prompt: &Prompt, chosen: ChosenReplica) -> Self {
-        let ChosenReplica { decision, view, chosen_at: at, level, expected_output_tokens: output, .. } = chosen;
+        let ChosenReplica { decision, view, chosen_at, level, expected_output_tokens, .. } = chosen;
         let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
-        let names = replicas().map(|replica| replica.id.clone()).collect();
-        let ages = replicas().map(|replica| at.saturating_duration_since(replica.heard).as_secs_f32()).collect();
+        let replica_names = replicas().map(|replica| replica.id.clone()).collect();
+        let report_ages = replicas().map(|replica| chosen_at.saturating_duration_since(replica.heard).as_secs_f32()).collect();
         Self {
             id,
             client_id: None,
@@ -76,10 +76,10 @@ impl PlacementDecision {
             level,
             fallback_reason: prompt.fallback_reason,
             prompt_tokens: prompt.token_count(),
-            expected_output_tokens: output,
+            expected_output_tokens,
             decision,
-            replica_names: names,
-            report_ages: ages,
+            replica_names,
+            report_ages,
             outcome: Mutex::default(),
         }
     }

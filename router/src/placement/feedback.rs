@@ -64,12 +64,12 @@ pub struct PlacementFeedback {
 }
 
 impl PlacementFeedback {
-    /// Follows the request of `record`, which was just counted by `in_flight`; `guessed` is where its text was noted.
+    /// Follows the request of `decision`, which was just counted by `in_flight`; `guessed` is where its text was noted.
     #[must_use]
-    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, record: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<Seat>) -> Self {
+    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, decision: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<Seat>) -> Self {
         Self {
             placer: placer.clone(),
-            decision: record,
+            decision,
             local_load: in_flight.own().clone(),
             approx_prefix_blocks: guessed.map(|seat| (seat, prompt.text_keys().clone())),
             sent_at: Instant::now(),

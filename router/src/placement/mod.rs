@@ -173,7 +173,7 @@ thread_local! {
 impl Placer {
     /// A placer that has learned nothing yet.
     #[must_use]
-    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: PrefillWindows) -> Self {
+    pub fn new(fleet: Fleet, index: Arc<Index>, prompts: Prompts, metrics: Arc<RouterMetrics>, prefill_windows: PrefillWindows) -> Self {
         Self {
             fleet,
             index,
@@ -185,7 +185,7 @@ impl Placer {
             approx_prefix: Arc::default(),
             offered_load: Offered::new(),
             output_lengths: OutputLengths::default(),
-            prefill_windows: gather,
+            prefill_windows,
         }
     }
 
@@ -238,13 +238,13 @@ impl Placer {
         let ask = Ask { tokens: prompt.token_count(), output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
-        let (replica, is_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
-        let (level, seat, block_tokens) = match self.cache_knowledge(prompt, &replica) {
-            CacheKnowledge::Exact(seat, _, block_tokens) => (CacheLevel::Exact, Some(seat), block_tokens),
-            CacheKnowledge::Approximate(seat) => (CacheLevel::Text, Some(seat), TEXT_BLOCK_TOKENS),
+        let (replica, is_window_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
+        let (level, slot, block_tokens) = match self.cache_knowledge(prompt, &replica) {
+            CacheKnowledge::Exact(slot, _, block_tokens) => (CacheLevel::Exact, Some(slot), block_tokens),
+            CacheKnowledge::Approximate(slot) => (CacheLevel::Text, Some(slot), TEXT_BLOCK_TOKENS),
             CacheKnowledge::Unknown => (CacheLevel::Load, None, 0),
         };
-        Some(ChosenReplica { replica, decision, view, chosen_at: now, level, expected_output_tokens: output, slot: seat, block_tokens, is_window_open: is_open })
+        Some(ChosenReplica { replica, decision, view, chosen_at: now, level, expected_output_tokens: output, slot, block_tokens, is_window_open })
     }
 
     /// Tokens that an answer of at most `most` is expected to have.
@@ -307,25 +307,25 @@ impl Placer {
 
     /// Notes how many tokens of the prompt each candidate has cached, or will have.
     fn look_up_caches(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
-        let PlacementScratch { candidates, cache_knowledge: known, rows, exact_slots: seats, approx_prefix_slots: guessed, .. } = tables;
+        let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, approx_prefix_slots, .. } = tables;
         let mut size = 0;
         // One size of blocks after the other, of which there is mostly one.
-        while let Some(larger) = known.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
+        while let Some(larger) = cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
             size = larger;
             rows.clear();
-            seats.clear();
-            for (row, known) in known.iter().enumerate() {
-                if let CacheKnowledge::Exact(seat, holes, of) = *known
+            exact_slots.clear();
+            for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
+                if let CacheKnowledge::Exact(seat, holes, of) = *cache_knowledge
                     && of == size
                 {
                     rows.push(row);
-                    seats.push((seat, holes));
+                    exact_slots.push((seat, holes));
                 }
             }
             let keys = prompt.token_keys(size);
-            let mut blocks = self.index.matched(&keys, seats);
+            let mut blocks = self.index.matched(&keys, exact_slots);
             let text: &[Key] = if self.overlay.has_unread() { prompt.text_keys() } else { &[] };
-            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.block_count(size), text }, seats, &mut blocks);
+            self.overlay.raise(&Compared { keys: &keys, blocks: prompt.block_count(size), text }, exact_slots, &mut blocks);
             // An engine computes at least the last token of a prompt, and with it the block that the token is in.
             let most = prompt.token_count().saturating_sub(1) / size;
             for (row, blocks) in rows.iter().zip(blocks) {
@@ -333,15 +333,15 @@ impl Placer {
             }
         }
         rows.clear();
-        guessed.clear();
-        for (row, known) in known.iter().enumerate() {
-            if let CacheKnowledge::Approximate(seat) = *known {
+        approx_prefix_slots.clear();
+        for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
+            if let CacheKnowledge::Approximate(seat) = *cache_knowledge {
                 rows.push(row);
-                guessed.push(seat);
+                approx_prefix_slots.push(seat);
             }
         }
         if !rows.is_empty() {
-            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched(prompt.text_keys(), guessed)) {
+            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched(prompt.text_keys(), approx_prefix_slots)) {
                 candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.token_count());
             }
         }

@@ -158,14 +158,14 @@ impl ModelQueues {
 impl RequestQueue {
     /// Starts the task that wakes; it ends with `end`.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, bounds: QueueLimits, end: CancellationToken) -> Self {
+    pub fn start(placer: Arc<Placer>, limits: QueueLimits, end: CancellationToken) -> Self {
         let shared = QueueState {
             placer,
-            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: Places::new(bounds.max_requests, bounds.max_bytes) }),
+            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: Places::new(limits.max_requests, limits.max_bytes) }),
             scan_count: AtomicUsize::new(0),
             waiting_count: AtomicUsize::new(0),
             slot_count: AtomicUsize::new(0),
-            limits: bounds,
+            limits,
             change_notify: Notify::new(),
         };
         let hold = Self(Arc::new(shared));
@@ -212,10 +212,10 @@ impl RequestQueue {
     ///
     /// # Errors
     /// When there is none.
-    pub fn take_slot(&self, guest: QueueShare) -> Result<QueueSlot, Overload> {
-        self.0.queues.lock().slots.take(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
+    pub fn take_slot(&self, share: QueueShare) -> Result<QueueSlot, Overload> {
+        self.0.queues.lock().slots.take(share.tenant, share.weight, share.bytes).map_err(Overload::Full)?;
         self.0.slot_count.fetch_add(1, Ordering::Relaxed);
-        Ok(QueueSlot { queue: self.0.clone(), share: guest })
+        Ok(QueueSlot { queue: self.0.clone(), share })
     }
 
     /// A request that does not have to wait is sent: it counts for its tenant like those that had to.

@@ -5,8 +5,8 @@ use super::*;
 
 const CHAT: &str = r#"{"id":"x","choices":[{"index":0,"message":{"content":"a \" \\"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}},"kv":null}"#;
 
-fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
-    Some(TokenUsage { prompt_tokens: prompt, completion_tokens: completion, cached_tokens: cached })
+fn usage(prompt_tokens: u64, completion_tokens: u64, cached_tokens: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt_tokens, completion_tokens, cached_tokens })
 }
 
 #[test]
@@ -106,14 +106,14 @@ fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
         name if name == inner => value.as_object().and_then(|inner| inner.get("usage")),
         _ => None,
     });
-    let (mut prompt, mut completion, mut cached) = (None, None, None);
+    let (mut prompt, mut completion, mut cached_tokens) = (None, None, None);
     for (name, value) in places.filter_map(Value::as_object).flatten() {
         match &**name {
             "prompt_tokens" => prompt = value.as_u64(),
             "completion_tokens" => completion = value.as_u64(),
-            "cached_tokens" => cached = value.as_u64(),
+            "cached_tokens" => cached_tokens = value.as_u64(),
             "prompt_tokens_details" => {
-                value.as_object().and_then(|details| details.get("cached_tokens")).inspect(|value| cached = value.as_u64());
+                value.as_object().and_then(|details| details.get("cached_tokens")).inspect(|value| cached_tokens = value.as_u64());
             }
             _ => {}
         }
@@ -122,7 +122,7 @@ fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
     let reasons = choices.filter_map(|choice| choice.as_object()?.get("finish_reason")?.as_str());
     let finish = reasons
         .fold(FinishState::None, |before, reason| if before == FinishState::Abort || reason == "abort" { FinishState::Abort } else { FinishState::Finished });
-    let usage = prompt.or(completion).map(|_| TokenUsage { prompt_tokens: prompt.unwrap_or(0), completion_tokens: completion.unwrap_or(0), cached_tokens: cached });
+    let usage = prompt.or(completion).map(|_| TokenUsage { prompt_tokens: prompt.unwrap_or(0), completion_tokens: completion.unwrap_or(0), cached_tokens });
     (usage, finish)
 }
 

@@ -168,7 +168,7 @@ impl Death {
     }
 
     /// One that has just become known, before it is judged.
-    pub(super) fn new(life: &EngineLife, at: Instant, until: Instant, is_witnessed: bool) -> Self {
-        Self { life: life.clone(), died_at: at, expires_at: until, verdict: DeathVerdict::Counts, is_witnessed }
+    pub(super) fn new(life: &EngineLife, died_at: Instant, expires_at: Instant, is_witnessed: bool) -> Self {
+        Self { life: life.clone(), died_at, expires_at, verdict: DeathVerdict::Counts, is_witnessed }
     }
 }

@@ -117,8 +117,8 @@ pub(super) struct SuspectTable {
 }
 
 impl SuspectTable {
-    pub(super) fn new(window: Duration, now: Instant) -> Self {
-        Self { ttl: window, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
+    pub(super) fn new(ttl: Duration, now: Instant) -> Self {
+        Self { ttl, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
     }
 
     /// Requests with a death to their name.
@@ -179,14 +179,14 @@ impl SuspectTable {
 
     /// Where this suspect may be tried.
     pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, crowd: TrialDemand, now: Instant) -> TrialConstraints {
-        let together = self.trials.max_concurrent(crowd);
+        let max_concurrent = self.trials.max_concurrent(crowd);
         let fallen = self.crashes.iter().filter(move |fallen| fallen.known_at + DEAD_BUT_READY_PERIOD > now);
         TrialConstraints {
             required_engine: self.trials.bound_engine(fingerprint, now).cloned(),
-            closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), together, now),
+            closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), max_concurrent, now),
             crashed_engines: fallen.map(|fallen| fallen.life.clone()).collect(),
-            occupied_replicas: if together == 1 { self.trials.occupied_replicas(crowd.eligible) } else { Vec::new() },
-            max_concurrent: together,
+            occupied_replicas: if max_concurrent == 1 { self.trials.occupied_replicas(crowd.eligible) } else { Vec::new() },
+            max_concurrent,
         }
     }
 
@@ -203,8 +203,8 @@ impl SuspectTable {
 
     fn trial_candidate(&self, fingerprint: Fingerprint, now: Instant) -> TrialCandidate {
         let record = self.records.get(&fingerprint);
-        let (limit, is_long) = record.map_or((super::trials::MAX_CONCURRENT_TRIALS, false), |record| record.trial_terms(now));
-        TrialCandidate { fingerprint, max_concurrent: limit, is_long }
+        let (max_concurrent, is_long) = record.map_or((super::trials::MAX_CONCURRENT_TRIALS, false), |record| record.trial_terms(now));
+        TrialCandidate { fingerprint, max_concurrent, is_long }
     }
 
     /// Forgets what has lapsed; it looks every second at most.
@@ -227,7 +227,7 @@ impl SuspectTable {
     }
 
     /// An engine has died; who was there.
-    fn record_crash(&mut self, life: &EngineLife, at: Instant, now: Instant) -> CrashScene {
+    fn record_crash(&mut self, life: &EngineLife, known_at: Instant, now: Instant) -> CrashScene {
         if let Some(fallen) = self.crashes.iter().find(|fallen| fallen.life == *life) {
             return fallen.scene.clone();
         }
@@ -235,7 +235,7 @@ impl SuspectTable {
         if self.crashes.len() >= MAX_CRASHES {
             self.crashes.remove(0);
         }
-        self.crashes.push(EngineCrash { life: life.clone(), known_at: at, scene: scene.clone() });
+        self.crashes.push(EngineCrash { life: life.clone(), known_at, scene: scene.clone() });
         scene
     }
 

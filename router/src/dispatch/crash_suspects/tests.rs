@@ -35,8 +35,8 @@ impl SuspectTable {
         self.tries_beside(fingerprint, life, 1, now)
     }
 
-    fn tries_beside(&mut self, fingerprint: Fingerprint, life: &EngineLife, together: usize, now: Instant) -> Option<u64> {
-        self.begin_trial(fingerprint, life, TrialEstimate { max_concurrent: together, ..STREAM }, now)
+    fn tries_beside(&mut self, fingerprint: Fingerprint, life: &EngineLife, max_concurrent: usize, now: Instant) -> Option<u64> {
+        self.begin_trial(fingerprint, life, TrialEstimate { max_concurrent, ..STREAM }, now)
     }
 
     fn is_refused(&self, fingerprint: Fingerprint, now: Instant) -> bool {

@@ -171,19 +171,19 @@ impl Trials {
     }
 
     /// Begins a trial, unless it may not begin there.
-    pub(super) fn begin(&mut self, entrant: TrialCandidate, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
+    pub(super) fn begin(&mut self, candidate: TrialCandidate, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
         self.expire(now);
-        let bound = self.bound_engine(entrant.fingerprint, now).map(|bound| bound == life);
+        let bound = self.bound_engine(candidate.fingerprint, now).map(|bound| bound == life);
         let has_passed = bound == Some(true);
-        let may_begin = has_passed || self.may_begin(entrant, &life.replica, expected.max_concurrent, now);
-        if bound == Some(false) || self.is_on_trial(entrant.fingerprint, now) || !may_begin {
+        let may_begin = has_passed || self.may_begin(candidate, &life.replica, expected.max_concurrent, now);
+        if bound == Some(false) || self.is_on_trial(candidate.fingerprint, now) || !may_begin {
             return None;
         }
         let wait = (expected.first_token * 2 + HANG_MARGIN).min(MAX_TRIAL_DURATION);
         self.mean_duration.get_or_insert(expected.first_token);
         self.next_id += 1;
-        let until = now + if expected.is_stream || entrant.is_long { MAX_TRIAL_DURATION } else { wait };
-        let trial = Trial { id: self.next_id, life: life.clone(), candidate: entrant, began_at: now, answer_due_at: now + wait, ends_at: until, is_abandoned: false };
+        let ends_at = now + if expected.is_stream || candidate.is_long { MAX_TRIAL_DURATION } else { wait };
+        let trial = Trial { id: self.next_id, life: life.clone(), candidate, began_at: now, answer_due_at: now + wait, ends_at, is_abandoned: false };
         if has_passed {
             self.insert_passed(trial);
         } else {
@@ -233,15 +233,15 @@ impl Trials {
 
     /// Who is there.
     pub(super) fn scene_at(&self, life: &EngineLife, now: Instant) -> CrashScene {
-        let (mut undecided, mut passed) = (Vec::new(), Vec::new());
+        let (mut on_trial, mut passed) = (Vec::new(), Vec::new());
         for trial in self.active.iter().filter(|trial| trial.life == *life && (trial.is_active(now) || !trial.is_abandoned)) {
-            let list = if trial.is_active(now) { &mut undecided } else { &mut passed };
+            let list = if trial.is_active(now) { &mut on_trial } else { &mut passed };
             list.push(trial.candidate.fingerprint);
         }
         passed.extend(self.passed.values().flatten().filter(|trial| trial.life == *life).map(|trial| trial.candidate.fingerprint));
         passed.sort_unstable();
         passed.dedup();
-        CrashScene { on_trial: undecided, passed, reported_suspects: 1 }
+        CrashScene { on_trial, passed, reported_suspects: 1 }
     }
 
     /// Those whose time on trial is over have passed, or are forgotten where nobody waits for them any more.

@@ -16,12 +16,12 @@ fn place(fixture: &Fixture, prompt: &Prompt) -> (PlacementFeedback, InFlight, Ar
 }
 
 fn stream(of: char, bytes: usize) -> Prompt {
-    let text = vec![of.to_string().repeat(bytes).into()];
-    Prompt::from_text(PlacementRequest { model: Some("m".into()), prompt_parts: text, is_stream: true, ..PlacementRequest::default() }, "")
+    let prompt_parts = vec![of.to_string().repeat(bytes).into()];
+    Prompt::from_text(PlacementRequest { model: Some("m".into()), prompt_parts, is_stream: true, ..PlacementRequest::default() }, "")
 }
 
-fn usage(completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
-    Some(TokenUsage { prompt_tokens: 1000, completion_tokens: completion, cached_tokens: cached })
+fn usage(completion_tokens: u64, cached_tokens: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt_tokens: 1000, completion_tokens, cached_tokens })
 }
 
 #[test]

@@ -20,8 +20,8 @@ impl Fixture {
         Self::on(Placement::guessed(1).await, most, longest)
     }
 
-    fn on(placed: Placement, most: usize, longest: Duration) -> Self {
-        let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait: longest };
+    fn on(placed: Placement, most: usize, max_wait: Duration) -> Self {
+        let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait };
         let hold = RequestQueue::start(placed.placer.clone(), bounds, CancellationToken::new());
         Self { placed, hold, log: Arc::default() }
     }
