@@ -133,9 +133,9 @@ impl AnswerParser {
     /// What a whole answer or event says.
     #[must_use]
     pub(super) fn parse(json: &[u8], inner: &'static str) -> Self {
-        let mut told = Self::new(inner);
-        told.feed(json);
-        told
+        let mut parser = Self::new(inner);
+        parser.feed(json);
+        parser
     }
 
     /// The usage in the root of a whole answer or event. Mostly it is the only one in there and stands near the end: then what follows it
@@ -145,11 +145,11 @@ impl AnswerParser {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
         // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
         let at = USAGE.find(json)?;
-        let mut told = Self { depth: 1, is_name_expected: true, ..Self::new("") };
-        told.feed(&json[at..]);
+        let mut parser = Self { depth: 1, is_name_expected: true, ..Self::new("") };
+        parser.feed(&json[at..]);
         // A field of anything deeper would be followed by the end of that, and then by the end of the root.
-        let is_in_root = told.is_root_closed && !told.has_trailing_data;
-        if is_in_root { told.usage() } else { Self::parse(json, "").usage() }
+        let is_in_root = parser.is_root_closed && !parser.has_trailing_data;
+        if is_in_root { parser.usage() } else { Self::parse(json, "").usage() }
     }
 
     /// Takes in what comes next.

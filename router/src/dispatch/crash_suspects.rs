@@ -116,11 +116,11 @@ impl CrashSuspects {
         self.suspect_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Looks at the table.
-    fn with_table<T>(&self, look: impl FnOnce(&mut SuspectTable) -> T) -> T {
+    /// Reads or changes the table after what has expired is removed.
+    fn with_table<T>(&self, inspect: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let mut table = self.table.lock();
         table.sweep(Instant::now());
-        let seen = look(&mut table);
+        let seen = inspect(&mut table);
         self.suspect_count.store(table.suspect_count(), Ordering::Relaxed);
         seen
     }
@@ -189,8 +189,8 @@ impl CrashWatch {
         let now = Instant::now();
         let waiting = self.crash_suspects.queued_count.load(Ordering::Relaxed).max(1);
         let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.waiting_since));
-        let crowd = TrialDemand { waiting, eligible, waited };
-        self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), crowd, now)
+        let demand = TrialDemand { waiting, eligible, waited };
+        self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), demand, now)
     }
 
     /// Begins its trial at a replica, if that is still possible.

@@ -34,8 +34,8 @@ impl Dispatch {
     /// # Errors
     /// When no replica can take it, or it is one that engines die of.
     pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
-        let watched = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
-        if watched.clearance()? != Clearance::Free {
+        let crash_watch = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
+        if crash_watch.clearance()? != Clearance::Free {
             let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });
         }

@@ -131,7 +131,7 @@ struct StartedAnswer {
     /// Gone when another replica is tried.
     in_flight: Option<InFlight>,
     replica: Arc<Replica>,
-    placed: PlacementFeedback,
+    feedback: PlacementFeedback,
     decision: Arc<PlacementDecision>,
     /// Of an answer that was read whole.
     usage: Option<TokenUsage>,
@@ -202,9 +202,9 @@ impl Dispatch {
         self.retries.deposit();
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
-        let mut watched = self.crash_suspects.watch(fingerprint);
+        let mut crash_watch = self.crash_suspects.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
-        watched.clearance()?;
+        crash_watch.clearance()?;
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
         let deadline = outgoing.received_at + self.answer_timeout;
         self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;
@@ -219,7 +219,7 @@ impl Dispatch {
         let (mut excused, mut full) = (0, 0);
         loop {
             let bound = if binding::has_attempts_left(tried.len() - excused, was_full) {
-                let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
+                let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut crash_watch)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
                 None
@@ -227,9 +227,9 @@ impl Dispatch {
             // Only a retry costs something.
             let Some(bound) = bound.filter(|bound| tried.is_empty() || was_full && bound.has_room() || retries.withdraw()) else {
                 // The one that it will not stand.
-                watched.end_trial();
+                crash_watch.end_trial();
                 return match (refused, lost) {
-                    (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, watched, permit)),
+                    (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
                     (None, Some(Broken { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
                     (None, None) => Err(Refusal::for_model(&self.fleet.view(), prompt.model())),
                 };
@@ -237,7 +237,7 @@ impl Dispatch {
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let tries = RetryContext { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, uncounted: excused + full, crash_watch: &mut watched };
+            let tries = RetryContext { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, uncounted: excused + full, crash_watch: &mut crash_watch };
             let (replica, attempt) = self.attempt_with_failover(bound, tries).await?;
             let mut begun = match attempt {
                 AttemptOutcome::Started(begun) => begun,
@@ -245,10 +245,10 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && watched.record_engine_loss(&replica) {
+                    if broken.fault == wire::Fault::EngineLost && crash_watch.record_engine_loss(&replica) {
                         excused += 1;
                     }
-                    watched.end_trial();
+                    crash_watch.end_trial();
                     (lost, retries, was_full) = (Some(broken), &self.retries.lost, false);
                     continue;
                 }
@@ -257,10 +257,10 @@ impl Dispatch {
             let refuses = begun.is_retryable();
             was_full = begun.head.status == 503;
             if !refuses || refused.is_some() && !was_full {
-                return Ok(self.relay_answer(*begun, &outgoing, watched, permit));
+                return Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit));
             }
             begun.in_flight = None;
-            watched.end_trial();
+            crash_watch.end_trial();
             if was_full {
                 full += 1;
                 self.fleet.view().avoid(&replica, Instant::now());
@@ -296,7 +296,7 @@ impl Dispatch {
             ..outgoing.head.clone()
         };
         self.metrics.count_placement(chosen.level);
-        let guessed = chosen.approx_prefix_slot();
+        let approx_prefix_slot = chosen.approx_prefix_slot();
         let decision = PlacementDecision {
             client_id: outgoing.client_id.clone(),
             attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
@@ -306,13 +306,13 @@ impl Dispatch {
         let decision = Arc::new(decision);
         self.placer.decisions.push(decision.clone());
         outgoing.log_entry.sent(&replica.id, attempt, queued_for);
-        let placed = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, guessed);
+        let feedback = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, approx_prefix_slot);
         let exchange = replica.lanes.open(head, outgoing.body.clone());
-        SentAttempt { replica, exchange, in_flight, placed, prefill_estimate, decision }
+        SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision }
     }
 
     async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, work: Work) -> AttemptOutcome {
-        let SentAttempt { replica, exchange, mut in_flight, placed, prefill_estimate, decision } = sent;
+        let SentAttempt { replica, exchange, mut in_flight, feedback, prefill_estimate, decision } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
             Err(broken) => return AttemptOutcome::Lost(broken),
@@ -325,13 +325,13 @@ impl Dispatch {
         };
         let awaits_first_event = first_chunk.as_ref().is_some_and(|first_chunk| only_keeps_alive(first_chunk));
         let mut begun =
-            Box::new(StartedAnswer { head, first_chunk, exchange, in_flight: None, replica, placed, decision, usage: None, has_unread_body: false, awaits_first_event });
+            Box::new(StartedAnswer { head, first_chunk, exchange, in_flight: None, replica, feedback, decision, usage: None, has_unread_body: false, awaits_first_event });
         if !awaits_first_event {
             in_flight.answered();
             self.queue.notify_change();
             // An error comes fast, and says nothing of how fast the engine computes.
             if begun.head.status == 200 && !begun.is_retryable() {
-                begun.placed.record_start();
+                begun.feedback.record_start();
             }
         }
         begun.in_flight = Some(in_flight);
@@ -345,12 +345,12 @@ impl Dispatch {
     }
 
     /// Waits for the head and the first bytes of an answer. Engines send their head before they have done anything; until the first byte of
-    /// the body there is nothing to lose. After `settle` the prompt counts as computed.
+    /// the body there is nothing to lose. After `prefill_estimate` the prompt counts as computed.
     async fn read_first_bytes(
         &self,
         exchange: &Exchange,
         in_flight: &mut InFlight,
-        mut settle: Option<Duration>,
+        mut prefill_estimate: Option<Duration>,
     ) -> Result<(wire::ResponseHead, Option<Bytes>), Broken> {
         let begins = async {
             let head = poll_fn(|context| exchange.poll_head(context)).await?;
@@ -361,8 +361,8 @@ impl Dispatch {
             tokio::select! {
                 biased;
                 began = &mut begins => return began,
-                () = sleep(settle.unwrap_or_default()), if settle.is_some() => {
-                    settle = None;
+                () = sleep(prefill_estimate.unwrap_or_default()), if prefill_estimate.is_some() => {
+                    prefill_estimate = None;
                     in_flight.computed();
                     self.queue.notify_change();
                 }
@@ -377,7 +377,7 @@ impl Dispatch {
         if !begun.awaits_first_event && !is_front_ends {
             crash_watch.mark_answered();
         }
-        let StartedAnswer { head, first_chunk, exchange, in_flight, replica, placed, decision, usage, has_unread_body, awaits_first_event } = begun;
+        let StartedAnswer { head, first_chunk, exchange, in_flight, replica, feedback, decision, usage, has_unread_body, awaits_first_event } = begun;
         self.metrics.observe_first_byte(outgoing.received_at);
         if head.status >= 400 {
             permit.reconcile_usage(ActualUsage { prompt_tokens: Some(0), output_tokens: OutputTokens::Exact(0) });
@@ -387,14 +387,14 @@ impl Dispatch {
         }
         let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.watch(&replica));
         let usage_bounds = outgoing.work.usage_bounds(replica.longest_context());
-        let held = RelayContext {
+        let context = RelayContext {
             in_flight,
             permit,
             replica,
             crash_watch,
             // What an engine refuses it has not computed.
             clears_suspicion: head.status < 400,
-            feedback: placed,
+            feedback,
             usage,
             has_unread_body,
             usage_bounds,
@@ -404,7 +404,7 @@ impl Dispatch {
             idle_timeout: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
-        let relay = Relay::new(exchange, first_chunk, streams.then_some(outgoing.dialect), watch, held);
+        let relay = Relay::new(exchange, first_chunk, streams.then_some(outgoing.dialect), watch, context);
         Answer { head, body: Box::new(relay), decision }
     }
 }
@@ -414,7 +414,7 @@ struct SentAttempt {
     replica: Arc<Replica>,
     exchange: Result<Exchange, Broken>,
     in_flight: InFlight,
-    placed: PlacementFeedback,
+    feedback: PlacementFeedback,
     /// When the prompt of a plain answer is taken to have been computed.
     prefill_estimate: Duration,
     decision: Arc<PlacementDecision>,

@@ -58,15 +58,15 @@ impl PipelineState {
         if self.response_id_reader.as_mut().is_some_and(|watch| watch.look(&bytes)) {
             self.response_id_reader = None;
         }
-        if self.trial_progress.as_mut().is_some_and(|passage| passage.observe_chunk(&bytes)) {
+        if self.trial_progress.as_mut().is_some_and(|progress| progress.observe_chunk(&bytes)) {
             self.trial_progress = None;
         }
         if let Some(scanner) = &mut self.scanner {
             return scanner.process(bytes);
         }
-        if let Some(told) = &mut self.answer_parser {
-            told.feed(&bytes);
-            if told.finish_state() == FinishState::Abort {
+        if let Some(parser) = &mut self.answer_parser {
+            parser.feed(&bytes);
+            if parser.finish_state() == FinishState::Abort {
                 return ChunkOutcome::Aborted(Bytes::new());
             }
         }

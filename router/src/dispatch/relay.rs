@@ -107,8 +107,8 @@ impl Relay {
     /// The rest of `exchange` after its head and `first_chunk` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
     pub fn new(exchange: Exchange, first_chunk: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, context: RelayContext) -> Self {
-        let passage = dialect.and_then(|dialect| context.crash_watch.trial_progress(dialect.token_marker()));
-        let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
+        let trial_progress = dialect.and_then(|dialect| context.crash_watch.trial_progress(dialect.token_marker()));
+        let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, trial_progress);
         // The first piece comes by again.
         pipeline.lock().answer_parser = context.has_unread_body.then(|| Box::new(AnswerParser::new("")));
         Self { state: RelayState::Streaming, first_chunk, pipeline, exchange, context, is_direct_writing_pending: false, idle_timer: None }
@@ -247,12 +247,12 @@ impl Relay {
     /// What the engine says that was used, as far as that can be.
     fn usage(&self) -> Option<TokenUsage> {
         let flow = self.pipeline.lock();
-        let told = match (&flow.scanner, &flow.answer_parser) {
+        let reported = match (&flow.scanner, &flow.answer_parser) {
             (Some(scanner), _) => scanner.usage(),
-            (None, Some(told)) => told.usage(),
+            (None, Some(parser)) => parser.usage(),
             (None, None) => self.context.usage,
         };
-        self.context.usage_bounds.clamp(told?)
+        self.context.usage_bounds.clamp(reported?)
     }
 
     /// Whether nothing is left of an answer that needs no looking at.

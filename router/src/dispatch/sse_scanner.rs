@@ -299,16 +299,16 @@ impl SseScanner {
     }
 
     /// What an event says of the answer, which it `ends` if it is whole.
-    fn apply_answer(&mut self, told: &AnswerParser, ends: bool) -> EventVerdict {
-        self.has_finish |= ends && told.is_complete();
+    fn apply_answer(&mut self, parser: &AnswerParser, ends: bool) -> EventVerdict {
+        self.has_finish |= ends && parser.is_complete();
         if self.dialect == Dialect::OpenAi {
-            match told.finish_state() {
+            match parser.finish_state() {
                 FinishState::Abort => return EventVerdict::Abort,
                 FinishState::Finished => self.has_finish = true,
                 FinishState::None => {}
             }
         }
-        self.merge_usage(told.usage());
+        self.merge_usage(parser.usage());
         EventVerdict::Fine
     }
 

@@ -64,14 +64,14 @@ pub struct PlacementFeedback {
 }
 
 impl PlacementFeedback {
-    /// Follows the request of `decision`, which was just counted by `in_flight`; `guessed` is where its text was noted.
+    /// Follows the request of `decision`, which was just counted by `in_flight`; `approx_prefix_slot` is where its text was noted.
     #[must_use]
-    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, decision: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<Seat>) -> Self {
+    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, decision: Arc<PlacementDecision>, in_flight: &InFlight, approx_prefix_slot: Option<Seat>) -> Self {
         Self {
             placer: placer.clone(),
             decision,
             local_load: in_flight.own().clone(),
-            approx_prefix_blocks: guessed.map(|seat| (seat, prompt.text_keys().clone())),
+            approx_prefix_blocks: approx_prefix_slot.map(|seat| (seat, prompt.text_keys().clone())),
             sent_at: Instant::now(),
             first_token_at: None,
             load_at_start: (0, 0),

@@ -66,11 +66,11 @@ fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
 
 #[test]
 fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
-    let told = |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
-    assert_eq!(told("99999999999999999999999999"), usage(1, u64::MAX, None));
-    assert_eq!(told("-5"), usage(1, 0, None));
-    assert_eq!(told("\"7\""), usage(1, 0, None));
-    assert_eq!(told("[7,{\"completion_tokens\":8}]"), usage(1, 0, None));
+    let usage_of = |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
+    assert_eq!(usage_of("99999999999999999999999999"), usage(1, u64::MAX, None));
+    assert_eq!(usage_of("-5"), usage(1, 0, None));
+    assert_eq!(usage_of("\"7\""), usage(1, 0, None));
+    assert_eq!(usage_of("[7,{\"completion_tokens\":8}]"), usage(1, 0, None));
 }
 
 /// JSON in which the names that matter stand where they do and where they do not.
@@ -131,16 +131,16 @@ proptest! {
     fn however_an_answer_is_cut_it_is_read_as_by_its_tree(fields in json(), cut in 1..9_usize, pretty: bool, inner in prop::sample::select(vec!["", "response"])) {
         let answer = if fields.is_object() { fields } else { json!({"usage": fields}) };
         let text = if pretty { serde_json::to_string_pretty(&answer).unwrap() } else { answer.to_string() };
-        let mut told = AnswerParser::new(inner);
-        text.as_bytes().chunks(cut).for_each(|piece| told.feed(piece));
-        prop_assert_eq!((told.usage(), told.finish_state()), by_tree(&answer, inner), "{}", text);
+        let mut parser = AnswerParser::new(inner);
+        text.as_bytes().chunks(cut).for_each(|piece| parser.feed(piece));
+        prop_assert_eq!((parser.usage(), parser.finish_state()), by_tree(&answer, inner), "{}", text);
         prop_assert_eq!(AnswerParser::parse_usage(text.as_bytes()), by_tree(&answer, "").0, "{}", text);
     }
 
     #[test]
     fn what_is_no_json_harms_nobody(bytes in prop::collection::vec(prop::sample::select(br#"{}[]",:\ 7-.eusagfinchor_"#.to_vec()), 0..200), cut in 1..9_usize) {
-        let mut told = AnswerParser::new("usage");
-        bytes.chunks(cut).for_each(|piece| told.feed(piece));
-        let _ = (told.usage(), AnswerParser::parse_usage(&bytes));
+        let mut parser = AnswerParser::new("usage");
+        bytes.chunks(cut).for_each(|piece| parser.feed(piece));
+        let _ = (parser.usage(), AnswerParser::parse_usage(&bytes));
     }
 }

@@ -116,9 +116,9 @@ impl SuspectRecord {
         }
         death.verdict = judge(self);
         let verdict = death.verdict;
-        let told = |known: &Death| !known.is_witnessed && known.life.node() == death.life.node();
-        let surplus = if self.deaths.iter().filter(|known| told(known)).count() >= MAX_UNWITNESSED_DEATHS {
-            self.deaths.iter().position(told)
+        let is_unwitnessed = |known: &Death| !known.is_witnessed && known.life.node() == death.life.node();
+        let surplus = if self.deaths.iter().filter(|known| is_unwitnessed(known)).count() >= MAX_UNWITNESSED_DEATHS {
+            self.deaths.iter().position(is_unwitnessed)
         } else {
             (self.deaths.len() >= MAX_DEATHS_PER_REQUEST).then_some(0)
         };

@@ -178,14 +178,14 @@ impl SuspectTable {
     }
 
     /// Where this suspect may be tried.
-    pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, crowd: TrialDemand, now: Instant) -> TrialConstraints {
-        let max_concurrent = self.trials.max_concurrent(crowd);
+    pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, demand: TrialDemand, now: Instant) -> TrialConstraints {
+        let max_concurrent = self.trials.max_concurrent(demand);
         let fallen = self.crashes.iter().filter(move |fallen| fallen.known_at + DEAD_BUT_READY_PERIOD > now);
         TrialConstraints {
             required_engine: self.trials.bound_engine(fingerprint, now).cloned(),
             closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), max_concurrent, now),
             crashed_engines: fallen.map(|fallen| fallen.life.clone()).collect(),
-            occupied_replicas: if max_concurrent == 1 { self.trials.occupied_replicas(crowd.eligible) } else { Vec::new() },
+            occupied_replicas: if max_concurrent == 1 { self.trials.occupied_replicas(demand.eligible) } else { Vec::new() },
             max_concurrent,
         }
     }
@@ -197,8 +197,8 @@ impl SuspectTable {
 
     /// Lets a suspect go to this engine; `None` when it may not.
     pub(super) fn begin_trial(&mut self, fingerprint: Fingerprint, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
-        let entrant = self.trial_candidate(fingerprint, now);
-        self.trials.begin(entrant, life, expected, now)
+        let candidate = self.trial_candidate(fingerprint, now);
+        self.trials.begin(candidate, life, expected, now)
     }
 
     fn trial_candidate(&self, fingerprint: Fingerprint, now: Instant) -> TrialCandidate {

@@ -113,33 +113,33 @@ impl Trials {
         clippy::cast_precision_loss,
         reason = "small numbers; `as` saturates"
     )]
-    pub(super) fn max_concurrent(&self, crowd: TrialDemand) -> usize {
-        let Some(pace) = self.mean_duration else { return 1 };
-        let left = TRIAL_START_TARGET.saturating_sub(crowd.waited).as_secs_f64();
+    pub(super) fn max_concurrent(&self, demand: TrialDemand) -> usize {
+        let Some(mean_duration) = self.mean_duration else { return 1 };
+        let left = TRIAL_START_TARGET.saturating_sub(demand.waited).as_secs_f64();
         // Rounds in what is left of the time, this one included.
-        let rounds = 1.0 + (left / pace.as_secs_f64().max(0.001)).floor();
+        let rounds = 1.0 + (left / mean_duration.as_secs_f64().max(0.001)).floor();
         if left == 0.0 {
             return MAX_CONCURRENT_TRIALS;
         }
-        let group = crowd.waiting as f64 / (crowd.eligible.max(1) as f64 * rounds);
+        let group = demand.waiting as f64 / (demand.eligible.max(1) as f64 * rounds);
         (group.ceil() as usize).clamp(1, MAX_CONCURRENT_TRIALS)
     }
 
     /// The replicas where this one may not begin, as the others there stand.
-    pub(super) fn closed_replicas(&self, entrant: TrialCandidate, together: usize, now: Instant) -> Vec<Arc<str>> {
+    pub(super) fn closed_replicas(&self, candidate: TrialCandidate, max_concurrent: usize, now: Instant) -> Vec<Arc<str>> {
         let open = || self.active.iter().filter(|trial| trial.is_active(now));
         let mut closed: Vec<Arc<str>> = Vec::new();
         for trial in open() {
             let replica = &trial.life.replica;
-            if !closed.contains(replica) && !self.may_begin(entrant, replica, together, now) {
+            if !closed.contains(replica) && !self.may_begin(candidate, replica, max_concurrent, now) {
                 closed.push(replica.clone());
             }
         }
         closed
     }
 
-    fn may_begin(&self, entrant: TrialCandidate, replica: &Arc<str>, together: usize, now: Instant) -> bool {
-        let (mut beside, mut most) = (0, entrant.max_concurrent.min(together));
+    fn may_begin(&self, candidate: TrialCandidate, replica: &Arc<str>, max_concurrent: usize, now: Instant) -> bool {
+        let (mut beside, mut most) = (0, candidate.max_concurrent.min(max_concurrent));
         for trial in self.active.iter().filter(|trial| trial.is_active(now) && trial.life.replica == *replica) {
             beside += 1;
             most = most.min(trial.candidate.max_concurrent);
@@ -270,6 +270,6 @@ impl Trials {
 
     fn record_duration(&mut self, begun: Instant, ended: Instant) {
         let lasted = ended.saturating_duration_since(begun);
-        self.mean_duration = Some(self.mean_duration.map_or(lasted, |pace| (pace * 3 + lasted) / 4));
+        self.mean_duration = Some(self.mean_duration.map_or(lasted, |mean_duration| (mean_duration * 3 + lasted) / 4));
     }
 }

@@ -98,7 +98,7 @@ async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
     assert_eq!(wanted(hello()), Some(ReadingPlan { reader: python(FILES), lora_adapter: String::new(), block_sizes: vec![16] }));
     assert_eq!(wanted(asked("a prompt of one block and a half at most")), None, "there is too little to find");
     assert_eq!(wanted(PlacementRequest { model: Some("other".into()), ..hello() }), None, "nobody serves it");
-    assert_eq!(Fixture::guessed(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
+    assert_eq!(Fixture::approximate(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,9 +143,9 @@ fn completion(text: &str) -> PlacementRequest {
 
 /// Two replicas whose tokenizer is proved.
 async fn proved() -> (Fixture, Vec<Seat>) {
-    let (fixture, seats) = Fixture::known(2).await;
+    let (fixture, slots) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), Forms::ALL);
-    (fixture, seats)
+    (fixture, slots)
 }
 
 fn read_tokens(prompt: &Prompt) -> &[u32] {
@@ -154,7 +154,7 @@ fn read_tokens(prompt: &Prompt) -> &[u32] {
 
 #[tokio::test(start_paused = true)]
 async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
-    let (fixture, seats) = proved().await;
+    let (fixture, slots) = proved().await;
     let text = "hello world ".repeat(2000);
     let unknown = fixture.placer.read_prompt(completion(&text), false).await;
     assert!(read_tokens(&unknown).len() < 100, "nobody has its first piece");
@@ -169,14 +169,14 @@ async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
 
     let whole: Vec<u32> = (0..4000).map(|token| 1 + token % 2).collect();
     let keys = token_keys(Chain::new("", ""), &whole, 16);
-    fixture.index.store(seats[1], &keys[..100]);
+    fixture.index.store(slots[1], &keys[..100]);
     let known = fixture.placer.read_prompt(completion(&text), false).await;
     assert!((1600..1900).contains(&read_tokens(&known).len()), "{}", read_tokens(&known).len());
     assert_eq!(read_tokens(&known)[..], whole[..read_tokens(&known).len()]);
     let chosen = fixture.choose(&known);
     assert_eq!((&*chosen.replica.id, chosen.decision.choice().candidate.matched), ("n/1", 1600));
 
-    fixture.index.store(seats[1], &keys);
+    fixture.index.store(slots[1], &keys);
     let cached = fixture.placer.read_prompt(completion(&text), false).await;
     assert_eq!((read_tokens(&cached), cached.token_count()), (&whole[..], 4000));
 }

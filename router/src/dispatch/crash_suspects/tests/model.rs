@@ -56,7 +56,7 @@ struct Model {
     /// Engines that each request has killed.
     kills: Vec<usize>,
     /// The longest that one has waited.
-    longest_wait: Duration,
+    max_wait: Duration,
 }
 
 impl Model {
@@ -75,7 +75,7 @@ impl Model {
             untold: Vec::new(),
             restart,
             random: seed | 1,
-            longest_wait: Duration::ZERO,
+            max_wait: Duration::ZERO,
         }
     }
 
@@ -156,10 +156,10 @@ impl Model {
         }
         let up: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].up_at <= now).collect();
         let waiting = self.states.iter().filter(|state| matches!(state, State::Waits { .. })).count();
-        let bars = self.table.trial_constraints(fingerprint, TrialDemand { waiting, eligible: up.len(), waited: now - since }, now);
-        let is_open = |engine: &usize| !bars.closed_replicas.contains(&self.life(*engine).replica);
+        let constraints = self.table.trial_constraints(fingerprint, TrialDemand { waiting, eligible: up.len(), waited: now - since }, now);
+        let is_open = |engine: &usize| !constraints.closed_replicas.contains(&self.life(*engine).replica);
         let open: Vec<usize> = up.into_iter().filter(is_open).collect();
-        let free: Vec<usize> = open.iter().copied().filter(|engine| !bars.occupied_replicas.contains(&self.life(*engine).replica)).collect();
+        let free: Vec<usize> = open.iter().copied().filter(|engine| !constraints.occupied_replicas.contains(&self.life(*engine).replica)).collect();
         let among = if free.is_empty() { open } else { free };
         if among.is_empty() {
             return;
@@ -169,10 +169,10 @@ impl Model {
         let mut trial = None;
         if standing == SuspectStanding::Suspect {
             trial =
-                self.table.begin_trial(fingerprint, &self.life(engine), TrialEstimate { first_token, is_stream: streams, max_concurrent: bars.max_concurrent }, now);
+                self.table.begin_trial(fingerprint, &self.life(engine), TrialEstimate { first_token, is_stream: streams, max_concurrent: constraints.max_concurrent }, now);
             assert!(trial.is_some(), "what was open is open");
         }
-        self.longest_wait = self.longest_wait.max(now - since);
+        self.max_wait = self.max_wait.max(now - since);
         self.states[index] = State::Runs { engine, trial, sent: now };
     }
 
@@ -260,7 +260,7 @@ proptest! {
         let longest = longest.unwrap_or_default() + TICK * 2;
         let rounds = u32::try_from(requests.len().div_ceil(MAX_CONCURRENT_TRIALS * engines)).unwrap();
         let model = Model::new(requests, engines, TICK, seed).run();
-        prop_assert!(model.longest_wait <= TRIAL_START_TARGET + longest * (rounds + 1), "{:?}", model.longest_wait);
+        prop_assert!(model.max_wait <= TRIAL_START_TARGET + longest * (rounds + 1), "{:?}", model.max_wait);
         prop_assert_eq!(model.refused_innocents(), 0);
     }
 }
