@@ -1,20 +1,20 @@
 //! The router: takes requests of OpenAI clients, places each on a replica, relays the answer.
 //!
-//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `carry`; state comes in
-//! through `link` → `fleet`.
+//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `lanes`; state comes in
+//! through `agent_endpoint` → `fleet`.
 
 pub mod admission;
-pub mod lanes;
+mod agent_endpoint;
 mod config;
 pub mod dispatch;
 pub mod edge;
+mod exposures;
 pub mod fleet;
 pub mod grpc;
 mod join;
 pub mod keys;
-mod agent_endpoint;
+pub mod lanes;
 mod metrics;
-mod exposures;
 mod operators;
 pub mod placement;
 pub mod prompt;
@@ -35,19 +35,19 @@ use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
 pub use config::{NeedKey, RouterConfig};
-use dispatch::{Dispatch, CrashSuspects, RetryBudgets};
+use dispatch::{CrashSuspects, Dispatch, RetryBudgets};
 use edge::access::{AccessLog, AccessLogError, Writing};
 use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
+pub use exposures::Exposure;
 use fleet::{Caches, Fleet, Sessions};
 use grpc::{Bookings, Watches};
 use hostler_placement::affinity::Index;
 use keys::{Guard, Keys, KeysError, Secret, guarded};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
-pub use exposures::Exposure;
 pub use operators::operators_sockets;
 use operators::{Operators, SocketPlace};
-use placement::{QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
+use placement::{Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use prompt::Prompts;
 use sticky::Sticky;
 use tls::RouterTls;
@@ -219,10 +219,10 @@ impl Router {
         let index = Arc::new(Index::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
         let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
-        let poison = CrashSuspects::new(self.config.crash_suspect_ttl);
+        let crash_suspects = CrashSuspects::new(self.config.crash_suspect_ttl);
         let sessions = Sessions {
             fleet: fleet.clone(),
-            poison: poison.clone(),
+            poison: crash_suspects.clone(),
             caches: Caches::start(index.clone(), fleet.clone(), end.clone()),
             prompts: prompts.clone(),
             tickets: Arc::default(),
@@ -237,12 +237,17 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
-        let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: self.config.max_queued_bytes, max_wait: self.config.max_queue_wait };
+        let placer =
+            Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
+        let bounds = QueueLimits {
+            max_requests: self.config.max_queued,
+            max_bytes: self.config.max_queued_bytes,
+            max_wait: self.config.max_queue_wait,
+        };
         let queue = RequestQueue::start(placer.clone(), bounds, end.clone());
         let overview = RouterAdmin {
             fleet: fleet.clone(),
-            crash_suspects: poison.clone(),
+            crash_suspects: crash_suspects.clone(),
             admission: admission.clone(),
             placer: placer.clone(),
             queue: queue.clone(),
@@ -257,7 +262,7 @@ impl Router {
             placer,
             queue,
             retries: RetryBudgets::default(),
-            crash_suspects: poison,
+            crash_suspects,
             metrics,
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,

@@ -51,7 +51,7 @@ pub enum RefusalReason {
     Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,
-    /// It kills engines.
+    /// It is a crash suspect.
     CrashSuspect,
 }
 
@@ -84,7 +84,7 @@ struct LevelLabel {
     level: &'static str,
 }
 
-/// The router's own figures.
+/// The router's own metrics.
 #[derive(Debug)]
 pub struct RouterMetrics {
     page: MetricRegistry,
@@ -135,8 +135,12 @@ fn seconds_histogram() -> Histogram {
 impl Default for RouterMetrics {
     fn default() -> Self {
         let mut page = MetricRegistry::default();
-        let outcomes =
-            page.register("answers", &["outcome"], "Answers that had begun, by how they ended.", Family::<OutcomeLabel, Counter>::default());
+        let outcomes = page.register(
+            "answers",
+            &["outcome"],
+            "Answers that had begun, by how they ended.",
+            Family::<OutcomeLabel, Counter>::default(),
+        );
         let outcome = |outcome: AnswerOutcome| outcomes.get_or_create(&OutcomeLabel { outcome: outcome.as_str() }).clone();
         let placed = page.register("placements", &["level"], "Requests sent to a replica, by how its cache was known.", Family::default());
         let predicted = page.register(
@@ -163,7 +167,12 @@ impl Default for RouterMetrics {
                 "Time to the first token of a stream, as a multiple of what was predicted.",
                 Histogram::new([0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0, 16.0]),
             ),
-            queue_time: page.register_seconds("queue", &[], "How long requests waited in the router for a replica with room.", seconds_histogram()),
+            queue_time: page.register_seconds(
+                "queue",
+                &[],
+                "How long requests waited in the router for a replica with room.",
+                seconds_histogram(),
+            ),
             complete: outcome(AnswerOutcome::Complete),
             broken: outcome(AnswerOutcome::Broken),
             client_left: outcome(AnswerOutcome::ClientLeft),
@@ -187,8 +196,18 @@ impl Default for RouterMetrics {
                 "Lines of the access log that were lost, because writing it was stuck.",
                 Counter::default(),
             ),
-            first_byte: page.register_seconds("first_byte", &[], "From a request's arrival to the first byte of its answer.", seconds_histogram()),
-            answer_duration: page.register_seconds("answer", &[], "From a request's arrival to the last byte of its answer.", seconds_histogram()),
+            first_byte: page.register_seconds(
+                "first_byte",
+                &[],
+                "From a request's arrival to the first byte of its answer.",
+                seconds_histogram(),
+            ),
+            answer_duration: page.register_seconds(
+                "answer",
+                &[],
+                "From a request's arrival to the last byte of its answer.",
+                seconds_histogram(),
+            ),
             stream_events: page.register("stream_events", &[], "Events of completed streams.", Counter::default()),
             completion_tokens: page.register(
                 "completion_tokens",
@@ -231,7 +250,7 @@ impl RouterMetrics {
         counter_for(level, &self.placements).inc();
     }
 
-    /// A request was held for this long.
+    /// A request was queued for this long.
     pub fn observe_queue_time(&self, time: Duration) {
         self.queue_time.observe(time.as_secs_f64());
     }
@@ -267,7 +286,7 @@ impl RouterMetrics {
         self.refused.get_or_create(&RefusedLabel { reason: reason.as_str() }).inc();
     }
 
-    /// The page: the router's own figures, then those that agents reported, by node and replica.
+    /// The page: the router's own metrics, then those that agents reported, by node and replica.
     #[must_use]
     pub(crate) fn page(&self, now: &MetricsSnapshot<'_>) -> String {
         let mut page = self.page.render();

@@ -17,7 +17,7 @@ use crate::engine_client::{Answer, EngineClient, Outgoing, RequestError};
 use crate::lane::{IncomingRequest, RequestStream};
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
-use crate::traffic::{InFlight, PromptEstimate, RouterKey, EngineWait};
+use crate::traffic::{EngineWait, InFlight, PromptEstimate, RouterKey};
 
 /// Serves one request to its end, or until the router cancels it: the connection to the engine is then dropped, and the engine aborts.
 pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
@@ -61,7 +61,7 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     }
     let fingerprint = head.fingerprint.take().map(|fingerprint| (epoch, RequestFingerprint(fingerprint.into())));
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
-    let settle = Duration::from_millis(u64::from(head.prefill_estimate_ms));
+    let prefill_estimate = Duration::from_millis(u64::from(head.prefill_estimate_ms));
     let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
     let request = Outgoing::new(head, serving.body());
     let request = request.ok_or_else(|| Broken::protocol("the router sent a request head that HTTP does not allow"))?;
@@ -69,7 +69,7 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     let outcome = tokio::select! {
         biased;
         outcome = exchange.run(request) => outcome,
-        never = assume_prefilled_after(in_flight.as_ref(), settle) => match never {},
+        never = assume_prefilled_after(in_flight.as_ref(), prefill_estimate) => match never {},
     };
     outcome.map_err(|error| match error {
         RequestError::Request(broken) => broken,
@@ -160,10 +160,10 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Counts the prompt as computed after `settle`, unless that is zero: an answer that does not stream shows its first byte with its last.
-async fn assume_prefilled_after(in_flight: Option<&InFlight>, settle: Duration) -> Infallible {
-    if !settle.is_zero() {
-        tokio::time::sleep(settle).await;
+/// Counts the prompt as computed after `prefill_estimate`, unless that is zero: an answer that does not stream shows its first byte with its last.
+async fn assume_prefilled_after(in_flight: Option<&InFlight>, prefill_estimate: Duration) -> Infallible {
+    if !prefill_estimate.is_zero() {
+        tokio::time::sleep(prefill_estimate).await;
         in_flight.inspect(|in_flight| in_flight.mark_prefilled());
     }
     std::future::pending().await
@@ -182,7 +182,7 @@ fn not_ready(message: String) -> Broken {
     Broken { fault: Fault::NotReady, message }
 }
 
-/// The engine could not be reached or broke off: of itself, or because it was told to stop. In the latter case its life ended as it should, and
+/// The engine could not be reached or broke off: of itself, or because it was ordered to stop. In the latter case its life ended as it should, and
 /// nothing is wrong with the request; nor is where the engine never got all of it.
 fn classify_break(index: u32, phase: Phase, is_sent: bool, cause: &str) -> Broken {
     match phase {

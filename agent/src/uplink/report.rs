@@ -2,13 +2,13 @@
 
 use hostler_proto::agent::v1 as wire;
 
-use crate::advise::{Finding, EngineSetup};
+use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
 use crate::engine::{Phase, Status};
-use crate::prompt_files::Bundle;
 use crate::gpu::{Gpu, Reading};
 use crate::node::{NodeState, Replica};
+use crate::prompt_files::Bundle;
 use crate::traffic::RouterKey;
 use crate::vllm::FrontEndInUse;
 
@@ -45,7 +45,7 @@ impl Reporter {
 
     /// The life of a replica's engine that the router last got a report of; 0 before the first.
     pub(super) fn reported_epoch(&self, index: usize) -> u64 {
-        self.last_reports.get(index).map_or(0, |told| told.epoch)
+        self.last_reports.get(index).map_or(0, |reported| reported.epoch)
     }
 
     /// What has changed since the last report, which may be nothing.
@@ -207,7 +207,7 @@ fn finding(finding: &Finding) -> wire::Finding {
 /// Without the version of the blocks: the state is not sent again for each of them.
 fn cache_watch(watched: &CacheStatus, epoch: u64) -> wire::CacheWatch {
     if watched.epoch != epoch {
-        // It tells of the life before, for a moment.
+        // It reports the life before, for a moment.
         return wire::CacheWatch { reason: "the engine has just started".into(), ..wire::CacheWatch::default() };
     }
     let CacheStatus { exact, reason, block_size, has_holes, .. } = watched.clone();

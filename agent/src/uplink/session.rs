@@ -23,12 +23,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
-use super::transfers::TransferQueue;
+use super::backoff::{Backoff, MAX_DELAY};
 use super::dial::{DialError, dial};
 use super::orders;
-use super::backoff::{MAX_DELAY, Backoff};
 use super::relay;
 use super::report::Reporter;
+use super::transfers::TransferQueue;
 use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
 use crate::node::REPORT_INTERVAL;
@@ -46,7 +46,7 @@ const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
 /// Reports and answers that may wait for the connection.
 const QUEUE_CAPACITY: usize = 16;
 
-/// Places in the queue that bulk leaves free, so that a report waits for a few of its parts at most and never for a place.
+/// Places in the queue that transfers leave free, so that a report waits for a few of its parts at most and never for a place.
 const TRANSFER_RESERVE: usize = 12;
 
 /// Why a session ended.
@@ -104,7 +104,9 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
                 SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
                 SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; dialling on"),
                 SessionEnd::Refused(_) => tracing::error!(router = name, %address, reason, "not attached"),
-                SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => tracing::warn!(router = name, %address, reason, "not attached; dialling on"),
+                SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => {
+                    tracing::warn!(router = name, %address, reason, "not attached; dialling on")
+                }
             }
             mentioned = reason;
         }
@@ -316,7 +318,7 @@ impl Session {
         send(&self.to_router, ToRouter::Report(report)).await
     }
 
-    /// An order is done or has failed. What it changed is told first.
+    /// An order is done or has failed. What it changed is reported first.
     async fn answer_order(&mut self, answer: wire::Answer) -> Result<(), SessionEnd> {
         self.report().await?;
         send(&self.to_router, ToRouter::Answer(answer)).await

@@ -14,8 +14,8 @@ use clap::{Arg, ArgAction, ArgMatches};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-pub use document::{markdown, example_file};
-pub use schema::{ValueKind, Section, Setting};
+pub use document::{example_file, markdown};
+pub use schema::{Section, Setting, ValueKind};
 
 /// What is wrong with the configuration, and where.
 #[derive(Debug, thiserror::Error)]

@@ -7,10 +7,10 @@
 
 mod account;
 mod bucket;
+mod daily_window;
 mod rate_limits;
 #[cfg(test)]
 mod tests;
-mod daily_window;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ struct TenantAccount {
 }
 
 /// Proof that a request was admitted; its place is free again when it is dropped. What it was expected to use stays counted unless it is
-/// settled.
+/// reconciled.
 #[derive(Debug)]
 pub struct Permit {
     shared: Arc<AdmissionState>,
@@ -127,7 +127,12 @@ impl Admission {
     /// At most `max_in_flight` requests at once.
     #[must_use]
     pub fn new(max_in_flight: usize) -> Self {
-        Self(Arc::new(AdmissionState { in_flight: AtomicUsize::new(0), max_in_flight, started_at: Instant::now(), accounts: Mutex::default() }))
+        Self(Arc::new(AdmissionState {
+            in_flight: AtomicUsize::new(0),
+            max_in_flight,
+            started_at: Instant::now(),
+            accounts: Mutex::default(),
+        }))
     }
 
     /// A permit, unless the router is full or the caller has reached a limit.
@@ -222,7 +227,7 @@ impl Permit {
             };
             let used = (used.prompt_tokens.unwrap_or(estimate.prompt_tokens), output);
             account.account.lock().reconcile(&account.limits, (estimate, *reserved_at), used, now);
-            // Settled again, it would be corrected from here.
+            // Reconciled again, it would be corrected from here.
             (estimate.prompt_tokens, estimate.output_tokens) = used;
         }
     }
@@ -246,9 +251,15 @@ impl LimitExceeded {
         let what = match limit {
             LimitKind::Router | LimitKind::InFlight => format!("{} requests at once", number(limits.in_flight.map(u64::from))),
             LimitKind::Requests => format!("{} requests per minute", number(limits.requests_per_minute)),
-            LimitKind::Input => format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.prompt_tokens),
+            LimitKind::Input => {
+                format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.prompt_tokens)
+            }
             LimitKind::Output => {
-                format!("{} generated tokens per minute, and this is expected to have {}", number(limits.output_per_minute), asked.output_tokens)
+                format!(
+                    "{} generated tokens per minute, and this is expected to have {}",
+                    number(limits.output_per_minute),
+                    asked.output_tokens
+                )
             }
             LimitKind::DailyInput => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),
             LimitKind::DailyOutput => format!("{} generated tokens per day, which are used up", number(limits.output_per_day)),

@@ -73,7 +73,7 @@ const CACHED: usize = 2;
 const CACHE_READ: usize = 3;
 const CACHE_WRITTEN: usize = 4;
 
-/// A reader of one answer or event. What is not JSON tells nothing.
+/// A reader of one answer or event. What is not JSON reports nothing.
 #[derive(Debug)]
 pub(super) struct AnswerParser {
     /// The field of an event that may have the usage, besides the event itself; empty for none.
@@ -124,7 +124,7 @@ impl AnswerParser {
         }
     }
 
-    /// A reader that no answer tells anything.
+    /// A parser that ignores every answer.
     #[must_use]
     pub(super) fn inert() -> Self {
         Self { is_root_closed: true, ..Self::new("") }
@@ -174,7 +174,11 @@ impl AnswerParser {
         let [prompt, completion, cached, read, written] = self.numbers;
         prompt.or(completion)?;
         let apart = read.unwrap_or(0).saturating_add(written.unwrap_or(0));
-        Some(TokenUsage { prompt_tokens: prompt.unwrap_or(0).saturating_add(apart), completion_tokens: completion.unwrap_or(0), cached_tokens: cached.or(read) })
+        Some(TokenUsage {
+            prompt_tokens: prompt.unwrap_or(0).saturating_add(apart),
+            completion_tokens: completion.unwrap_or(0),
+            cached_tokens: cached.or(read),
+        })
     }
 
     /// Whether the end of it has been read.

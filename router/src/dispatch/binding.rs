@@ -6,10 +6,10 @@ use std::time::Duration;
 use hostler_placement::hold::Waiting;
 use tokio::time::Instant;
 
-use super::crash_suspects::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
+use super::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstimate};
 use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
 use crate::fleet::Replica;
-use crate::placement::{ChosenReplica, Prompt, DispatchTurn};
+use crate::placement::{ChosenReplica, DispatchTurn, Prompt};
 
 /// Attempts for one request, the first included.
 const MAX_ATTEMPTS: usize = 3;
@@ -20,7 +20,7 @@ const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
 /// A replica that a request may be sent to now.
 pub(super) struct Binding {
     pub(super) chosen: ChosenReplica,
-    /// How long the request was held before.
+    /// How long the request was queued before.
     pub(super) queued_for: Duration,
     /// Dropped when the request has been counted.
     pub(super) turn: Option<DispatchTurn>,
@@ -56,7 +56,8 @@ impl Dispatch {
         loop {
             let clearance = crash_watch.clearance()?;
             if clearance == Clearance::Free {
-                let bound = if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
+                let bound =
+                    if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
                 // It may have become a suspect while it waited for room.
                 if bound.is_none() || crash_watch.clearance()? == Clearance::Free {
                     return Ok(bound);

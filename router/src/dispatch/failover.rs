@@ -38,7 +38,11 @@ impl Dispatch {
     ///
     /// # Errors
     /// When the first byte does not come in time.
-    pub(super) async fn attempt_with_failover(&self, mut bound: Binding, tries: RetryContext<'_>) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
+    pub(super) async fn attempt_with_failover(
+        &self,
+        mut bound: Binding,
+        tries: RetryContext<'_>,
+    ) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
         let RetryContext { prompt, outgoing, tried, uncounted, crash_watch } = tries;
         let deadline = outgoing.received_at + self.answer_timeout;
         loop {

@@ -1,16 +1,16 @@
 //! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
+mod answer_parser;
 mod binding;
-mod retry_budget;
-mod pipeline;
-mod external;
 mod crash_suspects;
+mod external;
+mod failover;
+mod pipeline;
 mod refusal;
 mod relay;
+mod retry_budget;
 mod sse_scanner;
-mod failover;
-mod answer_parser;
 mod usage_bounds;
 
 use std::future::poll_fn;
@@ -23,31 +23,31 @@ use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
-pub use retry_budget::{RetryBudgets, RetryBudget};
+pub use answer_parser::TokenUsage;
+use answer_parser::{AnswerParser, FinishState};
+pub use crash_suspects::{Ban, CrashSuspects, CrashWatch, Fingerprint};
 pub(crate) use external::ExternalPlacement;
-pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch};
+use failover::RetryContext;
 pub use refusal::Refusal;
-pub use relay::{RelayContext, Relay};
+pub use relay::{Relay, RelayContext};
+pub use retry_budget::{RetryBudget, RetryBudgets};
 use sse_scanner::is_engine_death;
 pub use sse_scanner::{Dialect, SseScanner};
-use failover::RetryContext;
-pub use answer_parser::TokenUsage;
-use answer_parser::{FinishState, AnswerParser};
 pub use usage_bounds::Work;
 
-use crate::admission::{OutputTokens, Permit, ActualUsage};
-use crate::lanes::Exchange;
+use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::edge::access::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
+use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
-use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
+use crate::placement::{PlacementDecision, PlacementFeedback, PlacementRequest, Placer, Prompt, QueueShare, QueueSlot, RequestQueue};
 use crate::sticky::{Keep, Named};
 use binding::Binding;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
 
-/// How often a young router looks for a candidate.
+/// How often a router in its startup grace looks for a candidate.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Without this word no plain answer says that its engine was stopped under it.
@@ -67,7 +67,7 @@ pub struct Dispatch {
     pub queue: RequestQueue,
     /// Keep retries from multiplying the load of a failing fleet.
     pub retries: RetryBudgets,
-    /// Knows the requests that kill engines.
+    /// The requests that were in flight when engines died.
     pub crash_suspects: Arc<CrashSuspects>,
     /// Where outcomes are counted.
     pub metrics: Arc<RouterMetrics>,
@@ -237,7 +237,13 @@ impl Dispatch {
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let tries = RetryContext { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, uncounted: excused + full, crash_watch: &mut crash_watch };
+            let tries = RetryContext {
+                prompt: &prompt,
+                outgoing: &outgoing,
+                tried: &mut tried,
+                uncounted: excused + full,
+                crash_watch: &mut crash_watch,
+            };
             let (replica, attempt) = self.attempt_with_failover(bound, tries).await?;
             let mut begun = match attempt {
                 AttemptOutcome::Started(begun) => begun,
@@ -269,7 +275,7 @@ impl Dispatch {
         }
     }
 
-    /// Waits until there is a candidate, as long as the router is young: its restart then costs clients a moment and no error.
+    /// Waits until there is a candidate, during the startup grace of the router: its restart then costs clients a moment and no error.
     async fn await_startup_grace(&self, model: Option<&str>) {
         let settling = || {
             let view = self.fleet.view();
@@ -292,7 +298,11 @@ impl Dispatch {
             replica: replica.index,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
-            prefill_estimate_ms: if prompt.is_stream() { 0 } else { u32::try_from(prefill_estimate.as_millis()).unwrap_or(u32::MAX).max(1) },
+            prefill_estimate_ms: if prompt.is_stream() {
+                0
+            } else {
+                u32::try_from(prefill_estimate.as_millis()).unwrap_or(u32::MAX).max(1)
+            },
             ..outgoing.head.clone()
         };
         self.metrics.count_placement(chosen.level);
@@ -324,8 +334,18 @@ impl Dispatch {
             Err(broken) => return AttemptOutcome::Lost(broken),
         };
         let awaits_first_event = first_chunk.as_ref().is_some_and(|first_chunk| only_keeps_alive(first_chunk));
-        let mut begun =
-            Box::new(StartedAnswer { head, first_chunk, exchange, in_flight: None, replica, feedback, decision, usage: None, has_unread_body: false, awaits_first_event });
+        let mut begun = Box::new(StartedAnswer {
+            head,
+            first_chunk,
+            exchange,
+            in_flight: None,
+            replica,
+            feedback,
+            decision,
+            usage: None,
+            has_unread_body: false,
+            awaits_first_event,
+        });
         if !awaits_first_event {
             in_flight.answered();
             self.queue.notify_change();
@@ -377,7 +397,18 @@ impl Dispatch {
         if !begun.awaits_first_event && !is_front_ends {
             crash_watch.mark_answered();
         }
-        let StartedAnswer { head, first_chunk, exchange, in_flight, replica, feedback, decision, usage, has_unread_body, awaits_first_event } = begun;
+        let StartedAnswer {
+            head,
+            first_chunk,
+            exchange,
+            in_flight,
+            replica,
+            feedback,
+            decision,
+            usage,
+            has_unread_body,
+            awaits_first_event,
+        } = begun;
         self.metrics.observe_first_byte(outgoing.received_at);
         if head.status >= 400 {
             permit.reconcile_usage(ActualUsage { prompt_tokens: Some(0), output_tokens: OutputTokens::Exact(0) });

@@ -8,9 +8,9 @@ use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::answer_parser::{AnswerParser, FinishState};
 use super::crash_suspects::TrialProgress;
 use super::sse_scanner::{ChunkOutcome, SseScanner};
-use super::answer_parser::{FinishState, AnswerParser};
 use crate::edge::Outlet;
 use crate::sticky::Watch;
 
@@ -33,7 +33,7 @@ pub(super) struct PipelineState {
     pub(super) sent_bytes: u64,
     /// When something last came.
     pub(super) last_progress_at: Instant,
-    /// Where pieces may be written on the spot.
+    /// Where chunks may be written at once.
     pub(super) direct_writer: Option<Arc<Outlet>>,
     /// What the lane's task has found wrong with a piece, for the relay.
     pub(super) failure: Option<ChunkOutcome>,
@@ -43,7 +43,16 @@ impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
     pub(super) fn new(scanner: Option<SseScanner>, response_id_reader: Option<Watch>, trial_progress: Option<TrialProgress>) -> Arc<Self> {
         let last_progress_at = Instant::now();
-        Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader, trial_progress, sent_bytes: 0, last_progress_at, direct_writer: None, failure: None })))
+        Arc::new(Self(Mutex::new(PipelineState {
+            scanner,
+            answer_parser: None,
+            response_id_reader,
+            trial_progress,
+            sent_bytes: 0,
+            last_progress_at,
+            direct_writer: None,
+            failure: None,
+        })))
     }
 
     /// For a moment.

@@ -1,7 +1,7 @@
 //! The answer's body on its way to the client: the engine's bytes as they come, with a scanner beside event streams.
 //!
 //! It is polled by the client's connection, so no task and no channel lies between the lane and the socket; and while it waits for the next
-//! event, it has the lane's task write that to the socket (see [`Flow`] and the edge's `outlet`). It ends cleanly only when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
+//! event, it has the lane's task write that to the socket (see [`AnswerPipeline`] and the edge's `outlet`). It ends cleanly only when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
 //! last chunk, so that nothing between here and the user can take it for complete.
 
 use std::pin::Pin;
@@ -15,16 +15,16 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::pipeline::AnswerPipeline;
-use super::crash_suspects::CrashWatch;
-use super::sse_scanner::{ChunkOutcome, SseScanner};
 use super::answer_parser::{AnswerParser, TokenUsage};
+use super::crash_suspects::CrashWatch;
+use super::pipeline::AnswerPipeline;
+use super::sse_scanner::{ChunkOutcome, SseScanner};
 use super::usage_bounds::UsageBounds;
-use crate::admission::{OutputTokens, Permit, ActualUsage};
-use crate::lanes::Exchange;
+use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::edge::Outlet;
 use crate::edge::access::Entry;
 use crate::fleet::{InFlight, Replica};
+use crate::lanes::Exchange;
 use crate::metrics::{AnswerOutcome, RouterMetrics};
 use crate::placement::PlacementFeedback;
 use crate::sticky::Watch;
@@ -71,7 +71,7 @@ pub struct Relay {
     pipeline: Arc<AnswerPipeline>,
     exchange: Exchange,
     context: RelayContext,
-    /// The lane's task is still to be told that it may take events.
+    /// The consumer is still to be attached to the lane.
     is_direct_writing_pending: bool,
     idle_timer: Option<Pin<Box<Sleep>>>,
 }
@@ -104,9 +104,15 @@ fn flushing_state(message: String) -> RelayState {
 }
 
 impl Relay {
-    /// The rest of `exchange` after its head and `first_chunk` piece. `watch` reads which response it is, where that is remembered.
+    /// The rest of `exchange` after its head and `first_chunk`. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first_chunk: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, context: RelayContext) -> Self {
+    pub fn new(
+        exchange: Exchange,
+        first_chunk: Option<Bytes>,
+        dialect: Option<super::Dialect>,
+        watch: Option<Watch>,
+        context: RelayContext,
+    ) -> Self {
         let trial_progress = dialect.and_then(|dialect| context.crash_watch.trial_progress(dialect.token_marker()));
         let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, trial_progress);
         // The first piece comes by again.
@@ -226,7 +232,7 @@ impl Relay {
         Bytes::new()
     }
 
-    /// Tells the caller's limits what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
+    /// Reconciles the caller's limits with what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
     /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
     fn reconcile_usage(&mut self, is_whole: bool) {
         let work = self.context.usage_bounds.work;

@@ -32,7 +32,12 @@ impl Work {
     #[must_use]
     pub(super) fn usage_bounds(self, context_tokens: u64) -> UsageBounds {
         let tokens = self.turns.saturating_mul(context_tokens);
-        UsageBounds { work: self, context_tokens, max_prompt_tokens: self.prompts.saturating_mul(tokens), max_completion_tokens: self.answers.saturating_mul(tokens) }
+        UsageBounds {
+            work: self,
+            context_tokens,
+            max_prompt_tokens: self.prompts.saturating_mul(tokens),
+            max_completion_tokens: self.answers.saturating_mul(tokens),
+        }
     }
 }
 
@@ -51,7 +56,11 @@ impl UsageBounds {
     pub(super) fn clamp(&self, usage: TokenUsage) -> Option<TokenUsage> {
         let TokenUsage { prompt_tokens, completion_tokens, cached_tokens } = usage;
         let prompt_tokens = prompt_tokens.min(self.max_prompt_tokens);
-        let bound = TokenUsage { prompt_tokens, completion_tokens: completion_tokens.min(self.max_completion_tokens), cached_tokens: cached_tokens.map(|cached_tokens| cached_tokens.min(prompt_tokens)) };
+        let bound = TokenUsage {
+            prompt_tokens,
+            completion_tokens: completion_tokens.min(self.max_completion_tokens),
+            cached_tokens: cached_tokens.map(|cached_tokens| cached_tokens.min(prompt_tokens)),
+        };
         self.work.is_some().then_some(bound)
     }
 }

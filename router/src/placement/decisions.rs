@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use hostler_placement::cost::{Decision, Scored, Why};
 use parking_lot::Mutex;
 
-use super::{ChosenReplica, CacheLevel, Prompt};
+use super::{CacheLevel, ChosenReplica, Prompt};
 
 /// Bytes of a path that are remembered. It is the client's, and may be long.
 const MAX_PATH_BYTES: usize = 128;
@@ -28,7 +28,7 @@ pub struct PlacementDecision {
     pub decided_at: SystemTime,
     /// Which attempt of the request this was, from 1.
     pub attempt: u32,
-    /// Seconds for which it was held in the router before.
+    /// Seconds for which it was queued in the router before.
     pub queued_seconds: f32,
     /// How the chosen replica's cache is known.
     pub level: CacheLevel,

@@ -9,7 +9,7 @@ use hostler_placement::keys::Key;
 use hostler_placement::rates::FirstToken;
 use tokio::time::Instant;
 
-use super::{Placer, Prompt, PlacementDecision};
+use super::{PlacementDecision, Placer, Prompt};
 use crate::dispatch::TokenUsage;
 use crate::fleet::{InFlight, Own};
 
@@ -66,7 +66,13 @@ pub struct PlacementFeedback {
 impl PlacementFeedback {
     /// Follows the request of `decision`, which was just counted by `in_flight`; `approx_prefix_slot` is where its text was noted.
     #[must_use]
-    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, decision: Arc<PlacementDecision>, in_flight: &InFlight, approx_prefix_slot: Option<Seat>) -> Self {
+    pub fn new(
+        placer: &Arc<Placer>,
+        prompt: &Prompt,
+        decision: Arc<PlacementDecision>,
+        in_flight: &InFlight,
+        approx_prefix_slot: Option<Seat>,
+    ) -> Self {
         Self {
             placer: placer.clone(),
             decision,
@@ -125,7 +131,7 @@ impl PlacementFeedback {
         let predicted = self.decision.decision.choice().candidate.matched;
         self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
         if let Some((seat, keys)) = &self.approx_prefix_blocks {
-            // In the unit of the guess, whose tokens are only estimated.
+            // In the unit of the approximate prefix, whose tokens are only estimated.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
             self.placer.correct_approx_prefix(*seat, keys, predicted, cached);
         }

@@ -2,12 +2,12 @@
 //! take for it. The choice itself is the placement crate's, which knows neither requests nor views.
 
 mod decisions;
-mod prefill_windows;
-mod queue;
 mod feedback;
+mod prefill_windows;
 mod prompt;
-mod tokenizer_upkeep;
 mod prompt_reading;
+mod queue;
+mod tokenizer_upkeep;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use hostler_placement::offered::Offered;
 use hostler_placement::rates::{Pool, Rates};
 use tokio::time::Instant;
 
-pub use decisions::{PlacementOutcome, PlacementDecision, DecisionLog};
-pub use prefill_windows::PrefillWindows;
-pub use queue::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
+pub use decisions::{DecisionLog, PlacementDecision, PlacementOutcome};
 pub use feedback::PlacementFeedback;
-pub use prompt::{PlacementRequest, CacheLevel, Prompt};
+pub use prefill_windows::PrefillWindows;
+pub use prompt::{CacheLevel, PlacementRequest, Prompt};
+pub use queue::{DispatchTurn, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
 use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
@@ -41,7 +41,7 @@ const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 /// Blocks of text that a replica of unknown size is taken to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
-/// Tokens by which a guess may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
+/// Tokens by which an approximate prefix may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
 const APPROX_PREFIX_SLACK_TOKENS: u32 = 2 * TEXT_BLOCK_TOKENS;
 
 /// A plain answer that takes this many times as long as its longest could at the learned speed is late.
@@ -109,7 +109,7 @@ impl ChosenReplica {
         self.decision.choice().terms.first_token()
     }
 
-    /// What a request that waits is told of it.
+    /// What a request that waits is given of it.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
     pub fn wait_estimate(&self) -> WaitEstimate {
@@ -135,7 +135,7 @@ impl ChosenReplica {
 enum CacheKnowledge {
     /// The index has it, in blocks of so many tokens.
     Exact(Seat, Holes, u32),
-    /// It is guessed from what this router has sent there.
+    /// It is an approximate prefix, from what this router has sent there.
     Approximate(Seat),
     /// The prompt is not understood.
     Unknown,
@@ -149,7 +149,7 @@ impl CacheKnowledge {
 }
 
 /// What one choice works out of the replicas that it may fall on. Each thread keeps the memory for its next choice, so that none asks for
-/// more in a larger fleet; only the index, the guess and the overlay still answer in memory of their own, some bytes for each replica.
+/// more in a larger fleet; only the index, the approximate prefix and the overlay still answer in memory of their own, some bytes for each replica.
 #[derive(Debug, Default)]
 struct PlacementScratch {
     /// A row for each.
@@ -162,7 +162,7 @@ struct PlacementScratch {
     rows: Vec<usize>,
     /// Where the index has their blocks.
     exact_slots: Vec<(Seat, Holes)>,
-    /// Where their blocks of text are guessed.
+    /// The blocks of text that they probably have cached.
     approx_prefix_slots: Vec<Seat>,
 }
 
@@ -195,7 +195,7 @@ impl Placer {
         eligible.peek().is_some() && !eligible.any(|(_, replica)| self.has_room(view, replica, now))
     }
 
-    /// Whether any request would be sent to that replica now, rather than be held.
+    /// Whether any request would be sent to that replica now, rather than be queued.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now, view.seconds(now));
         has_room(&candidate) && self.prefill_windows.is_open(candidate.in_flight, now)
@@ -207,13 +207,20 @@ impl Placer {
         SCRATCH.with_borrow_mut(|tables| self.choose_with_scratch(tables, prompt, tried, now))
     }
 
-    fn choose_with_scratch(&self, tables: &mut PlacementScratch, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
+    fn choose_with_scratch(
+        &self,
+        tables: &mut PlacementScratch,
+        prompt: &Prompt,
+        tried: &[Arc<str>],
+        now: Instant,
+    ) -> Option<ChosenReplica> {
         let view = Guard::into_inner(self.fleet.view());
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.cache_knowledge.clear();
         let (mut pool, mut own, mut others) = (Pool::default(), 0, 0_u32);
-        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is(replica)));
+        let eligible =
+            view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is(replica)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
@@ -244,7 +251,17 @@ impl Placer {
             CacheKnowledge::Approximate(slot) => (CacheLevel::Text, Some(slot), TEXT_BLOCK_TOKENS),
             CacheKnowledge::Unknown => (CacheLevel::Load, None, 0),
         };
-        Some(ChosenReplica { replica, decision, view, chosen_at: now, level, expected_output_tokens: output, slot, block_tokens, is_window_open })
+        Some(ChosenReplica {
+            replica,
+            decision,
+            view,
+            chosen_at: now,
+            level,
+            expected_output_tokens: output,
+            slot,
+            block_tokens,
+            is_window_open,
+        })
     }
 
     /// Tokens that an answer of at most `most` is expected to have.
@@ -347,7 +364,7 @@ impl Placer {
         }
     }
 
-    /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
+    /// The engine said how much of an approximate prefix was really cached. By then it has computed, and so cached, all of it again.
     fn correct_approx_prefix(&self, seat: Seat, keys: &[Key], predicted: u32, cached: u32) {
         if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
             self.approx_prefix.corrected(seat, keys, cached / TEXT_BLOCK_TOKENS);
@@ -379,7 +396,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
 /// Tokens that a block of a replica's KV cache holds, if that is known.
 fn block_tokens(replica: &Replica) -> Option<u32> {
     let told = replica.state.wire.cache.as_ref().map_or(0, |watch| watch.block_size);
-    // Before its first block is stored, only the engine's figures tell.
+    // Before its first block is stored, only the engine's metrics have it.
     let figures = replica.load.wire.engine.as_ref().map_or(0, |engine| engine.block_size);
     [told, figures].into_iter().find(|size| *size > 0)
 }

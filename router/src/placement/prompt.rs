@@ -300,7 +300,8 @@ impl Placer {
     async fn find_equivalent_reader(&self, reader: Reader, prompt: &Prompt, encoded: &Encoded) -> Option<Reader> {
         let other = self.find_other_dialect(reader, prompt)?;
         let read = encoded.tokens.len();
-        let by_other = self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
+        let by_other =
+            self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
         by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 

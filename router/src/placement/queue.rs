@@ -295,7 +295,8 @@ impl RequestQueue {
         let now = Instant::now();
         let view = shared.placer.fleet.view();
         let mut lines = shared.queues.lock();
-        let mut models: Vec<(&String, &mut Queue<QueuedRequest>)> = lines.by_model.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
+        let mut models: Vec<(&String, &mut Queue<QueuedRequest>)> =
+            lines.by_model.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
         let turn = shared.scan_count.fetch_add(1, Ordering::Relaxed) % models.len().max(1);
         models.rotate_left(turn);
         models.sort_by_key(|(_, queue)| queue.band());

@@ -5,9 +5,9 @@ use hostler_proto::agent::v1 as wire;
 
 use super::prompt::tests::{exact, stream, text};
 use super::*;
-use crate::lanes::Lane;
 use crate::fleet::tests::{Change, attach, fleet, ready, report, state};
 use crate::fleet::{Cache, Load, Phase, State, Update};
+use crate::lanes::Lane;
 use crate::prompt::FilesHash;
 
 /// The files of the fixture's model.

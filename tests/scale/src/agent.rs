@@ -18,7 +18,7 @@ use tokio::time::{Instant, interval, interval_at, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use super::{Attachment, AttachRequest, Replica, Tally, attach};
+use super::{AttachRequest, Attachment, Replica, Tally, attach};
 
 /// How often an agent reads an idle engine's figures, each time followed by a report.
 const IDLE_REPORT_INTERVAL: Duration = Duration::from_millis(500);

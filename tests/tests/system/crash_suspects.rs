@@ -1,4 +1,4 @@
-//! Requests that kill engines, or make them err: they cost a fleet two engines and nobody else an answer.
+//! Requests that kill engines, or make them err (crash suspects): they cost a fleet two engines and nobody else an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -131,13 +131,13 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
         let edge = fleet.edge();
         requests.spawn(async move { edge.post(CHAT, &asked(&format!("innocent {number}"), 5, number % 2 == 0)).await });
     }
-    // The rest are held for want of room.
+    // The rest are queued for want of room.
     let fullest = until("all requests taken", async || {
         let replicas = fleet.admin().replicas().await.unwrap();
         let taken: u32 = replicas.iter().map(|replica| replica.in_flight).sum();
-        let held = fleet.routers[0].metric("hostler_queued_requests").await;
+        let queued = fleet.routers[0].metric("hostler_queued_requests").await;
         let fullest = replicas.into_iter().max_by_key(|replica| replica.in_flight).filter(|replica| replica.in_flight >= 3);
-        fullest.filter(|_| f64::from(taken) + held == 60.0).ok_or_else(|| format!("{taken} taken, {held} held"))
+        fullest.filter(|_| f64::from(taken) + queued == 60.0).ok_or_else(|| format!("{taken} taken, {queued} queued"))
     })
     .await
     .id;

@@ -14,16 +14,16 @@ use tonic::Response;
 use tonic::transport::Server;
 
 use super::*;
-use crate::cache::kv_event::{KvEvent, BlocksStored};
+use crate::cache::kv_event::{BlocksStored, KvEvent};
 use crate::cache::{self, CacheLogWriter};
 use crate::crashes::RequestFingerprint;
 use crate::engine::http::tests::Scripted;
 use crate::engine::turns::Turns;
 use crate::engine::{Engine, EngineSpec};
-use crate::prompt_files::PromptFileSource;
 use crate::host::Resolved;
 use crate::keeper;
 use crate::node::{NodeState, Replica, ReplicaTraits};
+use crate::prompt_files::PromptFileSource;
 use crate::traffic::PromptEstimate;
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
@@ -233,7 +233,7 @@ fn is_ready(known: &Known) -> bool {
 }
 
 #[tokio::test]
-async fn a_router_is_told_what_is_cached_and_then_what_changes() {
+async fn a_router_gets_reports_of_what_is_cached_and_then_what_changes() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
     assert_eq!(fixture.known.state.cache.clone().unwrap().reason, "it has no cache");
@@ -255,7 +255,7 @@ async fn a_router_is_told_what_is_cached_and_then_what_changes() {
 }
 
 #[tokio::test]
-async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
+async fn a_router_gets_reports_of_the_tokens_of_all_prompts_and_of_its_own() {
     let mut fixture = Fixture::start().await;
     let traffic = fixture.engine.traffic().clone();
     let mine = traffic.enter_with(RouterKey(ROUTER_LIFE), PromptEstimate { tokens: 90, uncached: 50 });
@@ -270,7 +270,7 @@ async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_router_is_told_each_death_once_and_all_of_them_again_in_a_snapshot() {
+async fn a_router_gets_a_report_of_each_crash_once_and_all_of_them_again_in_a_snapshot() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
     let epochs = |known: &Known| known.crashes.iter().map(|crash| crash.epoch).collect::<Vec<_>>();

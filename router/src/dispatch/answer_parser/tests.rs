@@ -31,7 +31,11 @@ fn what_was_used_is_read_in_every_api() {
         "",
         "{",
     ] {
-        assert_eq!((AnswerParser::parse_usage(silent.as_bytes()), AnswerParser::parse(silent.as_bytes(), "").usage()), (None, None), "{silent}");
+        assert_eq!(
+            (AnswerParser::parse_usage(silent.as_bytes()), AnswerParser::parse(silent.as_bytes(), "").usage()),
+            (None, None),
+            "{silent}"
+        );
     }
 }
 
@@ -66,7 +70,8 @@ fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
 
 #[test]
 fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
-    let usage_of = |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
+    let usage_of =
+        |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
     assert_eq!(usage_of("99999999999999999999999999"), usage(1, u64::MAX, None));
     assert_eq!(usage_of("-5"), usage(1, 0, None));
     assert_eq!(usage_of("\"7\""), usage(1, 0, None));
@@ -120,9 +125,14 @@ fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
     }
     let choices = json.get("choices").and_then(Value::as_array).into_iter().flatten();
     let reasons = choices.filter_map(|choice| choice.as_object()?.get("finish_reason")?.as_str());
-    let finish = reasons
-        .fold(FinishState::None, |before, reason| if before == FinishState::Abort || reason == "abort" { FinishState::Abort } else { FinishState::Finished });
-    let usage = prompt.or(completion).map(|_| TokenUsage { prompt_tokens: prompt.unwrap_or(0), completion_tokens: completion.unwrap_or(0), cached_tokens });
+    let finish = reasons.fold(FinishState::None, |before, reason| {
+        if before == FinishState::Abort || reason == "abort" { FinishState::Abort } else { FinishState::Finished }
+    });
+    let usage = prompt.or(completion).map(|_| TokenUsage {
+        prompt_tokens: prompt.unwrap_or(0),
+        completion_tokens: completion.unwrap_or(0),
+        cached_tokens,
+    });
     (usage, finish)
 }
 

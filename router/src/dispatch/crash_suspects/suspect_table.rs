@@ -1,4 +1,4 @@
-//! Who was in flight at which engine's death, and what follows from it: the rule of `poison` as a pure table, with time as an argument.
+//! Who was in flight at which engine's death, and what follows from it: the rule of `crash_suspects` as a pure table, with time as an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
-use super::suspect_record::{Death, SuspectRecord, DeathVerdict};
-use super::trials::{TrialDemand, TrialCandidate, TrialEstimate, CrashScene, Trials};
+use super::suspect_record::{Death, DeathVerdict, SuspectRecord};
+use super::trials::{CrashScene, TrialCandidate, TrialDemand, TrialEstimate, Trials};
 
 /// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes
 /// it count for the whole time, though one whose core alone has died takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
 /// engine was restarted for a reason of its own, or has only dropped a connection.
 pub(super) const UNCONFIRMED_TTL: Duration = Duration::from_secs(10);
 
-/// Requests that are remembered because agents have named them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
+/// Requests that are remembered because agents have reported them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
 /// when this is full.
 pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 
-/// Those that this router has lost itself are remembered up to this number: agents that name more than there are do not crowd them out.
+/// Those that this router has lost itself are remembered up to this number: agents that report more than there are do not displace them.
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
-/// Requests of one death; an honest agent names no more.
+/// Requests of one death; an honest agent reports no more.
 pub(super) const MAX_REQUESTS_PER_DEATH: usize = 4096;
 
 /// Deaths that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
@@ -45,7 +45,7 @@ pub(super) struct EngineLife {
 }
 
 impl EngineLife {
-    /// The node whose agent tells of it.
+    /// The node whose agent reports it.
     pub(super) fn node(&self) -> &str {
         self.replica.rsplit_once('/').map_or(&*self.replica, |(node, _)| node)
     }
@@ -147,7 +147,13 @@ impl SuspectTable {
     }
 
     /// An agent says that an engine died at `at` with these requests in flight. Gives back those that are refused from now on.
-    pub(super) fn record_reported_death(&mut self, life: &EngineLife, requests: &[Fingerprint], at: Instant, now: Instant) -> Vec<(Fingerprint, Ban)> {
+    pub(super) fn record_reported_death(
+        &mut self,
+        life: &EngineLife,
+        requests: &[Fingerprint],
+        at: Instant,
+        now: Instant,
+    ) -> Vec<(Fingerprint, Ban)> {
         let until = at + self.ttl;
         if until <= now {
             return Vec::new();
@@ -171,7 +177,7 @@ impl SuspectTable {
     /// The request was answered well; whether that changed anything.
     pub(super) fn acquit(&mut self, fingerprint: Fingerprint, now: Instant) -> bool {
         let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
-        // Agents may tell it again for as long.
+        // Agents may report it again for as long.
         record.acquit(now + self.ttl);
         self.suspect_count -= 1;
         true
@@ -196,7 +202,13 @@ impl SuspectTable {
     }
 
     /// Lets a suspect go to this engine; `None` when it may not.
-    pub(super) fn begin_trial(&mut self, fingerprint: Fingerprint, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
+    pub(super) fn begin_trial(
+        &mut self,
+        fingerprint: Fingerprint,
+        life: &EngineLife,
+        expected: TrialEstimate,
+        now: Instant,
+    ) -> Option<u64> {
         let candidate = self.trial_candidate(fingerprint, now);
         self.trials.begin(candidate, life, expected, now)
     }
@@ -239,7 +251,7 @@ impl SuspectTable {
         scene
     }
 
-    /// Puts a death down to a request.
+    /// Blames a death on a request.
     fn charge(&mut self, fingerprint: Fingerprint, death: Death, scene: &CrashScene, now: Instant) -> BlameOutcome {
         let most = if death.is_witnessed { MAX_RECORDS } else { MAX_REPORTED_RECORDS };
         if !self.records.contains_key(&fingerprint) && self.records.len() >= most {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::suspect_table::{Fingerprint, EngineLife, SuspectStanding, SuspectTable};
+use super::suspect_table::{EngineLife, Fingerprint, SuspectStanding, SuspectTable};
 use super::*;
 
 mod model;
@@ -52,7 +52,12 @@ impl SuspectTable {
     /// Where one that has no trial may not go.
     fn barred_now(&self, now: Instant) -> Vec<String> {
         let constraints = self.trial_constraints(0, FEW, now);
-        constraints.closed_replicas.iter().chain(constraints.crashed_engines.iter().map(|life| &life.replica)).map(|replica| replica.to_string()).collect()
+        constraints
+            .closed_replicas
+            .iter()
+            .chain(constraints.crashed_engines.iter().map(|life| &life.replica))
+            .map(|replica| replica.to_string())
+            .collect()
     }
 }
 
@@ -110,7 +115,7 @@ fn a_refusal_ends_when_the_first_of_two_deaths_is_too_long_ago() {
 }
 
 #[test]
-fn a_good_answer_clears_a_suspect_of_every_death_before_it_even_of_one_that_is_told_later() {
+fn a_good_answer_clears_a_suspect_of_every_death_before_it_even_of_one_that_is_reported_later() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(FELLOW, &first, now);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::suspect_table::{Fingerprint, EngineLife};
+use super::suspect_table::{EngineLife, Fingerprint};
 
 /// Suspects that are on trial together at most. A death among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
 /// eight at a time, five hundred take nine rounds on seven engines.
@@ -15,7 +15,7 @@ pub(super) const MAX_CONCURRENT_TRIALS: usize = 8;
 /// Suspects are tried one at a time on each replica as long as the trials of all have begun after about this time, and together where not.
 pub(super) const TRIAL_START_TARGET: Duration = Duration::from_secs(3);
 
-/// A trial lasts no longer: longer than a hang takes to be noticed (10 s, unless the agent is told otherwise).
+/// A trial lasts no longer: longer than a hang takes to be noticed (10 s, unless the agent is configured otherwise).
 pub(super) const MAX_TRIAL_DURATION: Duration = Duration::from_secs(30);
 
 /// Beyond twice the predicted time to the first token, so much longer an engine may take before it looks as if it hung, and a plain answer, which shows its
@@ -26,7 +26,7 @@ const HANG_MARGIN: Duration = Duration::from_secs(1);
 const TRIAL_AFTER_FIRST_BYTE: Duration = Duration::from_secs(1);
 
 /// One that was given up on trial, before its engine had answered anything, keeps its place for so long at most: the engine may hang, and who comes
-/// next would be blamed for it. An agent notices a hang after 10 s, unless told otherwise.
+/// next would be blamed for it. An agent notices a hang after 10 s, unless configured otherwise.
 const ABANDONED_TRIAL_TTL: Duration = Duration::from_secs(15);
 
 /// A suspect that wants to be tried.
@@ -183,7 +183,15 @@ impl Trials {
         self.mean_duration.get_or_insert(expected.first_token);
         self.next_id += 1;
         let ends_at = now + if expected.is_stream || candidate.is_long { MAX_TRIAL_DURATION } else { wait };
-        let trial = Trial { id: self.next_id, life: life.clone(), candidate, began_at: now, answer_due_at: now + wait, ends_at, is_abandoned: false };
+        let trial = Trial {
+            id: self.next_id,
+            life: life.clone(),
+            candidate,
+            began_at: now,
+            answer_due_at: now + wait,
+            ends_at,
+            is_abandoned: false,
+        };
         if has_passed {
             self.insert_passed(trial);
         } else {

@@ -64,7 +64,10 @@ async fn of_a_large_fleet_the_chosen_one_and_the_cheapest_are_remembered() {
     }
     let chosen = fixture.choose(&prompt);
     let record = PlacementDecision::new(1, &prompt, chosen);
-    assert_eq!((record.decision.candidates, record.replica_names.len(), record.report_ages.len(), record.decision.scored.len()), (100, 64, 64, 64));
+    assert_eq!(
+        (record.decision.candidates, record.replica_names.len(), record.report_ages.len(), record.decision.scored.len()),
+        (100, 64, 64, 64)
+    );
     let (name, choice) = record.choice();
     assert_eq!((name, choice.candidate.matched), ("n/99", 1600));
     let least = record.decision.scored.iter().map(|scored| scored.candidate.matched).min();

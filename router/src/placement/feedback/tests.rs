@@ -38,7 +38,8 @@ fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_the
 async fn nobody_teaches_a_longer_answer_than_he_could_have() {
     let fixture = Fixture::approximate(1).await;
     let lengths = |max_output_tokens, context| {
-        let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], max_output_tokens, ..PlacementRequest::default() };
+        let asked =
+            PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], max_output_tokens, ..PlacementRequest::default() };
         let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
         placed.record_end(usage(1_000_000_000_000_000_000, None), 0, context, true);
         fixture.placer.output_lengths.expected(None)

@@ -36,7 +36,12 @@ fn python(files: FilesHash) -> Reader {
 
 fn asked(text: &str) -> PlacementRequest {
     let text = Some(text).filter(|text| !text.is_empty()).map(|text| Bytes::from(text.to_owned()));
-    PlacementRequest { model: Some("m".into()), path: "/v1/completions".into(), prompt_parts: text.into_iter().collect(), ..PlacementRequest::default() }
+    PlacementRequest {
+        model: Some("m".into()),
+        path: "/v1/completions".into(),
+        prompt_parts: text.into_iter().collect(),
+        ..PlacementRequest::default()
+    }
 }
 
 #[test]
@@ -116,7 +121,8 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     let (fixture, _) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), Forms::ALL.without(Forms::default().with(Form::Continued)));
     let read = |body: &'static str| {
-        let asked = PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
+        let asked =
+            PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
         fixture.placer.read_prompt(asked, false)
     };
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
@@ -186,7 +192,10 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
     let (fixture, _) = proved().await;
     let document = "hello world ".repeat(2000);
     let alone = fixture.placer.read_prompt(completion(&document), false).await;
-    assert!(read_tokens(&fixture.placer.read_prompt(completion(&document), false).await).len() >= 4000, "the first is known before it is sent");
+    assert!(
+        read_tokens(&fixture.placer.read_prompt(completion(&document), false).await).len() >= 4000,
+        "the first is known before it is sent"
+    );
     drop(alone);
     let (first, before) =
         (fixture.placer.read_prompt(completion(&document), false).await, fixture.placer.read_prompt(completion(&document), false).await);

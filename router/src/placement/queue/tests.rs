@@ -57,7 +57,12 @@ fn asked(tenant: u64, chosen: &ChosenReplica) -> Waiting {
 }
 
 /// Has a prompt of so many tokens wait.
-async fn turn(queue: &RequestQueue, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
+async fn turn(
+    queue: &RequestQueue,
+    placer: &Placer,
+    priority: i32,
+    tokens: usize,
+) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
     let waiting = Waiting { priority, ..asked(0, &chosen) };
@@ -245,7 +250,11 @@ async fn requests_for_another_model_are_not_held_up() {
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
     let (placed, slots) = Placement::known(2).await;
-    let queue = RequestQueue::start(placed.placer.clone(), QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG }, CancellationToken::new());
+    let queue = RequestQueue::start(
+        placed.placer.clone(),
+        QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG },
+        CancellationToken::new(),
+    );
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(slots[0], &cached.token_keys(16));
     let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 30_000, uncached: 30_000, due: f64::MAX }, None);
@@ -272,7 +281,8 @@ fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> J
     tokio::spawn(async move {
         let prompt = Arc::new(text(&"a".repeat(400)));
         let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-        let turn = queue.wait_for_turn(&prompt, asked(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate()).await?;
+        let turn =
+            queue.wait_for_turn(&prompt, asked(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate()).await?;
         log.lock().push(name);
         drop(turn);
         Ok(())

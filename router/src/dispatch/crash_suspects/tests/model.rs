@@ -1,9 +1,9 @@
-//! The bounds that `poison` states, on a small model of a fleet in steps of virtual time: engines that die and come back, suspects that wait and are tried,
-//! killers among them that strike at moments of their own, agents that tell of deaths sooner or later than the router sees them.
+//! The bounds that `crash_suspects` states, on a small model of a fleet in steps of virtual time: engines that die and come back, suspects that wait and are tried,
+//! requests among them that kill engines at moments of their own, agents that report deaths sooner or later than the router sees them.
 
 use proptest::prelude::*;
 
-use super::super::trials::{TRIAL_START_TARGET, MAX_CONCURRENT_TRIALS};
+use super::super::trials::{MAX_CONCURRENT_TRIALS, TRIAL_START_TARGET};
 use super::*;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -49,7 +49,7 @@ struct Model {
     requests: Vec<Request>,
     states: Vec<State>,
     engines: Vec<Engine>,
-    /// What agents have not told yet.
+    /// What agents have not reported yet.
     untold: Vec<(Instant, EngineLife, Vec<Fingerprint>, Instant)>,
     restart: Duration,
     random: u64,
@@ -159,7 +159,8 @@ impl Model {
         let constraints = self.table.trial_constraints(fingerprint, TrialDemand { waiting, eligible: up.len(), waited: now - since }, now);
         let is_open = |engine: &usize| !constraints.closed_replicas.contains(&self.life(*engine).replica);
         let open: Vec<usize> = up.into_iter().filter(is_open).collect();
-        let free: Vec<usize> = open.iter().copied().filter(|engine| !constraints.occupied_replicas.contains(&self.life(*engine).replica)).collect();
+        let free: Vec<usize> =
+            open.iter().copied().filter(|engine| !constraints.occupied_replicas.contains(&self.life(*engine).replica)).collect();
         let among = if free.is_empty() { open } else { free };
         if among.is_empty() {
             return;
@@ -168,8 +169,12 @@ impl Model {
         let Request { first_token, streams, .. } = self.requests[index];
         let mut trial = None;
         if standing == SuspectStanding::Suspect {
-            trial =
-                self.table.begin_trial(fingerprint, &self.life(engine), TrialEstimate { first_token, is_stream: streams, max_concurrent: constraints.max_concurrent }, now);
+            trial = self.table.begin_trial(
+                fingerprint,
+                &self.life(engine),
+                TrialEstimate { first_token, is_stream: streams, max_concurrent: constraints.max_concurrent },
+                now,
+            );
             assert!(trial.is_some(), "what was open is open");
         }
         self.max_wait = self.max_wait.max(now - since);
