@@ -239,12 +239,7 @@ impl Router {
         let admission = Admission::new(self.config.max_in_flight);
         let placer =
             Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
-        let bounds = QueueLimits {
-            max_requests: self.config.max_queued,
-            max_bytes: self.config.max_queued_bytes,
-            max_wait: self.config.max_queue_wait,
-        };
-        let queue = RequestQueue::start(placer.clone(), bounds, end.clone());
+        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), end.clone());
         let overview = RouterAdmin {
             fleet: fleet.clone(),
             crash_suspects: crash_suspects.clone(),
@@ -294,6 +289,10 @@ impl Router {
         }
         writing.end().await;
     }
+}
+
+fn queue_limits(config: &RouterConfig) -> QueueLimits {
+    QueueLimits { max_requests: config.max_queued, max_bytes: config.max_queued_bytes, max_wait: config.max_queue_wait }
 }
 
 /// What the admin pages show.

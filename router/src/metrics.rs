@@ -127,9 +127,9 @@ fn counter_for(level: CacheLevel, counters: &[Counter; 3]) -> &Counter {
     }
 }
 
-/// 1 ms to about 9 minutes, each bucket twice the one before.
-fn seconds_histogram() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 20))
+/// A histogram of seconds without labels: 1 ms to about 9 minutes, each bucket twice the one before.
+fn register_seconds(page: &mut MetricRegistry, name: &'static str, help: &'static str) -> Histogram {
+    page.register_seconds(name, &[], help, Histogram::new(exponential_buckets(0.001, 2.0, 20)))
 }
 
 impl Default for RouterMetrics {
@@ -160,19 +160,14 @@ impl Default for RouterMetrics {
                 "By how many tokens the cached part of a prompt was predicted wrongly, where the cache was known exactly.",
                 Histogram::new([0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
             ),
-            first_token: page.register_seconds("first_token", &[], "From a stream's dispatch to its first token.", seconds_histogram()),
+            first_token: register_seconds(&mut page, "first_token", "From a stream's dispatch to its first token."),
             first_token_ratio: page.register_histogram(
                 "first_token_ratio",
                 &[],
                 "Time to the first token of a stream, as a multiple of what was predicted.",
                 Histogram::new([0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0, 16.0]),
             ),
-            queue_time: page.register_seconds(
-                "queue",
-                &[],
-                "How long requests waited in the router for a replica with room.",
-                seconds_histogram(),
-            ),
+            queue_time: register_seconds(&mut page, "queue", "How long requests waited in the router for a replica with room."),
             complete: outcome(AnswerOutcome::Complete),
             broken: outcome(AnswerOutcome::Broken),
             client_left: outcome(AnswerOutcome::ClientLeft),
@@ -196,18 +191,8 @@ impl Default for RouterMetrics {
                 "Lines of the access log that were lost, because writing it was stuck.",
                 Counter::default(),
             ),
-            first_byte: page.register_seconds(
-                "first_byte",
-                &[],
-                "From a request's arrival to the first byte of its answer.",
-                seconds_histogram(),
-            ),
-            answer_duration: page.register_seconds(
-                "answer",
-                &[],
-                "From a request's arrival to the last byte of its answer.",
-                seconds_histogram(),
-            ),
+            first_byte: register_seconds(&mut page, "first_byte", "From a request's arrival to the first byte of its answer."),
+            answer_duration: register_seconds(&mut page, "answer", "From a request's arrival to the last byte of its answer."),
             stream_events: page.register("stream_events", &[], "Events of completed streams.", Counter::default()),
             completion_tokens: page.register(
                 "completion_tokens",

@@ -102,10 +102,10 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
         if mentioned.is_empty() || (matches!(ended, SessionEnd::Refused(_)) && reason != mentioned) {
             match &ended {
                 SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
-                SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; dialling on"),
+                SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; retrying"),
                 SessionEnd::Refused(_) => tracing::error!(router = name, %address, reason, "not attached"),
                 SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => {
-                    tracing::warn!(router = name, %address, reason, "not attached; dialling on")
+                    tracing::warn!(router = name, %address, reason, "not attached; retrying");
                 }
             }
             mentioned = reason;
@@ -333,11 +333,11 @@ impl Session {
                 return send(&self.to_router, ToRouter::Report(snapshot)).await;
             }
             Some(Order::Drain(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "a router orders: drain");
+                tracing::info!(replicas = ?replicas.indices, "directive from router: drain");
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.drain());
             }
             Some(Order::Restart(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "a router orders: restart");
+                tracing::info!(replicas = ?replicas.indices, "directive from router: restart");
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.restart());
             }
             Some(Order::Logs(request)) => match uplink.state.replica(request.index) {
@@ -360,7 +360,7 @@ impl Session {
                 }
             },
             Some(Order::Release(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "a router orders: release");
+                tracing::info!(replicas = ?replicas.indices, "directive from router: release");
                 answer.error = orders::release(&uplink, &replicas);
             }
             // These take seconds or minutes: they are answered when they are done, and the session goes on meanwhile.
