@@ -17,7 +17,7 @@ use hostler_proto::fleet::v1::{
 use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView};
-use crate::placement::{Placer, PlacementDecision};
+use crate::placement::{PlacementDecision, Placer};
 use crate::prompt::Standing;
 pub(crate) use socket::SocketPlace;
 pub use socket::operators_sockets;

@@ -6,9 +6,9 @@ use super::what_if::Described;
 use super::{Ground, Plan, PlanError, Room, front_end, plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
-use crate::prompt_files;
 use crate::gpu::{Gpu, Links};
 use crate::host::{self, Host, HostError, Resolved};
+use crate::prompt_files;
 use crate::vllm::releases::{NEWEST, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, Installed, Version, VersionError};
 

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use super::ollama::Retold;
 use super::outlet::Outlet;
 use super::submit::Declined;
-use crate::admission::{LimitKind, LimitExceeded};
+use crate::admission::{LimitExceeded, LimitKind};
 use crate::dispatch::{Refusal, Relay};
 use crate::keys::Unauthenticated;
 
