@@ -1,4 +1,4 @@
-//! Which requests were in flight when an engine of one replica died of itself: any of them may have killed it. The driver records, every router's report reads; a router that attaches later still learns what happened within the last ten minutes.
+//! Which requests were in flight when an engine of one replica crashed: any of them may be the cause. The driver records, every router's report reads; a router that attaches later still learns what happened within the last ten minutes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long a death is remembered: as long as routers refuse a request that killed engines.
+/// How long a crash is remembered: as long as routers refuse a request that killed engines.
 pub const CRASH_RETENTION: Duration = Duration::from_secs(10 * 60);
 
-/// The most deaths that are remembered. With the pauses between the starts of an engine that keeps dying (1, 2, 4, … s) ten minutes hold about nine.
+/// The most crashes that are remembered. With the pauses between the starts of an engine that keeps crashing (1, 2, 4, … s) ten minutes hold about nine.
 const MAX_CRASHES: usize = 32;
 
-/// The most requests of one death. An engine runs 256 to 1,024 at once, and the others that wait in it cannot have killed it.
+/// The most requests of one crash. An engine runs 256 to 1,024 at once, and the others that wait in it cannot have killed it.
 const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
 /// Names a request by its content; see `Fingerprint` in the contract between agent and router.
@@ -31,16 +31,16 @@ pub struct Crash {
     pub requests: Arc<[RequestFingerprint]>,
 }
 
-/// The deaths of one replica's engines that are remembered, and how many there were in all.
+/// The crashes of one replica's engines that are remembered, and how many there were in all.
 #[derive(Debug, Default)]
 struct CrashHistory {
     /// Oldest first.
     recent: VecDeque<Crash>,
-    /// Deaths so far, forgotten ones included.
+    /// Crashes so far, forgotten ones included.
     version: u64,
 }
 
-/// The deaths of one replica's engines, over all its lives.
+/// The crashes of one replica's engines, over all its lives.
 #[derive(Debug)]
 pub struct CrashLog {
     record: watch::Sender<CrashHistory>,
@@ -52,19 +52,19 @@ impl Default for CrashLog {
     }
 }
 
-/// Wakes when an engine has died; tells nothing else.
+/// Wakes when an engine has crashed; says nothing else.
 #[derive(Debug)]
 pub struct CrashSignal(watch::Receiver<CrashHistory>);
 
 impl CrashSignal {
-    /// Resolves after the next death; `false` when there can be no further one.
+    /// Resolves after the next crash; `false` when there can be no further one.
     pub async fn changed(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
 }
 
 impl CrashLog {
-    /// Remembers that this life ended with these requests in flight. Without any there is nothing to tell: no request can have been the cause.
+    /// Remembers that this life ended with these requests in flight. Without any there is nothing to report: no request can have been the cause.
     pub fn record(&self, epoch: u64, mut requests: Vec<RequestFingerprint>) {
         if requests.is_empty() {
             return;
@@ -81,12 +81,12 @@ impl CrashLog {
         });
     }
 
-    /// Deaths so far.
+    /// Crashes so far.
     pub fn version(&self) -> u64 {
         self.record.borrow().version
     }
 
-    /// The deaths that are remembered and happened after that version, oldest first, and the version to ask with the next time; 0 gives all.
+    /// The crashes that are remembered and happened after that version, oldest first, and the version to ask with the next time; 0 gives all.
     pub fn crashes_since(&self, version: u64) -> (Vec<Crash>, u64) {
         let now = Instant::now();
         let record = self.record.borrow();
@@ -96,12 +96,12 @@ impl CrashLog {
         (found.collect(), record.version)
     }
 
-    /// All deaths that are remembered, oldest first.
+    /// All crashes that are remembered, oldest first.
     pub fn recent_crashes(&self) -> Vec<Crash> {
         self.crashes_since(0).0
     }
 
-    /// A receiver that wakes at each death.
+    /// A receiver that wakes at each crash.
     pub fn subscribe(&self) -> CrashSignal {
         CrashSignal(self.record.subscribe())
     }

@@ -1,7 +1,7 @@
 //! The node agent: supervises the engines of one host and connects them to routers.
 //!
 //! `host` finds what there is to run on, `engine` keeps each engine alive, `probe` watches its load, `cache` knows what it has cached,
-//! `files` reads its tokenizer, `uplink` serves the routers.
+//! `prompt_files` reads its tokenizer, `uplink` serves the routers.
 
 pub mod advise;
 pub mod cache;
@@ -9,7 +9,6 @@ mod config;
 pub mod crashes;
 pub mod engine;
 mod engine_client;
-pub mod prompt_files;
 pub mod gpu;
 pub mod host;
 pub mod join;
@@ -20,6 +19,7 @@ pub mod node;
 pub mod plan;
 pub mod probe;
 mod process;
+pub mod prompt_files;
 mod run_dir;
 pub mod traffic;
 pub mod uplink;

@@ -18,7 +18,7 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// The agent's own figures.
+/// The agent's own metrics.
 #[derive(Debug)]
 pub struct AgentMetrics {
     registry: MetricRegistry,
@@ -74,19 +74,29 @@ fn cache(replica: &Replica) -> CacheCounters {
 
 const REPLICA_METRICS: &[ReplicaMetric] = &[
     replica_metric("hostler_agent_engine_ready", "gauge", "1 when the engine serves.", |replica| is_in(replica, Phase::Ready)),
-    replica_metric("hostler_agent_engine_failed", "gauge", "1 while the engine is down after a crash.", |replica| is_in(replica, Phase::Failed)),
-    replica_metric("hostler_agent_engine_quarantined", "gauge", "1 while the engine stays out of service until it is released.", |replica| {
-        is_in(replica, Phase::Quarantined)
+    replica_metric("hostler_agent_engine_failed", "gauge", "1 while the engine is down after a crash.", |replica| {
+        is_in(replica, Phase::Failed)
     }),
+    replica_metric(
+        "hostler_agent_engine_quarantined",
+        "gauge",
+        "1 while the engine stays out of service until it is released.",
+        |replica| is_in(replica, Phase::Quarantined),
+    ),
     replica_metric("hostler_agent_engine_sleeping", "gauge", "1 while the engine has given its memory back.", |replica| {
         is_in(replica, Phase::Sleeping)
     }),
-    replica_metric("hostler_agent_engine_start_percent", "gauge", "How far the start of the engine has come; 100 when it serves.", |replica| {
-        let status = replica.engine.status();
-        let status = status.borrow();
-        let begun = status.progress.as_ref().map_or(0, |progress| progress.percent.into());
-        if status.phase == Phase::Ready { 100 } else { begun }
-    }),
+    replica_metric(
+        "hostler_agent_engine_start_percent",
+        "gauge",
+        "How far the start of the engine has come; 100 when it serves.",
+        |replica| {
+            let status = replica.engine.status();
+            let status = status.borrow();
+            let begun = status.progress.as_ref().map_or(0, |progress| progress.percent.into());
+            if status.phase == Phase::Ready { 100 } else { begun }
+        },
+    ),
     replica_metric("hostler_agent_engine_in_flight", "gauge", "Requests of all routers in flight there.", |replica| {
         replica.engine.traffic().in_flight().into()
     }),
@@ -105,7 +115,9 @@ const REPLICA_METRICS: &[ReplicaMetric] = &[
     replica_metric("hostler_agent_cache_events_total", "counter", "Events about cached blocks that the engine sent.", |replica| {
         cache(replica).events
     }),
-    replica_metric("hostler_agent_cache_gaps_total", "counter", "Times that some of these events were missing.", |replica| cache(replica).gaps),
+    replica_metric("hostler_agent_cache_gaps_total", "counter", "Times that some of these events were missing.", |replica| {
+        cache(replica).gaps
+    }),
     replica_metric("hostler_agent_cache_replays_total", "counter", "Gaps that the engine filled by sending the events again.", |replica| {
         cache(replica).replays
     }),
@@ -116,7 +128,7 @@ const REPLICA_METRICS: &[ReplicaMetric] = &[
         |replica| cache(replica).resets,
     ),
     replica_metric(
-        "hostler_agent_cache_orphans_total",
+        "hostler_agent_cache_unknown_parents_total",
         "counter",
         "Blocks that were not taken in because the block before them is unknown.",
         |replica| cache(replica).orphans,
@@ -181,14 +193,23 @@ const THROTTLED_HELP: &str = "1 while the GPU's clocks are held down for this re
 const FINDINGS: &str = "hostler_agent_finding";
 const FINDINGS_HELP: &str = "1 while `hostler advise` has this to say about the engine.";
 
-/// The labels of a figure of a GPU.
+/// The labels of a metric of a GPU.
 const GPU_LABELS: &[&str] = &["replica", "gpu", "uuid"];
 
 /// What is read from the engines when the page is, for the manual.
 fn describe_engine_metrics() -> impl Iterator<Item = MetricDescription> {
-    let engines = REPLICA_METRICS.iter().map(|&ReplicaMetric { name, kind, help, .. }| MetricDescription { name: name.into(), kind, labels: &["replica"], help });
-    let gpus =
-        GPU_METRICS.iter().map(|&GpuMetric { name, kind, help, .. }| MetricDescription { name: name.into(), kind, labels: GPU_LABELS, help });
+    let engines = REPLICA_METRICS.iter().map(|&ReplicaMetric { name, kind, help, .. }| MetricDescription {
+        name: name.into(),
+        kind,
+        labels: &["replica"],
+        help,
+    });
+    let gpus = GPU_METRICS.iter().map(|&GpuMetric { name, kind, help, .. }| MetricDescription {
+        name: name.into(),
+        kind,
+        labels: GPU_LABELS,
+        help,
+    });
     let labels = &["replica", "gpu", "uuid", "reason"];
     let throttled = MetricDescription { name: THROTTLED.into(), kind: "gauge", labels, help: THROTTLED_HELP };
     let findings = MetricDescription { name: FINDINGS.into(), kind: "gauge", labels: &["replica", "kind"], help: FINDINGS_HELP };
@@ -196,7 +217,7 @@ fn describe_engine_metrics() -> impl Iterator<Item = MetricDescription> {
 }
 
 impl AgentMetrics {
-    /// The page: the agent's own figures, then those of its engines and GPUs.
+    /// The page: the agent's own metrics, then those of its engines and GPUs.
     #[must_use]
     pub fn render(&self, node: &NodeState) -> String {
         let mut page = self.registry.render();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::advise::{self, AdvisedReplica, Finding, EngineSetup};
+use crate::advise::{self, AdvisedReplica, EngineSetup, Finding};
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
 use crate::prompt_files::{Bundle, PromptFilesError, PromptFileSource};

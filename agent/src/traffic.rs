@@ -1,8 +1,8 @@
 //! The requests in flight on one replica, and the tokens of their prompts, counted exactly, over all routers and for each. The relay enters a request and holds its guard; probes, drain and reports read the counts and are woken when they change. `flow` tells the watchdog whether their answers move, `named` which of them were there when an engine died.
 
+mod crash_suspects;
 mod flow;
 mod gaps;
-mod crash_suspects;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
-pub use self::flow::{ResponseFlow, EngineWait};
-pub use self::gaps::GapHistogram;
 use self::crash_suspects::SuspectTracker;
+pub use self::flow::{EngineWait, ResponseFlow};
+pub use self::gaps::GapHistogram;
 use crate::crashes::RequestFingerprint;
 
 /// Which router a request came from: a number the uplink gives to each router it knows.
@@ -102,7 +102,12 @@ pub struct Traffic {
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self { counts: watch::Sender::new(InFlightCounts::default()), flow: ResponseFlow::default(), suspects: SuspectTracker::default(), guided: AtomicU32::new(0) }
+        Self {
+            counts: watch::Sender::new(InFlightCounts::default()),
+            flow: ResponseFlow::default(),
+            suspects: SuspectTracker::default(),
+            guided: AtomicU32::new(0),
+        }
     }
 }
 
@@ -236,14 +241,14 @@ pub struct InFlight {
     prompt: PromptEstimate,
     /// Its prompt is still to be computed.
     pending: AtomicBool,
-    /// Its number among the named, zero where it is not.
+    /// Its number among the crash suspects, zero where it is none.
     suspect_id: AtomicU64,
     /// Its answer broke off.
     has_failed: AtomicBool,
 }
 
 impl InFlight {
-    /// The engine of this life has got all of the request, which has this name. Before that it can be no death's cause.
+    /// The engine of this life has got all of the request, which has this fingerprint. Before that it cannot be the cause of a crash.
     pub fn mark_sent(&self, epoch: u64, fingerprint: RequestFingerprint) {
         self.suspect_id.store(self.traffic.suspects.track(epoch, fingerprint), Ordering::Relaxed);
     }

@@ -87,7 +87,8 @@ impl Connected<IncomingStream<'_, PrivateSocket>> for CallOrigin {
 
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
-    let served = axum::serve(listener, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
+    let served =
+        axum::serve(listener, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
     if let Err(error) = served.await {
         tracing::error!(%error, "the admin listener ended");
     }
@@ -95,7 +96,8 @@ pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken
 
 /// Serves `routes` on a Unix socket until `end`.
 pub async fn serve_socket(socket: PrivateSocket, routes: Router, end: CancellationToken) {
-    let served = axum::serve(socket, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
+    let served =
+        axum::serve(socket, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
     if let Err(error) = served.await {
         tracing::error!(%error, "the admin socket ended");
     }
@@ -129,7 +131,11 @@ pub fn guard_metrics(pages: Router, listens: &str) -> Router {
         let listens = listens.clone();
         async move {
             let is_open = matches!(request.uri().path(), "/livez" | "/readyz") || CallOrigin::of(&request) != CallOrigin::Loopback;
-            if is_open || names_this_host(request.uri(), request.headers(), &listens) { next.run(request).await } else { wrong_host_response() }
+            if is_open || names_this_host(request.uri(), request.headers(), &listens) {
+                next.run(request).await
+            } else {
+                wrong_host_response()
+            }
         }
     }))
 }

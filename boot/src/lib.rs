@@ -12,7 +12,7 @@ pub mod shutdown;
 pub mod socket;
 pub mod telemetry;
 
-pub use config::{ConfigError, Section, Settings, SettingSources};
+pub use config::{ConfigError, Section, SettingSources, Settings};
 pub use listen::{ListenError, accept, bind, configure_stream};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};

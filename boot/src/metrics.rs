@@ -45,7 +45,13 @@ impl MetricRegistry {
     }
 
     /// As `counter`, for a distribution of anything but seconds; nothing is added to the name.
-    pub fn register_histogram<M: Metric + Clone>(&mut self, name: &str, labels: &'static [&'static str], help: &'static str, metric: M) -> M {
+    pub fn register_histogram<M: Metric + Clone>(
+        &mut self,
+        name: &str,
+        labels: &'static [&'static str],
+        help: &'static str,
+        metric: M,
+    ) -> M {
         self.descriptions.push(MetricDescription { name: format!("hostler_{name}"), kind: "histogram", labels, help });
         self.registry.register(name, help.trim_end_matches('.'), metric.clone());
         metric

@@ -183,7 +183,8 @@ async fn connect_within(way: &AdminEndpoint, key: Option<&Secret>, answer: Durat
 
 /// Whether this user can connect to a socket at all, with a sentence that says what to do where not.
 async fn check_socket(path: &Path) -> anyhow::Result<()> {
-    let connected = tokio::time::timeout(CALL_TIMEOUT, UnixStream::connect(path)).await.context("the router does not take the connection")?;
+    let connected =
+        tokio::time::timeout(CALL_TIMEOUT, UnixStream::connect(path)).await.context("the router does not take the connection")?;
     let shown = path.display();
     let error = match connected {
         Ok(stream) => {

@@ -83,9 +83,9 @@ fn headline(decision: &Decision) -> Vec<String> {
     vec![
         format!("{when}  {id}{}  {path}{}", named("client's id", &decision.client_id), named("model", &decision.model)),
         format!(
-            "{tokens} tokens, {} expected of the answer; cache known by: {level}{fallback}; attempt {attempt}; held for {:.3} s",
+            "{tokens} tokens, {} expected of the answer; cache known by: {level}{fallback}; attempt {attempt}; queued for {:.3} s",
             figure(decision.output),
-            decision.held
+            decision.queue_seconds
         ),
         format!(
             "{why}; utilisation of the fleet {:.3}; mean prefill {} ms a token",
@@ -227,7 +227,7 @@ fn decision_json(decision: &Decision) -> Value {
         "model": decision.model,
         "at_ms": decision.at_ms,
         "attempt": decision.attempt,
-        "held": decision.held,
+        "queue_seconds": decision.queue_seconds,
         "level": decision.level,
         "fallback": decision.fallback,
         "tokens": decision.tokens,

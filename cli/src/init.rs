@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use hostler_tls::{Authority, TokenInfo, TokenScope, JoinToken, TokenStore, UseLimit, write_private};
+use hostler_tls::{Authority, JoinToken, TokenInfo, TokenScope, TokenStore, UseLimit, write_private};
 
 use crate::output::{Side, complain, say, table};
 use crate::secret_output::warn_of_readers;

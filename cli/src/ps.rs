@@ -79,7 +79,9 @@ fn remark(replica: &Replica) -> String {
     if replica.phase != "ready" {
         return match (&replica.progress, &replica.failure) {
             // An engine that cannot start spends most of its time starting.
-            (Some(progress), Some(failure)) if replica.is_coming() => format!("{}; last time: {}", progress.sentence(), failure_text(failure)),
+            (Some(progress), Some(failure)) if replica.is_coming() => {
+                format!("{}; last time: {}", progress.sentence(), failure_text(failure))
+            }
             (Some(progress), None) if replica.is_coming() => progress.sentence(),
             (_, Some(failure)) if !replica.is_coming() => failure_text(failure),
             _ => replica.first_reason().to_owned(),
@@ -112,7 +114,11 @@ fn gpu_cell(replica: &Replica) -> String {
     let [first, others @ ..] = &replica.gpus[..] else { return short_name(&replica.gpu).to_owned() };
     let gpus = || replica.gpus.iter();
     let mut parts = vec![numbers(gpus())];
-    parts.push(if others.is_empty() { short_name(&first.name).to_owned() } else { format!("{}×{}", replica.gpus.len(), short_name(&first.name)) });
+    parts.push(if others.is_empty() {
+        short_name(&first.name).to_owned()
+    } else {
+        format!("{}×{}", replica.gpus.len(), short_name(&first.name))
+    });
     let memory: u64 = gpus().map(|gpu| gpu.memory_bytes).sum();
     if let Some(used) = sum(gpus().map(|gpu| gpu.memory_used_bytes)) {
         parts.push(format!("{}/{} GiB", gib(used), gib(memory)));

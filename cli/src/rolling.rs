@@ -179,7 +179,9 @@ fn outcome(replica: Option<&ReplicaView>, epoch: u64) -> RestartOutcome {
         Phase::Ready | Phase::Sleeping if replica.epoch > epoch => RestartOutcome::Ready,
         // It had crashed before it was told to restart, which ends its pause.
         Phase::Failed if replica.epoch == epoch => RestartOutcome::Pending("about to start again after a crash".to_owned()),
-        Phase::Failed | Phase::Quarantined | Phase::Stopped => RestartOutcome::Failed(format!("{}: {}", replica.phase.as_str(), replica.reason)),
+        Phase::Failed | Phase::Quarantined | Phase::Stopped => {
+            RestartOutcome::Failed(format!("{}: {}", replica.phase.as_str(), replica.reason))
+        }
         Phase::Ready => RestartOutcome::Pending("about to be drained".to_owned()),
         phase => RestartOutcome::Pending(match &replica.progress {
             Some(progress) => format!("{}, {} ({} %)", phase.as_str(), progress.stage, progress.percent),

@@ -21,11 +21,11 @@ pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
 pub(crate) fn announce(router: &Router) {
     let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
     for opening in router.exposures() {
-        let Exposure { setting, address, description: what } = opening;
+        let Exposure { setting, address, description } = opening;
         if opening.is_remote() {
-            tracing::warn!(setting, %address, "open beyond this host: {what}");
+            tracing::warn!(setting, %address, "open beyond this host: {description}");
         } else {
-            tracing::info!(setting, %address, "open within this host: {what}");
+            tracing::info!(setting, %address, "open within this host: {description}");
         }
     }
     say(&format!("edge    {}://{edge}/v1", router.edge_scheme()));

@@ -91,7 +91,7 @@ fn log_failed_handshake(peer: Option<std::net::SocketAddr>, error: &io::Error) {
     }
 }
 
-/// A lane whose stream goes on. However that ends, the lane's requests are told.
+/// A lane whose stream goes on. However that ends, the lane's requests get to know.
 struct LaneGuard {
     lane: Arc<Lane>,
     lanes: Arc<Lanes>,

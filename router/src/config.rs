@@ -60,7 +60,7 @@ pub struct RouterConfig {
     /// Largest request body in bytes; a larger one is refused with 413.
     pub max_body_bytes: usize,
     /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins and the body is sent; further ones
-    /// are refused with 429. Tenants share it as they share `max_held`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
+    /// are refused with 429. Tenants share it as they share `max_queued`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
     /// be more than `max_body_bytes`, so that small ones find room. Raise it where many large ones (images, say) wait for engines at once.
     pub max_buffered_body_bytes: usize,
     /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
@@ -115,12 +115,12 @@ pub struct RouterConfig {
     pub max_queued: usize,
     /// Most bytes that the bodies of requests may have that wait in the router, shared alike; further ones are refused with 429.
     pub max_queued_bytes: u64,
-    /// A request whose first token is predicted to come later than this is refused with 429 instead of being held. Raise it for batch
+    /// A request whose first token is predicted to come later than this is refused with 429 instead of waiting for a replica. Raise it for batch
     /// jobs that can wait, lower it for people who cannot.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub max_queue_wait: Duration,
-    /// Prompts for a replica with 64 requests in flight and more are held and given to it together, so often. Steps that read prompts take
+    /// Prompts for a replica with 64 requests in flight and more wait in the router and are given to it together, so often. Steps that read prompts take
     /// longer than those that only generate, and not much longer for ten prompts than for one: small models on fast GPUs generate up to twice
     /// as much with 200 ms, for about 100 ms more to a first token (docs/gpus.md). 0 sends each as soon as there is room; at most 5 s.
     #[serde(with = "hostler_boot::duration")]
@@ -131,8 +131,8 @@ pub struct RouterConfig {
     /// Where models' tokenizers are kept between two lives of the router; empty means `$XDG_CACHE_HOME/hostler/router`, or
     /// `~/.cache/hostler/router`. They come from the agents.
     pub cache_dir: PathBuf,
-    /// A request that was in flight when two engines died is refused for this long after the first of the two deaths; 0 turns that off.
-    /// Agents remember deaths for ten minutes: a router that starts anew knows none that are older.
+    /// A request that was in flight when two engines crashed is refused for this long after the first of the two crashes; 0 turns that off.
+    /// Agents remember crashes for ten minutes: a router that starts anew knows none that are older.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub crash_suspect_ttl: Duration,

@@ -47,7 +47,11 @@ pub(crate) fn find_exposures(doors: &Listeners) -> Vec<Exposure> {
         (!doors.has_agents_tls, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
         (doors.has_key_file && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
     ];
-    lines.into_iter().filter(|(is_open, ..)| *is_open).map(|(_, setting, address, what)| Exposure { setting, address, description: what }).collect()
+    lines
+        .into_iter()
+        .filter(|(is_open, ..)| *is_open)
+        .map(|(_, setting, address, what)| Exposure { setting, address, description: what })
+        .collect()
 }
 
 #[cfg(test)]

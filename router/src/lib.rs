@@ -1,20 +1,20 @@
 //! The router: takes requests of OpenAI clients, places each on a replica, relays the answer.
 //!
-//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `carry`; state comes in
-//! through `link` → `fleet`.
+//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `lanes`; state comes in
+//! through `agent_endpoint` → `fleet`.
 
 pub mod admission;
-pub mod lanes;
+mod agent_endpoint;
 mod config;
 pub mod dispatch;
 pub mod edge;
+mod exposures;
 pub mod fleet;
 pub mod grpc;
 mod join;
 pub mod keys;
-mod agent_endpoint;
+pub mod lanes;
 mod metrics;
-mod exposures;
 mod operators;
 pub mod placement;
 pub mod prompt;
@@ -35,19 +35,19 @@ use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
 pub use config::{NeedKey, RouterConfig};
-use dispatch::{Dispatch, CrashSuspects, RetryBudgets};
+use dispatch::{CrashSuspects, Dispatch, RetryBudgets};
 use edge::access_log::{AccessLog, AccessLogError, AccessLogWriter};
 use edge::{Edge, Isolation, MediaHosts, InvalidMediaHost, BodyMemory};
+pub use exposures::Exposure;
 use fleet::{CacheReportQueue, Fleet, SessionDeps};
 use grpc::{Bookings, HealthWatchPermits};
 use hostler_placement::affinity::CacheIndex;
 use keys::{AdminGuard, Keys, KeyFileError, Secret, guard_pages};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
-pub use exposures::Exposure;
 pub use operators::find_operators_sockets;
 use operators::{Operators, OperatorsSocket};
-use placement::{QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
+use placement::{Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use prompt::Prompts;
 use response_affinity::ResponseAffinity;
 use tls::RouterTls;
@@ -120,20 +120,20 @@ impl Router {
         }
         if !BodyMemory::new(config.max_buffered_body_bytes).can_fit(config.max_body_bytes) {
             return Err(StartError::Setting(
-                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_reading_bytes be more than that, or lower \
+                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_buffered_body_bytes be more than that, or lower \
                  router.max_body_bytes",
             ));
         }
         let metrics = Arc::new(RouterMetrics::default());
-        let security = RouterTls::load(&config)?;
+        let tls = RouterTls::load(&config)?;
         let edge = bind(&config.listen, "router.listen").await?;
         let agents = bind(config.agents_address(), "router.agents_listen").await?;
-        security.check_plain_text(&config, edge.1, agents.1)?;
+        tls.check_plain_text(&config, edge.1, agents.1)?;
         let admin = bind(&config.admin_listen, "router.admin_listen").await?;
         let place = OperatorsSocket { configured: config.operators_socket.clone(), port: admin.1.port() };
         Ok(Self {
             operators: (place.clone(), place.open().await?),
-            tls: security,
+            tls,
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
             access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
@@ -219,10 +219,10 @@ impl Router {
         let index = Arc::new(CacheIndex::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
         let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
-        let poison = CrashSuspects::new(self.config.crash_suspect_ttl);
+        let crash_suspects = CrashSuspects::new(self.config.crash_suspect_ttl);
         let sessions = SessionDeps {
             fleet: fleet.clone(),
-            crash_suspects: poison.clone(),
+            crash_suspects: crash_suspects.clone(),
             cache_reports: CacheReportQueue::start(index.clone(), fleet.clone(), end.clone()),
             prompts: prompts.clone(),
             tickets: Arc::default(),
@@ -237,15 +237,15 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
-        let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: self.config.max_queued_bytes, max_wait: self.config.max_queue_wait };
-        let hold = RequestQueue::start(placer.clone(), bounds, end.clone());
+        let placer =
+            Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
+        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), end.clone());
         let overview = RouterAdmin {
             fleet: fleet.clone(),
-            crash_suspects: poison.clone(),
+            crash_suspects: crash_suspects.clone(),
             admission: admission.clone(),
             placer: placer.clone(),
-            queue: hold.clone(),
+            queue: queue.clone(),
             metrics: metrics.clone(),
             shutdown: serving.clone(),
         };
@@ -255,9 +255,9 @@ impl Router {
         let dispatch = Dispatch {
             fleet,
             placer,
-            queue: hold,
+            queue,
             retries: RetryBudgets::default(),
-            crash_suspects: poison,
+            crash_suspects,
             metrics,
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
@@ -289,6 +289,10 @@ impl Router {
         }
         writing.flush().await;
     }
+}
+
+fn queue_limits(config: &RouterConfig) -> QueueLimits {
+    QueueLimits { max_requests: config.max_queued, max_bytes: config.max_queued_bytes, max_wait: config.max_queue_wait }
 }
 
 /// What the admin pages show.

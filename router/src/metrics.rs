@@ -51,7 +51,7 @@ pub enum RefusalReason {
     Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,
-    /// It kills engines.
+    /// It is a crash suspect.
     CrashSuspect,
 }
 
@@ -64,7 +64,7 @@ impl RefusalReason {
             Self::Full => "full",
             Self::Limit => "limit",
             Self::Fleet => "fleet",
-            Self::CrashSuspect => "poison",
+            Self::CrashSuspect => "crash_suspect",
         }
     }
 }
@@ -84,7 +84,7 @@ struct LevelLabel {
     level: &'static str,
 }
 
-/// The router's own figures.
+/// The router's own metrics.
 #[derive(Debug)]
 pub struct RouterMetrics {
     page: MetricRegistry,
@@ -127,16 +127,20 @@ fn counter_for(level: CacheLevel, counters: &[Counter; 3]) -> &Counter {
     }
 }
 
-/// 1 ms to about 9 minutes, each bucket twice the one before.
-fn seconds_histogram() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 20))
+/// A histogram of seconds without labels: 1 ms to about 9 minutes, each bucket twice the one before.
+fn register_seconds(page: &mut MetricRegistry, name: &'static str, help: &'static str) -> Histogram {
+    page.register_seconds(name, &[], help, Histogram::new(exponential_buckets(0.001, 2.0, 20)))
 }
 
 impl Default for RouterMetrics {
     fn default() -> Self {
         let mut page = MetricRegistry::default();
-        let outcomes =
-            page.register("answers", &["outcome"], "Answers that had begun, by how they ended.", Family::<OutcomeLabel, Counter>::default());
+        let outcomes = page.register(
+            "answers",
+            &["outcome"],
+            "Answers that had begun, by how they ended.",
+            Family::<OutcomeLabel, Counter>::default(),
+        );
         let outcome = |outcome: AnswerOutcome| outcomes.get_or_create(&OutcomeLabel { outcome: outcome.as_str() }).clone();
         let placed = page.register("placements", &["level"], "Requests sent to a replica, by how its cache was known.", Family::default());
         let predicted = page.register(
@@ -156,14 +160,14 @@ impl Default for RouterMetrics {
                 "By how many tokens the cached part of a prompt was predicted wrongly, where the cache was known exactly.",
                 Histogram::new([0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
             ),
-            first_token: page.register_seconds("first_token", &[], "From a stream's dispatch to its first token.", seconds_histogram()),
+            first_token: register_seconds(&mut page, "first_token", "From a stream's dispatch to its first token."),
             first_token_ratio: page.register_histogram(
                 "first_token_ratio",
                 &[],
                 "Time to the first token of a stream, as a multiple of what was predicted.",
                 Histogram::new([0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0, 16.0]),
             ),
-            queue_time: page.register_seconds("held", &[], "How long requests waited in the router for a replica with room.", seconds_histogram()),
+            queue_time: register_seconds(&mut page, "queue", "How long requests waited in the router for a replica with room."),
             complete: outcome(AnswerOutcome::Complete),
             broken: outcome(AnswerOutcome::Broken),
             client_left: outcome(AnswerOutcome::ClientLeft),
@@ -171,7 +175,7 @@ impl Default for RouterMetrics {
             key_file_reads: {
                 let help =
                     "How often the key file had changed and was read again, by how that ended; while it fails, the keys before it stay.";
-                let family = page.register("keys_read", &["outcome"], help, Family::<OutcomeLabel, Counter>::default());
+                let family = page.register("key_file_reads", &["outcome"], help, Family::<OutcomeLabel, Counter>::default());
                 ["failed", "loaded"].map(|outcome| family.get_or_create(&OutcomeLabel { outcome }).clone())
             },
             retries: page.register("retries", &[], "Attempts beyond a request's first.", Counter::default()),
@@ -187,8 +191,8 @@ impl Default for RouterMetrics {
                 "Lines of the access log that were lost, because writing it was stuck.",
                 Counter::default(),
             ),
-            first_byte: page.register_seconds("first_byte", &[], "From a request's arrival to the first byte of its answer.", seconds_histogram()),
-            answer_duration: page.register_seconds("answer", &[], "From a request's arrival to the last byte of its answer.", seconds_histogram()),
+            first_byte: register_seconds(&mut page, "first_byte", "From a request's arrival to the first byte of its answer."),
+            answer_duration: register_seconds(&mut page, "answer", "From a request's arrival to the last byte of its answer."),
             stream_events: page.register("stream_events", &[], "Events of completed streams.", Counter::default()),
             completion_tokens: page.register(
                 "completion_tokens",
@@ -231,7 +235,7 @@ impl RouterMetrics {
         counter_for(level, &self.placements).inc();
     }
 
-    /// A request was held for this long.
+    /// A request was queued for this long.
     pub fn observe_queue_time(&self, time: Duration) {
         self.queue_time.observe(time.as_secs_f64());
     }
@@ -267,7 +271,7 @@ impl RouterMetrics {
         self.refused.get_or_create(&RefusedLabel { reason: reason.as_str() }).inc();
     }
 
-    /// The page: the router's own figures, then those that agents reported, by node and replica.
+    /// The page: the router's own metrics, then those that agents reported, by node and replica.
     #[must_use]
     pub(crate) fn page(&self, now: &MetricsSnapshot<'_>) -> String {
         let mut page = self.page.render();

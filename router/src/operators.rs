@@ -17,7 +17,7 @@ use hostler_proto::fleet::v1::{
 use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView};
-use crate::placement::{Placer, PlacementDecision};
+use crate::placement::{PlacementDecision, Placer};
 use crate::prompt::EncoderStatus;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
@@ -187,7 +187,7 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
         id: replica.id.to_string(),
         suspect: replica.lease_lapsed,
         epoch: replica.epoch,
-        own_in_flight: replica.local_load.in_flight(),
+        local_in_flight: replica.local_load.in_flight(),
         state: Some(replica.state.wire.clone()),
         load: Some(replica.load.wire),
         cache: Some(cache(replica, placer)),
@@ -228,7 +228,7 @@ fn decision(record: &PlacementDecision) -> Decision {
         model: record.model.as_deref().unwrap_or_default().to_owned(),
         at_ms: record.decided_at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
         attempt: record.attempt,
-        held: record.queued_seconds.into(),
+        queue_seconds: record.queued_seconds.into(),
         level: record.level.as_str().to_owned(),
         fallback: record.fallback_reason.to_owned(),
         tokens: record.prompt_tokens,

@@ -123,10 +123,10 @@ impl RouterTls {
 }
 
 impl FleetAuthority {
-    fn load(folder: &Path, lifetime: Duration) -> Result<Self, TlsError> {
+    fn load(folder: &Path, certificate_lifetime: Duration) -> Result<Self, TlsError> {
         let authority = Arc::new(Authority::load(folder)?);
-        let tls = Arc::new(AgentsTls::new(authority.clone(), lifetime)?);
-        Ok(Self { tls, authority, tokens: TokenStore::in_folder(folder), certificate_lifetime: lifetime })
+        let tls = Arc::new(AgentsTls::new(authority.clone(), certificate_lifetime)?);
+        Ok(Self { tls, authority, tokens: TokenStore::in_folder(folder), certificate_lifetime })
     }
 }
 

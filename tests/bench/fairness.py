@@ -70,7 +70,7 @@ class Fleet:
         any_port = "127.0.0.1:0"
         with contextlib.ExitStack() as undo:
             listeners = ("--listen", any_port, "--agents-listen", any_port, "--admin-listen", any_port)
-            settings = ("--max-held", str(MOST_HELD), "--log-level", "warn")
+            settings = ("--max-queued", str(MOST_HELD), "--log-level", "warn")
             self.router = Process("router", ["router", *NO_CONFIG, *listeners, *settings], folder)
             undo.callback(self.router.stop)
             edge, agents, self._socket = (self.router.printed(word, START_SECONDS) for word in ("edge", "agents", "socket"))

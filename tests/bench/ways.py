@@ -87,7 +87,7 @@ class Hostler:
     def settle(self) -> None:
         """Waits until nothing is in flight; fails when something stays."""
         wait_until(
-            lambda: not any(replica["in_flight"] + replica["own_in_flight"] for replica in self._replicas()),
+            lambda: not any(replica["in_flight"] + replica["local_in_flight"] for replica in self._replicas()),
             SETTLE_SECONDS,
             "nothing in flight",
             pause=0.05,

@@ -89,7 +89,7 @@ class KeptFleet(Fleet):
             return super()._agent(node)
         routers = [word for router in self.routers for word in ("--router", router.agents)]
         folders = ["--run-dir", str(self.folder / "run-b"), "--log-dir", str(self.folder / "log-b")]
-        kept = ["--if-agent-dies", "keep", "--keep-for", "60s"]
+        kept = ["--if-agent-dies", "keep", "--takeover-timeout", "60s"]
         command = ["agent", *routers, "--node", "b", *folders, *kept, *self.engine.command("b")]
         return Process("agent-b", command, self.folder)
 

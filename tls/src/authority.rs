@@ -128,7 +128,8 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params, lifetime);
         let certificate = params.signed_by(&request.public_key, &self.issuer)?.der().to_vec();
-        let certified = CertificateInfo::parse(&certificate).ok_or_else(|| TlsError::Crypto("the new certificate cannot be read".into()))?;
+        let certified =
+            CertificateInfo::parse(&certificate).ok_or_else(|| TlsError::Crypto("the new certificate cannot be read".into()))?;
         Ok(IssuedCertificate { certificate, info: certified })
     }
 

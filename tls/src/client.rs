@@ -101,7 +101,7 @@ fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {
 /// Does the client's part of a handshake with a router, and waits for its first word: only then has it found our certificate good.
 ///
 /// # Errors
-/// When it fails; `agent_side` says why.
+/// When it fails; `describe_for_agent` says why.
 pub async fn connect(stream: TcpStream, config: Arc<ClientConfig>) -> io::Result<Stream> {
     let name = ServerName::try_from(ROUTER_NAME).map_err(io::Error::other)?;
     let mut stream = TlsConnector::from(config).connect(name, stream).await?;

@@ -20,12 +20,12 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 pub use authority::{Authority, IssuedCertificate, NodeKey};
 pub use certificate_info::{CertificateInfo, Fingerprint, check_name};
 pub use client::{EnrollmentVerifier, connect, member_config};
-pub use error::{TlsError, describe_for_agent, is_alert_about_certificate, describe_for_router};
+pub use error::{TlsError, describe_for_agent, describe_for_router, is_alert_about_certificate};
 pub use files::{read_private, write_private};
 pub use server::{AgentsTls, EdgeFiles, EdgeTls};
 pub use stream::{Handshake, Stream, accept};
 pub use token::JoinToken;
-pub use token_store::{JoinRequest, TokenInfo, TokenScope, TokenError, TokenStore, UseLimit};
+pub use token_store::{JoinRequest, TokenError, TokenInfo, TokenScope, TokenStore, UseLimit};
 
 /// The TLS settings of one kind of client, ready to be used.
 pub use tokio_rustls::rustls::ClientConfig;

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::{Fingerprint, TlsError, hex, provider, parse_hex};
+use crate::{Fingerprint, TlsError, hex, parse_hex, provider};
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 use crate::files::{make_folder, read, write_new};
 use crate::node_names::{NameHolder, NodeNames};
 use crate::token::{hash, is_id};
-use crate::{Authority, Fingerprint, TlsError, JoinToken, check_name, hex, format_time, read_private, parse_hex, write_private};
+use crate::{Authority, Fingerprint, JoinToken, TlsError, check_name, format_time, hex, parse_hex, read_private, write_private};
 
 /// More nodes than one token may bring in; a larger fleet's job has a token without a count.
 const MAX_USES: u32 = 1000;
@@ -329,7 +329,8 @@ impl TokenStore {
         let mut records = Vec::new();
         for id in names?.iter().filter_map(|name| name.strip_suffix(".json")).filter(|id| is_id(id)) {
             let Some(promise) = self.stored_token(id)? else { continue };
-            let uses = (1..=promise.uses.min(MAX_USES)).map_while(|number| self.read::<TokenUse>(&format!("{id}.use-{number}")).ok().flatten());
+            let uses =
+                (1..=promise.uses.min(MAX_USES)).map_while(|number| self.read::<TokenUse>(&format!("{id}.use-{number}")).ok().flatten());
             let used_by = uses.map(|used| used.node).collect();
             let revoked = self.is_revoked(id);
             let StoredToken { expires, job, uses, node, .. } = promise;

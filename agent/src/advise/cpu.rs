@@ -18,8 +18,10 @@ impl FrontEndCpu {
     /// The share of a core that the busiest front-end process of this engine has used since the last reading; `leader` is its first process.
     /// A few small files of `/proc`: too little to leave the thread for.
     pub(super) fn read(&mut self, leader: u32, now: Instant) -> Option<f32> {
-        let further = child_pids(leader).into_iter().filter(|child| read_name(*child).is_some_and(|name| name.starts_with(API_SERVER_PROCESS)));
-        let used: FxHashMap<u32, u64> = std::iter::once(leader).chain(further).filter_map(|pid| Some((pid, parse_cpu_ticks(&read_stat(pid)?)?))).collect();
+        let further =
+            child_pids(leader).into_iter().filter(|child| read_name(*child).is_some_and(|name| name.starts_with(API_SERVER_PROCESS)));
+        let used: FxHashMap<u32, u64> =
+            std::iter::once(leader).chain(further).filter_map(|pid| Some((pid, parse_cpu_ticks(&read_stat(pid)?)?))).collect();
         let shares = used.iter().filter_map(|(pid, ticks)| {
             let (before, at) = self.last_ticks.get(pid)?;
             core_share(ticks.checked_sub(*before)?, (now - *at).as_secs_f32())

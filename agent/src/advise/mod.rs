@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use self::cpu::FrontEndCpu;
 pub(crate) use self::rules::evaluate_rules;
 pub use self::rules::{Finding, FindingKind};
-pub use self::window::{Observation, EngineSetup, RuntimeFacts, Window};
+pub use self::window::{EngineSetup, Observation, RuntimeFacts, Window};
 use crate::engine::{Engine, Phase, EngineStatus};
 use crate::gpu::GpuReading;
 use crate::probe::DetailReader;
@@ -21,7 +21,7 @@ use crate::vllm::FrontEndInUse;
 /// How often an engine is looked at.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the words of findings that stand are renewed: their figures change every second, and each change is a report to every router.
+/// How often the words of findings that stand are renewed: their metrics change every second, and each change is a report to every router.
 const EVIDENCE_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One engine, and where its findings go.
@@ -93,7 +93,7 @@ fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
     findings.iter().map(|finding| finding.kind).collect()
 }
 
-/// Publishes at once what is new or gone, and new figures of the same findings now and then.
+/// Publishes at once what is new or gone, and new metrics of the same findings now and then.
 fn publish(findings: &watch::Sender<Vec<Finding>>, found: Vec<Finding>, renewed: &mut Instant) {
     findings.send_if_modified(|told| {
         if kinds(told) == kinds(&found) && (renewed.elapsed() < EVIDENCE_REFRESH_INTERVAL || *told == found) {

@@ -4,7 +4,7 @@
 //! and goes when it was less than a sixth, so that one near the border does not come and go. An engine without work shows no sign. What follows
 //! from how the engine was started stands from its first half minute of work until its life ends.
 
-use super::window::{Observation, EngineSetup, RuntimeFacts, Window};
+use super::window::{EngineSetup, Observation, RuntimeFacts, Window};
 
 /// Seconds of the last minute with a sign, for a finding to appear.
 const SECONDS_TO_RAISE: usize = 30;
@@ -96,7 +96,7 @@ impl FindingKind {
 pub struct Finding {
     /// Which.
     pub kind: FindingKind,
-    /// What was seen, with its figures.
+    /// What was seen, with its metrics.
     pub evidence: String,
     /// What to do, with the flag to change.
     pub advice: String,
@@ -110,8 +110,8 @@ struct RuleInput<'a> {
 }
 
 /// What is to be said of an engine, the gravest first. `standing` is what was said a second ago.
-pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, told: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
-    let case = RuleInput { window, setup, facts: told };
+pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, facts: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
+    let case = RuleInput { window, setup, facts };
     let finding = |kind: FindingKind| {
         let stands = standing.contains(&kind);
         let (evidence, advice) = match kind {
@@ -206,7 +206,8 @@ impl RuleInput<'_> {
         if self.setup.simulated || !self.facts.python {
             return None;
         }
-        let seconds = self.window.observations_with(|seen| seen.is_busy() && seen.front_end_cpu.is_some_and(|share| share >= SATURATED_CORE_SHARE));
+        let seconds =
+            self.window.observations_with(|seen| seen.is_busy() && seen.front_end_cpu.is_some_and(|share| share >= SATURATED_CORE_SHARE));
         let count = seconds.clone().count();
         if !is_sustained(count, stands) {
             return None;

@@ -141,12 +141,15 @@ impl Window {
     }
 
     /// The seconds that show a sign.
-    pub(super) fn observations_with<'a>(&'a self, sign: impl Fn(&Observation) -> bool + 'a) -> impl Iterator<Item = &'a Observation> + Clone {
+    pub(super) fn observations_with<'a>(
+        &'a self,
+        sign: impl Fn(&Observation) -> bool + 'a,
+    ) -> impl Iterator<Item = &'a Observation> + Clone {
         let signs: Vec<&Observation> = self.observations.iter().filter(|observation| sign(observation)).collect();
         signs.into_iter()
     }
 
-    /// The figures of the seconds that have any, oldest first.
+    /// The metrics of the seconds that have any, oldest first.
     pub(super) fn metrics(&self) -> impl DoubleEndedIterator<Item = EngineMetrics> + '_ {
         self.observations.iter().filter_map(|observation| observation.metrics)
     }
@@ -189,7 +192,7 @@ impl Window {
         Some((last.queue_seconds - first.queue_seconds).max(0.0) / f64::from(queued))
     }
 
-    /// What the KV cache holds, from the engine's figures.
+    /// What the KV cache holds, from the engine's metrics.
     pub(super) fn kv_tokens(&self) -> Option<u64> {
         let last = self.metrics().next_back()?;
         Some(last.kv_blocks? * u64::from(last.block_size?))

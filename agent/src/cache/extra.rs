@@ -1,5 +1,5 @@
 //! What the content of a block depends on besides its tokens, in whatever form an engine puts it: read and kept as it is, since only equality
-//! matters. `wire` reads it as part of an event; `mirror` knows which of it is an adapter or a cache salt.
+//! matters. `kv_event` reads it as part of an event; `mirror` knows which of it is an adapter or a cache salt.
 
 use std::fmt;
 

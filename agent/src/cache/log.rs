@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
-use super::mirror::{Change, CopyReporting, CacheDigest, Effects, BlockMirror};
 use super::kv_event::KvEvent;
+use super::mirror::{BlockMirror, CacheDigest, Change, CopyReporting, Effects};
 use super::{CacheCounters, CacheStatus};
 
 /// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes each.
@@ -29,7 +29,7 @@ struct Inner {
     epoch: u64,
     /// Whether that life is not over.
     is_alive: bool,
-    /// Something of this life was missed. Blocks that are still cached are not told again, and those that continue them cannot be placed
+    /// Something of this life was missed. Blocks that are still cached are not reported again, and those that continue them cannot be placed
     /// without them, so the mirror stays incomplete until the engine clears its cache.
     is_incomplete: bool,
     mirror: BlockMirror,
@@ -163,7 +163,7 @@ impl CacheLog {
         CacheLogWriter { log: Arc::clone(self), epoch }
     }
 
-    /// The engine has emptied its cache and will tell so later only: what it stores from now on is all there is.
+    /// The engine has emptied its cache and will report so later only: what it stores from now on is all there is.
     pub(crate) fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.forget();
@@ -178,7 +178,7 @@ impl CacheLog {
         self.publish(&inner, |watch| (watch.exact, watch.reason) = (false, NOT_READY.to_owned()));
     }
 
-    /// Tells the readers, while the lock is held: else an older state could be told last.
+    /// Notifies the readers, while the lock is held: else an older state could be reported last.
     fn publish(&self, inner: &Inner, change: impl FnOnce(&mut CacheStatus)) {
         self.watch.send_if_modified(|watch| {
             let before = watch.clone();
@@ -212,12 +212,12 @@ impl CacheLogWriter {
         );
     }
 
-    /// The blocks are not known, and no longer told.
+    /// The blocks are not known, and no longer reported.
     pub(crate) fn mark_unknown(&self, because: &str) {
         self.write(Inner::forget, |_, watch| (watch.exact, watch.reason) = (false, because.to_owned()));
     }
 
-    /// Takes over what one message tells.
+    /// Takes over what one message reports.
     pub(crate) fn apply(&self, events: &[KvEvent]) {
         let has_cleared = events.iter().any(|event| matches!(event, KvEvent::Cleared));
         let mut is_whole_again = false;
@@ -231,7 +231,7 @@ impl CacheLogWriter {
         }
     }
 
-    /// Forgets every block: the engine tells its cache from the beginning.
+    /// Forgets every block: the engine reports its cache from the beginning.
     pub(crate) fn restart(&self) {
         let restart = |inner: &mut Inner| {
             inner.forget();
@@ -341,10 +341,10 @@ impl Cursor {
     fn next_part(&mut self, mut snapshot: Snapshot, first: bool, most: usize) -> CacheDelta {
         let stored = snapshot.keys.split_off(snapshot.keys.len().saturating_sub(most));
         let digest = snapshot.digest;
-        let partial = !snapshot.keys.is_empty();
-        self.snapshot = partial.then_some(snapshot);
+        let is_partial = !snapshot.keys.is_empty();
+        self.snapshot = is_partial.then_some(snapshot);
         let epoch = self.position.map_or(0, |place| place.epoch);
-        CacheDelta { epoch, is_snapshot: first, is_partial: partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
+        CacheDelta { epoch, is_snapshot: first, is_partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
     }
 }
 

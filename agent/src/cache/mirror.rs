@@ -7,9 +7,9 @@ use std::collections::hash_map::Entry;
 use hostler_placement::block_keys::{KeyChain, BlockKey};
 use rustc_hash::FxHashMap;
 
-use super::kv_event::{KvEvent, ExtraKey, BlocksRemoved, BlocksStored};
+use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 
-/// Whether an engine tells each physical copy of a block, or each block once.
+/// Whether an engine reports each physical copy of a block, or each block once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyReporting {
     /// A prompt that was computed twice stores its last block twice, and both copies are removed one by one. Every release so far.
@@ -172,7 +172,7 @@ impl BlockMirror {
                 effects.malformed += 1;
                 return;
             }
-            // A group with a window may tell the tokens of blocks that it did not keep, and does not say which of them have a hash.
+            // A group with a window may report the tokens of blocks that it did not keep, and does not say which of them have a hash.
             Some(Ordering::Greater) => {
                 effects.ignored += 1;
                 return;
@@ -191,7 +191,7 @@ impl BlockMirror {
             effects.orphans += blocks as u64;
             return;
         };
-        // Not before: the odd ends that some caches tell of have another size, and no parent that is known.
+        // Not before: the odd ends that some caches report have another size, and no parent that is known.
         self.block_size = stored.block_size;
         for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
             let more = extra_key_bytes(stored, number);
@@ -201,7 +201,7 @@ impl BlockMirror {
     }
 
     /// `is_copy`: a block that is known already has been stored once more. That is not so in an event without parent: any client may have an
-    /// engine tell again, from the first one on, which blocks of its prompt were cached (`kv_cache_report_mode`, since vLLM 0.26), and
+    /// engine report again, from the first one on, which blocks of its prompt were cached (`kv_cache_report_mode`, since vLLM 0.26), and
     /// those are removed no oftener for it. A first block that really has two copies is then given up with the first of them.
     fn store_block(&mut self, hash: u64, key: BlockKey, is_copy: bool, effects: &mut Effects) {
         match self.blocks.entry(hash) {
@@ -286,7 +286,7 @@ fn is_gpu(medium: Option<&str>) -> bool {
 fn seed_chain(stored: &BlocksStored) -> KeyChain {
     let lora = match (&stored.lora_name, stored.lora_id) {
         (Some(name), _) => name.clone(),
-        // Releases that do not tell the name: a router cannot ask for this, and it must not look like the model without adapter.
+        // Releases that do not report the name: a router cannot ask for this, and it must not look like the model without adapter.
         (None, Some(id)) => format!("\0{id}"),
         (None, None) => String::new(),
     };

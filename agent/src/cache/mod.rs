@@ -1,16 +1,16 @@
-//! What an engine has cached, block by block, learned from its own events. `wire` decodes them, `mirror` keeps count of the blocks,
+//! What an engine has cached, block by block, learned from its own events. `kv_event` decodes them, `mirror` keeps count of the blocks,
 //! `subscriber` listens to one life of an engine, and `CacheLog` is what the sessions with routers read.
 
 mod extra;
+pub mod kv_event;
 mod log;
 pub mod mirror;
 mod subscriber;
-pub mod kv_event;
 
 use std::path::PathBuf;
 
 pub(crate) use self::log::CacheLogWriter;
-pub use self::log::{CacheLog, Cursor, CacheDelta};
+pub use self::log::{CacheDelta, CacheLog, Cursor};
 pub(crate) use self::subscriber::{FollowFrom, follow};
 
 /// How well the blocks of an engine are known, and whether that has changed.
@@ -18,7 +18,7 @@ pub(crate) use self::subscriber::{FollowFrom, follow};
 pub struct CacheStatus {
     /// Which life of the engine; 0 before the first.
     pub epoch: u64,
-    /// Whether the blocks told by `CacheLog::read` are those that are cached.
+    /// Whether the blocks reported by `CacheLog::read` are those that are cached.
     pub exact: bool,
     /// Why not, in a sentence; empty when exact.
     pub reason: String,

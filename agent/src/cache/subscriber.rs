@@ -1,5 +1,5 @@
 //! Listens to the events of one life of an engine and keeps a `CacheLog` up to date. Missing messages are asked for again; when the engine
-//! cannot tell them any more, everything is forgotten and the cache counts as unknown. It ends with the task that runs it, which is the driver's.
+//! cannot send them again, everything is forgotten and the cache counts as unknown. It ends with the task that runs it, which is the driver's.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep, timeout};
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage};
 
 use super::KvEventSource;
+use super::kv_event::{self, KvEventError, ReplayMessage};
 use super::log::CacheLogWriter;
-use super::kv_event::{self, ReplayMessage, KvEventError};
 
 /// How long it may take to reach an engine that has said it is ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the engine may take to tell again what was missed. It looks at the replay socket at least every tenth of a second.
+/// How long the engine may take to send again what was missed. It looks at the replay socket at least every tenth of a second.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Before the connection is tried again.
@@ -61,7 +61,7 @@ pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: 
         };
         let because = format!("the engine's cache events cannot be had: {because}");
         subscriber.log.mark_unknown(&because);
-        // With the next message, the engine is asked to tell everything again.
+        // With the next message, the engine is asked to send everything again.
         subscriber.next = 0;
         drop(joined.take());
         // An engine that has died is about to be noticed, and this task to be ended: nothing to warn of.
@@ -179,7 +179,7 @@ impl Subscriber<'_> {
             }
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.warn(&format!("missed cache events cannot be had again: {error}")),
-            Err(_) => self.warn("missed cache events were not told again in time"),
+            Err(_) => self.warn("missed cache events were not sent again in time"),
         }
     }
 
@@ -189,7 +189,7 @@ impl Subscriber<'_> {
             // Where the engine keeps less than all, the first message shows the gap, and all is forgotten.
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "they were not told in time".to_owned(),
+            Err(_) => "they were not sent in time".to_owned(),
         };
         self.reset_log(&format!("earlier cache events cannot be had: {because}"));
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::kv_event::{KvEvent, BlocksRemoved, BlocksStored};
+use super::kv_event::{BlocksRemoved, BlocksStored, KvEvent};
 
 /// A recorded text.
 pub(super) fn fixture(name: &str) -> String {

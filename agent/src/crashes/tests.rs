@@ -1,4 +1,4 @@
-//! What is remembered of deaths, for how long, and who is told.
+//! What is remembered of crashes, for how long, and who is notified.
 
 use super::*;
 
@@ -6,56 +6,56 @@ fn requests(names: std::ops::Range<u128>) -> Vec<RequestFingerprint> {
     names.map(RequestFingerprint).collect()
 }
 
-fn epochs(deaths: &[Crash]) -> Vec<u64> {
-    deaths.iter().map(|death| death.epoch).collect()
+fn epochs(crashes: &[Crash]) -> Vec<u64> {
+    crashes.iter().map(|crash| crash.epoch).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_gets_what_is_new_and_a_late_one_gets_all() {
-    let deaths = CrashLog::default();
-    deaths.record(1, requests(0..2));
-    let told = deaths.version();
-    assert_eq!(deaths.crashes_since(told), (Vec::new(), told));
-    deaths.record(2, requests(1..3));
-    deaths.record(3, requests(5..6));
-    assert_eq!(epochs(&deaths.crashes_since(told).0), [2, 3]);
-    assert_eq!(epochs(&deaths.recent_crashes()), [1, 2, 3]);
-    assert_eq!(*deaths.recent_crashes()[0].requests, [RequestFingerprint(0), RequestFingerprint(1)]);
+    let crashes = CrashLog::default();
+    crashes.record(1, requests(0..2));
+    let reported = crashes.version();
+    assert_eq!(crashes.crashes_since(reported), (Vec::new(), reported));
+    crashes.record(2, requests(1..3));
+    crashes.record(3, requests(5..6));
+    assert_eq!(epochs(&crashes.crashes_since(reported).0), [2, 3]);
+    assert_eq!(epochs(&crashes.recent_crashes()), [1, 2, 3]);
+    assert_eq!(*crashes.recent_crashes()[0].requests, [RequestFingerprint(0), RequestFingerprint(1)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_death_is_forgotten_after_ten_minutes_and_the_versions_go_on() {
-    let deaths = CrashLog::default();
-    deaths.record(1, requests(0..1));
+    let crashes = CrashLog::default();
+    crashes.record(1, requests(0..1));
     tokio::time::advance(CRASH_RETENTION / 2).await;
-    deaths.record(2, requests(0..1));
-    let told = deaths.version();
+    crashes.record(2, requests(0..1));
+    let reported = crashes.version();
     tokio::time::advance(CRASH_RETENTION / 2).await;
-    assert_eq!(epochs(&deaths.recent_crashes()), [2]);
-    deaths.record(3, requests(0..1));
-    assert_eq!(epochs(&deaths.crashes_since(told).0), [3]);
-    assert_eq!(epochs(&deaths.recent_crashes()), [2, 3]);
+    assert_eq!(epochs(&crashes.recent_crashes()), [2]);
+    crashes.record(3, requests(0..1));
+    assert_eq!(epochs(&crashes.crashes_since(reported).0), [3]);
+    assert_eq!(epochs(&crashes.recent_crashes()), [2, 3]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn neither_the_deaths_nor_the_requests_of_one_grow_without_bound() {
-    let deaths = CrashLog::default();
+    let crashes = CrashLog::default();
     for epoch in 1..=40 {
-        deaths.record(epoch, requests(0..5000));
+        crashes.record(epoch, requests(0..5000));
     }
-    let kept = deaths.recent_crashes();
+    let kept = crashes.recent_crashes();
     assert_eq!((kept.len(), kept[0].epoch, kept[31].requests.len()), (32, 9, 4096));
-    assert_eq!(deaths.crashes_since(39).0.len(), 1);
+    assert_eq!(crashes.crashes_since(39).0.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_death_wakes_the_reports_and_one_without_requests_does_not() {
-    let deaths = CrashLog::default();
-    let mut tidings = deaths.subscribe();
-    deaths.record(1, Vec::new());
-    assert!(tokio::time::timeout(Duration::from_secs(1), tidings.changed()).await.is_err());
-    deaths.record(1, requests(0..1));
-    assert!(tidings.changed().await);
-    drop(deaths);
-    assert!(!tidings.changed().await);
+    let crashes = CrashLog::default();
+    let mut changes = crashes.subscribe();
+    crashes.record(1, Vec::new());
+    assert!(tokio::time::timeout(Duration::from_secs(1), changes.changed()).await.is_err());
+    crashes.record(1, requests(0..1));
+    assert!(changes.changed().await);
+    drop(crashes);
+    assert!(!changes.changed().await);
 }

@@ -240,7 +240,11 @@ impl ControlTask {
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
         await_status(engine, |status| status.phase == Phase::Sleeping).await?;
         if timeout(self.config.drain_timeout, engine.traffic().wait_idle()).await.is_err() {
-            tracing::warn!(engine = self.config.index, left = engine.traffic().in_flight(), "requests are cut short: the drain timeout is over");
+            tracing::warn!(
+                engine = self.config.index,
+                left = engine.traffic().in_flight(),
+                "requests are cut short: the drain timeout is over"
+            );
         }
         let asked = routes::sleep(&client, level).await;
         let failed = match (asked, is_asleep(&mut client).await) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hostler_proto::PROTOCOL;
 use hostler_proto::join::v1 as wire;
 use hostler_proto::join::v1::join_client::JoinClient;
-use hostler_tls::{ClientConfig, NodeKey, TlsError, JoinToken, EnrollmentVerifier, check_name, read_private};
+use hostler_tls::{ClientConfig, EnrollmentVerifier, JoinToken, NodeKey, TlsError, check_name, read_private};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -148,7 +148,8 @@ impl Membership {
         let found = token.token();
         let identity = Identity::load(&folder, &node, &key).map(Arc::new);
         // A token of another fleet means that the node is to move there.
-        let identity = identity.filter(|identity| identity.is_valid() && found.as_ref().map_or(true, |token| token.fleet == identity.fleet));
+        let identity =
+            identity.filter(|identity| identity.is_valid() && found.as_ref().map_or(true, |token| token.fleet == identity.fleet));
         if identity.is_none() {
             found?;
         }

@@ -9,7 +9,7 @@ use hostler_tls::CertificateInfo;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::{RouterAccess, SIGN_TIMEOUT, Identity, JoinError, Membership, sign_error};
+use super::{Identity, JoinError, Membership, RouterAccess, SIGN_TIMEOUT, sign_error};
 
 /// The clock is looked at this often: it may be set, and the host may sleep.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
@@ -70,5 +70,6 @@ fn renewal_time(certified: &CertificateInfo) -> u64 {
 
 /// How long to wait after a renewal that failed: a third of a life has some six of them.
 fn retry_delay(certified: &CertificateInfo) -> Duration {
-    Duration::from_secs(certified.expires_at.saturating_sub(certified.issued_at) / 20).clamp(Duration::from_millis(300), Duration::from_secs(600))
+    Duration::from_secs(certified.expires_at.saturating_sub(certified.issued_at) / 20)
+        .clamp(Duration::from_millis(300), Duration::from_secs(600))
 }

@@ -42,7 +42,8 @@ impl Place {
 #[tokio::test]
 async fn plain_text_leaves_the_host_only_where_it_is_permitted() {
     let (here, there) = ("127.0.0.1:1".parse().unwrap(), "192.0.2.1:1".parse().unwrap());
-    let open = async |allow_plain_text| RouterAccess::open(&AgentConfig { allow_plain_text, ..AgentConfig::default() }, "n1").await.unwrap();
+    let open =
+        async |allow_plain_text| RouterAccess::open(&AgentConfig { allow_plain_text, ..AgentConfig::default() }, "n1").await.unwrap();
     assert!(matches!(open(false).await.identity(here).await, Ok(None)));
     let refused = open(false).await.identity(there).await.unwrap_err().to_string();
     assert!(refused.contains("192.0.2.1:1 is on another host") && refused.contains("agent.join_token_file"), "{refused}");
@@ -93,7 +94,8 @@ async fn a_certificate_that_a_router_refuses_is_not_shown_again() {
 
 #[test]
 fn the_job_is_the_schedulers_word_for_the_whole_of_it() {
-    let of = |given: &[(&str, &str)]| scheduler_job(|name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()));
+    let of =
+        |given: &[(&str, &str)]| scheduler_job(|name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()));
     assert_eq!(of(&[]), "");
     assert_eq!(of(&[("PBS_JOBID", "12[3].host")]), "12[3].host");
     assert_eq!(of(&[("SLURM_JOB_ID", "9"), ("SLURM_ARRAY_JOB_ID", "7")]), "7");

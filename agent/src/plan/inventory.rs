@@ -6,9 +6,9 @@ use super::described_gpus::DescribedGpus;
 use super::{PlanInput, Plan, PlanError, HostResources, front_end, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
-use crate::prompt_files;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{self, Host, HostError, EngineProgram};
+use crate::prompt_files;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
 

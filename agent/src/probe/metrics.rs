@@ -1,6 +1,6 @@
-//! Reads the few figures that placement and the advisor need out of an engine's Prometheus text, by exact sample names and summed over label sets. Pure; unknown names, odd values and absent ones are no error.
+//! Reads the few metrics that placement and the advisor need out of an engine's Prometheus text, by exact sample names and summed over label sets. Pure; unknown names, odd values and absent ones are no error.
 
-/// The figures of one engine at one moment. What the engine does not say stays at zero or `None`.
+/// The metrics of one engine at one moment. What the engine does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EngineMetrics {
     /// Requests in the running batch.
@@ -9,9 +9,9 @@ pub struct EngineMetrics {
     pub waiting: u32,
     /// Part of the KV blocks in use, from 0 to 1.
     pub kv_use: f64,
-    /// KV blocks that the engine has; not told by vLLM's Rust front-end.
+    /// KV blocks that the engine has; not reported by vLLM's Rust front-end.
     pub kv_blocks: Option<u64>,
-    /// Tokens in one KV block; not told by vLLM's Rust front-end.
+    /// Tokens in one KV block; not reported by vLLM's Rust front-end.
     pub block_size: Option<u32>,
     /// Prompt tokens processed since the engine started.
     pub prompt_tokens: u64,
@@ -27,7 +27,7 @@ pub struct EngineMetrics {
     pub prefix_hits: u64,
 }
 
-/// The names of the changing figures. Where two are given, the second is what old releases say, and the first counts where both are.
+/// The names of the changing metrics. Where two are given, the second is what old releases say, and the first counts where both are.
 const NAMES: [(EngineMetric, &str, Option<&str>); 9] = [
     (EngineMetric::Running, "vllm:num_requests_running", None),
     (EngineMetric::Waiting, "vllm:num_requests_waiting", None),
@@ -63,7 +63,7 @@ struct SampleSum {
     samples: u32,
 }
 
-/// The path that asks for the figures alone: 0.4 ms of the engine's time instead of 5 ms for the whole page. The trailing slash is needed.
+/// The path that asks for the metrics alone: 0.4 ms of the engine's time instead of 5 ms for the whole page. The trailing slash is needed.
 pub(crate) fn filtered_path() -> String {
     path_of(NAMES.iter().flat_map(|(_, name, older)| [Some(*name), *older]).flatten().chain([CACHE_CONFIG]))
 }

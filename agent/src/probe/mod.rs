@@ -1,4 +1,4 @@
-//! Watches how loaded one engine is: reads its figures over its own socket, often while it works and rarely while it is idle, and publishes the latest sample.
+//! Watches how loaded one engine is: reads its metrics over its own socket, often while it works and rarely while it is idle, and publishes the latest sample.
 
 mod metrics;
 
@@ -23,11 +23,11 @@ const IDLE_FACTOR: u32 = 10;
 /// What was last read from an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoadSample {
-    /// The figures.
+    /// The metrics.
     pub metrics: EngineMetrics,
     /// When they were read.
     pub at: Instant,
-    /// A later reading failed; the figures are the last that are known.
+    /// A later reading failed; the metrics are the last that are known.
     pub is_stale: bool,
 }
 
@@ -67,7 +67,7 @@ pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Durat
 fn publish(samples: &watch::Sender<Option<LoadSample>>, figures: Option<EngineMetrics>) {
     samples.send_if_modified(|sample| match (figures, sample) {
         (Some(figures), sample) => {
-            // The size of the cache never changes, and not every reading tells it.
+            // The size of the cache never changes, and not every reading has it.
             let known = sample.map(|sample| sample.metrics).unwrap_or_default();
             *sample = Some(LoadSample {
                 metrics: EngineMetrics {
@@ -137,7 +137,7 @@ impl DetailReader {
         Self { reader: MetricsReader::new(socket, metrics::detailed_path()) }
     }
 
-    /// The details now; `None` when the engine does not tell, which `watch` has a word about.
+    /// The details now; `None` when the engine does not report, which `watch` has a word about.
     pub(crate) async fn read(&mut self) -> Option<EngineDetails> {
         self.reader.read().await.ok().map(|page| metrics::parse_details(&page))
     }

@@ -18,7 +18,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use self::tokenizer_spec::TokenizerSpec;
-pub(crate) use self::tokenizer_spec::{resolve_folder, hub_cache};
+pub(crate) use self::tokenizer_spec::{hub_cache, resolve_folder};
 use crate::config::AgentConfig;
 use crate::engine::http::EngineApiClient;
 use crate::host::EngineProgram;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use hostler_proto::agent::v1::PromptFile;
 
-use super::{PromptFilesError, MAX_BUNDLE_BYTES, BUNDLE_FILES, TEMPLATE_FILE, TOKENIZER_FILE};
+use super::{BUNDLE_FILES, MAX_BUNDLE_BYTES, PromptFilesError, TEMPLATE_FILE, TOKENIZER_FILE};
 use crate::vllm::arguments::{is_given, value_of};
 
 /// Modes in which vLLM takes the model's Hugging Face tokenizer.

@@ -1,4 +1,4 @@
-//! Which requests one replica's engine has, by their content, with those that it broke off a moment ago: what an engine's death is put down to.
+//! Which requests one replica's engine has, by their content, with those that it broke off a moment ago: the suspects of a crash of the engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -65,7 +65,8 @@ impl SuspectTracker {
     pub(super) fn crash_suspects(&self, epoch: u64) -> Vec<RequestFingerprint> {
         let now = Instant::now();
         let state = self.0.lock();
-        let fresh = state.recently_failed.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= FAILED_RETENTION).map(|(_, sent)| sent);
+        let fresh =
+            state.recently_failed.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= FAILED_RETENTION).map(|(_, sent)| sent);
         let mut found: Vec<RequestFingerprint> =
             state.open.values().chain(fresh).filter(|sent| sent.epoch == epoch).map(|sent| sent.fingerprint).collect();
         found.sort_unstable();

@@ -1,12 +1,12 @@
 //! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
 
-mod transfers;
+mod backoff;
 pub(crate) mod dial;
 mod orders;
-mod backoff;
 mod relay;
 mod report;
 mod session;
+mod transfers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -17,11 +17,11 @@ use crate::engine_client::{EngineResponse, EngineClient, OutgoingRequest, Reques
 use crate::lane::{IncomingRequest, RequestStream};
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
-use crate::traffic::{InFlight, PromptEstimate, RouterKey, EngineWait};
+use crate::traffic::{EngineWait, InFlight, PromptEstimate, RouterKey};
 
 /// Serves one request to its end, or until the router cancels it: the connection to the engine is then dropped, and the engine aborts.
 pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
-    let IncomingRequest { head, stream: serving } = incoming;
+    let IncomingRequest { head, stream } = incoming;
     let is_counted = !head.aside;
     let counted = |counter: &Counter| {
         if is_counted {
@@ -30,11 +30,11 @@ pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, route
     };
     let outcome = tokio::select! {
         biased;
-        () = serving.wait_cancelled() => {
+        () = stream.wait_cancelled() => {
             counted(&metrics.cancelled);
             return;
         }
-        outcome = relay(head, &serving, &node, router) => outcome,
+        outcome = relay(head, &stream, &node, router) => outcome,
     };
     match &outcome {
         Ok(()) => counted(&metrics.complete),
@@ -43,7 +43,7 @@ pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, route
             counted(&metrics.broken);
         }
     }
-    serving.end(&outcome);
+    stream.end(&outcome);
 }
 
 async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState, router: RouterKey) -> Result<(), StreamFault> {
@@ -59,17 +59,17 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     if phase != Phase::Ready {
         return Err(not_ready(format!("replica {} is not ready", head.replica)));
     }
-    let name = head.fingerprint.take().map(|name| (epoch, RequestFingerprint(name.into())));
+    let fingerprint = head.fingerprint.take().map(|fingerprint| (epoch, RequestFingerprint(fingerprint.into())));
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
-    let settle = Duration::from_millis(u64::from(head.settle_ms));
+    let prefill_estimate = Duration::from_millis(u64::from(head.prefill_estimate_ms));
     let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
     let request = OutgoingRequest::new(head, serving.body());
     let request = request.ok_or_else(|| StreamFault::protocol("the router sent a request head that HTTP does not allow"))?;
-    let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, fingerprint: name, is_sent: false };
+    let mut exchange = Exchange { client: &replica.client, serving, in_flight: in_flight.as_ref(), wait, fingerprint, is_sent: false };
     let outcome = tokio::select! {
         biased;
         outcome = exchange.run(request) => outcome,
-        never = assume_prefilled_after(in_flight.as_ref(), settle) => match never {},
+        never = assume_prefilled_after(in_flight.as_ref(), prefill_estimate) => match never {},
     };
     outcome.map_err(|error| match error {
         RequestError::Request(broken) => broken,
@@ -111,12 +111,12 @@ impl<'a> Exchange<'a> {
 
     /// Sends the request, and begins the answer when the engine does.
     async fn send_request(&mut self, request: OutgoingRequest) -> Result<(StatusCode, EngineResponse<'a>), RequestError> {
-        let Self { client, in_flight, wait, fingerprint: name, is_sent, .. } = self;
+        let Self { client, in_flight, wait, fingerprint, is_sent, .. } = self;
         let sent = || {
             *is_sent = true;
             wait.iter_mut().for_each(EngineWait::begin);
-            if let (Some(in_flight), Some((epoch, name))) = (&in_flight, name.take()) {
-                in_flight.mark_sent(epoch, name);
+            if let (Some(in_flight), Some((epoch, fingerprint))) = (&in_flight, fingerprint.take()) {
+                in_flight.mark_sent(epoch, fingerprint);
             }
         };
         let (head, answer) = client.request(request, sent).await?;
@@ -160,10 +160,10 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Counts the prompt as computed after `settle`, unless that is zero: an answer that does not stream shows its first byte with its last.
-async fn assume_prefilled_after(in_flight: Option<&InFlight>, settle: Duration) -> Infallible {
-    if !settle.is_zero() {
-        tokio::time::sleep(settle).await;
+/// Counts the prompt as computed after `prefill_estimate`, unless that is zero: an answer that does not stream shows its first byte with its last.
+async fn assume_prefilled_after(in_flight: Option<&InFlight>, prefill_estimate: Duration) -> Infallible {
+    if !prefill_estimate.is_zero() {
+        tokio::time::sleep(prefill_estimate).await;
         in_flight.inspect(|in_flight| in_flight.mark_prefilled());
     }
     std::future::pending().await
@@ -182,7 +182,7 @@ fn not_ready(message: String) -> StreamFault {
     StreamFault { fault: Fault::NotReady, message }
 }
 
-/// The engine could not be reached or broke off: of itself, or because it was told to stop. In the latter case its life ended as it should, and
+/// The engine could not be reached or broke off: of itself, or because it was ordered to stop. In the latter case its life ended as it should, and
 /// nothing is wrong with the request; nor is where the engine never got all of it.
 fn classify_break(index: u32, phase: Phase, is_sent: bool, cause: &str) -> StreamFault {
     match phase {

@@ -1,14 +1,14 @@
-//! What the routers are told about this node's engines: whole at first, then what changed. Wire types of `Attach` begin here.
+//! The reports to the routers about this node's engines: whole at first, then what changed. Wire types of `Attach` begin here.
 
 use hostler_proto::agent::v1 as wire;
 
-use crate::advise::{Finding, EngineSetup};
+use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
 use crate::engine::{Phase, EngineStatus};
-use crate::prompt_files::Bundle;
 use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
+use crate::prompt_files::Bundle;
 use crate::traffic::RouterKey;
 use crate::vllm::FrontEndInUse;
 
@@ -24,8 +24,8 @@ pub(super) struct Reporter {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct ReplicaSnapshot {
     epoch: u64,
-    /// Deaths so far.
-    deaths: u64,
+    /// Crashes so far.
+    crashes: u64,
     state: Option<wire::ReplicaState>,
     load: Option<wire::Load>,
     gpus: Option<wire::GpuReadings>,
@@ -36,37 +36,37 @@ impl Reporter {
         Self { router, sequence: 0, last_reports: Vec::new() }
     }
 
-    /// Everything, as if nothing had been told.
+    /// Everything, as if nothing had been reported.
     pub(super) fn snapshot(&mut self, node: &NodeState) -> wire::Report {
         self.last_reports = vec![ReplicaSnapshot::default(); node.replicas().len()];
         self.sequence = 0;
         wire::Report { snapshot: true, ..self.report(node) }
     }
 
-    /// The life of a replica's engine that the router was last told of; 0 before the first.
+    /// The life of a replica's engine that the router last got a report of; 0 before the first.
     pub(super) fn reported_epoch(&self, index: usize) -> u64 {
-        self.last_reports.get(index).map_or(0, |told| told.epoch)
+        self.last_reports.get(index).map_or(0, |reported| reported.epoch)
     }
 
     /// What has changed since the last report, which may be nothing.
     pub(super) fn report(&mut self, node: &NodeState) -> wire::Report {
         let mut replicas = Vec::new();
-        for (replica, told) in node.replicas().iter().zip(&mut self.last_reports) {
+        for (replica, reported) in node.replicas().iter().zip(&mut self.last_reports) {
             let mut now = ReplicaSnapshot { gpus: gpu_readings(&node.gpu_readings(replica)), ..current_snapshot(replica, self.router) };
-            if now == *told {
+            if now == *reported {
                 continue;
             }
-            let deaths;
-            (deaths, now.deaths) = replica.engine.crashes().crashes_since(told.deaths);
+            let crashes;
+            (crashes, now.crashes) = replica.engine.crashes().crashes_since(reported.crashes);
             replicas.push(wire::ReplicaReport {
                 index: replica.index,
                 epoch: now.epoch,
-                state: now.state.clone().filter(|_| now.state != told.state),
-                load: now.load.filter(|_| now.load != told.load),
-                gpus: now.gpus.clone().filter(|_| now.gpus != told.gpus),
-                deaths: deaths.iter().map(death).collect(),
+                state: now.state.clone().filter(|_| now.state != reported.state),
+                load: now.load.filter(|_| now.load != reported.load),
+                gpus: now.gpus.clone().filter(|_| now.gpus != reported.gpus),
+                crashes: crashes.iter().map(engine_crash).collect(),
             });
-            *told = now;
+            *reported = now;
         }
         let sequence = self.sequence;
         self.sequence += 1;
@@ -74,11 +74,11 @@ impl Reporter {
     }
 }
 
-fn death(death: &Crash) -> wire::Death {
-    wire::Death {
-        epoch: death.epoch,
-        age_ms: u64::try_from(death.at.elapsed().as_millis()).unwrap_or(u64::MAX),
-        requests: death.requests.iter().map(|name| name.0.into()).collect(),
+fn engine_crash(crash: &Crash) -> wire::EngineCrash {
+    wire::EngineCrash {
+        epoch: crash.epoch,
+        age_ms: u64::try_from(crash.at.elapsed().as_millis()).unwrap_or(u64::MAX),
+        requests: crash.requests.iter().map(|name| name.0.into()).collect(),
     }
 }
 
@@ -112,7 +112,7 @@ fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     };
     ReplicaSnapshot {
         epoch: status.epoch,
-        deaths: replica.engine.crashes().version(),
+        crashes: replica.engine.crashes().version(),
         state: Some(state(replica, status)),
         load: Some(load),
         gpus: None,
@@ -207,7 +207,7 @@ fn finding(finding: &Finding) -> wire::Finding {
 /// Without the version of the blocks: the state is not sent again for each of them.
 fn cache_watch(watched: &CacheStatus, epoch: u64) -> wire::CacheWatch {
     if watched.epoch != epoch {
-        // It tells of the life before, for a moment.
+        // It reports the life before, for a moment.
         return wire::CacheWatch { reason: "the engine has just started".into(), ..wire::CacheWatch::default() };
     }
     let CacheStatus { exact, reason, block_size, has_holes, .. } = watched.clone();

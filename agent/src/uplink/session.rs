@@ -23,12 +23,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
-use super::transfers::TransferQueue;
+use super::backoff::{Backoff, MAX_DELAY};
 use super::dial::{DialError, dial};
 use super::orders;
-use super::backoff::{MAX_DELAY, Backoff};
 use super::relay;
 use super::report::Reporter;
+use super::transfers::TransferQueue;
 use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
 use crate::node::REPORT_INTERVAL;
@@ -46,7 +46,7 @@ const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
 /// Reports and answers that may wait for the connection.
 const QUEUE_CAPACITY: usize = 16;
 
-/// Places in the queue that bulk leaves free, so that a report waits for a few of its parts at most and never for a place.
+/// Places in the queue that transfers leave free, so that a report waits for a few of its parts at most and never for a place.
 const TRANSFER_RESERVE: usize = 12;
 
 /// Why a session ended.
@@ -102,9 +102,11 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
         if mentioned.is_empty() || (matches!(ended, SessionEnd::Refused(_)) && reason != mentioned) {
             match &ended {
                 SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
-                SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; dialling on"),
+                SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; retrying"),
                 SessionEnd::Refused(_) => tracing::error!(router = name, %address, reason, "not attached"),
-                SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => tracing::warn!(router = name, %address, reason, "not attached; dialling on"),
+                SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => {
+                    tracing::warn!(router = name, %address, reason, "not attached; retrying");
+                }
             }
             mentioned = reason;
         }
@@ -214,9 +216,9 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Se
         lanes.push(open_lane(uplink, channel.clone(), &welcome.ticket, router).await?);
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(MIN_HEARTBEAT);
-    let bulk = TransferQueue::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
+    let transfers = TransferQueue::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
     let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
-    Ok(Session { claim, to_router, from_router, reporter, transfers: bulk, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
+    Ok(Session { claim, to_router, from_router, reporter, transfers, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
 }
 
 async fn open_lane(
@@ -316,7 +318,7 @@ impl Session {
         send(&self.to_router, ToRouter::Report(report)).await
     }
 
-    /// An order is done or has failed. What it changed is told first.
+    /// An order is done or has failed. What it changed is reported first.
     async fn answer_order(&mut self, answer: wire::Answer) -> Result<(), SessionEnd> {
         self.report().await?;
         send(&self.to_router, ToRouter::Answer(answer)).await
@@ -331,11 +333,11 @@ impl Session {
                 return send(&self.to_router, ToRouter::Report(snapshot)).await;
             }
             Some(Order::Drain(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "a router orders: drain");
+                tracing::info!(replicas = ?replicas.indices, "directive from router: drain");
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.drain());
             }
             Some(Order::Restart(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "a router orders: restart");
+                tracing::info!(replicas = ?replicas.indices, "directive from router: restart");
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.restart());
             }
             Some(Order::Logs(request)) => match uplink.state.replica(request.index) {
@@ -358,7 +360,7 @@ impl Session {
                 }
             },
             Some(Order::Release(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "a router orders: release");
+                tracing::info!(replicas = ?replicas.indices, "directive from router: release");
                 answer.error = orders::release(&uplink, &replicas);
             }
             // These take seconds or minutes: they are answered when they are done, and the session goes on meanwhile.

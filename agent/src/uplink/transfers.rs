@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message;
 
-use crate::cache::{CacheLog, Cursor, CacheDelta};
+use crate::cache::{CacheDelta, CacheLog, Cursor};
 use crate::prompt_files::Bundle;
 
 /// Blocks in one message: 256 KiB of keys.
@@ -27,7 +27,7 @@ pub(super) struct TransferQueue {
 }
 
 impl TransferQueue {
-    /// Bulk for a router that knows nothing: all caches are due, whole.
+    /// Transfers for a router that knows nothing: all caches are due, whole.
     pub(super) fn new(logs: impl Iterator<Item = Arc<CacheLog>>) -> Self {
         Self { caches: CacheTransfers::new(logs), files: FileTransfers::default(), files_next: false }
     }
@@ -57,12 +57,12 @@ impl TransferQueue {
         self.files.push(bundle);
     }
 
-    /// The next part, if there is one. `told` is the life of each replica that the router was last told of.
-    pub(super) fn next(&mut self, told: impl Fn(usize) -> u64) -> Option<Message> {
+    /// The next part, if there is one. `reported_epoch` is the life of each replica in the last report to the router.
+    pub(super) fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<Message> {
         let Self { caches, files, files_next } = self;
         *files_next = !*files_next;
         let mut file = || files.next().map(Message::File);
-        let mut cache = || caches.next(&told).map(Message::Cache);
+        let mut cache = || caches.next(&reported_epoch).map(Message::Cache);
         if *files_next { file().or_else(cache) } else { cache().or_else(file) }
     }
 }
@@ -95,12 +95,12 @@ impl CacheTransfers {
         self.replicas.iter().any(|cache| cache.is_due)
     }
 
-    /// What is to be said next. `told` is the life of each replica that the router was last told of.
-    fn next(&mut self, told: impl Fn(usize) -> u64) -> Option<wire::CacheReport> {
+    /// What is to be said next. `reported_epoch` is the life of each replica in the last report to the router.
+    fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<wire::CacheReport> {
         for _ in 0..self.replicas.len() {
             let at = self.next_replica;
             let cache = &mut self.replicas[at];
-            let delta = cache.next(told(at));
+            let delta = cache.next(reported_epoch(at));
             // The parts of one report leave together.
             if !cache.is_due {
                 self.next_replica = (at + 1) % self.replicas.len();
@@ -114,13 +114,13 @@ impl CacheTransfers {
 }
 
 impl CacheTransfer {
-    fn next(&mut self, told: u64) -> Option<CacheDelta> {
+    fn next(&mut self, reported_epoch: u64) -> Option<CacheDelta> {
         while self.is_due {
             let Some(delta) = self.deferred.take().or_else(|| self.log.read(&mut self.cursor, MAX_BLOCKS_PER_MESSAGE)) else {
                 self.is_due = false;
                 break;
             };
-            match delta.epoch.cmp(&told) {
+            match delta.epoch.cmp(&reported_epoch) {
                 // The router has forgotten that life.
                 Ordering::Less => {}
                 Ordering::Equal => {

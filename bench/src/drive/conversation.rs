@@ -92,14 +92,14 @@ impl LoadContext {
     }
 
     async fn turn(&self, client: &mut Client, session: &Session, answers: &[String], due: Option<Instant>) -> Answer {
-        let Endpoint { target, key, form, request_timeout: most, .. } = &*self.endpoint;
+        let Endpoint { target, key, form, request_timeout, .. } = &*self.endpoint;
         let call = Call {
             method: Method::POST,
             path: format!("{}{}", target.path, form.api.path()),
             key: key.clone(),
             body: Bytes::from(body(form, session, answers.len(), answers)),
         };
-        let reading = ReadOptions { stream: form.stream, keep_text: answers.len() + 1 < session.turns.len(), timeout: *most };
+        let reading = ReadOptions { stream: form.stream, keep_text: answers.len() + 1 < session.turns.len(), timeout: *request_timeout };
         let live = &self.recorder.live;
         let in_flight = live.begin();
         let sent = Instant::now();

@@ -9,8 +9,8 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout_at};
 
-use super::session_feed::feed_sessions;
 use super::conversation::{Endpoint, LoadContext};
+use super::session_feed::feed_sessions;
 use crate::error::Error;
 use crate::figures::Figures;
 use crate::fleet::FleetProbe;

@@ -1,11 +1,11 @@
 //! Makes the measurement that the command line asks for: every target in every round, in alternating order, a sweep step by step.
 
-mod session_feed;
 mod body;
+mod conversation;
 mod endpoint;
 mod load;
 mod machine;
-mod conversation;
+mod session_feed;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,8 +17,8 @@ use crate::progress::{Phase, Progress};
 use crate::report::{Report, SweepStep, TargetReport};
 use crate::sweep::stop_reason;
 use crate::workload::{Scenario, Seed, Shape, sessions};
-use load::{Plan, load};
 use conversation::Endpoint;
+use load::{Plan, load};
 
 /// Clients of a warm-up that is a load of its own.
 const WARM_UP_CLIENTS: u32 = 4;

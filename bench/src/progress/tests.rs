@@ -63,5 +63,8 @@ fn quiet_writes_nothing() {
 fn a_file_gets_lines_and_a_terminal_a_bar_of_its_width() {
     assert_eq!(ProgressStyle::choose(false, true, Some("72")), ProgressStyle::Terminal { width: 72 });
     assert_eq!(ProgressStyle::choose(false, true, Some("wide")), ProgressStyle::Terminal { width: USUAL_WIDTH });
-    assert_eq!([ProgressStyle::choose(false, false, Some("72")), ProgressStyle::choose(true, true, None)], [ProgressStyle::Plain, ProgressStyle::Quiet]);
+    assert_eq!(
+        [ProgressStyle::choose(false, false, Some("72")), ProgressStyle::choose(true, true, None)],
+        [ProgressStyle::Plain, ProgressStyle::Quiet]
+    );
 }

@@ -14,8 +14,8 @@ use clap::{Arg, ArgAction, ArgMatches};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-pub use document::{markdown, example_file};
-pub use schema::{ValueKind, Section, Setting};
+pub use document::{example_file, markdown};
+pub use schema::{Section, Setting, ValueKind};
 
 /// What is wrong with the configuration, and where.
 #[derive(Debug, thiserror::Error)]
@@ -69,11 +69,20 @@ pub enum ConfigError {
 }
 
 /// Settings of earlier releases, and what to do without them.
-const REMOVED_SETTINGS: [(&str, &str); 1] = [(
-    "router.operators_need_key",
-    "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, and \
-     router.metrics_need_key says whether the metrics page needs one",
-)];
+const REMOVED_SETTINGS: [(&str, &str); 8] = [
+    (
+        "router.operators_need_key",
+        "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, and \
+         router.metrics_need_key says whether the metrics page needs one",
+    ),
+    ("router.max_held", "it is called router.max_queued now"),
+    ("router.max_held_bytes", "it is called router.max_queued_bytes now"),
+    ("router.longest_wait", "it is called router.max_queue_wait now"),
+    ("router.poison_for", "it is called router.crash_suspect_ttl now"),
+    ("router.max_reading_bytes", "it is called router.max_buffered_body_bytes now"),
+    ("router.gather", "it is called router.prefill_interval now"),
+    ("agent.keep_for", "it is called agent.takeover_timeout now"),
+];
 
 /// Where settings come from besides their defaults.
 #[derive(Debug, Default)]

@@ -32,7 +32,9 @@ fn every_finding_says_what_was_seen_and_what_to_change() {
 #[test]
 fn a_target_is_a_node_or_a_replica_and_has_to_exist() {
     let nodes = fleet();
-    let ids = |target| select_replicas(&nodes, Some(target)).map(|replicas| replicas.iter().map(|replica| replica.id.clone()).collect::<Vec<_>>());
+    let ids = |target| {
+        select_replicas(&nodes, Some(target)).map(|replicas| replicas.iter().map(|replica| replica.id.clone()).collect::<Vec<_>>())
+    };
     assert_eq!(ids("n2").unwrap(), ["n2/0"]);
     assert_eq!(ids("n0/0").unwrap(), ["n0/0"]);
     let error = ids("n9").unwrap_err().to_string();

@@ -36,7 +36,7 @@ pub(crate) struct Replica {
     /// Over all routers, counted by the agent.
     pub(crate) in_flight: u32,
     /// Of the router that was asked.
-    pub(crate) own_in_flight: u32,
+    pub(crate) local_in_flight: u32,
     pub(crate) served: u64,
     pub(crate) running: u32,
     pub(crate) waiting: u32,
@@ -240,7 +240,7 @@ impl From<wire::Replica> for Replica {
             epoch: replica.epoch,
             restarts: state.restarts,
             in_flight: load.in_flight,
-            own_in_flight: replica.own_in_flight,
+            local_in_flight: replica.local_in_flight,
             served: load.served,
             running: engine.running,
             waiting: engine.waiting,

@@ -1,14 +1,14 @@
 //! What both ends of a lane share: the outbox that batches frames, the inbox that holds one request's incoming body, and byte credit.
 //!
 //! Nothing here waits on its own or starts a task: frames are pushed, polled and popped, so that any interleaving can be tested.
-//! The ends themselves (who opens ids, who serves them) are the router's `carry` and the agent's `uplink`.
+//! The ends themselves (who opens ids, who serves them) are the router's `lanes` and the agent's `uplink`.
 
 mod credit;
 mod inbox;
 mod outbox;
 
 pub use credit::Credit;
-pub use inbox::{StreamFault, Inbox, ConsumeOutcome, InlineConsumer};
+pub use inbox::{StreamFault, ConsumeOutcome, Inbox, InlineConsumer};
 pub use outbox::Outbox;
 
 use crate::agent::v1::frame::Kind;

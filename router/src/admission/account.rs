@@ -2,8 +2,8 @@
 
 use super::UsageEstimate;
 use super::bucket::LeakyBucket;
-use super::rate_limits::{RateLimit, RateLimits};
 use super::daily_window::DailyWindow;
+use super::rate_limits::{RateLimit, RateLimits};
 use crate::keys::KeyLimits;
 
 /// A caller whose requests all run may try again after this: nobody knows when the first of them ends.
@@ -55,8 +55,14 @@ impl Account {
             (LimitKind::Requests, limits.requests_per_minute.map_or(0, |limit| self.requests.wait_ms(limit, 1, now))),
             (LimitKind::Input, limits.input_per_minute.map_or(0, |limit| self.input.wait_ms(limit, input, now))),
             (LimitKind::Output, limits.output_per_minute.map_or(0, |limit| self.output.wait_ms(limit, output, now))),
-            (LimitKind::DailyInput, limits.input_per_day.map_or(0, |limit| window_or_default(&mut self.daily_input).wait_ms(limit, input, now))),
-            (LimitKind::DailyOutput, limits.output_per_day.map_or(0, |limit| window_or_default(&mut self.daily_output).wait_ms(limit, output, now))),
+            (
+                LimitKind::DailyInput,
+                limits.input_per_day.map_or(0, |limit| window_or_default(&mut self.daily_input).wait_ms(limit, input, now)),
+            ),
+            (
+                LimitKind::DailyOutput,
+                limits.output_per_day.map_or(0, |limit| window_or_default(&mut self.daily_output).wait_ms(limit, output, now)),
+            ),
         ];
         if let Some(longest) = waits.into_iter().filter(|(_, wait)| *wait > 0).max_by_key(|(_, wait)| *wait) {
             return Err(longest);
@@ -99,7 +105,7 @@ impl Account {
 
     /// How its caller stands: of its limits of tokens, the one of which the smallest share is left.
     pub(super) fn rate_limits(&mut self, limits: &KeyLimits, now: u64) -> RateLimits {
-        let rate = |limit: u64, (left, reset): (u64, u64)| RateLimit { limit, remaining: left, reset_ms: reset };
+        let rate = |limit: u64, (remaining, reset_ms): (u64, u64)| RateLimit { limit, remaining, reset_ms };
         let tokens = [
             limits.input_per_minute.map(|limit| rate(limit, self.input.remaining(limit, now))),
             limits.output_per_minute.map(|limit| rate(limit, self.output.remaining(limit, now))),

@@ -33,7 +33,8 @@ impl LeakyBucket {
     /// What was counted as `reserved` turns out to have been `used`.
     pub(super) fn reconcile(&mut self, limit: u64, reserved: u64, used: u64, now: u64) {
         self.drain(limit, now);
-        self.used_parts = self.used_parts.saturating_add(to_parts(used.saturating_sub(reserved))).saturating_sub(to_parts(reserved.saturating_sub(used)));
+        self.used_parts =
+            self.used_parts.saturating_add(to_parts(used.saturating_sub(reserved))).saturating_sub(to_parts(reserved.saturating_sub(used)));
     }
 
     /// What may still be used at once, and the milliseconds until that is the whole limit again.

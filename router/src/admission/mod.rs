@@ -7,10 +7,10 @@
 
 mod account;
 mod bucket;
+mod daily_window;
 mod rate_limits;
 #[cfg(test)]
 mod tests;
-mod daily_window;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ struct TenantAccount {
 }
 
 /// Proof that a request was admitted; its place is free again when it is dropped. What it was expected to use stays counted unless it is
-/// settled.
+/// reconciled.
 #[derive(Debug)]
 pub struct Permit {
     shared: Arc<AdmissionState>,
@@ -124,17 +124,22 @@ pub struct LimitExceeded {
 }
 
 impl Admission {
-    /// At most `most` requests at once.
+    /// At most `max_in_flight` requests at once.
     #[must_use]
-    pub fn new(most: usize) -> Self {
-        Self(Arc::new(AdmissionState { in_flight: AtomicUsize::new(0), max_in_flight: most, started_at: Instant::now(), accounts: Mutex::default() }))
+    pub fn new(max_in_flight: usize) -> Self {
+        Self(Arc::new(AdmissionState {
+            in_flight: AtomicUsize::new(0),
+            max_in_flight,
+            started_at: Instant::now(),
+            accounts: Mutex::default(),
+        }))
     }
 
     /// A permit, unless the router is full or the caller has reached a limit.
     ///
     /// # Errors
     /// When one of them is the case.
-    pub fn admit(&self, caller: &Caller, asked: UsageEstimate) -> Result<Permit, LimitExceeded> {
+    pub fn admit(&self, caller: &Caller, estimate: UsageEstimate) -> Result<Permit, LimitExceeded> {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on dropping it gives the place back.
@@ -144,11 +149,11 @@ impl Admission {
             return Err(LimitExceeded { message, retry_after: 1, limit: LimitKind::Router });
         }
         if let Some(whose) = AccountOwner::for_caller(caller) {
-            let then = shared.now();
-            let open = shared.accounts.lock().open(whose, caller, then);
-            let entered = open.account.lock().reserve(&open.limits, &asked, then);
-            entered.map_err(|(limit, wait)| LimitExceeded::for_limit(caller, limit, wait, &asked))?;
-            permit.reservation = Some(Reservation { account: open, estimate: asked, reserved_at: then });
+            let reserved_at = shared.now();
+            let account = shared.accounts.lock().open(whose, caller, reserved_at);
+            let entered = account.account.lock().reserve(&account.limits, &estimate, reserved_at);
+            entered.map_err(|(limit, wait)| LimitExceeded::for_limit(caller, limit, wait, &estimate))?;
+            permit.reservation = Some(Reservation { account, estimate, reserved_at });
         }
         Ok(permit)
     }
@@ -214,16 +219,16 @@ impl TenantAccounts {
 impl Permit {
     /// The request has ended, having used this: what was expected of it is corrected as far as that is known. Where nothing is, it is left out.
     pub fn reconcile_usage(&mut self, used: ActualUsage) {
-        if let Some(Reservation { account: open, estimate: asked, reserved_at: then }) = &mut self.reservation {
+        if let Some(Reservation { account, estimate, reserved_at }) = &mut self.reservation {
             let now = self.shared.now();
             let output = match used.output_tokens {
                 OutputTokens::Exact(tokens) => tokens,
-                OutputTokens::AtLeast(tokens) => tokens.max(asked.output_tokens),
+                OutputTokens::AtLeast(tokens) => tokens.max(estimate.output_tokens),
             };
-            let used = (used.prompt_tokens.unwrap_or(asked.prompt_tokens), output);
-            open.account.lock().reconcile(&open.limits, (asked, *then), used, now);
-            // Settled again, it would be corrected from here.
-            (asked.prompt_tokens, asked.output_tokens) = used;
+            let used = (used.prompt_tokens.unwrap_or(estimate.prompt_tokens), output);
+            account.account.lock().reconcile(&account.limits, (estimate, *reserved_at), used, now);
+            // Reconciled again, it would be corrected from here.
+            (estimate.prompt_tokens, estimate.output_tokens) = used;
         }
     }
 }
@@ -231,8 +236,8 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(Reservation { account: open, .. }) = &self.reservation {
-            open.account.lock().release();
+        if let Some(Reservation { account, .. }) = &self.reservation {
+            account.account.lock().release();
         }
     }
 }
@@ -246,9 +251,15 @@ impl LimitExceeded {
         let what = match limit {
             LimitKind::Router | LimitKind::InFlight => format!("{} requests at once", number(limits.in_flight.map(u64::from))),
             LimitKind::Requests => format!("{} requests per minute", number(limits.requests_per_minute)),
-            LimitKind::Input => format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.prompt_tokens),
+            LimitKind::Input => {
+                format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.prompt_tokens)
+            }
             LimitKind::Output => {
-                format!("{} generated tokens per minute, and this is expected to have {}", number(limits.output_per_minute), asked.output_tokens)
+                format!(
+                    "{} generated tokens per minute, and this is expected to have {}",
+                    number(limits.output_per_minute),
+                    asked.output_tokens
+                )
             }
             LimitKind::DailyInput => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),
             LimitKind::DailyOutput => format!("{} generated tokens per day, which are used up", number(limits.output_per_day)),

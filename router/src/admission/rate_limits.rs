@@ -51,7 +51,10 @@ impl RateLimits {
             if let Some(rate) = rate {
                 headers.insert(limit, rate.limit.into());
                 headers.insert(left, rate.remaining.into());
-                headers.insert(reset, HeaderValue::from_str(&format_duration(rate.reset_ms)).expect("digits and letters are a header's value"));
+                headers.insert(
+                    reset,
+                    HeaderValue::from_str(&format_duration(rate.reset_ms)).expect("digits and letters are a header's value"),
+                );
             }
         }
     }

@@ -16,8 +16,8 @@ fn caller(key: &str, tenant: &str, limits: KeyLimits) -> Caller {
     Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anonymous(tenant.into()) }
 }
 
-fn asked(input: u64, output: u64) -> UsageEstimate {
-    UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: 0 }
+fn asked(prompt_tokens: u64, output_tokens: u64) -> UsageEstimate {
+    UsageEstimate { prompt_tokens, output_tokens, body_bytes: 0 }
 }
 
 async fn pass(seconds: f64) {
@@ -92,13 +92,13 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, 121), "what was used beyond the limit is paid for too");
-    // Told twice, it counts once.
+    // Reported twice, it counts once.
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, 121);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_settled_stays_counted_as_it_was_expected() {
+async fn what_is_not_reconciled_stays_counted_as_it_was_expected() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_minute: Some(600), ..KeyLimits::default() });
     drop(admission.admit(&caller, asked(0, 300)).unwrap());

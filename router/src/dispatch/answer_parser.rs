@@ -73,7 +73,7 @@ const CACHED: usize = 2;
 const CACHE_READ: usize = 3;
 const CACHE_WRITTEN: usize = 4;
 
-/// A reader of one answer or event. What is not JSON tells nothing.
+/// A reader of one answer or event. What is not JSON reports nothing.
 #[derive(Debug)]
 pub(super) struct AnswerParser {
     /// The field of an event that may have the usage, besides the event itself; empty for none.
@@ -124,7 +124,7 @@ impl AnswerParser {
         }
     }
 
-    /// A reader that no answer tells anything.
+    /// A parser that ignores every answer.
     #[must_use]
     pub(super) fn inert() -> Self {
         Self { is_root_closed: true, ..Self::new("") }
@@ -133,9 +133,9 @@ impl AnswerParser {
     /// What a whole answer or event says.
     #[must_use]
     pub(super) fn parse(json: &[u8], inner: &'static str) -> Self {
-        let mut told = Self::new(inner);
-        told.feed(json);
-        told
+        let mut parser = Self::new(inner);
+        parser.feed(json);
+        parser
     }
 
     /// The usage in the root of a whole answer or event. Mostly it is the only one in there and stands near the end: then what follows it
@@ -145,11 +145,11 @@ impl AnswerParser {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
         // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
         let at = USAGE.find(json)?;
-        let mut told = Self { depth: 1, is_name_expected: true, ..Self::new("") };
-        told.feed(&json[at..]);
+        let mut parser = Self { depth: 1, is_name_expected: true, ..Self::new("") };
+        parser.feed(&json[at..]);
         // A field of anything deeper would be followed by the end of that, and then by the end of the root.
-        let is_in_root = told.is_root_closed && !told.has_trailing_data;
-        if is_in_root { told.usage() } else { Self::parse(json, "").usage() }
+        let is_in_root = parser.is_root_closed && !parser.has_trailing_data;
+        if is_in_root { parser.usage() } else { Self::parse(json, "").usage() }
     }
 
     /// Takes in what comes next.
@@ -174,7 +174,11 @@ impl AnswerParser {
         let [prompt, completion, cached, read, written] = self.numbers;
         prompt.or(completion)?;
         let apart = read.unwrap_or(0).saturating_add(written.unwrap_or(0));
-        Some(TokenUsage { prompt_tokens: prompt.unwrap_or(0).saturating_add(apart), completion_tokens: completion.unwrap_or(0), cached_tokens: cached.or(read) })
+        Some(TokenUsage {
+            prompt_tokens: prompt.unwrap_or(0).saturating_add(apart),
+            completion_tokens: completion.unwrap_or(0),
+            cached_tokens: cached.or(read),
+        })
     }
 
     /// Whether the end of it has been read.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use hostler_placement::queue::TurnFactors;
 use tokio::time::Instant;
 
-use super::crash_suspects::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
+use super::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstimate};
 use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
 use crate::fleet::Replica;
-use crate::placement::{ChosenReplica, Prompt, DispatchTurn};
+use crate::placement::{ChosenReplica, DispatchTurn, Prompt};
 
 /// Attempts for one request, the first included.
 const MAX_ATTEMPTS: usize = 3;
@@ -20,7 +20,7 @@ const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
 /// A replica that a request may be sent to now.
 pub(super) struct Binding {
     pub(super) chosen: ChosenReplica,
-    /// How long the request was held before.
+    /// How long the request was queued before.
     pub(super) queued_for: Duration,
     /// Dropped when the request has been counted.
     pub(super) turn: Option<DispatchTurn>,
@@ -49,16 +49,17 @@ impl Dispatch {
         prompt: &Arc<Prompt>,
         outgoing: &mut OutboundRequest,
         tried: &[Arc<str>],
-        watched: &mut CrashWatch,
+        crash_watch: &mut CrashWatch,
     ) -> Result<Option<Binding>, Refusal> {
         let since = Instant::now();
         let mut place = None;
         loop {
-            let clearance = watched.clearance()?;
+            let clearance = crash_watch.clearance()?;
             if clearance == Clearance::Free {
-                let bound = if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
+                let bound =
+                    if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
                 // It may have become a suspect while it waited for room.
-                if bound.is_none() || watched.clearance()? == Clearance::Free {
+                if bound.is_none() || crash_watch.clearance()? == Clearance::Free {
                     return Ok(bound);
                 }
                 continue;
@@ -68,15 +69,15 @@ impl Dispatch {
             if eligible == 0 {
                 return Ok(None);
             }
-            let bars = (clearance == Clearance::NeedsTrial).then(|| watched.trial_constraints(eligible, place.as_ref()));
-            if let Some(bars) = bars
-                && let Some(chosen) = self.choose_for_trial(prompt, tried, &bars)
-                && watched.begin_trial(&chosen.replica, trial_estimate(prompt, &chosen, &bars))
+            let constraints = (clearance == Clearance::NeedsTrial).then(|| crash_watch.trial_constraints(eligible, place.as_ref()));
+            if let Some(constraints) = constraints
+                && let Some(chosen) = self.choose_for_trial(prompt, tried, &constraints)
+                && crash_watch.begin_trial(&chosen.replica, trial_estimate(prompt, &chosen, &constraints))
             {
                 return Ok(Some(Binding { chosen, queued_for: since.elapsed(), turn: None }));
             }
             match &place {
-                None => place = Some(watched.queue_for_trial()?),
+                None => place = Some(crash_watch.queue_for_trial()?),
                 Some(waiting) => waiting.wait_for_change().await,
             }
         }
@@ -84,7 +85,7 @@ impl Dispatch {
 
     /// A replica for a request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
     async fn bind_first_attempt(&self, prompt: &Arc<Prompt>, outgoing: &mut OutboundRequest) -> Result<Option<Binding>, Refusal> {
-        let spot = outgoing.queue_slot.take();
+        let queue_slot = outgoing.queue_slot.take();
         let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
         let since = Instant::now();
         let waiting = TurnFactors {
@@ -100,17 +101,17 @@ impl Dispatch {
             self.queue.record_bypass(prompt.model(), &waiting);
             return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
         }
-        let spot = spot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)?;
+        let queue_slot = queue_slot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)?;
         let outlook = chosen.wait_estimate();
         drop(chosen);
-        let (chosen, turn) = self.queue.wait_for_turn(prompt, waiting, spot, outlook).await?;
-        let held = since.elapsed();
-        self.metrics.observe_queue_time(held);
-        Ok(chosen.map(|chosen| Binding { chosen, queued_for: held, turn: Some(turn) }))
+        let (chosen, turn) = self.queue.wait_for_turn(prompt, waiting, queue_slot, outlook).await?;
+        let queued_for = since.elapsed();
+        self.metrics.observe_queue_time(queued_for);
+        Ok(chosen.map(|chosen| Binding { chosen, queued_for, turn: Some(turn) }))
     }
 
     /// A replica that was not `tried` and where a trial may begin.
-    fn choose_for_trial(&self, prompt: &Prompt, tried: &[Arc<str>], bars: &TrialConstraints) -> Option<ChosenReplica> {
+    fn choose_for_trial(&self, prompt: &Prompt, tried: &[Arc<str>], constraints: &TrialConstraints) -> Option<ChosenReplica> {
         let view = self.fleet.view();
         let beside = |is_open: &dyn Fn(&Replica) -> bool| {
             view.eligible(prompt.model(), tried).any(|(_, replica)| is_open(replica)).then(|| {
@@ -119,8 +120,8 @@ impl Dispatch {
                 self.placer.choose(prompt, &elsewhere, Instant::now())
             })
         };
-        let alone = beside(&|replica| bars.is_allowed(replica) && !bars.is_occupied(replica)).flatten();
-        alone.or_else(|| beside(&|replica| bars.is_allowed(replica)).flatten())
+        let alone = beside(&|replica| constraints.is_allowed(replica) && !constraints.is_occupied(replica)).flatten();
+        alone.or_else(|| beside(&|replica| constraints.is_allowed(replica)).flatten())
     }
 
     fn bind_retry(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Binding> {
@@ -129,9 +130,9 @@ impl Dispatch {
     }
 }
 
-fn trial_estimate(prompt: &Prompt, chosen: &ChosenReplica, bars: &TrialConstraints) -> TrialEstimate {
+fn trial_estimate(prompt: &Prompt, chosen: &ChosenReplica, constraints: &TrialConstraints) -> TrialEstimate {
     let first_token = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
-    TrialEstimate { first_token, is_stream: prompt.is_stream(), max_concurrent: bars.max_concurrent() }
+    TrialEstimate { first_token, is_stream: prompt.is_stream(), max_concurrent: constraints.max_concurrent() }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^32 tokens, and `as` saturates")]

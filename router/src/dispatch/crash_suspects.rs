@@ -1,20 +1,20 @@
 //! Requests that kill engines: one that was in flight when an engine died is a *suspect*. It is tried again, alone among suspects on its replica until its
-//! engine has given the first tokens; with a second death it is refused everywhere. So those that only died with a killer are told apart from it.
+//! engine has given the first tokens; with a second death it is refused everywhere. So it is known which request is the cause, and which ones only ran beside it.
 //!
-//! Where the suspects that wait could not all be tried within seconds (`trials::ALL_BEGUN`), several are on trial together. A death then convicts nobody, but
-//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `poison_for`, for
+//! Where the suspects that wait could not all be tried within seconds (`trials::TRIAL_START_TARGET`), several are on trial together. A death then bans nobody, but
+//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `crash_suspect_ttl`, for
 //! any number of routers of which no two try suspects on one replica at the same moment:
 //!
 //! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
 //! - one that kills later kills two, if nobody else is on trial or has passed there. Else it is spared, twice; then its trial lasts as long as its answer, up
 //!   to 30 s, and nobody is tried beside it: four, and where it strikes while it is tried among g, `floor(log2 g)` more, seven at most;
 //! - one that kills nothing is refused if it was there when four engines died, or two, of which the second had no other suspect to blame: it alone was on
-//!   trial, or there. No killer that strikes within its trial brings that about;
-//! - a trial begins within `ALL_BEGUN` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
+//!   trial, or there. No request that kills engines within its trial brings that about;
+//! - a trial begins within `TRIAL_START_TARGET` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
 //!   there at further deaths may wait longer, since it is tried among fewer.
 //!
-//! The tests prove it on a model of a fleet. The dispatch asks and tells what it sees; sessions tell what agents report, which is how several routers share
-//! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node tell of, they are one death of a request that this
+//! The tests prove it on a model of a fleet. The dispatch asks and records what it sees; sessions record what agents report, which is how several routers share
+//! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node report, they are one death of a request that this
 //! router has not sent there.
 
 mod suspect_record;
@@ -40,7 +40,7 @@ use suspect_table::{EngineLife, SuspectStanding, SuspectTable};
 use trials::TrialDemand;
 pub(super) use trials::TrialEstimate;
 
-/// Suspects that may wait for a replica; further ones are refused with 429.
+/// Suspects that may be queued for a trial; further ones are refused with 429.
 const MAX_QUEUED_SUSPECTS: usize = 4096;
 
 /// While a suspect waits, places are looked for this often even if nothing was heard: replicas come back and trials run out of time silently.
@@ -73,20 +73,20 @@ pub struct CrashSuspects {
 }
 
 impl CrashSuspects {
-    /// A record in which a death counts for `window`; zero keeps none.
+    /// A record in which a death counts for `ttl`; zero keeps none.
     #[must_use]
-    pub fn new(window: Duration) -> Arc<Self> {
+    pub fn new(ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
-            table: Mutex::new(SuspectTable::new(window, Instant::now())),
+            table: Mutex::new(SuspectTable::new(ttl, Instant::now())),
             suspect_count: AtomicUsize::new(0),
             queued_count: AtomicUsize::new(0),
             change_notify: Notify::new(),
-            ttl: window,
+            ttl,
         })
     }
 
     /// An agent has reported the death of one of `replica`'s engines.
-    pub fn record_reported_death(&self, replica: &str, death: &wire::Death) {
+    pub fn record_reported_death(&self, replica: &str, death: &wire::EngineCrash) {
         if self.ttl.is_zero() || death.requests.is_empty() {
             return;
         }
@@ -116,16 +116,16 @@ impl CrashSuspects {
         self.suspect_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Looks at the table.
-    fn with_table<T>(&self, look: impl FnOnce(&mut SuspectTable) -> T) -> T {
+    /// Reads or changes the table after what has expired is removed.
+    fn with_table<T>(&self, inspect: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let mut table = self.table.lock();
         table.sweep(Instant::now());
-        let seen = look(&mut table);
+        let seen = inspect(&mut table);
         self.suspect_count.store(table.suspect_count(), Ordering::Relaxed);
         seen
     }
 
-    /// Changes the table, and tells those who wait.
+    /// Changes the table, and wakes those who wait.
     fn update_table<T>(&self, change: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let changed = self.with_table(change);
         let waiting = self.queued_count.load(Ordering::Relaxed);
@@ -189,8 +189,8 @@ impl CrashWatch {
         let now = Instant::now();
         let waiting = self.crash_suspects.queued_count.load(Ordering::Relaxed).max(1);
         let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.waiting_since));
-        let crowd = TrialDemand { waiting, eligible, waited };
-        self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), crowd, now)
+        let demand = TrialDemand { waiting, eligible, waited };
+        self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), demand, now)
     }
 
     /// Begins its trial at a replica, if that is still possible.
@@ -242,8 +242,13 @@ impl CrashWatch {
     }
 
     /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
-    pub(super) fn trial_progress(&self, token: &'static [u8]) -> Option<TrialProgress> {
-        self.trial_id.map(|trial| TrialProgress { crash_suspects: self.crash_suspects.clone(), trial_id: trial, token_marker: token, remaining_tokens: TRIAL_TOKENS })
+    pub(super) fn trial_progress(&self, token_marker: &'static [u8]) -> Option<TrialProgress> {
+        self.trial_id.map(|trial_id| TrialProgress {
+            crash_suspects: self.crash_suspects.clone(),
+            trial_id,
+            token_marker,
+            remaining_tokens: TRIAL_TOKENS,
+        })
     }
 
     /// It was answered, whole.
@@ -312,7 +317,8 @@ impl TrialConstraints {
     /// Whether the suspect may be tried there.
     pub(in crate::dispatch) fn is_allowed(&self, replica: &Replica) -> bool {
         let is = |life: &EngineLife| life.replica == replica.id && life.epoch == replica.epoch;
-        self.required_engine.as_ref().map_or_else(|| !self.closed_replicas.contains(&replica.id), is) && !self.crashed_engines.iter().any(is)
+        self.required_engine.as_ref().map_or_else(|| !self.closed_replicas.contains(&replica.id), is)
+            && !self.crashed_engines.iter().any(is)
     }
 
     /// Whether others of which one may yet kill run there.

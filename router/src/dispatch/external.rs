@@ -34,8 +34,8 @@ impl Dispatch {
     /// # Errors
     /// When no replica can take it, or it is one that engines die of.
     pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
-        let watched = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
-        if watched.clearance()? != Clearance::Free {
+        let crash_watch = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
+        if crash_watch.clearance()? != Clearance::Free {
             let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });
         }
@@ -46,14 +46,16 @@ impl Dispatch {
         };
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();
-        let Some(chosen) = self.placer.choose(&prompt, &[], now) else { return Err(Refusal::for_model(&self.fleet.view(), prompt.model())) };
+        let Some(chosen) = self.placer.choose(&prompt, &[], now) else {
+            return Err(Refusal::for_model(&self.fleet.view(), prompt.model()));
+        };
         let in_flight = self.placer.count_in_flight(&prompt, &chosen, now);
-        let computing = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
+        let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
         self.metrics.count_placement(chosen.level);
-        let record = PlacementDecision { client_id: outgoing.client_id, ..PlacementDecision::new(outgoing.id, &prompt, chosen) };
-        let record = Arc::new(record);
-        self.placer.decisions.push(record.clone());
-        Ok(ExternalPlacement { replica, in_flight, decision: record, prefill_estimate: computing })
+        let decision = PlacementDecision { client_id: outgoing.client_id, ..PlacementDecision::new(outgoing.id, &prompt, chosen) };
+        let decision = Arc::new(decision);
+        self.placer.decisions.push(decision.clone());
+        Ok(ExternalPlacement { replica, in_flight, decision, prefill_estimate })
     }
 }

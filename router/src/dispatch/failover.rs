@@ -38,25 +38,29 @@ impl Dispatch {
     ///
     /// # Errors
     /// When the first byte does not come in time.
-    pub(super) async fn attempt_with_failover(&self, mut bound: Binding, tries: RetryContext<'_>) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
-        let RetryContext { prompt, outgoing, tried, uncounted: spared, crash_watch: watched } = tries;
+    pub(super) async fn attempt_with_failover(
+        &self,
+        mut bound: Binding,
+        tries: RetryContext<'_>,
+    ) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
+        let RetryContext { prompt, outgoing, tried, uncounted, crash_watch } = tries;
         let deadline = outgoing.received_at + self.answer_timeout;
         loop {
             let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
             let now = Instant::now();
-            watched.mark_sent(now);
+            crash_watch.mark_sent(now);
             let sent = self.send_to(prompt, outgoing, bound, tried.len());
             let mut attempt = pin!(self.await_answer_start(sent, prompt, outgoing.work));
-            let mut look = now;
+            let mut next_check = now;
             bound = loop {
-                look = (look + LEASE_CHECK_INTERVAL).min(deadline);
-                match timeout_at(look, attempt.as_mut()).await {
+                next_check = (next_check + LEASE_CHECK_INTERVAL).min(deadline);
+                match timeout_at(next_check, attempt.as_mut()).await {
                     Ok(attempt) => return Ok((replica, attempt)),
-                    Err(_) if look >= deadline => return Err(Refusal::TooSlow(self.answer_timeout)),
+                    Err(_) if next_check >= deadline => return Err(Refusal::TooSlow(self.answer_timeout)),
                     Err(_) => {
-                        let may_try = has_attempts_left(tried.len() - spared, false);
-                        if may_try && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, watched) {
+                        let may_try = has_attempts_left(tried.len() - uncounted, false);
+                        if may_try && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, crash_watch) {
                             break elsewhere;
                         }
                     }
@@ -69,8 +73,8 @@ impl Dispatch {
 
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
     /// lost attempt. A suspect stays: whether its engine has died of it is for the silent agent to say, and until then it takes no other.
-    fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], watched: &mut CrashWatch) -> Option<Binding> {
-        if !self.fleet.view().has_lapsed_lease(replica) || !matches!(watched.clearance(), Ok(Clearance::Free)) {
+    fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], crash_watch: &mut CrashWatch) -> Option<Binding> {
+        if !self.fleet.view().has_lapsed_lease(replica) || !matches!(crash_watch.clearance(), Ok(Clearance::Free)) {
             return None;
         }
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;
@@ -78,7 +82,7 @@ impl Dispatch {
             return None;
         }
         // It was a suspect and is cleared.
-        watched.end_trial();
+        crash_watch.end_trial();
         Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
     }
 }

@@ -1,16 +1,16 @@
 //! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
+mod answer_parser;
 mod binding;
-mod retry_budget;
-mod pipeline;
-mod external;
 mod crash_suspects;
+mod external;
+mod failover;
+mod pipeline;
 mod refusal;
 mod relay;
+mod retry_budget;
 mod sse_scanner;
-mod failover;
-mod answer_parser;
 mod usage_bounds;
 
 use std::future::poll_fn;
@@ -23,31 +23,31 @@ use hostler_proto::lane::{StreamFault, WINDOW_BYTES, is_keep_alive_comment};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
-pub use retry_budget::{RetryBudgets, RetryBudget};
+pub use answer_parser::TokenUsage;
+use answer_parser::{AnswerParser, FinishState};
+pub use crash_suspects::{Ban, CrashSuspects, CrashWatch, Fingerprint};
 pub(crate) use external::ExternalPlacement;
-pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch};
+use failover::RetryContext;
 pub use refusal::Refusal;
-pub use relay::{RelayContext, Relay};
+pub use relay::{Relay, RelayContext};
+pub use retry_budget::{RetryBudget, RetryBudgets};
 use sse_scanner::is_engine_death;
 pub use sse_scanner::{Dialect, SseScanner};
-use failover::RetryContext;
-pub use answer_parser::TokenUsage;
-use answer_parser::{FinishState, AnswerParser};
 pub use usage_bounds::Work;
 
-use crate::admission::{OutputTokens, Permit, ActualUsage};
-use crate::lanes::Exchange;
+use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::edge::access_log::AccessEntry;
 use crate::fleet::{Fleet, InFlight, Replica};
+use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
-use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
+use crate::placement::{PlacementDecision, PlacementFeedback, PlacementRequest, Placer, Prompt, QueueShare, QueueSlot, RequestQueue};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use binding::Binding;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
 
-/// How often a young router looks for a candidate.
+/// How often a router in its startup grace looks for a candidate.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Without this word no plain answer says that its engine was stopped under it.
@@ -67,7 +67,7 @@ pub struct Dispatch {
     pub queue: RequestQueue,
     /// Keep retries from multiplying the load of a failing fleet.
     pub retries: RetryBudgets,
-    /// Knows the requests that kill engines.
+    /// The requests that were in flight when engines died.
     pub crash_suspects: Arc<CrashSuspects>,
     /// Where outcomes are counted.
     pub metrics: Arc<RouterMetrics>,
@@ -131,7 +131,7 @@ struct StartedAnswer {
     /// Gone when another replica is tried.
     in_flight: Option<InFlight>,
     replica: Arc<Replica>,
-    placed: PlacementFeedback,
+    feedback: PlacementFeedback,
     decision: Arc<PlacementDecision>,
     /// Of an answer that was read whole.
     usage: Option<TokenUsage>,
@@ -202,9 +202,9 @@ impl Dispatch {
         self.retries.deposit();
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint.map(Into::into);
-        let mut watched = self.crash_suspects.watch(fingerprint);
+        let mut crash_watch = self.crash_suspects.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
-        watched.clearance()?;
+        crash_watch.clearance()?;
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
         let deadline = outgoing.received_at + self.answer_timeout;
         self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;
@@ -219,7 +219,7 @@ impl Dispatch {
         let (mut excused, mut full) = (0, 0);
         loop {
             let bound = if binding::has_attempts_left(tried.len() - excused, was_full) {
-                let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut watched)).await;
+                let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut crash_watch)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
                 None
@@ -227,9 +227,9 @@ impl Dispatch {
             // Only a retry costs something.
             let Some(bound) = bound.filter(|bound| tried.is_empty() || was_full && bound.has_room() || retries.withdraw()) else {
                 // The one that it will not stand.
-                watched.end_trial();
+                crash_watch.end_trial();
                 return match (refused, lost) {
-                    (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, watched, permit)),
+                    (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
                     (None, Some(StreamFault { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
                     (None, None) => Err(Refusal::for_model(&self.fleet.view(), prompt.model())),
                 };
@@ -237,7 +237,13 @@ impl Dispatch {
             if !tried.is_empty() {
                 self.metrics.retries.inc();
             }
-            let tries = RetryContext { prompt: &prompt, outgoing: &outgoing, tried: &mut tried, uncounted: excused + full, crash_watch: &mut watched };
+            let tries = RetryContext {
+                prompt: &prompt,
+                outgoing: &outgoing,
+                tried: &mut tried,
+                uncounted: excused + full,
+                crash_watch: &mut crash_watch,
+            };
             let (replica, attempt) = self.attempt_with_failover(bound, tries).await?;
             let mut begun = match attempt {
                 AttemptOutcome::Started(begun) => begun,
@@ -245,10 +251,10 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && watched.record_engine_loss(&replica) {
+                    if broken.fault == wire::Fault::EngineLost && crash_watch.record_engine_loss(&replica) {
                         excused += 1;
                     }
-                    watched.end_trial();
+                    crash_watch.end_trial();
                     (lost, retries, was_full) = (Some(broken), &self.retries.lost, false);
                     continue;
                 }
@@ -257,10 +263,10 @@ impl Dispatch {
             let refuses = begun.is_retryable();
             was_full = begun.head.status == 503;
             if !refuses || refused.is_some() && !was_full {
-                return Ok(self.relay_answer(*begun, &outgoing, watched, permit));
+                return Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit));
             }
             begun.in_flight = None;
-            watched.end_trial();
+            crash_watch.end_trial();
             if was_full {
                 full += 1;
                 self.fleet.view().avoid(&replica, Instant::now());
@@ -269,7 +275,7 @@ impl Dispatch {
         }
     }
 
-    /// Waits until there is a candidate, as long as the router is young: its restart then costs clients a moment and no error.
+    /// Waits until there is a candidate, during the startup grace of the router: its restart then costs clients a moment and no error.
     async fn await_startup_grace(&self, model: Option<&str>) {
         let settling = || {
             let view = self.fleet.view();
@@ -282,56 +288,70 @@ impl Dispatch {
 
     /// Counts the request where it goes, remembers why, and sends it.
     fn send_to(&self, prompt: &Prompt, outgoing: &OutboundRequest, bound: Binding, attempt: usize) -> SentAttempt {
-        let Binding { chosen, queued_for: held, turn } = bound;
+        let Binding { chosen, queued_for, turn } = bound;
         let in_flight = self.placer.count_in_flight(prompt, &chosen, Instant::now());
         // Whoever is next sees this one counted.
         drop(turn);
-        let settle = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
+        let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
         let head = wire::RequestHead {
             replica: replica.index,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
-            settle_ms: if prompt.is_stream() { 0 } else { u32::try_from(settle.as_millis()).unwrap_or(u32::MAX).max(1) },
+            prefill_estimate_ms: if prompt.is_stream() {
+                0
+            } else {
+                u32::try_from(prefill_estimate.as_millis()).unwrap_or(u32::MAX).max(1)
+            },
             ..outgoing.head.clone()
         };
         self.metrics.count_placement(chosen.level);
-        let guessed = chosen.approx_prefix_slot();
-        let reason = PlacementDecision {
+        let approx_prefix_slot = chosen.approx_prefix_slot();
+        let decision = PlacementDecision {
             client_id: outgoing.client_id.clone(),
             attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
-            queued_seconds: held.as_secs_f32(),
+            queued_seconds: queued_for.as_secs_f32(),
             ..PlacementDecision::new(outgoing.id, prompt, chosen)
         };
-        let reason = Arc::new(reason);
-        self.placer.decisions.push(reason.clone());
-        outgoing.log_entry.record_attempt(&replica.id, attempt, held);
-        let placed = PlacementFeedback::new(&self.placer, prompt, reason.clone(), &in_flight, guessed);
+        let decision = Arc::new(decision);
+        self.placer.decisions.push(decision.clone());
+        outgoing.log_entry.record_attempt(&replica.id, attempt, queued_for);
+        let feedback = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, approx_prefix_slot);
         let exchange = replica.lanes.open(head, outgoing.body.clone());
-        SentAttempt { replica, exchange, in_flight, placed, prefill_estimate: settle, decision: reason }
+        SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision }
     }
 
     async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, work: Work) -> AttemptOutcome {
-        let SentAttempt { replica, exchange, mut in_flight, placed, prefill_estimate: settle, decision: reason } = sent;
+        let SentAttempt { replica, exchange, mut in_flight, feedback, prefill_estimate, decision } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
             Err(broken) => return AttemptOutcome::Lost(broken),
         };
         // A plain answer does not tell when its prompt has been computed.
-        let settle = (!prompt.is_stream()).then_some(settle);
-        let (head, first) = match self.read_first_bytes(&exchange, &mut in_flight, settle).await {
+        let prefill_estimate = (!prompt.is_stream()).then_some(prefill_estimate);
+        let (head, first_chunk) = match self.read_first_bytes(&exchange, &mut in_flight, prefill_estimate).await {
             Ok(began) => began,
             Err(broken) => return AttemptOutcome::Lost(broken),
         };
-        let waits = first.as_ref().is_some_and(|first| is_keep_alive_comment(first));
-        let mut begun =
-            Box::new(StartedAnswer { head, first_chunk: first, exchange, in_flight: None, replica, placed, decision: reason, usage: None, has_unread_body: false, awaits_first_event: waits });
-        if !waits {
+        let awaits_first_event = first_chunk.as_ref().is_some_and(|first_chunk| is_keep_alive_comment(first_chunk));
+        let mut begun = Box::new(StartedAnswer {
+            head,
+            first_chunk,
+            exchange,
+            in_flight: None,
+            replica,
+            feedback,
+            decision,
+            usage: None,
+            has_unread_body: false,
+            awaits_first_event,
+        });
+        if !awaits_first_event {
             in_flight.start_answer();
             self.queue.notify_change();
             // An error comes fast, and says nothing of how fast the engine computes.
             if begun.head.status == 200 && !begun.is_retryable() {
-                begun.placed.record_start();
+                begun.feedback.record_start();
             }
         }
         begun.in_flight = Some(in_flight);
@@ -345,12 +365,12 @@ impl Dispatch {
     }
 
     /// Waits for the head and the first bytes of an answer. Engines send their head before they have done anything; until the first byte of
-    /// the body there is nothing to lose. After `settle` the prompt counts as computed.
+    /// the body there is nothing to lose. After `prefill_estimate` the prompt counts as computed.
     async fn read_first_bytes(
         &self,
         exchange: &Exchange,
         in_flight: &mut InFlight,
-        mut settle: Option<Duration>,
+        mut prefill_estimate: Option<Duration>,
     ) -> Result<(wire::ResponseHead, Option<Bytes>), StreamFault> {
         let begins = async {
             let head = poll_fn(|context| exchange.poll_head(context)).await?;
@@ -361,8 +381,8 @@ impl Dispatch {
             tokio::select! {
                 biased;
                 began = &mut begins => return began,
-                () = sleep(settle.unwrap_or_default()), if settle.is_some() => {
-                    settle = None;
+                () = sleep(prefill_estimate.unwrap_or_default()), if prefill_estimate.is_some() => {
+                    prefill_estimate = None;
                     in_flight.finish_prefill();
                     self.queue.notify_change();
                 }
@@ -370,42 +390,53 @@ impl Dispatch {
         }
     }
 
-    fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut watched: CrashWatch, mut permit: Permit) -> Answer {
+    fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut crash_watch: CrashWatch, mut permit: Permit) -> Answer {
         let streams = begun.is_stream();
         // Front-ends begin a response's stream before they have asked their core.
         let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
         if !begun.awaits_first_event && !is_front_ends {
-            watched.mark_answered();
+            crash_watch.mark_answered();
         }
-        let StartedAnswer { head, first_chunk: first, exchange, in_flight, replica, placed, decision: reason, usage, has_unread_body: goes_on, awaits_first_event: waits } = begun;
+        let StartedAnswer {
+            head,
+            first_chunk,
+            exchange,
+            in_flight,
+            replica,
+            feedback,
+            decision,
+            usage,
+            has_unread_body,
+            awaits_first_event,
+        } = begun;
         self.metrics.observe_first_byte(outgoing.received_at);
         if head.status >= 400 {
             permit.reconcile_usage(ActualUsage { prompt_tokens: Some(0), output_tokens: OutputTokens::Exact(0) });
         }
-        if !waits {
+        if !awaits_first_event {
             outgoing.log_entry.record_first_byte();
         }
         let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.id_reader(&replica));
-        let most = outgoing.work.usage_bounds(replica.max_context_tokens());
-        let held = RelayContext {
+        let usage_bounds = outgoing.work.usage_bounds(replica.max_context_tokens());
+        let context = RelayContext {
             in_flight,
             permit,
             replica,
-            crash_watch: watched,
+            crash_watch,
             // What an engine refuses it has not computed.
             clears_suspicion: head.status < 400,
-            feedback: placed,
+            feedback,
             usage,
-            has_unread_body: goes_on,
-            usage_bounds: most,
-            awaits_first_event: waits,
+            has_unread_body,
+            usage_bounds,
+            awaits_first_event,
             log_entry: outgoing.log_entry.clone(),
             received_at: outgoing.received_at,
             idle_timeout: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
-        let relay = Relay::new(exchange, first, streams.then_some(outgoing.dialect), watch, held);
-        Answer { head, body: Box::new(relay), decision: reason }
+        let relay = Relay::new(exchange, first_chunk, streams.then_some(outgoing.dialect), watch, context);
+        Answer { head, body: Box::new(relay), decision }
     }
 }
 
@@ -414,7 +445,7 @@ struct SentAttempt {
     replica: Arc<Replica>,
     exchange: Result<Exchange, StreamFault>,
     in_flight: InFlight,
-    placed: PlacementFeedback,
+    feedback: PlacementFeedback,
     /// When the prompt of a plain answer is taken to have been computed.
     prefill_estimate: Duration,
     decision: Arc<PlacementDecision>,

@@ -8,9 +8,9 @@ use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::answer_parser::{AnswerParser, FinishState};
 use super::crash_suspects::TrialProgress;
 use super::sse_scanner::{ChunkOutcome, SseScanner};
-use super::answer_parser::{FinishState, AnswerParser};
 use crate::edge::DirectWriter;
 use crate::response_affinity::ResponseIdReader;
 
@@ -33,7 +33,7 @@ pub(super) struct PipelineState {
     pub(super) sent_bytes: u64,
     /// When something last came.
     pub(super) last_progress_at: Instant,
-    /// Where pieces may be written on the spot.
+    /// Where chunks may be written at once.
     pub(super) direct_writer: Option<Arc<DirectWriter>>,
     /// What the lane's task has found wrong with a piece, for the relay.
     pub(super) failure: Option<ChunkOutcome>,
@@ -41,9 +41,18 @@ pub(super) struct PipelineState {
 
 impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<SseScanner>, watch: Option<ResponseIdReader>, passage: Option<TrialProgress>) -> Arc<Self> {
-        let progress = Instant::now();
-        Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader: watch, trial_progress: passage, sent_bytes: 0, last_progress_at: progress, direct_writer: None, failure: None })))
+    pub(super) fn new(scanner: Option<SseScanner>, response_id_reader: Option<ResponseIdReader>, trial_progress: Option<TrialProgress>) -> Arc<Self> {
+        let last_progress_at = Instant::now();
+        Arc::new(Self(Mutex::new(PipelineState {
+            scanner,
+            answer_parser: None,
+            response_id_reader,
+            trial_progress,
+            sent_bytes: 0,
+            last_progress_at,
+            direct_writer: None,
+            failure: None,
+        })))
     }
 
     /// For a moment.
@@ -58,15 +67,15 @@ impl PipelineState {
         if self.response_id_reader.as_mut().is_some_and(|watch| watch.push(&bytes)) {
             self.response_id_reader = None;
         }
-        if self.trial_progress.as_mut().is_some_and(|passage| passage.observe_chunk(&bytes)) {
+        if self.trial_progress.as_mut().is_some_and(|progress| progress.observe_chunk(&bytes)) {
             self.trial_progress = None;
         }
         if let Some(scanner) = &mut self.scanner {
             return scanner.process(bytes);
         }
-        if let Some(told) = &mut self.answer_parser {
-            told.feed(&bytes);
-            if told.finish_state() == FinishState::Abort {
+        if let Some(parser) = &mut self.answer_parser {
+            parser.feed(&bytes);
+            if parser.finish_state() == FinishState::Abort {
                 return ChunkOutcome::Aborted(Bytes::new());
             }
         }

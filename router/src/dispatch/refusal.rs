@@ -59,7 +59,7 @@ impl Refusal {
             Self::NotReady(_) => "not_ready",
             Self::Lost { .. } => "lost",
             Self::TooSlow(_) => "too_slow",
-            Self::CrashSuspect(_) => "poisonous",
+            Self::CrashSuspect(_) => "crash_suspect",
             Self::Overloaded { .. } => "overloaded",
         }
     }
@@ -89,9 +89,9 @@ impl From<Overload> for Refusal {
         match overload {
             Overload::Full(full) => Refusal::Overloaded {
                 message: match full {
-                    QueueFull::Requests => "as many requests wait for a replica, of all or of yours, as router.max_held allows".into(),
+                    QueueFull::Requests => "as many requests wait for a replica, of all or of yours, as router.max_queued allows".into(),
                     QueueFull::Bytes => {
-                        "requests that wait for a replica, all or yours, have as many bytes as router.max_held_bytes allows".into()
+                        "requests that wait for a replica, all or yours, have as many bytes as router.max_queued_bytes allows".into()
                     }
                 },
                 retry_after: QUEUE_FULL_RETRY_SECONDS,
@@ -99,7 +99,7 @@ impl From<Overload> for Refusal {
             Overload::Stopping => Refusal::NotReady("the router is stopping".into()),
             Overload::TooLate { predicted, allowed } => Refusal::Overloaded {
                 message: format!(
-                    "the fleet is overloaded: a first token is predicted in {predicted:.0} s, and router.longest_wait allows {allowed:.0} s"
+                    "the fleet is overloaded: a first token is predicted in {predicted:.0} s, and router.max_queue_wait allows {allowed:.0} s"
                 ),
                 retry_after: whole_seconds(predicted - allowed),
             },

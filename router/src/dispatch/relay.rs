@@ -1,7 +1,7 @@
 //! The answer's body on its way to the client: the engine's bytes as they come, with a scanner beside event streams.
 //!
 //! It is polled by the client's connection, so no task and no channel lies between the lane and the socket; and while it waits for the next
-//! event, it has the lane's task write that to the socket (see [`Flow`] and the edge's `outlet`). It ends cleanly only when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
+//! event, it has the lane's task write that to the socket (see [`AnswerPipeline`] and the edge's `outlet`). It ends cleanly only when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
 //! last chunk, so that nothing between here and the user can take it for complete.
 
 use std::pin::Pin;
@@ -15,16 +15,16 @@ use hostler_proto::lane::{StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::pipeline::AnswerPipeline;
-use super::crash_suspects::CrashWatch;
-use super::sse_scanner::{ChunkOutcome, SseScanner};
 use super::answer_parser::{AnswerParser, TokenUsage};
+use super::crash_suspects::CrashWatch;
+use super::pipeline::AnswerPipeline;
+use super::sse_scanner::{ChunkOutcome, SseScanner};
 use super::usage_bounds::UsageBounds;
-use crate::admission::{OutputTokens, Permit, ActualUsage};
-use crate::lanes::Exchange;
+use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::edge::DirectWriter;
 use crate::edge::access_log::AccessEntry;
 use crate::fleet::{InFlight, Replica};
+use crate::lanes::Exchange;
 use crate::metrics::{AnswerOutcome, RouterMetrics};
 use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
@@ -71,7 +71,7 @@ pub struct Relay {
     pipeline: Arc<AnswerPipeline>,
     exchange: Exchange,
     context: RelayContext,
-    /// The lane's task is still to be told that it may take events.
+    /// The consumer is still to be attached to the lane.
     is_direct_writing_pending: bool,
     idle_timer: Option<Pin<Box<Sleep>>>,
 }
@@ -104,14 +104,20 @@ fn flushing_state(message: String) -> RelayState {
 }
 
 impl Relay {
-    /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
+    /// The rest of `exchange` after its head and `first_chunk`. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<ResponseIdReader>, held: RelayContext) -> Self {
-        let passage = dialect.and_then(|dialect| held.crash_watch.trial_progress(dialect.token_marker()));
-        let flow = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
+    pub fn new(
+        exchange: Exchange,
+        first_chunk: Option<Bytes>,
+        dialect: Option<super::Dialect>,
+        watch: Option<ResponseIdReader>,
+        context: RelayContext,
+    ) -> Self {
+        let trial_progress = dialect.and_then(|dialect| context.crash_watch.trial_progress(dialect.token_marker()));
+        let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, trial_progress);
         // The first piece comes by again.
-        flow.lock().answer_parser = held.has_unread_body.then(|| Box::new(AnswerParser::new("")));
-        Self { state: RelayState::Streaming, first_chunk: first, pipeline: flow, exchange, context: held, is_direct_writing_pending: false, idle_timer: None }
+        pipeline.lock().answer_parser = context.has_unread_body.then(|| Box::new(AnswerParser::new("")));
+        Self { state: RelayState::Streaming, first_chunk, pipeline, exchange, context, is_direct_writing_pending: false, idle_timer: None }
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
@@ -197,8 +203,8 @@ impl Relay {
     fn apply_outcome(&mut self, passed: ChunkOutcome) -> Bytes {
         match passed {
             ChunkOutcome::Forward(bytes) => bytes,
-            ChunkOutcome::Failed { bytes, is_engine_dead: died } => {
-                if died {
+            ChunkOutcome::Failed { bytes, is_engine_dead } => {
+                if is_engine_dead {
                     let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
                 }
                 self.fail("engine_error", "the engine reported an error".into());
@@ -226,7 +232,7 @@ impl Relay {
         Bytes::new()
     }
 
-    /// Tells the caller's limits what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
+    /// Reconciles the caller's limits with what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
     /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
     fn reconcile_usage(&mut self, is_whole: bool) {
         let work = self.context.usage_bounds.work;
@@ -235,24 +241,24 @@ impl Relay {
         }
         let usage = self.usage();
         let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
-        let output = match usage {
+        let output_tokens = match usage {
             _ if !work.generates() => OutputTokens::Exact(0),
             Some(usage) if is_whole => OutputTokens::Exact(usage.completion_tokens),
             usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(events)),
         };
-        let input = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
-        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens: input, output_tokens: output });
+        let prompt_tokens = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
+        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });
     }
 
     /// What the engine says that was used, as far as that can be.
     fn usage(&self) -> Option<TokenUsage> {
         let flow = self.pipeline.lock();
-        let told = match (&flow.scanner, &flow.answer_parser) {
+        let reported = match (&flow.scanner, &flow.answer_parser) {
             (Some(scanner), _) => scanner.usage(),
-            (None, Some(told)) => told.usage(),
+            (None, Some(parser)) => parser.usage(),
             (None, None) => self.context.usage,
         };
-        self.context.usage_bounds.clamp(told?)
+        self.context.usage_bounds.clamp(reported?)
     }
 
     /// Whether nothing is left of an answer that needs no looking at.

@@ -1,7 +1,7 @@
 //! Reads an event stream as it passes, without changing a byte: is it finished, has it failed, what did it use.
 //!
-//! It lets whole events through and holds back a last half one, so that an error event can always be appended. A success needs a
-//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died. Finish reasons and usage are read by structure ([`Told`]),
+//! It lets whole events through and buffers a last half one, so that an error event can always be appended. A success needs a
+//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died. Finish reasons and usage are read by structure ([`AnswerParser`]),
 //! but only of events that seem to have one.
 
 use std::borrow::Cow;
@@ -11,12 +11,12 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 use serde::Deserialize;
 
-use super::answer_parser::{FinishState, AnswerParser, TokenUsage};
+use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
 
 /// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
 
-/// What stays held of such an event: no more of its end than this can be cut off it without being seen.
+/// What stays buffered of such an event: no more of its end than this can be cut off it without being seen.
 const OVERLAP_BYTES: usize = 4;
 
 /// How a stream of this route ends and fails.
@@ -142,7 +142,7 @@ pub enum ChunkOutcome {
 pub struct SseScanner {
     dialect: Dialect,
     buffer: BytesMut,
-    /// What is held belongs to an event whose beginning has been let through.
+    /// What is buffered belongs to an event whose beginning has been let through.
     partial_event: Option<Box<PartialEvent>>,
     has_finish: bool,
     has_done_marker: bool,
@@ -170,7 +170,15 @@ impl SseScanner {
     /// A scanner at the beginning of a stream.
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
-        Self { dialect, buffer: BytesMut::new(), partial_event: None, has_finish: false, has_done_marker: false, usage: None, event_count: 0 }
+        Self {
+            dialect,
+            buffer: BytesMut::new(),
+            partial_event: None,
+            has_finish: false,
+            has_done_marker: false,
+            usage: None,
+            event_count: 0,
+        }
     }
 
     /// Takes in what was read and says what may be sent.
@@ -185,7 +193,9 @@ impl SseScanner {
         while let Some(end) = event_end(&bytes[begin..]) {
             match self.scan_event(&bytes[begin..begin + end]) {
                 EventVerdict::Fine => begin += end,
-                EventVerdict::Error { is_engine_dead: died } => return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead: died },
+                EventVerdict::Error { is_engine_dead } => {
+                    return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead };
+                }
                 EventVerdict::Abort => return ChunkOutcome::Aborted(bytes.slice(..begin)),
             }
             self.event_count += 1;
@@ -209,7 +219,7 @@ impl SseScanner {
         if self.partial_event.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
     }
 
-    /// What was held back; called when the stream has ended.
+    /// What is still buffered; called when the stream has ended.
     pub fn take_rest(&mut self) -> Bytes {
         let rest = self.buffer.split().freeze();
         // An engine may leave out the last blank line.
@@ -267,7 +277,7 @@ impl SseScanner {
         EventVerdict::Fine
     }
 
-    /// A part of an event that is too long to be held.
+    /// A part of an event that is too long to be buffered.
     fn scan_part(&mut self, part: &[u8]) -> EventVerdict {
         let dialect = self.dialect;
         let long = match &mut self.partial_event {
@@ -277,11 +287,19 @@ impl SseScanner {
             }
             none => {
                 let EventFields { name, data } = EventFields::parse(part);
-                let told = if dialect.has_usage_field(name) { AnswerParser::parse(data.unwrap_or_default(), dialect.nested_field()) } else { AnswerParser::inert() };
-                none.insert(Box::new(PartialEvent { parser: told, is_final: dialect.is_final_event(name), is_error: is_error(name, data) }))
+                let parser = if dialect.has_usage_field(name) {
+                    AnswerParser::parse(data.unwrap_or_default(), dialect.nested_field())
+                } else {
+                    AnswerParser::inert()
+                };
+                none.insert(Box::new(PartialEvent { parser, is_final: dialect.is_final_event(name), is_error: is_error(name, data) }))
             }
         };
-        if dialect == Dialect::OpenAi && long.parser.finish_state() == FinishState::Abort { EventVerdict::Abort } else { EventVerdict::Fine }
+        if dialect == Dialect::OpenAi && long.parser.finish_state() == FinishState::Abort {
+            EventVerdict::Abort
+        } else {
+            EventVerdict::Fine
+        }
     }
 
     /// The last part of such an event.
@@ -299,16 +317,16 @@ impl SseScanner {
     }
 
     /// What an event says of the answer, which it `ends` if it is whole.
-    fn apply_answer(&mut self, told: &AnswerParser, ends: bool) -> EventVerdict {
-        self.has_finish |= ends && told.is_complete();
+    fn apply_answer(&mut self, parser: &AnswerParser, ends: bool) -> EventVerdict {
+        self.has_finish |= ends && parser.is_complete();
         if self.dialect == Dialect::OpenAi {
-            match told.finish_state() {
+            match parser.finish_state() {
                 FinishState::Abort => return EventVerdict::Abort,
                 FinishState::Finished => self.has_finish = true,
                 FinishState::None => {}
             }
         }
-        self.merge_usage(told.usage());
+        self.merge_usage(parser.usage());
         EventVerdict::Fine
     }
 
@@ -316,7 +334,11 @@ impl SseScanner {
     fn merge_usage(&mut self, usage: Option<TokenUsage>) {
         if let Some(usage) = usage {
             let before = self.usage.unwrap_or_default();
-            self.usage = Some(TokenUsage { prompt_tokens: usage.prompt_tokens.max(before.prompt_tokens), cached_tokens: usage.cached_tokens.or(before.cached_tokens), ..usage });
+            self.usage = Some(TokenUsage {
+                prompt_tokens: usage.prompt_tokens.max(before.prompt_tokens),
+                cached_tokens: usage.cached_tokens.or(before.cached_tokens),
+                ..usage
+            });
         }
     }
 }

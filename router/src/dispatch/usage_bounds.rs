@@ -30,9 +30,14 @@ impl Work {
     /// The most tokens that it takes of an engine whose context has so many. What the client allows, as `max_tokens`, is no bound: engines
     /// know other names and forms of it than the router.
     #[must_use]
-    pub(super) fn usage_bounds(self, context: u64) -> UsageBounds {
-        let tokens = self.turns.saturating_mul(context);
-        UsageBounds { work: self, context_tokens: context, max_prompt_tokens: self.prompts.saturating_mul(tokens), max_completion_tokens: self.answers.saturating_mul(tokens) }
+    pub(super) fn usage_bounds(self, context_tokens: u64) -> UsageBounds {
+        let tokens = self.turns.saturating_mul(context_tokens);
+        UsageBounds {
+            work: self,
+            context_tokens,
+            max_prompt_tokens: self.prompts.saturating_mul(tokens),
+            max_completion_tokens: self.answers.saturating_mul(tokens),
+        }
     }
 }
 
@@ -49,9 +54,13 @@ pub(crate) struct UsageBounds {
 impl UsageBounds {
     /// What of a usage can be true.
     pub(super) fn clamp(&self, usage: TokenUsage) -> Option<TokenUsage> {
-        let TokenUsage { prompt_tokens: prompt, completion_tokens: completion, cached_tokens: cached } = usage;
-        let prompt = prompt.min(self.max_prompt_tokens);
-        let bound = TokenUsage { prompt_tokens: prompt, completion_tokens: completion.min(self.max_completion_tokens), cached_tokens: cached.map(|cached| cached.min(prompt)) };
+        let TokenUsage { prompt_tokens, completion_tokens, cached_tokens } = usage;
+        let prompt_tokens = prompt_tokens.min(self.max_prompt_tokens);
+        let bound = TokenUsage {
+            prompt_tokens,
+            completion_tokens: completion_tokens.min(self.max_completion_tokens),
+            cached_tokens: cached_tokens.map(|cached_tokens| cached_tokens.min(prompt_tokens)),
+        };
         self.work.is_some().then_some(bound)
     }
 }

@@ -56,7 +56,11 @@ impl Edge {
             return Ok(grpc::answer_health_check(self.clone(), request).await);
         }
         let caller = self.keys.authenticate(request.headers()).map_err(|why| {
-            self.dispatch.metrics.count_refusal(if why == Unauthenticated::Missing { RefusalReason::NoKey } else { RefusalReason::WrongKey });
+            self.dispatch.metrics.count_refusal(if why == Unauthenticated::Missing {
+                RefusalReason::NoKey
+            } else {
+                RefusalReason::WrongKey
+            });
             entry.record_refusal("unauthenticated");
             status::unauthenticated(&why)
         })?;

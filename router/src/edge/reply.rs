@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use super::ollama::OllamaBody;
 use super::direct_writer::DirectWriter;
 use super::submit::Rejection;
-use crate::admission::{LimitKind, LimitExceeded};
+use crate::admission::{LimitExceeded, LimitKind};
 use crate::dispatch::{Refusal, Relay};
 use crate::keys::Unauthenticated;
 

@@ -86,7 +86,7 @@ pub(crate) struct BodyReservation {
 
 /// The memory for bodies is taken.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error("the bodies of other requests, all or yours, take the memory that router.max_reading_bytes allows: try again soon")]
+#[error("the bodies of other requests, all or yours, take the memory that router.max_buffered_body_bytes allows: try again soon")]
 pub(crate) struct BodyMemoryFull;
 
 impl BodyReservation {

@@ -109,7 +109,11 @@ impl Edge {
             // Load balancers have no key.
             Err(_) if matches!(request.uri().path(), "/health" | "/ping") => return self.health(),
             Err(error) => {
-                self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing { RefusalReason::NoKey } else { RefusalReason::WrongKey });
+                self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing {
+                    RefusalReason::NoKey
+                } else {
+                    RefusalReason::WrongKey
+                });
                 entry.record_refusal("unauthenticated");
                 return reply::close_if_unread(request.body(), reply::unauthenticated(&error));
             }

@@ -20,8 +20,8 @@ use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::routes::Edge;
 use super::stored_responses::response_owner;
 use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work};
-use crate::admission::{UsageEstimate, LimitKind, LimitExceeded, Permit};
-use crate::dispatch::{Answer, Dialect, OutboundRequest, Refusal, ExternalPlacement};
+use crate::admission::{LimitExceeded, LimitKind, Permit, UsageEstimate};
+use crate::dispatch::{Answer, Dialect, ExternalPlacement, OutboundRequest, Refusal};
 use crate::keys::{Caller, Role};
 use crate::metrics::RefusalReason;
 use crate::placement::{PlacementRequest, QueueShare};
@@ -71,7 +71,9 @@ impl Rejection {
     /// How it is counted.
     fn refusal_reason(&self) -> RefusalReason {
         match self {
-            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => RefusalReason::Request,
+            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => {
+                RefusalReason::Request
+            }
             Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,
             Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => RefusalReason::Full,
             Self::Fleet(Refusal::CrashSuspect(_)) => RefusalReason::CrashSuspect,
@@ -185,7 +187,8 @@ impl Edge {
         let most_output = peek.max_output.count();
         let output = if work.generates() { self.dispatch.placer.expected_output_tokens(most_output) } else { 0 };
         let input = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
-        let permit = self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
+        let permit =
+            self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
         if let Some(chosen) = peek.response_id.as_deref().filter(|id| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(&caller), begun))
         {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");

@@ -35,6 +35,7 @@ fn a_router_that_others_reach_says_what_travels_in_plain_text() {
 #[test]
 fn a_router_with_keys_and_certificates_leaves_nothing_open() {
     let far: SocketAddr = "192.0.2.1:1".parse().unwrap();
-    let closed = Listeners { edge: far, agents: far, has_keys: true, has_key_file: true, has_edge_tls: true, has_agents_tls: true, ..doors() };
+    let closed =
+        Listeners { edge: far, agents: far, has_keys: true, has_key_file: true, has_edge_tls: true, has_agents_tls: true, ..doors() };
     assert_eq!(find_exposures(&closed), []);
 }

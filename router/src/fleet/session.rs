@@ -213,9 +213,9 @@ impl Session {
         self.next_sequence = self.next_sequence.wrapping_add(1);
         report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer_prompt_files(files));
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
-        for replica in report.replicas.iter().filter(|replica| !replica.deaths.is_empty()) {
+        for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.deaths.iter().for_each(|death| self.sessions.crash_suspects.record_reported_death(&id, death));
+            replica.crashes.iter().for_each(|crash| self.sessions.crash_suspects.record_reported_death(&id, crash));
         }
         let replicas = report.replicas.into_iter().map(parse_replica).collect();
         self.sessions.fleet.update(FleetUpdate::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;

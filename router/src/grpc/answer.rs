@@ -92,7 +92,7 @@ pub(super) fn placement(record: &PlacementDecision) -> wire::Placement {
         why: record.reason().to_owned(),
         predicted_first_token_seconds: choice.terms.first_token(),
         attempt: record.attempt,
-        held_seconds: record.queued_seconds.into(),
+        queue_seconds: record.queued_seconds.into(),
         candidates: u32::try_from(record.decision.candidates).unwrap_or(u32::MAX),
     }
 }

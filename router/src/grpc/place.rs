@@ -19,7 +19,7 @@ use crate::admission::Permit;
 use crate::dispatch::ExternalPlacement;
 use crate::fleet::InFlight;
 use crate::keys::Caller;
-use crate::placement::{RequestQueue, PlacementDecision};
+use crate::placement::{PlacementDecision, RequestQueue};
 
 /// How long a booking lasts if its caller does not say.
 const DEFAULT_BOOKING_TIME: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hostler_proto::PROTOCOL;
 use hostler_proto::join::v1 as wire;
 use hostler_proto::join::v1::join_server::{Join, JoinServer};
-use hostler_tls::{JoinRequest, Authority, IssuedCertificate, TokenError};
+use hostler_tls::{Authority, IssuedCertificate, JoinRequest, TokenError};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{StreamFault, Inbox, MAX_BODY_BYTES, Outbox, InlineConsumer, WINDOW_BYTES};
+use hostler_proto::lane::{StreamFault, Inbox, InlineConsumer, MAX_BODY_BYTES, Outbox, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -63,8 +63,8 @@ impl Lane {
             return Err(StreamFault::lane_lost());
         }
         self.outbox.push(Frame::new(id, Kind::Request(head)));
-        let unsent = self.send_body(id, body, WINDOW_BYTES);
-        open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body: unsent });
+        let unsent_body = self.send_body(id, body, WINDOW_BYTES);
+        open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body });
         Ok(Exchange { id, lane: self.clone(), inbox })
     }
 
@@ -164,12 +164,12 @@ impl Exchange {
         self.inbox.is_finished()
     }
 
-    /// Has `taker` take what comes of the body while nothing of it waits to be read, until `take_back`.
-    pub fn attach(&self, taker: Arc<dyn InlineConsumer>) {
-        self.inbox.attach(taker);
+    /// Has `consumer` take what comes of the body while nothing of it waits to be read, until `detach`.
+    pub fn attach(&self, consumer: Arc<dyn InlineConsumer>) {
+        self.inbox.attach(consumer);
     }
 
-    /// See [`Exchange::lend`].
+    /// See [`Exchange::attach`].
     pub fn detach(&self) {
         self.inbox.detach();
     }

@@ -1,4 +1,4 @@
-//! The figures that are read from the fleet when the metrics page is asked for, one line of a table each.
+//! The metrics that are read from the fleet when the metrics page is asked for, one line of a table each.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ pub(super) fn write_page(page: &mut String, now: &MetricsSnapshot<'_>) {
     }
 }
 
-/// A figure of the whole router that is read when the page is.
+/// A metric of the whole router that is read when the page is.
 struct RouterFigure {
     name: &'static str,
     kind: &'static str,
@@ -65,9 +65,9 @@ fn model_count(now: &MetricsSnapshot<'_>, standing: &str) -> f64 {
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
 const ROUTER_FIGURES: &[RouterFigure] = &[
     router_figure("hostler_in_flight", "gauge", "Requests in flight in this router.", |now| now.in_flight as f64),
-    router_figure("hostler_held_requests", "gauge", "Requests that wait for a replica with room.", |now| now.queued as f64),
+    router_figure("hostler_queued_requests", "gauge", "Requests that wait for a replica with room.", |now| now.queued as f64),
     router_figure(
-        "hostler_suspect_requests",
+        "hostler_crash_suspects",
         "gauge",
         "Requests that were in flight when an engine died, and were not answered since.",
         |now| now.crash_suspects as f64,
@@ -78,7 +78,9 @@ const ROUTER_FIGURES: &[RouterFigure] = &[
     router_figure("hostler_models_different", "gauge", "Models whose tokenizer differs from their engine: placed by text.", |now| {
         model_count(now, "different")
     }),
-    router_figure("hostler_models_unusable", "gauge", "Models whose tokenizer cannot be used: placed by text.", |now| model_count(now, "unusable")),
+    router_figure("hostler_models_unusable", "gauge", "Models whose tokenizer cannot be used: placed by text.", |now| {
+        model_count(now, "unusable")
+    }),
     router_figure("hostler_prompts_encoded", "counter", "Prompts that were turned into tokens.", |now| now.prompts.encodes as f64),
     router_figure("hostler_prompts_failed", "counter", "Prompts that a template or tokenizer refused: placed by text.", |now| {
         now.prompts.failed as f64
@@ -101,7 +103,7 @@ fn escape(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A figure that each replica has.
+/// A metric that each replica has.
 struct ReplicaFigure {
     name: &'static str,
     kind: &'static str,
@@ -109,7 +111,7 @@ struct ReplicaFigure {
     value: fn(&Replica) -> f64,
 }
 
-/// A figure that the engine reported, 0 before it has.
+/// A metric that the engine reported, 0 before it has.
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
 fn engine_figure(replica: &Replica, figure: fn(&EngineLoad) -> u64) -> f64 {
     replica.load.wire.engine.as_ref().map_or(0.0, |load| figure(load) as f64)
@@ -125,24 +127,35 @@ const fn replica_figure(name: &'static str, kind: &'static str, help: &'static s
 
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
 const REPLICA_FIGURES: &[ReplicaFigure] = &[
-    replica_figure("hostler_replica_ready", "gauge", "1 when the replica can be sent requests.", |replica| f64::from(u8::from(replica.is_ready()))),
+    replica_figure("hostler_replica_ready", "gauge", "1 when the replica can be sent requests.", |replica| {
+        f64::from(u8::from(replica.is_ready()))
+    }),
     replica_figure("hostler_replica_failed", "gauge", "1 while the agent waits before it starts a failed engine again.", |replica| {
         phase_flag(replica, Phase::Failed)
     }),
     replica_figure("hostler_replica_quarantined", "gauge", "1 while it stays out of service until an operator releases it.", |replica| {
         phase_flag(replica, Phase::Quarantined)
     }),
-    replica_figure("hostler_replica_sleeping", "gauge", "1 while its engine has given its memory back.", |replica| phase_flag(replica, Phase::Sleeping)),
+    replica_figure("hostler_replica_sleeping", "gauge", "1 while its engine has given its memory back.", |replica| {
+        phase_flag(replica, Phase::Sleeping)
+    }),
     replica_figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
         replica.state.wire.findings.len() as f64
     }),
-    replica_figure("hostler_replica_suspect", "gauge", "1 when its agent's lease has lapsed.", |replica| f64::from(u8::from(replica.lease_lapsed))),
+    replica_figure("hostler_replica_lease_lapsed", "gauge", "1 when its agent's lease has lapsed.", |replica| {
+        f64::from(u8::from(replica.lease_lapsed))
+    }),
     replica_figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
         f64::from(replica.state.wire.restarts)
     }),
-    replica_figure("hostler_replica_cache_level", "gauge", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
-        if replica.cache.slot.is_some() { 2.0 } else { 1.0 }
-    }),
+    replica_figure(
+        "hostler_replica_cache_level",
+        "gauge",
+        "How its cache is known: 2 exactly, 1 by the text that was sent there.",
+        |replica| {
+            if replica.cache.slot.is_some() { 2.0 } else { 1.0 }
+        },
+    ),
     replica_figure("hostler_replica_cached_blocks", "gauge", "KV blocks that the affinity index has for it.", |replica| {
         replica.cache.stats.blocks.load(Ordering::Relaxed) as f64
     }),
@@ -152,24 +165,36 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
         "How often its whole cache was asked for because the index differed from it.",
         |replica| replica.cache.stats.resyncs.load(Ordering::Relaxed) as f64,
     ),
-    replica_figure("hostler_replica_pending_tokens", "gauge", "Prompt tokens of this router's requests that it has still to compute.", |replica| {
-        replica.local_load.pending_tokens() as f64
-    }),
+    replica_figure(
+        "hostler_replica_pending_tokens",
+        "gauge",
+        "Prompt tokens of this router's requests that it has still to compute.",
+        |replica| replica.local_load.pending_tokens() as f64,
+    ),
     replica_figure("hostler_replica_prefill_rate", "gauge", "Prompt tokens that it computes in a second, as learned.", |replica| {
         1.0 / replica.local_load.learned().rates.prefill.max(1e-9)
     }),
-    replica_figure("hostler_replica_slowness", "gauge", "How much slower than its learned rates it has lately been, as a factor.", |replica| {
-        replica.local_load.learned().rates.slowness
-    }),
-    replica_figure("hostler_replica_own_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
+    replica_figure(
+        "hostler_replica_slowness",
+        "gauge",
+        "How much slower than its learned rates it has lately been, as a factor.",
+        |replica| replica.local_load.learned().rates.slowness,
+    ),
+    replica_figure("hostler_replica_local_in_flight", "gauge", "Requests of this router in flight there.", |replica| {
         f64::from(replica.local_load.in_flight())
     }),
     replica_figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {
         f64::from(replica.load.wire.in_flight)
     }),
-    replica_figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| replica.load.wire.served as f64),
-    replica_figure("hostler_replica_running", "gauge", "Requests that the engine runs.", |replica| engine_figure(replica, |load| load.running.into())),
-    replica_figure("hostler_replica_waiting", "gauge", "Requests that wait in the engine.", |replica| engine_figure(replica, |load| load.waiting.into())),
+    replica_figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| {
+        replica.load.wire.served as f64
+    }),
+    replica_figure("hostler_replica_running", "gauge", "Requests that the engine runs.", |replica| {
+        engine_figure(replica, |load| load.running.into())
+    }),
+    replica_figure("hostler_replica_waiting", "gauge", "Requests that wait in the engine.", |replica| {
+        engine_figure(replica, |load| load.waiting.into())
+    }),
     replica_figure("hostler_replica_kv_use", "gauge", "Share of the engine's KV blocks in use, 0 to 1.", |replica| {
         replica.load.wire.engine.as_ref().map_or(0.0, |load| load.kv_use)
     }),

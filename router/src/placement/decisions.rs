@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use hostler_placement::cost::{Decision, Scored, ChoiceReason};
 use parking_lot::Mutex;
 
-use super::{ChosenReplica, CacheLevel, Prompt};
+use super::{CacheLevel, ChosenReplica, Prompt};
 
 /// Bytes of a path that are remembered. It is the client's, and may be long.
 const MAX_PATH_BYTES: usize = 128;
@@ -28,7 +28,7 @@ pub struct PlacementDecision {
     pub decided_at: SystemTime,
     /// Which attempt of the request this was, from 1.
     pub attempt: u32,
-    /// Seconds for which it was held in the router before.
+    /// Seconds for which it was queued in the router before.
     pub queued_seconds: f32,
     /// How the chosen replica's cache is known.
     pub level: CacheLevel,
@@ -61,10 +61,10 @@ impl PlacementDecision {
     /// The record of `chosen`.
     #[must_use]
     pub fn new(id: u64, prompt: &Prompt, chosen: ChosenReplica) -> Self {
-        let ChosenReplica { decision, view, chosen_at: at, level, expected_output_tokens: output, .. } = chosen;
+        let ChosenReplica { decision, view, chosen_at, level, expected_output_tokens, .. } = chosen;
         let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
-        let names = replicas().map(|replica| replica.id.clone()).collect();
-        let ages = replicas().map(|replica| at.saturating_duration_since(replica.last_report).as_secs_f32()).collect();
+        let replica_names = replicas().map(|replica| replica.id.clone()).collect();
+        let report_ages = replicas().map(|replica| chosen_at.saturating_duration_since(replica.last_report).as_secs_f32()).collect();
         Self {
             id,
             client_id: None,
@@ -76,10 +76,10 @@ impl PlacementDecision {
             level,
             fallback_reason: prompt.fallback_reason,
             prompt_tokens: prompt.token_count(),
-            expected_output_tokens: output,
+            expected_output_tokens,
             decision,
-            replica_names: names,
-            report_ages: ages,
+            replica_names,
+            report_ages,
             outcome: Mutex::default(),
         }
     }
@@ -109,7 +109,7 @@ impl fmt::Display for PlacementDecision {
         let why = self.reason();
         write!(
             formatter,
-            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} held={:.3}",
+            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} queued={:.3}",
             choice.candidate.matched,
             self.prompt_tokens,
             self.level.as_str(),

@@ -9,7 +9,7 @@ use hostler_placement::block_keys::BlockKey;
 use hostler_placement::rates::FirstTokenSample;
 use tokio::time::Instant;
 
-use super::{Placer, Prompt, PlacementDecision};
+use super::{PlacementDecision, Placer, Prompt};
 use crate::dispatch::TokenUsage;
 use crate::fleet::{InFlight, LocalLoad};
 
@@ -64,14 +64,20 @@ pub struct PlacementFeedback {
 }
 
 impl PlacementFeedback {
-    /// Follows the request of `record`, which was just counted by `in_flight`; `guessed` is where its text was noted.
+    /// Follows the request of `decision`, which was just counted by `in_flight`; `approx_prefix_slot` is where its text was noted.
     #[must_use]
-    pub fn new(placer: &Arc<Placer>, prompt: &Prompt, record: Arc<PlacementDecision>, in_flight: &InFlight, guessed: Option<ReplicaSlot>) -> Self {
+    pub fn new(
+        placer: &Arc<Placer>,
+        prompt: &Prompt,
+        decision: Arc<PlacementDecision>,
+        in_flight: &InFlight,
+        approx_prefix_slot: Option<ReplicaSlot>,
+    ) -> Self {
         Self {
             placer: placer.clone(),
-            decision: record,
+            decision,
             local_load: in_flight.load().clone(),
-            approx_prefix_blocks: guessed.map(|seat| (seat, prompt.text_keys().clone())),
+            approx_prefix_blocks: approx_prefix_slot.map(|seat| (seat, prompt.text_keys().clone())),
             sent_at: Instant::now(),
             first_token_at: None,
             load_at_start: (0, 0),
@@ -125,7 +131,7 @@ impl PlacementFeedback {
         let predicted = self.decision.decision.choice().candidate.matched;
         self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
         if let Some((seat, keys)) = &self.approx_prefix_blocks {
-            // In the unit of the guess, whose tokens are only estimated.
+            // In the unit of the approximate prefix, whose tokens are only estimated.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
             self.placer.correct_approx_prefix(*seat, keys, predicted, cached);
         }

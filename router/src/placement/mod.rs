@@ -2,12 +2,12 @@
 //! take for it. The choice itself is the placement crate's, which knows neither requests nor views.
 
 mod decisions;
-mod prefill_windows;
-mod queue;
 mod feedback;
+mod prefill_windows;
 mod prompt;
-mod tokenizer_upkeep;
 mod prompt_reading;
+mod queue;
+mod tokenizer_upkeep;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
 
-pub use decisions::{PlacementOutcome, PlacementDecision, DecisionLog};
-pub use prefill_windows::PrefillWindows;
-pub use queue::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
+pub use decisions::{DecisionLog, PlacementDecision, PlacementOutcome};
 pub use feedback::PlacementFeedback;
-pub use prompt::{PlacementRequest, CacheLevel, Prompt};
+pub use prefill_windows::PrefillWindows;
+pub use prompt::{CacheLevel, PlacementRequest, Prompt};
+pub use queue::{DispatchTurn, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
 use crate::fleet::{InFlightCost, Fleet, FleetView, InFlight, Replica};
@@ -41,7 +41,7 @@ const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 /// Blocks of text that a replica of unknown size is taken to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
-/// Tokens by which a guess may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
+/// Tokens by which an approximate prefix may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
 const APPROX_PREFIX_SLACK_TOKENS: u32 = 2 * TEXT_BLOCK_TOKENS;
 
 /// A plain answer that takes this many times as long as its longest could at the learned speed is late.
@@ -109,7 +109,7 @@ impl ChosenReplica {
         self.decision.choice().terms.first_token()
     }
 
-    /// What a request that waits is told of it.
+    /// What a request that waits is given of it.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
     pub fn wait_estimate(&self) -> WaitEstimate {
@@ -135,7 +135,7 @@ impl ChosenReplica {
 enum CacheKnowledge {
     /// The index has it, in blocks of so many tokens.
     Exact(ReplicaSlot, ChainGaps, u32),
-    /// It is guessed from what this router has sent there.
+    /// It is an approximate prefix, from what this router has sent there.
     Approximate(ReplicaSlot),
     /// The prompt is not understood.
     Unknown,
@@ -149,7 +149,7 @@ impl CacheKnowledge {
 }
 
 /// What one choice works out of the replicas that it may fall on. Each thread keeps the memory for its next choice, so that none asks for
-/// more in a larger fleet; only the index, the guess and the overlay still answer in memory of their own, some bytes for each replica.
+/// more in a larger fleet; only the index, the approximate prefix and the overlay still answer in memory of their own, some bytes for each replica.
 #[derive(Debug, Default)]
 struct PlacementScratch {
     /// A row for each.
@@ -162,7 +162,7 @@ struct PlacementScratch {
     rows: Vec<usize>,
     /// Where the index has their blocks.
     exact_slots: Vec<(ReplicaSlot, ChainGaps)>,
-    /// Where their blocks of text are guessed.
+    /// The blocks of text that they probably have cached.
     approx_prefix_slots: Vec<ReplicaSlot>,
 }
 
@@ -173,7 +173,7 @@ thread_local! {
 impl Placer {
     /// A placer that has learned nothing yet.
     #[must_use]
-    pub fn new(fleet: Fleet, index: Arc<CacheIndex>, prompts: Prompts, metrics: Arc<RouterMetrics>, gather: PrefillWindows) -> Self {
+    pub fn new(fleet: Fleet, index: Arc<CacheIndex>, prompts: Prompts, metrics: Arc<RouterMetrics>, prefill_windows: PrefillWindows) -> Self {
         Self {
             fleet,
             index,
@@ -185,7 +185,7 @@ impl Placer {
             approx_prefix: Arc::default(),
             offered_load: OfferedWork::new(),
             output_lengths: OutputLengths::default(),
-            prefill_windows: gather,
+            prefill_windows,
         }
     }
 
@@ -195,7 +195,7 @@ impl Placer {
         eligible.peek().is_some() && !eligible.any(|(_, replica)| self.has_room(view, replica, now))
     }
 
-    /// Whether any request would be sent to that replica now, rather than be held.
+    /// Whether any request would be sent to that replica now, rather than be queued.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now, view.seconds(now));
         has_room(&candidate) && self.prefill_windows.is_open(candidate.in_flight, now)
@@ -207,13 +207,20 @@ impl Placer {
         SCRATCH.with_borrow_mut(|tables| self.choose_with_scratch(tables, prompt, tried, now))
     }
 
-    fn choose_with_scratch(&self, tables: &mut PlacementScratch, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
+    fn choose_with_scratch(
+        &self,
+        tables: &mut PlacementScratch,
+        prompt: &Prompt,
+        tried: &[Arc<str>],
+        now: Instant,
+    ) -> Option<ChosenReplica> {
         let view = Guard::into_inner(self.fleet.view());
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.cache_knowledge.clear();
         let (mut pool, mut own, mut others) = (RatePool::default(), 0, 0_u32);
-        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is_replica(replica)));
+        let eligible =
+            view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is_replica(replica)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
@@ -238,13 +245,23 @@ impl Placer {
         let ask = PricingInput { tokens: prompt.token_count(), output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
-        let (replica, is_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
-        let (level, seat, block_tokens) = match self.cache_knowledge(prompt, &replica) {
-            CacheKnowledge::Exact(seat, _, block_tokens) => (CacheLevel::Exact, Some(seat), block_tokens),
-            CacheKnowledge::Approximate(seat) => (CacheLevel::Text, Some(seat), TEXT_BLOCK_TOKENS),
+        let (replica, is_window_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
+        let (level, slot, block_tokens) = match self.cache_knowledge(prompt, &replica) {
+            CacheKnowledge::Exact(slot, _, block_tokens) => (CacheLevel::Exact, Some(slot), block_tokens),
+            CacheKnowledge::Approximate(slot) => (CacheLevel::Text, Some(slot), TEXT_BLOCK_TOKENS),
             CacheKnowledge::Unknown => (CacheLevel::Load, None, 0),
         };
-        Some(ChosenReplica { replica, decision, view, chosen_at: now, level, expected_output_tokens: output, slot: seat, block_tokens, is_window_open: is_open })
+        Some(ChosenReplica {
+            replica,
+            decision,
+            view,
+            chosen_at: now,
+            level,
+            expected_output_tokens: output,
+            slot,
+            block_tokens,
+            is_window_open,
+        })
     }
 
     /// Tokens that an answer of at most `most` is expected to have.
@@ -307,25 +324,25 @@ impl Placer {
 
     /// Notes how many tokens of the prompt each candidate has cached, or will have.
     fn look_up_caches(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
-        let PlacementScratch { candidates, cache_knowledge: known, rows, exact_slots: seats, approx_prefix_slots: guessed, .. } = tables;
+        let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, approx_prefix_slots, .. } = tables;
         let mut size = 0;
         // One size of blocks after the other, of which there is mostly one.
-        while let Some(larger) = known.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
+        while let Some(larger) = cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
             size = larger;
             rows.clear();
-            seats.clear();
-            for (row, known) in known.iter().enumerate() {
-                if let CacheKnowledge::Exact(seat, holes, of) = *known
+            exact_slots.clear();
+            for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
+                if let CacheKnowledge::Exact(seat, holes, of) = *cache_knowledge
                     && of == size
                 {
                     rows.push(row);
-                    seats.push((seat, holes));
+                    exact_slots.push((seat, holes));
                 }
             }
             let keys = prompt.token_keys(size);
-            let mut blocks = self.index.matched_blocks(&keys, seats);
+            let mut blocks = self.index.matched_blocks(&keys, exact_slots);
             let text: &[BlockKey] = if self.overlay.has_partly_read() { prompt.text_keys() } else { &[] };
-            self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, seats, &mut blocks);
+            self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, exact_slots, &mut blocks);
             // An engine computes at least the last token of a prompt, and with it the block that the token is in.
             let most = prompt.token_count().saturating_sub(1) / size;
             for (row, blocks) in rows.iter().zip(blocks) {
@@ -333,21 +350,21 @@ impl Placer {
             }
         }
         rows.clear();
-        guessed.clear();
-        for (row, known) in known.iter().enumerate() {
-            if let CacheKnowledge::Approximate(seat) = *known {
+        approx_prefix_slots.clear();
+        for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
+            if let CacheKnowledge::Approximate(seat) = *cache_knowledge {
                 rows.push(row);
-                guessed.push(seat);
+                approx_prefix_slots.push(seat);
             }
         }
         if !rows.is_empty() {
-            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched_blocks(prompt.text_keys(), guessed)) {
+            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched_blocks(prompt.text_keys(), approx_prefix_slots)) {
                 candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.token_count());
             }
         }
     }
 
-    /// The engine said how much of a guessed prompt was really cached. By then it has computed, and so cached, all of it again.
+    /// The engine said how much of an approximate prefix was really cached. By then it has computed, and so cached, all of it again.
     fn correct_approx_prefix(&self, seat: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
         if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
             self.approx_prefix.correct(seat, keys, cached / TEXT_BLOCK_TOKENS);
@@ -379,7 +396,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
 /// Tokens that a block of a replica's KV cache holds, if that is known.
 fn block_tokens(replica: &Replica) -> Option<u32> {
     let told = replica.state.wire.cache.as_ref().map_or(0, |watch| watch.block_size);
-    // Before its first block is stored, only the engine's figures tell.
+    // Before its first block is stored, only the engine's metrics have it.
     let figures = replica.load.wire.engine.as_ref().map_or(0, |engine| engine.block_size);
     [told, figures].into_iter().find(|size| *size > 0)
 }

@@ -1,6 +1,6 @@
 //! Prompts in bursts. A step of an engine that reads prompts beside its streams takes much longer than one that only generates, and not much
 //! longer for ten prompts than for one. A busy replica that is given prompts in short windows, with pauses between them, therefore generates
-//! more, for some more time to a first token. Off unless `router.gather` is set.
+//! more, for some more time to a first token. Off unless `router.prefill_interval` is set.
 
 use std::time::{Duration, SystemTime};
 

@@ -106,11 +106,11 @@ struct TokenizedPrompt {
 }
 
 impl Prompt {
-    /// The prompt of a request for which tokens are not wanted, or could not be had because of `fallback`.
+    /// The prompt of a request for which tokens are not wanted, or could not be had because of `fallback_reason`.
     #[must_use]
-    pub fn from_text(mut asked: PlacementRequest, fallback: &'static str) -> Self {
-        let text = Arc::new(asked.take_prompt_text());
-        Self { request: asked, text, tokenized: None, fallback_reason: fallback, arrivals: OnceLock::new(), in_flight_blocks: None }
+    pub fn from_text(mut request: PlacementRequest, fallback_reason: &'static str) -> Self {
+        let text = Arc::new(request.take_prompt_text());
+        Self { request, text, tokenized: None, fallback_reason, arrivals: OnceLock::new(), in_flight_blocks: None }
     }
 
     /// The model that the request names.
@@ -244,10 +244,10 @@ impl Placer {
     }
 
     async fn tokenize(&self, prompt: &mut Prompt, wanted: ReadingPlan, others_wait: bool) {
-        let ReadingPlan { mut reader, lora_adapter: lora, block_sizes: sizes } = wanted;
-        let chain = KeyChain::new(&lora, &prompt.request.cache_salt);
+        let ReadingPlan { mut reader, lora_adapter, block_sizes } = wanted;
+        let chain = KeyChain::new(&lora_adapter, &prompt.request.cache_salt);
         let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
-        let sizes_read: &[u32] = if waits { &[] } else { &sizes };
+        let sizes_read: &[u32] = if waits { &[] } else { &block_sizes };
         let mut encoded = self.encode(&reader, prompt, chain, sizes_read).await;
         // An engine of the other dialect may be one that agrees about this form.
         if let Err(NotEncoded::FormNotProved(_)) = encoded
@@ -270,7 +270,7 @@ impl Placer {
                     keys: Mutex::default(),
                 });
                 if prompt.is_partially_read() {
-                    prompt.in_flight_blocks = sizes.first().map(|size| self.overlay.add_unplaced(prompt.extent(*size)));
+                    prompt.in_flight_blocks = block_sizes.first().map(|size| self.overlay.add_unplaced(prompt.extent(*size)));
                 }
             }
             Err(NotEncoded::NotUnderstood) => prompt.fallback_reason = "not understood",
@@ -300,7 +300,8 @@ impl Placer {
     async fn find_equivalent_reader(&self, reader: EncoderKey, prompt: &Prompt, encoded: &EncodedPrompt) -> Option<EncoderKey> {
         let other = self.find_other_dialect(reader, prompt)?;
         let read = encoded.tokens.len();
-        let by_other = self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
+        let by_other =
+            self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
         by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 
@@ -320,7 +321,7 @@ impl Placer {
         // Among fewer than two there is no choice.
         view.eligible(prompt.model(), &[]).nth(1)?;
         let (mut proved, mut unproved): (Option<EncoderKey>, Option<EncoderKey>) = (None, None);
-        let mut sizes = Vec::new();
+        let mut block_sizes = Vec::new();
         for replica in view.replicas.iter().filter(|replica| replica.cache.slot.is_some()) {
             let size = block_tokens(replica);
             let block_bytes = size.map_or(0, |tokens| tokens as usize) * BYTES_PER_TOKEN;
@@ -333,14 +334,14 @@ impl Placer {
                 let is_proved = self.prompts.status(&reader).is_proved();
                 if is_proved { proved = Some(reader) } else { unproved = unproved.or(Some(reader)) }
             }
-            if let Some(size) = size.filter(|size| !sizes.contains(size)) {
-                sizes.push(size);
+            if let Some(size) = size.filter(|size| !block_sizes.contains(size)) {
+                block_sizes.push(size);
             }
         }
         match proved {
-            Some(reader) => Some(ReadingPlan { reader, lora_adapter: adapter_name(&view, prompt.model()), block_sizes: sizes }),
+            Some(reader) => Some(ReadingPlan { reader, lora_adapter: adapter_name(&view, prompt.model()), block_sizes }),
             // To be told that none is ready.
-            None => Some(ReadingPlan { reader: unproved?, lora_adapter: String::new(), block_sizes: sizes }),
+            None => Some(ReadingPlan { reader: unproved?, lora_adapter: String::new(), block_sizes }),
         }
     }
 }

@@ -73,10 +73,10 @@ impl PromptReading {
     /// Whether more may be cached than what was read, or that cannot be told: there is no whole block yet, or the request's text does not stand
     /// for its prompt, as where it has long tools or further prompts.
     pub(super) fn has_more_to_match(&mut self, progress: Progress<'_>) -> bool {
-        let Self { index, overlay, text, block_chains: chains } = self;
-        let is_told = !chains.is_empty() && (progress.total_bytes / 2..4 * progress.total_bytes).contains(&text.byte_len());
+        let Self { index, overlay, text, block_chains } = self;
+        let is_told = !block_chains.is_empty() && (progress.total_bytes / 2..4 * progress.total_bytes).contains(&text.byte_len());
         !is_told
-            || chains.iter_mut().any(|blocks| {
+            || block_chains.iter_mut().any(|blocks| {
                 blocks.extend(progress.tokens);
                 let Some(last) = blocks.keys.last() else { return true };
                 index.has(*last) || {

@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ChosenReplica, Placer, Prompt};
 
-/// While somebody waits, replicas are looked at this often even if nothing was heard: reports come every 10 ms at most.
+/// While somebody waits, replicas are scanned this often even if nothing was heard: reports come every 10 ms at most.
 const SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
-/// And no more often than this, however much is heard: a look places up to `LOOKED_AT` requests in thought.
+/// And no more often than this, however much is heard: a scan places up to `SCAN_DEPTH` requests in thought.
 const MIN_SCAN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Requests that are looked at, in the order of their turns. One whose replica is busy keeps its turn and holds up nobody behind it. The
+/// Requests that a scan looks at, in the order of their turns. One whose replica is busy keeps its turn and holds up nobody behind it. The
 /// simulator's figures are for the same number.
 const SCAN_DEPTH: usize = 32;
 
@@ -158,25 +158,25 @@ impl ModelQueues {
 impl RequestQueue {
     /// Starts the task that wakes; it ends with `end`.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, bounds: QueueLimits, end: CancellationToken) -> Self {
+    pub fn start(placer: Arc<Placer>, limits: QueueLimits, end: CancellationToken) -> Self {
         let shared = QueueState {
             placer,
-            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: SlotQuota::new(bounds.max_requests, bounds.max_bytes) }),
+            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: SlotQuota::new(limits.max_requests, limits.max_bytes) }),
             scan_count: AtomicUsize::new(0),
             waiting_count: AtomicUsize::new(0),
             slot_count: AtomicUsize::new(0),
-            limits: bounds,
+            limits,
             change_notify: Notify::new(),
         };
-        let hold = Self(Arc::new(shared));
-        let waking = hold.clone();
+        let queue = Self(Arc::new(shared));
+        let waking = queue.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = waking.run() => {}
                 () = end.cancelled() => {}
             }
         });
-        hold
+        queue
     }
 
     /// Requests that wait.
@@ -196,12 +196,12 @@ impl RequestQueue {
     ///
     /// # Errors
     /// When others wait for its model and it finds no place.
-    pub fn take_slot_if_contended(&self, model: Option<&str>, guest: QueueShare) -> Result<Option<QueueSlot>, Overload> {
+    pub fn take_slot_if_contended(&self, model: Option<&str>, share: QueueShare) -> Result<Option<QueueSlot>, Overload> {
         if self.0.slot_count.load(Ordering::Relaxed) == 0 {
             return Ok(None);
         }
-        match self.take_slot(guest) {
-            Ok(spot) => Ok(Some(spot)),
+        match self.take_slot(share) {
+            Ok(slot) => Ok(Some(slot)),
             Err(full) if self.has_waiting(model) => Err(full),
             // Another model's requests wait; for this one there may be room.
             Err(_) => Ok(None),
@@ -212,10 +212,10 @@ impl RequestQueue {
     ///
     /// # Errors
     /// When there is none.
-    pub fn take_slot(&self, guest: QueueShare) -> Result<QueueSlot, Overload> {
-        self.0.queues.lock().slots.reserve(guest.tenant, guest.weight, guest.bytes).map_err(Overload::Full)?;
+    pub fn take_slot(&self, share: QueueShare) -> Result<QueueSlot, Overload> {
+        self.0.queues.lock().slots.reserve(share.tenant, share.weight, share.bytes).map_err(Overload::Full)?;
         self.0.slot_count.fetch_add(1, Ordering::Relaxed);
-        Ok(QueueSlot { queue: self.0.clone(), share: guest })
+        Ok(QueueSlot { queue: self.0.clone(), share })
     }
 
     /// A request that does not have to wait is sent: it counts for its tenant like those that had to.
@@ -241,7 +241,7 @@ impl RequestQueue {
         &self,
         prompt: &Arc<Prompt>,
         waiting: TurnFactors,
-        spot: QueueSlot,
+        slot: QueueSlot,
         outlook: WaitEstimate,
     ) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
         let shared = &self.0;
@@ -260,10 +260,10 @@ impl RequestQueue {
             if predicted > longest {
                 return Err(Overload::TooLate { predicted, allowed: longest });
             }
-            let held = QueuedRequest { prompt: prompt.clone(), turn_sender: sender };
-            let place = queue.push(waiting, held).map_err(|_| Overload::Full(QueueFull::Requests))?;
+            let queued = QueuedRequest { prompt: prompt.clone(), turn_sender: sender };
+            let place = queue.push(waiting, queued).map_err(|_| Overload::Full(QueueFull::Requests))?;
             shared.waiting_count.fetch_add(1, Ordering::Relaxed);
-            QueueEntryGuard { queue: shared, model, place: Some(place), _slot: spot }
+            QueueEntryGuard { queue: shared, model, place: Some(place), _slot: slot }
         };
         shared.change_notify.notify_one();
         let turn = turn.await;
@@ -295,12 +295,13 @@ impl RequestQueue {
         let now = Instant::now();
         let view = shared.placer.fleet.view();
         let mut lines = shared.queues.lock();
-        let mut models: Vec<(&String, &mut Queue<QueuedRequest>)> = lines.by_model.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
+        let mut models: Vec<(&String, &mut Queue<QueuedRequest>)> =
+            lines.by_model.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
         let turn = shared.scan_count.fetch_add(1, Ordering::Relaxed) % models.len().max(1);
         models.rotate_left(turn);
         models.sort_by_key(|(_, queue)| queue.lowest_priority());
         for (model, queue) in models {
-            // Most looks end here: they cost a glance at each replica.
+            // Most scans end here: they cost one comparison for each replica.
             if shared.placer.is_full(&view, Some(model.as_str()).filter(|model| !model.is_empty()), now) {
                 continue;
             }
@@ -315,15 +316,15 @@ impl RequestQueue {
 /// Wakes the first of a queue whose replica has room.
 fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, now: Instant) -> Option<oneshot::Receiver<()>> {
     let mut chosen = None;
-    while let Some((_, held)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, held| {
-        chosen = placer.choose(&held.prompt, &[], now);
+    while let Some((_, queued)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, queued| {
+        chosen = placer.choose(&queued.prompt, &[], now);
         let Some(chosen) = &chosen else { return true };
         waiting.uncached_tokens = chosen.uncached_tokens();
         chosen.has_room()
     }) {
         let (ended, done) = oneshot::channel();
         // Whoever has left meanwhile has given up its turn.
-        if held.turn_sender.send((chosen.take(), DispatchTurn(ended))).is_ok() {
+        if queued.turn_sender.send((chosen.take(), DispatchTurn(ended))).is_ok() {
             return Some(done);
         }
     }

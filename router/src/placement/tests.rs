@@ -5,9 +5,9 @@ use hostler_proto::agent::v1 as wire;
 
 use super::prompt::tests::{exact, stream, text};
 use super::*;
-use crate::lanes::Lane;
 use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, report, state};
 use crate::fleet::{ReplicaCache, Load, Phase, ReplicaStatus, FleetUpdate};
+use crate::lanes::Lane;
 use crate::prompt::FilesHash;
 
 /// The files of the fixture's model.
@@ -27,28 +27,28 @@ pub(super) struct Fixture {
 impl Fixture {
     /// With this many replicas, whose caches are known exactly; and where those are in the index.
     pub(super) async fn known(replicas: u32) -> (Self, Vec<ReplicaSlot>) {
-        let fixture = Self::guessed(replicas).await;
-        let seats: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
-        for (index, seat) in (0..).zip(&seats) {
+        let fixture = Self::approximate(replicas).await;
+        let slots: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
+        for (index, seat) in (0..).zip(&slots) {
             let cache = ReplicaCache { slot: Some(*seat), ..ReplicaCache::default() };
             fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index, epoch: 1, cache }).await;
         }
         report(&fixture.fleet, 1, false, Vec::new()).await;
-        (fixture, seats)
+        (fixture, slots)
     }
 
     /// With this many replicas, of whose caches nothing is reported.
-    pub(super) async fn guessed(replicas: u32) -> Self {
-        Self::gathering(replicas, Duration::ZERO).await
+    pub(super) async fn approximate(replicas: u32) -> Self {
+        Self::with_prefill_windows(replicas, Duration::ZERO).await
     }
 
-    /// The same, whose prompts are gathered for so long.
-    pub(super) async fn gathering(replicas: u32, every: Duration) -> Self {
+    /// The same, whose busy replicas are given prompts once in each `every`.
+    pub(super) async fn with_prefill_windows(replicas: u32, every: Duration) -> Self {
         let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
         let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
-        let gather = PrefillWindows::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
+        let prefill_windows = PrefillWindows::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
         let prompts = Prompts::new(PathBuf::new(), 1);
-        let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), prompts, Arc::default(), gather));
+        let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), prompts, Arc::default(), prefill_windows));
         Self { fleet, index, placer, _lane: lane }
     }
 
@@ -81,11 +81,11 @@ fn replica(index: u32) -> ReplicaChange {
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_goes_where_the_most_of_it_is_cached() {
-    let (fixture, seats) = Fixture::known(3).await;
+    let (fixture, slots) = Fixture::known(3).await;
     let prompt = exact(4000, FILES);
     let keys = prompt.token_keys(BLOCK);
-    fixture.index.store(seats[0], &keys[..20]);
-    fixture.index.store(seats[2], &keys[..200]);
+    fixture.index.store(slots[0], &keys[..20]);
+    fixture.index.store(slots[2], &keys[..200]);
     let chosen = fixture.choose(&prompt);
     assert_eq!((&*chosen.replica.id, chosen.level, chosen.uncached_tokens()), ("n/2", CacheLevel::Exact, 800));
     assert_eq!(fixture.matched(&prompt), [320, 0, 3200]);
@@ -105,10 +105,10 @@ async fn a_prompt_that_could_go_nowhere_has_not_arrived() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_computes_the_last_token_of_a_prompt_whatever_it_has_cached() {
-    let (fixture, seats) = Fixture::known(2).await;
+    let (fixture, slots) = Fixture::known(2).await;
     for (tokens, matched) in [(64, 48), (65, 64), (80, 64), (16, 0)] {
         let prompt = exact(tokens, FILES);
-        fixture.index.store(seats[0], &prompt.token_keys(BLOCK));
+        fixture.index.store(slots[0], &prompt.token_keys(BLOCK));
         assert_eq!(fixture.matched(&prompt)[0], matched, "of {tokens}");
     }
 }
@@ -133,7 +133,7 @@ async fn blocks_of_a_request_in_flight_count_until_they_are_reported_or_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_without_tokens_goes_where_its_text_was_sent() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = text(&"a".repeat(40_000));
     let chosen = fixture.choose(&prompt);
     assert_eq!((chosen.level, chosen.uncached_tokens()), (CacheLevel::Text, 10_000));
@@ -145,15 +145,15 @@ async fn a_prompt_without_tokens_goes_where_its_text_was_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_are_of_no_use_for_a_replica_with_other_files() {
-    let (fixture, seats) = Fixture::known(2).await;
+    let (fixture, slots) = Fixture::known(2).await;
     let prompt = exact(4000, [8; 32]);
-    fixture.index.store(seats[0], &prompt.token_keys(BLOCK));
+    fixture.index.store(slots[0], &prompt.token_keys(BLOCK));
     let chosen = fixture.choose(&prompt);
     assert_eq!((chosen.level, fixture.matched(&prompt)), (CacheLevel::Load, vec![0, 0]), "this one has no text either");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_known_exactly_is_guessed() {
+async fn what_is_not_known_exactly_is_predicted_from_the_approximate_prefix() {
     let (fixture, _) = Fixture::known(2).await;
     fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index: 0, epoch: 1, cache: ReplicaCache::default() }).await;
     report(&fixture.fleet, 1, false, Vec::new()).await;
@@ -184,7 +184,7 @@ async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its
 
 #[tokio::test(start_paused = true)]
 async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let engine = wire::EngineLoad { kv_blocks: u64::MAX, block_size: u32::MAX, kv_use: f64::MAX, ..wire::EngineLoad::default() };
     let wire = wire::Load { engine: Some(engine), pending_tokens: u64::MAX, context_tokens: u64::MAX, ..wire::Load::default() };
     let load = Load { in_flight_elsewhere: u32::MAX, engine_requests: 0, wire };
@@ -198,7 +198,7 @@ async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_was_tried_is_no_candidate() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = text("Hello, engine, how are you?");
     let mut tried = Vec::new();
     for _ in 0..2 {
@@ -210,7 +210,7 @@ async fn a_replica_that_was_tried_is_no_candidate() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_lost_a_request_is_used_last() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let view = fixture.fleet.view();
     let prompt = text("Hello, engine, how are you?");
     view.avoid(&view.replicas[0], Instant::now());
@@ -223,7 +223,7 @@ async fn a_replica_that_lost_a_request_is_used_last() {
 
 #[tokio::test(start_paused = true)]
 async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not_look_idle() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = text(&"a".repeat(4000));
     let chosen = fixture.placer.choose(&prompt, &[fixture.fleet.view().replicas[1].id.clone()], Instant::now()).unwrap();
     let _in_flight: Vec<InFlight> = (0..5).map(|_| fixture.enter(&prompt, &chosen)).collect();
@@ -246,7 +246,7 @@ async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_overdue_turns_others_away() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = stream("Hello, engine, how are you?");
     let chosen = fixture.choose(&prompt);
     let _waits = fixture.enter(&prompt, &chosen);
@@ -258,7 +258,7 @@ async fn an_answer_that_is_overdue_turns_others_away() {
 
 #[tokio::test(start_paused = true)]
 async fn a_plain_answer_that_takes_its_time_is_not_overdue() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = text("Hello, engine, write me a novel.");
     let chosen = fixture.choose(&prompt);
     let _writes = fixture.enter(&prompt, &chosen);

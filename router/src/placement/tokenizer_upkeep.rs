@@ -23,7 +23,7 @@ const MAX_CONCURRENT_PROOFS: usize = 16;
 pub async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
     // Dropped with this task, and the proofs with it.
     let mut proofs = JoinSet::new();
-    let looking = async {
+    let scanning = async {
         loop {
             scan_fleet(&prompts, &fleet, &mut proofs);
             sleep(SCAN_INTERVAL).await;
@@ -31,7 +31,7 @@ pub async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: Cancellati
         }
     };
     tokio::select! {
-        () = looking => {}
+        () = scanning => {}
         () = end.cancelled() => {}
     }
 }

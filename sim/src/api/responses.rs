@@ -8,7 +8,7 @@ use http::{Method, StatusCode};
 use serde_json::value::RawValue;
 
 use super::answer::{Answer, answer_id, collect};
-use super::errors::{ApiError, no_response, not_found, json_string, wrong_method};
+use super::errors::{ApiError, json_string, no_response, not_found, wrong_method};
 use super::fields::{Fields, boolean, text};
 use super::options::{Options, TokenLimit};
 use super::prompt::{Ending, messages_prompt};
@@ -16,8 +16,8 @@ use super::{Api, random_id};
 use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
-use crate::sse::{EventStream, EventWriter};
 use crate::response_store::{CancelError, QUEUED, ResponseStore};
+use crate::sse::{EventStream, EventWriter};
 use crate::tokens::push_escaped;
 
 /// Answers one request.

@@ -40,7 +40,7 @@ pub(crate) struct Step {
     pub(crate) decodes: usize,
 }
 
-/// What happened since the last `take_tally`, for the metrics.
+/// What happened since the last `take_counters`, for the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SchedulerCounters {
     pub(crate) prompt_tokens: usize,

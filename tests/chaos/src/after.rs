@@ -25,7 +25,7 @@ const MOST_GROWTH: u64 = 64 << 20;
 const MOST_DESCRIPTORS: usize = 40;
 
 /// The router's own figures that are zero when nothing is in flight.
-const FIGURES: [&str; 3] = ["hostler_in_flight", "hostler_held_requests", "hostler_replica_own_in_flight"];
+const FIGURES: [&str; 3] = ["hostler_in_flight", "hostler_queued_requests", "hostler_replica_local_in_flight"];
 
 /// What routers and agents had before the load.
 #[derive(Debug)]

@@ -152,7 +152,7 @@ impl Fleet {
             id: replica["id"].as_str().unwrap_or_default().to_owned(),
             phase: replica["phase"].as_str().unwrap_or_default().to_owned(),
             pid: replica["engine_pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
-            requests: ["in_flight", "own_in_flight", "running", "waiting"].iter().map(|of| replica[of].as_u64().unwrap_or(0)).sum(),
+            requests: ["in_flight", "local_in_flight", "running", "waiting"].iter().map(|of| replica[of].as_u64().unwrap_or(0)).sum(),
         };
         Ok(nodes.iter().filter_map(|node| node["replicas"].as_array()).flatten().map(replica).collect())
     }

@@ -8,10 +8,10 @@ use fastrand::Rng;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::client::{Client, AnswerEnd, Pace, ObservedAnswer};
+use crate::client::{AnswerEnd, Client, ObservedAnswer, Pace};
 use crate::fleet::Fleet;
 use crate::plan::ROUTERS;
-use crate::questions::{SentRequest, Question};
+use crate::questions::{Question, SentRequest};
 use crate::tally::Tally;
 use crate::verdict::judge;
 

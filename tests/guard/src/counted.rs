@@ -70,7 +70,7 @@ impl CountedThread {
     }
 }
 
-/// See [`Counted::hold`].
+/// See [`CountedThread::pause`].
 #[derive(Debug)]
 pub(crate) struct ThreadPause {
     _release: mpsc::Sender<()>,

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::budget::{OperationCost, BudgetVerdict, TOLERANCE};
+use crate::budget::{BudgetVerdict, OperationCost, TOLERANCE};
 use crate::cases::Case;
 
 /// A case that was counted.

@@ -18,7 +18,7 @@ use tokio::time::{Instant, interval, interval_at, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use super::{Attachment, AttachRequest, Replica, Tally, attach};
+use super::{AttachRequest, Attachment, Replica, Tally, attach};
 
 /// How often an agent reads an idle engine's figures, each time followed by a report.
 const IDLE_REPORT_INTERVAL: Duration = Duration::from_millis(500);
@@ -132,11 +132,11 @@ impl Agent {
     fn serve_request(&self, incoming: IncomingRequest) {
         let (replicas, moved) = (self.replicas.clone(), self.moved.clone());
         tokio::spawn(async move {
-            let IncomingRequest { head, stream: serving } = incoming;
+            let IncomingRequest { head, stream } = incoming;
             let Some(counts) = replicas.get(head.replica as usize) else { return };
             counts.in_flight.fetch_add(1, Ordering::Relaxed);
             moved.notify_one();
-            answer(serving).await;
+            answer(stream).await;
             counts.in_flight.fetch_sub(1, Ordering::Relaxed);
             counts.served.fetch_add(1, Ordering::Relaxed);
             moved.notify_one();

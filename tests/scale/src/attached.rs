@@ -96,7 +96,11 @@ async fn dial(router: SocketAddr, traffic: Arc<Traffic>) -> Result<Channel, Stat
     dialled.map_err(|error| Status::unavailable(hostler_boot::root_cause(&error)))
 }
 
-async fn open_lane(channel: Channel, ticket: &[u8], taken: mpsc::UnboundedSender<IncomingRequest>) -> Result<AbortOnDropHandle<()>, Status> {
+async fn open_lane(
+    channel: Channel,
+    ticket: &[u8],
+    taken: mpsc::UnboundedSender<IncomingRequest>,
+) -> Result<AbortOnDropHandle<()>, Status> {
     let lane = Lane::new(Counter::default());
     let mut request = Request::new(lane.outbox().batches());
     request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));

@@ -7,6 +7,6 @@ mod replica;
 mod tally;
 
 pub use agent::{Agent, Agents};
-pub use attached::{Attachment, AttachRequest, attach};
+pub use attached::{AttachRequest, Attachment, attach};
 pub use replica::{MODEL, Replica};
 pub use tally::{Tally, Traffic};

@@ -75,7 +75,7 @@ async fn an_answer_is_written_down_with_what_it_took_and_without_its_words() {
         ("tokens_in", usage["prompt_tokens"].clone()),
         ("tokens_out", json!(5)),
         ("tokens_cached", json!(0)),
-        ("held", json!(0.0)),
+        ("queued", json!(0.0)),
         ("bytes", json!(plain.body.len())),
         ("client_id", json!("job-7")),
         ("trace", json!("4bf92f3577b34da6a3ce929d0e0e4736")),

@@ -134,9 +134,9 @@ fn send(fleet: &Fleet, key: &str, name: &str, priority: i32) -> JoinHandle<Answe
 }
 
 async fn until_held(fleet: &Fleet, count: f64) {
-    until(&format!("{count} held"), async || {
-        let held = fleet.routers[0].metric("hostler_held_requests").await;
-        if held == count { Ok(()) } else { Err(format!("{held} are held")) }
+    until(&format!("{count} queued"), async || {
+        let queued = fleet.routers[0].metric("hostler_queued_requests").await;
+        if queued == count { Ok(()) } else { Err(format!("{queued} are queued")) }
     })
     .await;
 }

@@ -52,7 +52,7 @@ async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
         let mut first = TcpStream::connect(edge).await.unwrap();
         first.write_all(format!("{head}{}", "x".repeat(800_000)).as_bytes()).await.unwrap();
         let answer = timeout(Duration::from_secs(1), raw(edge, refused.as_bytes())).await.unwrap_or_default();
-        let is_refused = answer.starts_with("HTTP/1.1 429 ") && answer.contains("router.max_reading_bytes");
+        let is_refused = answer.starts_with("HTTP/1.1 429 ") && answer.contains("router.max_buffered_body_bytes");
         if is_refused { Ok(first) } else { Err(answer) }
     })
     .await;
@@ -80,7 +80,7 @@ async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than
     fleet.until_replica("n0/0", "two large ones", |replica| replica.own == 2).await;
     let refused = timeout(Duration::from_secs(10), fleet.edge().post(CHAT, &large(false))).await.expect("a refusal, at once");
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
-    assert!(refused.message().contains("router.max_reading_bytes"), "{}", refused.text());
+    assert!(refused.message().contains("router.max_buffered_body_bytes"), "{}", refused.text());
     let small = ask(chat(1));
     fleet.until_replica("n0/0", "a small one", |replica| replica.own == 3).await;
     fleet.fault("n0/0", "ok").await;

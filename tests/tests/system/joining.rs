@@ -11,7 +11,10 @@ use hostler_proto::agent::v1::{AttachRequest, FrameBatch, Hello};
 use hostler_proto::join::v1::join_client::JoinClient;
 use hostler_proto::join::v1::{EnrollRequest, RenewRequest};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
-use hostler_tls::{JoinRequest, Authority, CertificateInfo, ClientConfig, NodeKey, TokenScope, JoinToken, TokenStore, EnrollmentVerifier, UseLimit, member_config};
+use hostler_tls::{
+    Authority, CertificateInfo, ClientConfig, EnrollmentVerifier, JoinRequest, JoinToken, NodeKey, TokenScope, TokenStore, UseLimit,
+    member_config,
+};
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -40,7 +43,9 @@ impl Gate {
     }
 
     fn token(&self, expires_in: Duration, job: &str, uses: UseLimit) -> JoinToken {
-        self.tokens.create(&self.authority, &TokenScope { job: job.into(), ..TokenScope::new(expires_in, uses) }, hostler_tls::now()).unwrap()
+        self.tokens
+            .create(&self.authority, &TokenScope { job: job.into(), ..TokenScope::new(expires_in, uses) }, hostler_tls::now())
+            .unwrap()
     }
 
     fn good_token(&self, nodes: u32) -> JoinToken {
@@ -201,7 +206,8 @@ async fn who_has_copied_a_nodes_certificate_can_neither_take_its_place_nor_live_
     assert_eq!(lane.code(), Code::Unauthenticated, "{lane}");
     let by_token = gate.enroll(&fleet, &gate.good_token(1), "n0", "").await.unwrap_err();
     assert!(by_token.code() == Code::FailedPrecondition && by_token.message().contains("another agent is attached"), "{by_token}");
-    let nobody = attach_as(dial(&fleet, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await, "n0").await.unwrap_err();
+    let nobody =
+        attach_as(dial(&fleet, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await, "n0").await.unwrap_err();
     assert!(nobody.code() == Code::Unauthenticated && nobody.message().contains("agent.join_token_file"), "{nobody}");
     fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 1);

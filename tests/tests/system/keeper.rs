@@ -244,7 +244,7 @@ async fn an_engine_that_is_not_provably_the_agents_own_is_killed_and_another_one
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kept_engines_end_by_themselves_when_no_agent_comes() {
     let scene = Scene::new().await;
-    let agent = scene.agent("agent", "1", &["--if-agent-dies", "keep", "--keep-for", "1s"]);
+    let agent = scene.agent("agent", "1", &["--if-agent-dies", "keep", "--takeover-timeout", "1s"]);
     let engine = scene.ready(1).await.remove(0).pid;
     agent.signal(Signal::KILL);
     let killed = Instant::now();

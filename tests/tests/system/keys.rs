@@ -201,7 +201,7 @@ async fn a_broken_key_file_leaves_the_keys_as_they_were() {
     let failures = async |count: f64| {
         until("a failed reading", async || {
             let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
-            let line = page.lines().find(|line| line.starts_with("hostler_keys_read_total{outcome=\"failed\"}")).unwrap();
+            let line = page.lines().find(|line| line.starts_with("hostler_key_file_reads_total{outcome=\"failed\"}")).unwrap();
             if line.ends_with(&format!(" {count}")) { Ok(()) } else { Err(line.to_owned()) }
         })
         .await;

@@ -1,4 +1,4 @@
-//! Both ends of a lane against each other, in any interleaving: the router's `carry::Lane` and the agent's `lane::Lane`, with
+//! Both ends of a lane against each other, in any interleaving: the router's `lanes::Lane` and the agent's `lane::Lane`, with
 //! the network between them in the test's hands.
 
 use std::collections::VecDeque;

@@ -278,10 +278,10 @@ fn send(fleet: &Fleet, name: &str, priority: i32) -> tokio::task::JoinHandle<Ans
     tokio::spawn(async move { edge.request(request).await })
 }
 
-async fn until_held(fleet: &Fleet, count: f64) {
-    until(&format!("{count} held"), async || {
-        let held = fleet.routers[0].metric("hostler_held_requests").await;
-        if held == count { Ok(()) } else { Err(format!("{held} are held")) }
+async fn until_queued(fleet: &Fleet, count: f64) {
+    until(&format!("{count} queued"), async || {
+        let queued = fleet.routers[0].metric("hostler_queued_requests").await;
+        if queued == count { Ok(()) } else { Err(format!("{queued} are queued")) }
     })
     .await;
 }
@@ -290,17 +290,17 @@ async fn until_held(fleet: &Fleet, count: f64) {
 async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urgent_goes_first() {
     let (fleet, first) = full(Setup::agents(1).router(|router| router.max_queued = 4)).await;
     let mut waiting = vec![first];
-    for (held, (name, priority)) in [(1.0, ("late", 5)), (2.0, ("soon", 1)), (3.0, ("urgent", -3)), (4.0, ("later", 7))] {
+    for (queued, (name, priority)) in [(1.0, ("late", 5)), (2.0, ("soon", 1)), (3.0, ("urgent", -3)), (4.0, ("later", 7))] {
         waiting.push(send(&fleet, name, priority));
-        until_held(&fleet, held).await;
+        until_queued(&fleet, queued).await;
     }
     let refused = send(&fleet, "one-too-many", 0).await.unwrap();
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("5")), "{}", refused.text());
-    assert!(refused.message().contains("router.max_held"), "{}", refused.text());
+    assert!(refused.message().contains("router.max_queued"), "{}", refused.text());
     assert_eq!(fleet.replica("n0/0").await.in_flight, 1, "nothing waits in the engine");
     // Whoever leaves gives up its place.
     waiting.pop().unwrap().abort();
-    until_held(&fleet, 3.0).await;
+    until_queued(&fleet, 3.0).await;
 
     fleet.fault("n0/0", "ok").await;
     for answering in waiting {
@@ -310,7 +310,7 @@ async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urge
     decisions.reverse();
     let order: Vec<&str> = decisions.iter().map(|decision| decision.client_id.as_str()).collect();
     assert_eq!(order, ["first", "urgent", "soon", "late"]);
-    assert!(decisions[0].held == 0.0 && decisions[1..].iter().all(|decision| decision.held > 0.0), "{decisions:#?}");
+    assert!(decisions[0].queue_seconds == 0.0 && decisions[1..].iter().all(|decision| decision.queue_seconds > 0.0), "{decisions:#?}");
     fleet.until_idle().await;
 }
 
@@ -319,7 +319,7 @@ async fn a_request_whose_answer_would_begin_too_late_is_refused_with_the_time_to
     let (fleet, first) = full(Setup::agents(1).router(|router| router.max_queue_wait = Duration::from_millis(1))).await;
     let refused = send(&fleet, "second", 0).await.unwrap();
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
-    assert!(refused.message().contains("router.longest_wait"), "{}", refused.text());
+    assert!(refused.message().contains("router.max_queue_wait"), "{}", refused.text());
     fleet.fault("n0/0", "ok").await;
     soon("an answer", first).await.unwrap().assert_whole_stream();
     send(&fleet, "third", 0).await.unwrap().assert_whole_stream();
@@ -338,8 +338,8 @@ async fn an_overloaded_engine_has_no_queue_of_its_own() {
         answer.await.unwrap().assert_whole_stream();
     }
     assert!(most <= 2.0, "{most} requests waited in the engine");
-    let held = fleet.admin().explain("", 10).await.unwrap().iter().filter(|decision| decision.held > 0.0).count();
-    assert!(held >= 5, "only {held} of 10 requests waited in the router");
+    let queued = fleet.admin().explain("", 10).await.unwrap().iter().filter(|decision| decision.queue_seconds > 0.0).count();
+    assert!(queued >= 5, "only {queued} of 10 requests waited in the router");
     fleet.until_idle().await;
 }
 

@@ -241,7 +241,11 @@ fn a_long_context_matters_only_where_few_such_requests_fit() {
     -> --max-model-len 4096
     ");
     assert_eq!(found(&usual, &setup(&[]), &RuntimeFacts { kv_tokens: Some(600_000), ..narrow.clone() }), [], "five of them fit");
-    assert_eq!(found(&usual, &setup(&[]), &RuntimeFacts { max_model_len: Some(4_096), kv_tokens: Some(8_000), ..told() }), [], "the limit is used");
+    assert_eq!(
+        found(&usual, &setup(&[]), &RuntimeFacts { max_model_len: Some(4_096), kv_tokens: Some(8_000), ..told() }),
+        [],
+        "the limit is used"
+    );
     assert_eq!(found(&busy(), &setup(&[]), &narrow), [], "fifty requests show nothing");
     let beyond = with_details(|details| (details.requests, details.longest_prompt) = (500, None));
     assert_eq!(found(&beyond, &setup(&[]), &narrow), [], "one was longer than the scale");

@@ -18,7 +18,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads once and takes over what it is told, which must fit what it has.
+    /// Reads once and takes over what is reported, which must fit what it has.
     fn read(&mut self, log: &CacheLog, most: usize) -> bool {
         let Some(delta) = log.read(&mut self.cursor, most) else {
             assert!(!self.waits, "a partial delta has a rest");
@@ -70,7 +70,7 @@ fn nothing_is_read_before_the_first_life() {
 }
 
 #[test]
-fn the_watch_tells_what_becomes_of_a_life() {
+fn the_watch_reports_what_becomes_of_a_life() {
     let (log, writer) = begun();
     let mut watch = log.watch();
     writer.mark_exact();
@@ -119,7 +119,7 @@ fn a_reader_that_is_far_behind_reads_everything_again() {
 }
 
 #[test]
-fn a_block_that_came_and_went_between_two_readings_is_not_told() {
+fn a_block_that_came_and_went_between_two_readings_is_not_reported() {
     let (log, writer) = begun();
     let mut cursor = Cursor::default();
     writer.apply(&[stored(None, &[1])]);

@@ -6,13 +6,14 @@ use hostler_placement::block_keys::token_keys;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::tests::{frames, removed, stored};
 use crate::cache::kv_event;
+use crate::cache::tests::{frames, removed, stored};
 
 /// Everything that happened in one recording, and the effects.
 fn recorded(name: &str) -> (Vec<KvEvent>, BlockMirror, Effects) {
     let messages = frames(name);
-    let events: Vec<KvEvent> = messages.iter().flat_map(|frames| kv_event::parse_events(&kv_event::parse_live(frames).unwrap().1).unwrap()).collect();
+    let events: Vec<KvEvent> =
+        messages.iter().flat_map(|frames| kv_event::parse_events(&kv_event::parse_live(frames).unwrap().1).unwrap()).collect();
     let (mirror, effects) = applied(&events);
     (events, mirror, effects)
 }
@@ -91,7 +92,7 @@ fn a_block_that_was_stored_twice_is_there_until_both_copies_are_removed() {
 }
 
 #[test]
-fn an_engine_that_tells_each_block_once_is_believed() {
+fn an_engine_that_reports_each_block_once_is_believed() {
     let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::Once), Effects::default());
     for event in [stored(None, &[1, 2]), stored(Some(1), &[2]), removed(2)] {
         mirror.apply(&event, &mut effects);
@@ -220,8 +221,8 @@ fn an_event_that_contradicts_itself_changes_nothing() {
 }
 
 #[test]
-fn blocks_that_are_only_told_again_leave_with_their_one_copy() {
-    // `kv_cache_report_mode` makes an engine tell the cached blocks of a prompt once more, from the first one on.
+fn blocks_that_are_only_reported_again_leave_with_their_one_copy() {
+    // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt once more, from the first one on.
     let (mirror, _) = applied(&[stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3]), removed(3), removed(2), removed(1)]);
     assert_eq!(mirror.digest(), CacheDigest::default());
 }
@@ -274,7 +275,7 @@ proptest! {
             match step {
                 Step::Store(block) => {
                     mirror.apply(&stored(parent(block), &[block]), &mut effects);
-                    // A first block that is told again may be only told again.
+                    // A first block that is reported again may be only reported again.
                     let is_told_again = parent(block).is_none() && copies.contains_key(&block);
                     if !is_told_again && parent(block).is_none_or(|parent| copies.contains_key(&parent)) {
                         *copies.entry(block).or_default() += 1;

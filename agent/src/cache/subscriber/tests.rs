@@ -12,7 +12,7 @@ use zeromq::{PubSocket, RouterSocket};
 
 use super::*;
 use crate::cache::tests::batch;
-use crate::cache::{CacheCounters, CacheLog, Cursor, CacheStatus};
+use crate::cache::{CacheCounters, CacheLog, CacheStatus, Cursor};
 
 /// How the replay socket frames its answers.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ enum Framing {
     Since026,
 }
 
-/// Messages that the engine can tell again, by number.
+/// Messages that the engine can send again, by number.
 type Kept = Arc<Mutex<BTreeMap<u64, Bytes>>>;
 
 struct FakeEngine {
@@ -171,7 +171,7 @@ async fn what_was_missed_is_asked_for_in_the_framing_of_any_release() {
         (0..2).for_each(|sequence| engine.keep(sequence));
         engine.tell(2).await;
         assert_eq!(engine.blocks(), keys(0..3));
-        // The engine also tells the message at hand again, and one after it, which then comes once more.
+        // The engine also sends the message at hand again, and one after it, which then comes once more.
         (2..7).for_each(|sequence| engine.keep(sequence));
         engine.tell(5).await;
         engine.tell(6).await;
@@ -215,7 +215,7 @@ async fn what_cannot_be_had_again_voids_what_was_before() {
     assert_eq!(engine.blocks(), keys(9..10));
     assert_eq!(engine.counters().resets, 2);
     let watch = engine.watch();
-    assert!(!watch.exact && watch.reason.contains("lost"), "blocks that are still cached are not told again: {watch:?}");
+    assert!(!watch.exact && watch.reason.contains("lost"), "blocks that are still cached are not reported again: {watch:?}");
     // With an empty cache everything is known again.
     engine.send_until(10, batch(&[json!(["AllBlocksCleared"])]), |log| log.watch().borrow().exact).await;
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::probe::EngineMetrics;
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
-use crate::traffic::{InFlight, RouterKey, EngineWait};
+use crate::traffic::{EngineWait, InFlight, RouterKey};
 
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
 

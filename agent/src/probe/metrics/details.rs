@@ -1,12 +1,12 @@
-//! The figures that only the advisor wants, once a second from a busy engine: how long requests are and wait, and what the queue waits for.
+//! The metrics that only the advisor wants, once a second from a busy engine: how long requests are and wait, and what the queue waits for.
 
 use super::{PrometheusSample, SampleSum, path_of, round_count};
 
-/// What one engine tells beyond its load. What it does not say stays at zero or `None`.
+/// What one engine reports beyond its load. What it does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EngineDetails {
     /// Of the waiting requests, those that could not run even if there were room: their grammar is being compiled, or their adapter or their
-    /// blocks are not there yet. Told since vLLM 0.20.
+    /// blocks are not there yet. Reported since vLLM 0.20.
     pub deferred: u32,
     /// Requests that have ended since the engine started.
     pub requests: u64,

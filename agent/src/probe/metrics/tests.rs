@@ -32,7 +32,8 @@ fn a_loaded_engine_tells_all_figures() {
 #[test]
 fn the_filtered_page_tells_the_same_names() {
     let figures = parse_metrics(FILTERED);
-    let expected = EngineMetrics { prompt_tokens: 3_180, generation_tokens: 868, steps: 498, prefix_queries: 3_180, ..EngineMetrics::default() };
+    let expected =
+        EngineMetrics { prompt_tokens: 3_180, generation_tokens: 868, steps: 498, prefix_queries: 3_180, ..EngineMetrics::default() };
     assert_eq!(figures, expected);
 }
 

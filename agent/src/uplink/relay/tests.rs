@@ -21,15 +21,15 @@ async fn a_prompt_without_a_byte_of_its_answer_counts_as_computed_when_its_time_
     let traffic = Traffic::new();
     let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
     let pending = || traffic.subscribe().borrow().totals().pending_tokens;
-    let mut settled = pin!(assume_prefilled_after(Some(&in_flight), Duration::from_millis(50)));
-    assert!(timeout(Duration::from_millis(49), settled.as_mut()).await.is_err());
+    let mut prefilled = pin!(assume_prefilled_after(Some(&in_flight), Duration::from_millis(50)));
+    assert!(timeout(Duration::from_millis(49), prefilled.as_mut()).await.is_err());
     assert_eq!(pending(), 5);
-    assert!(timeout(Duration::from_millis(2), settled.as_mut()).await.is_err(), "it never ends the request");
+    assert!(timeout(Duration::from_millis(2), prefilled.as_mut()).await.is_err(), "it never ends the request");
     assert_eq!((pending(), traffic.in_flight()), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_such_a_time_only_the_answer_tells() {
+async fn without_a_prefill_estimate_only_the_answer_counts_as_progress() {
     let traffic = Traffic::new();
     let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
     assert!(timeout(Duration::from_secs(3600), assume_prefilled_after(Some(&in_flight), Duration::ZERO)).await.is_err());
@@ -57,7 +57,8 @@ fn only_an_engine_that_was_not_told_to_stop_is_lost() {
 
 #[test]
 fn only_what_the_core_computes_waits_for_it() {
-    let computes = |method: &str, path: &str| needs_engine_core(&RequestHead { method: method.into(), path: path.into(), ..RequestHead::default() });
+    let computes =
+        |method: &str, path: &str| needs_engine_core(&RequestHead { method: method.into(), path: path.into(), ..RequestHead::default() });
     for path in ["/v1/completions", "/v1/chat/completions?x=1", "/v1/embeddings", "/v2/rerank", "/invocations", "/v1/responses"] {
         assert!(computes("POST", path), "{path}");
     }
@@ -93,7 +94,8 @@ impl Fixture {
             let (client, wait) = (EngineClient::new(socket), Some(in_flight.track_wait()));
             let request = OutgoingRequest::new(head, serving.body()).unwrap();
             let fingerprint = Some((LIFE, RequestFingerprint(5)));
-            let mut exchange = Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait, fingerprint, is_sent: false };
+            let mut exchange =
+                Exchange { client: &client, serving: &serving, in_flight: Some(&in_flight), wait, fingerprint, is_sent: false };
             let outcome = exchange.run(request).await.map_err(|error| root_cause(&error));
             drop(exchange);
             serving.end(&Ok(()));

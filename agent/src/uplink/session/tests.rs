@@ -14,16 +14,16 @@ use tonic::Response;
 use tonic::transport::Server;
 
 use super::*;
-use crate::cache::kv_event::{KvEvent, BlocksStored};
+use crate::cache::kv_event::{BlocksStored, KvEvent};
 use crate::cache::{self, CacheLogWriter};
 use crate::crashes::RequestFingerprint;
 use crate::engine::http::tests::Scripted;
 use crate::engine::start_order::StartOrder;
 use crate::engine::{Engine, EngineSpec};
-use crate::prompt_files::PromptFileSource;
 use crate::host::EngineProgram;
 use crate::keeper;
 use crate::node::{NodeState, Replica, ReplicaTraits};
+use crate::prompt_files::PromptFileSource;
 use crate::traffic::PromptEstimate;
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
@@ -57,13 +57,13 @@ impl AgentLink for Listening {
     }
 }
 
-/// What a router knows after all it was told.
+/// What a router knows after all reports.
 #[derive(Debug, Default)]
 struct Known {
     epoch: u64,
     state: wire::ReplicaState,
     load: wire::Load,
-    deaths: Vec<wire::Death>,
+    crashes: Vec<wire::EngineCrash>,
     blocks: BTreeSet<u64>,
     /// The blocks are all that the last report about them speaks of.
     whole: bool,
@@ -78,9 +78,9 @@ impl Known {
                 for replica in report.replicas {
                     self.epoch = replica.epoch;
                     if report.snapshot {
-                        self.deaths.clear();
+                        self.crashes.clear();
                     }
-                    self.deaths.extend(replica.deaths);
+                    self.crashes.extend(replica.crashes);
                     self.state = replica.state.unwrap_or(std::mem::take(&mut self.state));
                     self.load = replica.load.unwrap_or(std::mem::take(&mut self.load));
                 }
@@ -233,7 +233,7 @@ fn is_ready(known: &Known) -> bool {
 }
 
 #[tokio::test]
-async fn a_router_is_told_what_is_cached_and_then_what_changes() {
+async fn a_router_gets_reports_of_what_is_cached_and_then_what_changes() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
     assert_eq!(fixture.known.state.cache.clone().unwrap().reason, "it has no cache");
@@ -255,7 +255,7 @@ async fn a_router_is_told_what_is_cached_and_then_what_changes() {
 }
 
 #[tokio::test]
-async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
+async fn a_router_gets_reports_of_the_tokens_of_all_prompts_and_of_its_own() {
     let mut fixture = Fixture::start().await;
     let traffic = fixture.engine.traffic().clone();
     let mine = traffic.enter_with(RouterKey(ROUTER_LIFE), PromptEstimate { tokens: 90, uncached: 50 });
@@ -270,17 +270,17 @@ async fn a_router_is_told_the_tokens_of_all_prompts_and_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_router_is_told_each_death_once_and_all_of_them_again_in_a_snapshot() {
+async fn a_router_gets_a_report_of_each_crash_once_and_all_of_them_again_in_a_snapshot() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
-    let epochs = |known: &Known| known.deaths.iter().map(|death| death.epoch).collect::<Vec<_>>();
+    let epochs = |known: &Known| known.crashes.iter().map(|crash| crash.epoch).collect::<Vec<_>>();
     let name = RequestFingerprint((7 << 64) | 9);
     fixture.engine.crashes().record(1, vec![name, RequestFingerprint(3)]);
     fixture.until(|known| epochs(known) == [1]).await;
-    assert_eq!(fixture.known.deaths[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
+    assert_eq!(fixture.known.crashes[0].requests[0], wire::Fingerprint { high: 7, low: 9 });
     fixture.engine.crashes().record(2, vec![name]);
     fixture.until(|known| epochs(known) == [1, 2]).await;
-    fixture.known.deaths.clear();
+    fixture.known.crashes.clear();
     fixture.order(Order::Resync(wire::Resync {})).await;
     fixture.until(|known| epochs(known) == [1, 2]).await;
     fixture.stop().await;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::cache::CacheLogWriter;
-use crate::cache::kv_event::{KvEvent, BlocksStored};
+use crate::cache::kv_event::{BlocksStored, KvEvent};
 
 /// A log in its life `epoch`, with this many blocks, and what writes to it.
 fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, CacheLogWriter) {
@@ -51,7 +51,7 @@ fn a_large_cache_leaves_in_parts_and_adds_up() {
 }
 
 #[test]
-fn after_the_first_time_only_changes_are_told() {
+fn after_the_first_time_only_changes_are_sent() {
     let (log, writer) = log(1, 10);
     let mut caches = caches(&[&log]);
     drain(&mut caches, |_| 1);
@@ -78,7 +78,7 @@ fn a_life_that_the_router_has_not_heard_of_waits_for_its_report() {
 }
 
 #[test]
-fn a_life_that_is_over_for_the_router_is_not_told_any_more() {
+fn a_life_that_is_over_for_the_router_is_not_reported_any_more() {
     let (log, _) = log(1, 100_000);
     let mut caches = caches(&[&log]);
     assert!(caches.next(|_| 1).unwrap().partial);

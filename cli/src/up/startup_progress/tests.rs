@@ -40,7 +40,10 @@ fn a_failure_is_told_once_with_its_remedy_and_again_when_it_is_another_one() {
     let lines = start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began);
     assert_eq!(lines, ["n0/0  failed: unrecognized arguments: --bogus", "  do    drop --bogus", "  log   hostler logs n0/0"]);
     assert!(start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began + REPEAT_INTERVAL * 3).is_empty());
-    assert_eq!(start.lines(&failed("no such model", ""), began + REPEAT_INTERVAL * 4), ["n0/0  failed: no such model", "  log   hostler logs n0/0"]);
+    assert_eq!(
+        start.lines(&failed("no such model", ""), began + REPEAT_INTERVAL * 4),
+        ["n0/0  failed: no such model", "  log   hostler logs n0/0"]
+    );
 }
 
 #[test]

@@ -5,8 +5,8 @@ use super::*;
 
 const CHAT: &str = r#"{"id":"x","choices":[{"index":0,"message":{"content":"a \" \\"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}},"kv":null}"#;
 
-fn usage(prompt: u64, completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
-    Some(TokenUsage { prompt_tokens: prompt, completion_tokens: completion, cached_tokens: cached })
+fn usage(prompt_tokens: u64, completion_tokens: u64, cached_tokens: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt_tokens, completion_tokens, cached_tokens })
 }
 
 #[test]
@@ -31,7 +31,11 @@ fn what_was_used_is_read_in_every_api() {
         "",
         "{",
     ] {
-        assert_eq!((AnswerParser::parse_usage(silent.as_bytes()), AnswerParser::parse(silent.as_bytes(), "").usage()), (None, None), "{silent}");
+        assert_eq!(
+            (AnswerParser::parse_usage(silent.as_bytes()), AnswerParser::parse(silent.as_bytes(), "").usage()),
+            (None, None),
+            "{silent}"
+        );
     }
 }
 
@@ -66,11 +70,12 @@ fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
 
 #[test]
 fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
-    let told = |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
-    assert_eq!(told("99999999999999999999999999"), usage(1, u64::MAX, None));
-    assert_eq!(told("-5"), usage(1, 0, None));
-    assert_eq!(told("\"7\""), usage(1, 0, None));
-    assert_eq!(told("[7,{\"completion_tokens\":8}]"), usage(1, 0, None));
+    let usage_of =
+        |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
+    assert_eq!(usage_of("99999999999999999999999999"), usage(1, u64::MAX, None));
+    assert_eq!(usage_of("-5"), usage(1, 0, None));
+    assert_eq!(usage_of("\"7\""), usage(1, 0, None));
+    assert_eq!(usage_of("[7,{\"completion_tokens\":8}]"), usage(1, 0, None));
 }
 
 /// JSON in which the names that matter stand where they do and where they do not.
@@ -106,23 +111,28 @@ fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
         name if name == inner => value.as_object().and_then(|inner| inner.get("usage")),
         _ => None,
     });
-    let (mut prompt, mut completion, mut cached) = (None, None, None);
+    let (mut prompt, mut completion, mut cached_tokens) = (None, None, None);
     for (name, value) in places.filter_map(Value::as_object).flatten() {
         match &**name {
             "prompt_tokens" => prompt = value.as_u64(),
             "completion_tokens" => completion = value.as_u64(),
-            "cached_tokens" => cached = value.as_u64(),
+            "cached_tokens" => cached_tokens = value.as_u64(),
             "prompt_tokens_details" => {
-                value.as_object().and_then(|details| details.get("cached_tokens")).inspect(|value| cached = value.as_u64());
+                value.as_object().and_then(|details| details.get("cached_tokens")).inspect(|value| cached_tokens = value.as_u64());
             }
             _ => {}
         }
     }
     let choices = json.get("choices").and_then(Value::as_array).into_iter().flatten();
     let reasons = choices.filter_map(|choice| choice.as_object()?.get("finish_reason")?.as_str());
-    let finish = reasons
-        .fold(FinishState::None, |before, reason| if before == FinishState::Abort || reason == "abort" { FinishState::Abort } else { FinishState::Finished });
-    let usage = prompt.or(completion).map(|_| TokenUsage { prompt_tokens: prompt.unwrap_or(0), completion_tokens: completion.unwrap_or(0), cached_tokens: cached });
+    let finish = reasons.fold(FinishState::None, |before, reason| {
+        if before == FinishState::Abort || reason == "abort" { FinishState::Abort } else { FinishState::Finished }
+    });
+    let usage = prompt.or(completion).map(|_| TokenUsage {
+        prompt_tokens: prompt.unwrap_or(0),
+        completion_tokens: completion.unwrap_or(0),
+        cached_tokens,
+    });
     (usage, finish)
 }
 
@@ -131,16 +141,16 @@ proptest! {
     fn however_an_answer_is_cut_it_is_read_as_by_its_tree(fields in json(), cut in 1..9_usize, pretty: bool, inner in prop::sample::select(vec!["", "response"])) {
         let answer = if fields.is_object() { fields } else { json!({"usage": fields}) };
         let text = if pretty { serde_json::to_string_pretty(&answer).unwrap() } else { answer.to_string() };
-        let mut told = AnswerParser::new(inner);
-        text.as_bytes().chunks(cut).for_each(|piece| told.feed(piece));
-        prop_assert_eq!((told.usage(), told.finish_state()), by_tree(&answer, inner), "{}", text);
+        let mut parser = AnswerParser::new(inner);
+        text.as_bytes().chunks(cut).for_each(|piece| parser.feed(piece));
+        prop_assert_eq!((parser.usage(), parser.finish_state()), by_tree(&answer, inner), "{}", text);
         prop_assert_eq!(AnswerParser::parse_usage(text.as_bytes()), by_tree(&answer, "").0, "{}", text);
     }
 
     #[test]
     fn what_is_no_json_harms_nobody(bytes in prop::collection::vec(prop::sample::select(br#"{}[]",:\ 7-.eusagfinchor_"#.to_vec()), 0..200), cut in 1..9_usize) {
-        let mut told = AnswerParser::new("usage");
-        bytes.chunks(cut).for_each(|piece| told.feed(piece));
-        let _ = (told.usage(), AnswerParser::parse_usage(&bytes));
+        let mut parser = AnswerParser::new("usage");
+        bytes.chunks(cut).for_each(|piece| parser.feed(piece));
+        let _ = (parser.usage(), AnswerParser::parse_usage(&bytes));
     }
 }

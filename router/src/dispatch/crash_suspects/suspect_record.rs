@@ -2,16 +2,16 @@
 
 use tokio::time::Instant;
 
-use super::suspect_table::{Ban, Fingerprint, EngineLife, SuspectStanding};
-use super::trials::{MAX_CONCURRENT_TRIALS, CrashScene};
+use super::suspect_table::{Ban, EngineLife, Fingerprint, SuspectStanding};
+use super::trials::{CrashScene, MAX_CONCURRENT_TRIALS};
 
-/// Deaths with which a request is refused.
+/// Deaths with which a request is banned.
 const DEATHS_TO_BAN: usize = 2;
 
 /// How often a request may be found beside those that are to blame before its own trials last as long as its answers, and it is tried alone.
 const MAX_SPARED_DEATHS: usize = 2;
 
-/// Deaths that one node's agent alone has told, for one request; the oldest makes way. All of them together count as one.
+/// Deaths that one node's agent alone has reported, for one request; the oldest makes way. All of them together count as one.
 const MAX_UNWITNESSED_DEATHS: usize = 4;
 
 /// Deaths that are remembered for one request; the oldest makes way.
@@ -116,9 +116,9 @@ impl SuspectRecord {
         }
         death.verdict = judge(self);
         let verdict = death.verdict;
-        let told = |known: &Death| !known.is_witnessed && known.life.node() == death.life.node();
-        let surplus = if self.deaths.iter().filter(|known| told(known)).count() >= MAX_UNWITNESSED_DEATHS {
-            self.deaths.iter().position(told)
+        let is_unwitnessed = |known: &Death| !known.is_witnessed && known.life.node() == death.life.node();
+        let surplus = if self.deaths.iter().filter(|known| is_unwitnessed(known)).count() >= MAX_UNWITNESSED_DEATHS {
+            self.deaths.iter().position(is_unwitnessed)
         } else {
             (self.deaths.len() >= MAX_DEATHS_PER_REQUEST).then_some(0)
         };
@@ -142,7 +142,7 @@ impl SuspectRecord {
         !self.deaths.is_empty()
     }
 
-    /// The deaths that convict it together. One that this router has seen is one; what a node's agent alone tells is one in all, so that no agent can have a
+    /// The deaths that ban it together. One that this router has seen is one; what a node's agent alone reports is one in all, so that no agent can have a
     /// request refused by inventing deaths.
     fn counted_deaths(&self, now: Instant) -> Vec<&Death> {
         let mut counted: Vec<&Death> = Vec::new();
@@ -168,7 +168,7 @@ impl Death {
     }
 
     /// One that has just become known, before it is judged.
-    pub(super) fn new(life: &EngineLife, at: Instant, until: Instant, is_witnessed: bool) -> Self {
-        Self { life: life.clone(), died_at: at, expires_at: until, verdict: DeathVerdict::Counts, is_witnessed }
+    pub(super) fn new(life: &EngineLife, died_at: Instant, expires_at: Instant, is_witnessed: bool) -> Self {
+        Self { life: life.clone(), died_at, expires_at, verdict: DeathVerdict::Counts, is_witnessed }
     }
 }

@@ -1,4 +1,4 @@
-//! Who was in flight at which engine's death, and what follows from it: the rule of `poison` as a pure table, with time as an argument.
+//! Who was in flight at which engine's death, and what follows from it: the rule of `crash_suspects` as a pure table, with time as an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
-use super::suspect_record::{Death, SuspectRecord, DeathVerdict};
-use super::trials::{TrialDemand, TrialCandidate, TrialEstimate, CrashScene, Trials};
+use super::suspect_record::{Death, DeathVerdict, SuspectRecord};
+use super::trials::{CrashScene, TrialCandidate, TrialDemand, TrialEstimate, Trials};
 
 /// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes
 /// it count for the whole time, though one whose core alone has died takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
 /// engine was restarted for a reason of its own, or has only dropped a connection.
 pub(super) const UNCONFIRMED_TTL: Duration = Duration::from_secs(10);
 
-/// Requests that are remembered because agents have named them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
+/// Requests that are remembered because agents have reported them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
 /// when this is full.
 pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 
-/// Those that this router has lost itself are remembered up to this number: agents that name more than there are do not crowd them out.
+/// Those that this router has lost itself are remembered up to this number: agents that report more than there are do not displace them.
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
-/// Requests of one death; an honest agent names no more.
+/// Requests of one death; an honest agent reports no more.
 pub(super) const MAX_REQUESTS_PER_DEATH: usize = 4096;
 
 /// Deaths that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
@@ -45,7 +45,7 @@ pub(super) struct EngineLife {
 }
 
 impl EngineLife {
-    /// The node whose agent tells of it.
+    /// The node whose agent reports it.
     pub(super) fn node(&self) -> &str {
         self.replica.rsplit_once('/').map_or(&*self.replica, |(node, _)| node)
     }
@@ -117,8 +117,8 @@ pub(super) struct SuspectTable {
 }
 
 impl SuspectTable {
-    pub(super) fn new(window: Duration, now: Instant) -> Self {
-        Self { ttl: window, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
+    pub(super) fn new(ttl: Duration, now: Instant) -> Self {
+        Self { ttl, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
     }
 
     /// Requests with a death to their name.
@@ -147,7 +147,13 @@ impl SuspectTable {
     }
 
     /// An agent says that an engine died at `at` with these requests in flight. Gives back those that are refused from now on.
-    pub(super) fn record_reported_death(&mut self, life: &EngineLife, requests: &[Fingerprint], at: Instant, now: Instant) -> Vec<(Fingerprint, Ban)> {
+    pub(super) fn record_reported_death(
+        &mut self,
+        life: &EngineLife,
+        requests: &[Fingerprint],
+        at: Instant,
+        now: Instant,
+    ) -> Vec<(Fingerprint, Ban)> {
         let until = at + self.ttl;
         if until <= now {
             return Vec::new();
@@ -171,22 +177,22 @@ impl SuspectTable {
     /// The request was answered well; whether that changed anything.
     pub(super) fn acquit(&mut self, fingerprint: Fingerprint, now: Instant) -> bool {
         let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
-        // Agents may tell it again for as long.
+        // Agents may report it again for as long.
         record.acquit(now + self.ttl);
         self.suspect_count -= 1;
         true
     }
 
     /// Where this suspect may be tried.
-    pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, crowd: TrialDemand, now: Instant) -> TrialConstraints {
-        let together = self.trials.max_concurrent(crowd);
+    pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, demand: TrialDemand, now: Instant) -> TrialConstraints {
+        let max_concurrent = self.trials.max_concurrent(demand);
         let fallen = self.crashes.iter().filter(move |fallen| fallen.known_at + DEAD_BUT_READY_PERIOD > now);
         TrialConstraints {
             required_engine: self.trials.bound_engine(fingerprint, now).cloned(),
-            closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), together, now),
+            closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), max_concurrent, now),
             crashed_engines: fallen.map(|fallen| fallen.life.clone()).collect(),
-            occupied_replicas: if together == 1 { self.trials.occupied_replicas(crowd.eligible) } else { Vec::new() },
-            max_concurrent: together,
+            occupied_replicas: if max_concurrent == 1 { self.trials.occupied_replicas(demand.eligible) } else { Vec::new() },
+            max_concurrent,
         }
     }
 
@@ -196,15 +202,21 @@ impl SuspectTable {
     }
 
     /// Lets a suspect go to this engine; `None` when it may not.
-    pub(super) fn begin_trial(&mut self, fingerprint: Fingerprint, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
-        let entrant = self.trial_candidate(fingerprint, now);
-        self.trials.begin(entrant, life, expected, now)
+    pub(super) fn begin_trial(
+        &mut self,
+        fingerprint: Fingerprint,
+        life: &EngineLife,
+        expected: TrialEstimate,
+        now: Instant,
+    ) -> Option<u64> {
+        let candidate = self.trial_candidate(fingerprint, now);
+        self.trials.begin(candidate, life, expected, now)
     }
 
     fn trial_candidate(&self, fingerprint: Fingerprint, now: Instant) -> TrialCandidate {
         let record = self.records.get(&fingerprint);
-        let (limit, is_long) = record.map_or((super::trials::MAX_CONCURRENT_TRIALS, false), |record| record.trial_terms(now));
-        TrialCandidate { fingerprint, max_concurrent: limit, is_long }
+        let (max_concurrent, is_long) = record.map_or((super::trials::MAX_CONCURRENT_TRIALS, false), |record| record.trial_terms(now));
+        TrialCandidate { fingerprint, max_concurrent, is_long }
     }
 
     /// Forgets what has lapsed; it looks every second at most.
@@ -227,7 +239,7 @@ impl SuspectTable {
     }
 
     /// An engine has died; who was there.
-    fn record_crash(&mut self, life: &EngineLife, at: Instant, now: Instant) -> CrashScene {
+    fn record_crash(&mut self, life: &EngineLife, known_at: Instant, now: Instant) -> CrashScene {
         if let Some(fallen) = self.crashes.iter().find(|fallen| fallen.life == *life) {
             return fallen.scene.clone();
         }
@@ -235,11 +247,11 @@ impl SuspectTable {
         if self.crashes.len() >= MAX_CRASHES {
             self.crashes.remove(0);
         }
-        self.crashes.push(EngineCrash { life: life.clone(), known_at: at, scene: scene.clone() });
+        self.crashes.push(EngineCrash { life: life.clone(), known_at, scene: scene.clone() });
         scene
     }
 
-    /// Puts a death down to a request.
+    /// Blames a death on a request.
     fn charge(&mut self, fingerprint: Fingerprint, death: Death, scene: &CrashScene, now: Instant) -> BlameOutcome {
         let most = if death.is_witnessed { MAX_RECORDS } else { MAX_REPORTED_RECORDS };
         if !self.records.contains_key(&fingerprint) && self.records.len() >= most {

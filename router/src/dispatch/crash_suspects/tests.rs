@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::suspect_table::{Fingerprint, EngineLife, SuspectStanding, SuspectTable};
+use super::suspect_table::{EngineLife, Fingerprint, SuspectStanding, SuspectTable};
 use super::*;
 
 mod model;
@@ -35,8 +35,8 @@ impl SuspectTable {
         self.tries_beside(fingerprint, life, 1, now)
     }
 
-    fn tries_beside(&mut self, fingerprint: Fingerprint, life: &EngineLife, together: usize, now: Instant) -> Option<u64> {
-        self.begin_trial(fingerprint, life, TrialEstimate { max_concurrent: together, ..STREAM }, now)
+    fn tries_beside(&mut self, fingerprint: Fingerprint, life: &EngineLife, max_concurrent: usize, now: Instant) -> Option<u64> {
+        self.begin_trial(fingerprint, life, TrialEstimate { max_concurrent, ..STREAM }, now)
     }
 
     fn is_refused(&self, fingerprint: Fingerprint, now: Instant) -> bool {
@@ -51,8 +51,13 @@ impl SuspectTable {
 
     /// Where one that has no trial may not go.
     fn barred_now(&self, now: Instant) -> Vec<String> {
-        let bars = self.trial_constraints(0, FEW, now);
-        bars.closed_replicas.iter().chain(bars.crashed_engines.iter().map(|life| &life.replica)).map(|replica| replica.to_string()).collect()
+        let constraints = self.trial_constraints(0, FEW, now);
+        constraints
+            .closed_replicas
+            .iter()
+            .chain(constraints.crashed_engines.iter().map(|life| &life.replica))
+            .map(|replica| replica.to_string())
+            .collect()
     }
 }
 
@@ -110,7 +115,7 @@ fn a_refusal_ends_when_the_first_of_two_deaths_is_too_long_ago() {
 }
 
 #[test]
-fn a_good_answer_clears_a_suspect_of_every_death_before_it_even_of_one_that_is_told_later() {
+fn a_good_answer_clears_a_suspect_of_every_death_before_it_even_of_one_that_is_reported_later() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(FELLOW, &first, now);
@@ -142,9 +147,9 @@ fn whatever_deaths_one_agent_invents_it_has_no_request_refused_that_was_not_sent
     }
     assert_eq!(table.standing(FELLOW, now), SuspectStanding::Suspect);
     // Another node's word, or what this router has seen itself, is believed beside it.
-    let (mut seen, mut told) = (table, SuspectTable::new(WINDOW, now));
-    told.record_reported_death(&life("n0/0", 1), &[FELLOW], now, now);
-    assert_eq!(told.record_reported_death(&life("n1/0", 1), &[FELLOW], now, now).len(), 1);
+    let (mut seen, mut reported) = (table, SuspectTable::new(WINDOW, now));
+    reported.record_reported_death(&life("n0/0", 1), &[FELLOW], now, now);
+    assert_eq!(reported.record_reported_death(&life("n1/0", 1), &[FELLOW], now, now).len(), 1);
     assert!(seen.lost(FELLOW, &life("n0/0", 100), now).is_some());
 }
 
@@ -206,22 +211,22 @@ fn equal_requests_have_one_fingerprint_and_others_have_another() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_keeps_nothing_blames_nobody() {
-    let poison = CrashSuspects::new(Duration::ZERO);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(); 2] };
-    poison.record_reported_death("n0/0", &death);
-    poison.record_reported_death("n1/0", &death);
-    assert_eq!(poison.suspect_count(), 0);
-    assert_eq!(poison.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
+    let suspects = CrashSuspects::new(Duration::ZERO);
+    let death = wire::EngineCrash { epoch: 1, age_ms: 0, requests: vec![KILLER.into(); 2] };
+    suspects.record_reported_death("n0/0", &death);
+    suspects.record_reported_death("n1/0", &death);
+    assert_eq!(suspects.suspect_count(), 0);
+    assert_eq!(suspects.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_request_is_told_why_and_for_how_long() {
-    let poison = CrashSuspects::new(WINDOW);
+    let suspects = CrashSuspects::new(WINDOW);
     tokio::time::advance(SECOND * 10).await;
     for (replica, age_ms, beside) in [("n0/0", 9000, FELLOW), ("n1/0", 2000, 3)] {
-        poison.record_reported_death(replica, &wire::Death { epoch: 1, age_ms, requests: vec![KILLER.into(), beside.into()] });
+        suspects.record_reported_death(replica, &wire::EngineCrash { epoch: 1, age_ms, requests: vec![KILLER.into(), beside.into()] });
     }
-    let refused = poison.watch(Some(KILLER)).clearance().unwrap_err();
+    let refused = suspects.watch(Some(KILLER)).clearance().unwrap_err();
     assert_eq!(
         refused.to_string(),
         "this request is refused for another 591 s: it was in flight when 2 engines died (n0/0 9 s ago, n1/0 2 s ago). \
@@ -231,52 +236,52 @@ async fn a_refused_request_is_told_why_and_for_how_long() {
 
 #[tokio::test(start_paused = true)]
 async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
-    let poison = CrashSuspects::new(WINDOW);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
-    poison.record_reported_death("n0/0", &death);
-    let mut first = poison.watch(Some(KILLER));
-    first.trial_id = poison.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
-    let second = poison.watch(Some(FELLOW));
+    let suspects = CrashSuspects::new(WINDOW);
+    let death = wire::EngineCrash { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
+    suspects.record_reported_death("n0/0", &death);
+    let mut first = suspects.watch(Some(KILLER));
+    first.trial_id = suspects.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
+    let second = suspects.watch(Some(FELLOW));
     let is_barred = || second.trial_constraints(2, None).closed_replicas.iter().any(|replica| &**replica == "n1/0");
     assert!(is_barred());
-    assert_eq!(poison.watch(Some(KILLER)).clearance(), Ok(Clearance::Wait));
+    assert_eq!(suspects.watch(Some(KILLER)).clearance(), Ok(Clearance::Wait));
     let waiting = second.queue_for_trial().unwrap();
     let begun = Instant::now();
     tokio::join!(waiting.wait_for_change(), async { first.clear_suspicion() });
     assert_eq!((begun.elapsed(), is_barred()), (Duration::ZERO, false));
     drop(waiting);
-    assert_eq!(poison.queued_count.load(Ordering::Relaxed), 0);
-    assert_eq!(poison.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
+    assert_eq!(suspects.queued_count.load(Ordering::Relaxed), 0);
+    assert_eq!(suspects.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_has_passed_its_trial_with_its_third_event_with_tokens() {
-    let poison = CrashSuspects::new(WINDOW);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
-    poison.record_reported_death("n0/0", &death);
-    let mut first = poison.watch(Some(KILLER));
-    first.trial_id = poison.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
-    let mut passage = first.trial_progress(b"\n\n").unwrap();
-    let second = poison.watch(Some(FELLOW));
+    let suspects = CrashSuspects::new(WINDOW);
+    let death = wire::EngineCrash { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
+    suspects.record_reported_death("n0/0", &death);
+    let mut first = suspects.watch(Some(KILLER));
+    first.trial_id = suspects.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
+    let mut progress = first.trial_progress(b"\n\n").unwrap();
+    let second = suspects.watch(Some(FELLOW));
     for (piece, is_over) in [(&b": keep-alive\n\n: keep-alive\n\n"[..], false), (b"data: 1\n\ndata: 2\n\nda", false), (b"ta: 3\n\n", true)]
     {
-        assert_eq!(passage.observe_chunk(piece), is_over);
+        assert_eq!(progress.observe_chunk(piece), is_over);
         assert_eq!(second.trial_constraints(2, None).closed_replicas.is_empty(), is_over);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_frees_the_place_at_once_only_when_the_engine_had_answered() {
-    let poison = CrashSuspects::new(WINDOW);
-    let death = wire::Death { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
-    poison.record_reported_death("n0/0", &death);
+    let suspects = CrashSuspects::new(WINDOW);
+    let death = wire::EngineCrash { epoch: 1, age_ms: 0, requests: vec![KILLER.into(), FELLOW.into()] };
+    suspects.record_reported_death("n0/0", &death);
     for answered in [true, false] {
-        let mut first = poison.watch(Some(KILLER));
-        first.trial_id = poison.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
+        let mut first = suspects.watch(Some(KILLER));
+        first.trial_id = suspects.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
         if answered {
             first.mark_answered();
         }
         drop(first);
-        assert_eq!(poison.watch(Some(FELLOW)).trial_constraints(2, None).closed_replicas.is_empty(), answered);
+        assert_eq!(suspects.watch(Some(FELLOW)).trial_constraints(2, None).closed_replicas.is_empty(), answered);
     }
 }

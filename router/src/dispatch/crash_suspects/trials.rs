@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::suspect_table::{Fingerprint, EngineLife};
+use super::suspect_table::{EngineLife, Fingerprint};
 
 /// Suspects that are on trial together at most. A death among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
 /// eight at a time, five hundred take nine rounds on seven engines.
@@ -15,7 +15,7 @@ pub(super) const MAX_CONCURRENT_TRIALS: usize = 8;
 /// Suspects are tried one at a time on each replica as long as the trials of all have begun after about this time, and together where not.
 pub(super) const TRIAL_START_TARGET: Duration = Duration::from_secs(3);
 
-/// A trial lasts no longer: longer than a hang takes to be noticed (10 s, unless the agent is told otherwise).
+/// A trial lasts no longer: longer than a hang takes to be noticed (10 s, unless the agent is configured otherwise).
 pub(super) const MAX_TRIAL_DURATION: Duration = Duration::from_secs(30);
 
 /// Beyond twice the predicted time to the first token, so much longer an engine may take before it looks as if it hung, and a plain answer, which shows its
@@ -26,7 +26,7 @@ const HANG_MARGIN: Duration = Duration::from_secs(1);
 const TRIAL_AFTER_FIRST_BYTE: Duration = Duration::from_secs(1);
 
 /// One that was given up on trial, before its engine had answered anything, keeps its place for so long at most: the engine may hang, and who comes
-/// next would be blamed for it. An agent notices a hang after 10 s, unless told otherwise.
+/// next would be blamed for it. An agent notices a hang after 10 s, unless configured otherwise.
 const ABANDONED_TRIAL_TTL: Duration = Duration::from_secs(15);
 
 /// A suspect that wants to be tried.
@@ -113,33 +113,33 @@ impl Trials {
         clippy::cast_precision_loss,
         reason = "small numbers; `as` saturates"
     )]
-    pub(super) fn max_concurrent(&self, crowd: TrialDemand) -> usize {
-        let Some(pace) = self.mean_duration else { return 1 };
-        let left = TRIAL_START_TARGET.saturating_sub(crowd.waited).as_secs_f64();
+    pub(super) fn max_concurrent(&self, demand: TrialDemand) -> usize {
+        let Some(mean_duration) = self.mean_duration else { return 1 };
+        let left = TRIAL_START_TARGET.saturating_sub(demand.waited).as_secs_f64();
         // Rounds in what is left of the time, this one included.
-        let rounds = 1.0 + (left / pace.as_secs_f64().max(0.001)).floor();
+        let rounds = 1.0 + (left / mean_duration.as_secs_f64().max(0.001)).floor();
         if left == 0.0 {
             return MAX_CONCURRENT_TRIALS;
         }
-        let group = crowd.waiting as f64 / (crowd.eligible.max(1) as f64 * rounds);
+        let group = demand.waiting as f64 / (demand.eligible.max(1) as f64 * rounds);
         (group.ceil() as usize).clamp(1, MAX_CONCURRENT_TRIALS)
     }
 
     /// The replicas where this one may not begin, as the others there stand.
-    pub(super) fn closed_replicas(&self, entrant: TrialCandidate, together: usize, now: Instant) -> Vec<Arc<str>> {
+    pub(super) fn closed_replicas(&self, candidate: TrialCandidate, max_concurrent: usize, now: Instant) -> Vec<Arc<str>> {
         let open = || self.active.iter().filter(|trial| trial.is_active(now));
         let mut closed: Vec<Arc<str>> = Vec::new();
         for trial in open() {
             let replica = &trial.life.replica;
-            if !closed.contains(replica) && !self.may_begin(entrant, replica, together, now) {
+            if !closed.contains(replica) && !self.may_begin(candidate, replica, max_concurrent, now) {
                 closed.push(replica.clone());
             }
         }
         closed
     }
 
-    fn may_begin(&self, entrant: TrialCandidate, replica: &Arc<str>, together: usize, now: Instant) -> bool {
-        let (mut beside, mut most) = (0, entrant.max_concurrent.min(together));
+    fn may_begin(&self, candidate: TrialCandidate, replica: &Arc<str>, max_concurrent: usize, now: Instant) -> bool {
+        let (mut beside, mut most) = (0, candidate.max_concurrent.min(max_concurrent));
         for trial in self.active.iter().filter(|trial| trial.is_active(now) && trial.life.replica == *replica) {
             beside += 1;
             most = most.min(trial.candidate.max_concurrent);
@@ -171,19 +171,27 @@ impl Trials {
     }
 
     /// Begins a trial, unless it may not begin there.
-    pub(super) fn begin(&mut self, entrant: TrialCandidate, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
+    pub(super) fn begin(&mut self, candidate: TrialCandidate, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
         self.expire(now);
-        let bound = self.bound_engine(entrant.fingerprint, now).map(|bound| bound == life);
+        let bound = self.bound_engine(candidate.fingerprint, now).map(|bound| bound == life);
         let has_passed = bound == Some(true);
-        let may_begin = has_passed || self.may_begin(entrant, &life.replica, expected.max_concurrent, now);
-        if bound == Some(false) || self.is_on_trial(entrant.fingerprint, now) || !may_begin {
+        let may_begin = has_passed || self.may_begin(candidate, &life.replica, expected.max_concurrent, now);
+        if bound == Some(false) || self.is_on_trial(candidate.fingerprint, now) || !may_begin {
             return None;
         }
         let wait = (expected.first_token * 2 + HANG_MARGIN).min(MAX_TRIAL_DURATION);
         self.mean_duration.get_or_insert(expected.first_token);
         self.next_id += 1;
-        let until = now + if expected.is_stream || entrant.is_long { MAX_TRIAL_DURATION } else { wait };
-        let trial = Trial { id: self.next_id, life: life.clone(), candidate: entrant, began_at: now, answer_due_at: now + wait, ends_at: until, is_abandoned: false };
+        let ends_at = now + if expected.is_stream || candidate.is_long { MAX_TRIAL_DURATION } else { wait };
+        let trial = Trial {
+            id: self.next_id,
+            life: life.clone(),
+            candidate,
+            began_at: now,
+            answer_due_at: now + wait,
+            ends_at,
+            is_abandoned: false,
+        };
         if has_passed {
             self.insert_passed(trial);
         } else {
@@ -233,15 +241,15 @@ impl Trials {
 
     /// Who is there.
     pub(super) fn scene_at(&self, life: &EngineLife, now: Instant) -> CrashScene {
-        let (mut undecided, mut passed) = (Vec::new(), Vec::new());
+        let (mut on_trial, mut passed) = (Vec::new(), Vec::new());
         for trial in self.active.iter().filter(|trial| trial.life == *life && (trial.is_active(now) || !trial.is_abandoned)) {
-            let list = if trial.is_active(now) { &mut undecided } else { &mut passed };
+            let list = if trial.is_active(now) { &mut on_trial } else { &mut passed };
             list.push(trial.candidate.fingerprint);
         }
         passed.extend(self.passed.values().flatten().filter(|trial| trial.life == *life).map(|trial| trial.candidate.fingerprint));
         passed.sort_unstable();
         passed.dedup();
-        CrashScene { on_trial: undecided, passed, reported_suspects: 1 }
+        CrashScene { on_trial, passed, reported_suspects: 1 }
     }
 
     /// Those whose time on trial is over have passed, or are forgotten where nobody waits for them any more.
@@ -270,6 +278,6 @@ impl Trials {
 
     fn record_duration(&mut self, begun: Instant, ended: Instant) {
         let lasted = ended.saturating_duration_since(begun);
-        self.mean_duration = Some(self.mean_duration.map_or(lasted, |pace| (pace * 3 + lasted) / 4));
+        self.mean_duration = Some(self.mean_duration.map_or(lasted, |mean_duration| (mean_duration * 3 + lasted) / 4));
     }
 }

@@ -33,7 +33,10 @@ fn a_whole_answer_passes_unchanged_and_its_usage_is_read() {
     let (sent, scanner, verdict) = all(Dialect::OpenAi, &[ROLE, LAST, USAGE, DONE]);
     assert_eq!((sent, verdict), (format!("{ROLE}{LAST}{USAGE}{DONE}"), None));
     assert!(scanner.is_complete());
-    assert_eq!((scanner.usage(), scanner.event_count()), (Some(TokenUsage { prompt_tokens: 13, completion_tokens: 6, cached_tokens: None }), 4));
+    assert_eq!(
+        (scanner.usage(), scanner.event_count()),
+        (Some(TokenUsage { prompt_tokens: 13, completion_tokens: 6, cached_tokens: None }), 4)
+    );
 }
 
 #[test]
@@ -70,7 +73,7 @@ fn a_stream_without_finish_reason_or_without_done_is_not_complete() {
 }
 
 #[test]
-fn an_event_too_large_to_be_held_passes_in_parts_and_its_end_is_still_read() {
+fn an_event_too_large_to_be_buffered_passes_in_parts_and_its_end_is_still_read() {
     let token = "{\"token\":\"x\",\"logprob\":-1.5},".repeat(20_000);
     let huge =
         format!("data: {{\"choices\":[{{\"logprobs\":[{token}],\"finish_reason\":\"stop\"}}],\"usage\":{{\"prompt_tokens\":5}}}}\n\n");
@@ -196,7 +199,7 @@ fn a_schema_that_is_repeated_says_nothing_of_the_answer() {
 }
 
 #[test]
-fn an_event_too_large_to_be_held_is_read_by_structure_too_and_is_no_error_for_what_it_repeats() {
+fn an_event_too_large_to_be_buffered_is_read_by_structure_too_and_is_no_error_for_what_it_repeats() {
     // Wherever it is cut, what follows begins as an error would.
     let echo = format!("[{}0]", "{\"error\":{\"message\":\"EngineCore encountered an issue\"}},".repeat(10_000));
     let huge = format!(
@@ -206,14 +209,18 @@ fn an_event_too_large_to_be_held_is_read_by_structure_too_and_is_no_error_for_wh
         let pieces: Vec<&str> = huge.as_bytes().chunks(piece).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
         let (sent, scanner, verdict) = all(Dialect::Responses, &pieces);
         assert!(sent == huge && verdict.is_none() && scanner.is_complete(), "pieces of {piece}: {verdict:?}");
-        assert_eq!(scanner.usage(), Some(TokenUsage { prompt_tokens: 13, completion_tokens: 500, cached_tokens: None }), "pieces of {piece}");
+        assert_eq!(
+            scanner.usage(),
+            Some(TokenUsage { prompt_tokens: 13, completion_tokens: 500, cached_tokens: None }),
+            "pieces of {piece}"
+        );
         let without_end = &pieces[..pieces.len() - 1];
         assert!(!all(Dialect::Responses, without_end).1.is_complete(), "half of it is no end");
     }
 }
 
 #[test]
-fn an_error_too_large_to_be_held_fails_the_answer_when_it_has_passed() {
+fn an_error_too_large_to_be_buffered_fails_the_answer_when_it_has_passed() {
     let huge = format!("data: {{\"error\":{{\"message\":\"{}\"}}}}\n\n", "x".repeat(600_000));
     let pieces: Vec<&str> = huge.as_bytes().chunks(1 << 16).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
     let (sent, _, verdict) = all(Dialect::OpenAi, &pieces);

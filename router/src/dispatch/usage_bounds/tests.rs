@@ -2,12 +2,12 @@ use super::*;
 
 #[test]
 fn nothing_beyond_what_a_request_can_take_is_believed() {
-    let told = TokenUsage { prompt_tokens: u64::MAX, completion_tokens: 1_000_000_000_000_000_000, cached_tokens: Some(u64::MAX) };
+    let reported = TokenUsage { prompt_tokens: u64::MAX, completion_tokens: 1_000_000_000_000_000_000, cached_tokens: Some(u64::MAX) };
     let most = Work { prompts: 1, answers: 4, turns: 1 }.usage_bounds(1000);
-    assert_eq!(most.clamp(told), Some(TokenUsage { prompt_tokens: 1000, completion_tokens: 4000, cached_tokens: Some(1000) }));
+    assert_eq!(most.clamp(reported), Some(TokenUsage { prompt_tokens: 1000, completion_tokens: 4000, cached_tokens: Some(1000) }));
     let usual = TokenUsage { prompt_tokens: 900, completion_tokens: 400, cached_tokens: None };
     assert_eq!(most.clamp(usual), Some(usual));
-    assert_eq!(Work { prompts: 3, answers: 0, turns: 1 }.usage_bounds(1000).clamp(told).map(|usage| usage.completion_tokens), Some(0));
+    assert_eq!(Work { prompts: 3, answers: 0, turns: 1 }.usage_bounds(1000).clamp(reported).map(|usage| usage.completion_tokens), Some(0));
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl AccessLine {
         fields.number("tokens_in", self.usage.map(|usage| usage.prompt_tokens));
         fields.number("tokens_out", self.usage.map(|usage| usage.completion_tokens));
         fields.number("tokens_cached", self.usage.and_then(|usage| usage.cached_tokens));
-        fields.seconds("held", self.replica.is_some().then_some(self.queued));
+        fields.seconds("queued", self.replica.is_some().then_some(self.queued));
         fields.seconds("first", self.first_byte);
         fields.seconds("total", Some(self.total));
         fields.number("bytes", Some(self.bytes));

@@ -44,7 +44,7 @@ fn a_line_has_what_an_operator_asks_for_and_no_query() {
     assert_eq!(
         text,
         "2023-11-14T22:13:20.123Z id=0000000000000abc status=200 outcome=complete method=POST path=/v1/chat/completions model=llama key=k7 \
-         tenant=physics replica=n0/1 attempts=2 tokens_in=1200 tokens_out=64 tokens_cached=1024 held=0.2500 first=0.3120 total=65.0000 \
+         tenant=physics replica=n0/1 attempts=2 tokens_in=1200 tokens_out=64 tokens_cached=1024 queued=0.2500 first=0.3120 total=65.0000 \
          bytes=9876 client_id=\"job 7\" trace=4bf92f3577b34da6a3ce929d0e0e4736\n"
     );
     let json: serde_json::Value = serde_json::from_str(&written(&full(), AccessFormat::Json)).unwrap();
@@ -53,7 +53,7 @@ fn a_line_has_what_an_operator_asks_for_and_no_query() {
         serde_json::json!({
             "time": "2023-11-14T22:13:20.123Z", "id": "0000000000000abc", "status": 200, "outcome": "complete", "method": "POST",
             "path": "/v1/chat/completions", "model": "llama", "key": "k7", "tenant": "physics", "replica": "n0/1", "attempts": 2,
-            "tokens_in": 1200, "tokens_out": 64, "tokens_cached": 1024, "held": 0.25, "first": 0.312, "total": 65.0, "bytes": 9876,
+            "tokens_in": 1200, "tokens_out": 64, "tokens_cached": 1024, "queued": 0.25, "first": 0.312, "total": 65.0, "bytes": 9876,
             "client_id": "job 7", "trace": "4bf92f3577b34da6a3ce929d0e0e4736"
         })
     );

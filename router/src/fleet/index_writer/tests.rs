@@ -5,9 +5,9 @@ use tokio::time::sleep;
 use tonic::Status;
 
 use super::*;
-use crate::lanes::Lane;
 use crate::fleet::tests::{attach, fleet, ready, report as fleet_report};
 use crate::fleet::{Replica, fleet_writer::ReplicaChange};
+use crate::lanes::Lane;
 
 /// A writer over a fleet of one node with two replicas, and what its agent is told.
 struct Fixture {

@@ -57,7 +57,12 @@ fn passes(guard: &AdminGuard, path: &str, via: CallOrigin, key: Option<&Secret>)
 #[test]
 fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() {
     let bench = bench();
-    for (listens, via) in [("127.0.0.1", CallOrigin::Loopback), ("0.0.0.0", CallOrigin::Loopback), ("0.0.0.0", CallOrigin::Network), ("::", CallOrigin::Network)] {
+    for (listens, via) in [
+        ("127.0.0.1", CallOrigin::Loopback),
+        ("0.0.0.0", CallOrigin::Loopback),
+        ("0.0.0.0", CallOrigin::Network),
+        ("::", CallOrigin::Network),
+    ] {
         let guard = bench.guard(NeedKey::Auto, listens);
         for path in [LIST, DRAIN, "/", "/livez/", "//metrics"] {
             assert!(!passes(&guard, path, via, None), "{path}");

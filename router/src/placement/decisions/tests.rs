@@ -3,7 +3,7 @@ use crate::placement::prompt::tests::{exact, text};
 use crate::placement::tests::{FILES, Fixture};
 
 async fn record(id: u64, client_id: Option<&str>) -> Arc<PlacementDecision> {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = text(&"a".repeat(400));
     Arc::new(PlacementDecision { client_id: client_id.map(Arc::from), ..PlacementDecision::new(id, &prompt, fixture.choose(&prompt)) })
 }
@@ -49,7 +49,7 @@ async fn the_reason_is_one_line_that_a_script_can_read() {
     assert_eq!(
         line,
         format!(
-            "replica=n/1 matched=3200 of=4000 level=exact why=cheapest ttft={first_token:.4} cost={cost:.4} candidates=2 attempt=2 held=0.250"
+            "replica=n/1 matched=3200 of=4000 level=exact why=cheapest ttft={first_token:.4} cost={cost:.4} candidates=2 attempt=2 queued=0.250"
         )
     );
 }
@@ -64,7 +64,10 @@ async fn of_a_large_fleet_the_chosen_one_and_the_cheapest_are_remembered() {
     }
     let chosen = fixture.choose(&prompt);
     let record = PlacementDecision::new(1, &prompt, chosen);
-    assert_eq!((record.decision.candidates, record.replica_names.len(), record.report_ages.len(), record.decision.scored.len()), (100, 64, 64, 64));
+    assert_eq!(
+        (record.decision.candidates, record.replica_names.len(), record.report_ages.len(), record.decision.scored.len()),
+        (100, 64, 64, 64)
+    );
     let (name, choice) = record.choice();
     assert_eq!((name, choice.candidate.matched), ("n/99", 1600));
     let least = record.decision.scored.iter().map(|scored| scored.candidate.matched).min();

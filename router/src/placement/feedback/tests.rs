@@ -16,12 +16,12 @@ fn place(fixture: &Fixture, prompt: &Prompt) -> (PlacementFeedback, InFlight, Ar
 }
 
 fn stream(of: char, bytes: usize) -> Prompt {
-    let text = vec![of.to_string().repeat(bytes).into()];
-    Prompt::from_text(PlacementRequest { model: Some("m".into()), prompt_parts: text, is_stream: true, ..PlacementRequest::default() }, "")
+    let prompt_parts = vec![of.to_string().repeat(bytes).into()];
+    Prompt::from_text(PlacementRequest { model: Some("m".into()), prompt_parts, is_stream: true, ..PlacementRequest::default() }, "")
 }
 
-fn usage(completion: u64, cached: Option<u64>) -> Option<TokenUsage> {
-    Some(TokenUsage { prompt_tokens: 1000, completion_tokens: completion, cached_tokens: cached })
+fn usage(completion_tokens: u64, cached_tokens: Option<u64>) -> Option<TokenUsage> {
+    Some(TokenUsage { prompt_tokens: 1000, completion_tokens, cached_tokens })
 }
 
 #[test]
@@ -36,9 +36,10 @@ fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_the
 
 #[tokio::test(start_paused = true)]
 async fn nobody_teaches_a_longer_answer_than_he_could_have() {
-    let fixture = Fixture::guessed(1).await;
+    let fixture = Fixture::approximate(1).await;
     let lengths = |max_output_tokens, context| {
-        let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], max_output_tokens, ..PlacementRequest::default() };
+        let asked =
+            PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], max_output_tokens, ..PlacementRequest::default() };
         let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
         placed.record_end(usage(1_000_000_000_000_000_000, None), 0, context, true);
         fixture.placer.output_lengths.expected(None)
@@ -50,7 +51,7 @@ async fn nobody_teaches_a_longer_answer_than_he_could_have() {
 
 #[tokio::test(start_paused = true)]
 async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
-    let fixture = Fixture::guessed(1).await;
+    let fixture = Fixture::approximate(1).await;
     let before = fixture.placer.output_lengths.expected(None);
     let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], ..PlacementRequest::default() };
     let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
@@ -59,7 +60,7 @@ async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
 }
 
 #[test]
-fn the_cached_part_of_a_guess_is_never_more_than_the_whole() {
+fn the_cached_part_of_an_approximate_prefix_is_never_more_than_the_whole() {
     assert_eq!(scale_tokens(1000, 50, 100), 500);
     assert_eq!(scale_tokens(u32::MAX, u64::MAX, 1), u32::MAX);
     assert_eq!(scale_tokens(4000, u64::MAX, u64::MAX), 4000);
@@ -68,7 +69,7 @@ fn the_cached_part_of_a_guess_is_never_more_than_the_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn a_streams_first_token_teaches_the_replicas_speed() {
-    let fixture = Fixture::guessed(1).await;
+    let fixture = Fixture::approximate(1).await;
     let own = fixture.fleet.view().replicas[0].local_load.clone();
     let before = own.learned().rates.prefill;
     // Nothing of one is cached for the next.
@@ -84,7 +85,7 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_plain_answer_tells_no_speed_but_its_length() {
-    let fixture = Fixture::guessed(1).await;
+    let fixture = Fixture::approximate(1).await;
     let before = fixture.fleet.view().replicas[0].local_load.learned().rates;
     let (mut placed, _in_flight, record) = place(&fixture, &text(&"a".repeat(16_000)));
     tokio::time::sleep(Duration::from_secs(9)).await;
@@ -96,7 +97,7 @@ async fn a_plain_answer_tells_no_speed_but_its_length() {
 
 #[tokio::test(start_paused = true)]
 async fn the_time_between_tokens_teaches_how_long_steps_take() {
-    let fixture = Fixture::guessed(1).await;
+    let fixture = Fixture::approximate(1).await;
     let own = fixture.fleet.view().replicas[0].local_load.clone();
     let before = own.learned().rates.step;
     for _ in 0..50 {
@@ -111,7 +112,7 @@ async fn the_time_between_tokens_teaches_how_long_steps_take() {
 
 #[tokio::test(start_paused = true)]
 async fn what_an_engine_had_cached_is_kept_with_the_decision_and_what_it_had_not_it_has_now() {
-    let fixture = Fixture::guessed(2).await;
+    let fixture = Fixture::approximate(2).await;
     let prompt = stream('a', 16_000);
     let matched = || fixture.choose(&prompt).decision.choice().candidate.matched;
     for cached in [0, 3900, 64] {

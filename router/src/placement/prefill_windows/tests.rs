@@ -4,26 +4,26 @@ use super::*;
 
 const EVERY: Duration = Duration::from_millis(200);
 
-fn gather(every: Duration) -> (PrefillWindows, Instant) {
+fn windows(every: Duration) -> (PrefillWindows, Instant) {
     let now = Instant::now();
     (PrefillWindows::new(every, now, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000)), now)
 }
 
 /// In which milliseconds of the first two seconds a busy replica is given prompts.
-fn open(gather: &PrefillWindows, begun: Instant) -> Vec<u64> {
-    (0..2_000).filter(|ms| gather.is_open(BUSY_IN_FLIGHT, begun + Duration::from_millis(*ms))).collect()
+fn open(windows: &PrefillWindows, begun: Instant) -> Vec<u64> {
+    (0..2_000).filter(|ms| windows.is_open(BUSY_IN_FLIGHT, begun + Duration::from_millis(*ms))).collect()
 }
 
 #[test]
 fn without_the_setting_a_replica_is_given_prompts_at_any_time() {
-    let (gather, now) = gather(Duration::ZERO);
-    assert_eq!(open(&gather, now).len(), 2_000);
+    let (windows, now) = windows(Duration::ZERO);
+    assert_eq!(open(&windows, now).len(), 2_000);
 }
 
 #[test]
 fn a_busy_replica_is_given_prompts_in_one_short_window_of_each_interval() {
-    let (gather, now) = gather(EVERY);
-    let open = open(&gather, now);
+    let (windows, now) = windows(EVERY);
+    let open = open(&windows, now);
     let begins: Vec<u64> = open.iter().filter(|ms| ms.checked_sub(1).is_none_or(|before| !open.contains(&before))).copied().collect();
     assert!((240..=260).contains(&open.len()), "a quarter of a second in two: {}", open.len());
     assert!(begins.windows(2).all(|pair| (199..=201).contains(&(pair[1] - pair[0]))), "{begins:?}");
@@ -31,19 +31,19 @@ fn a_busy_replica_is_given_prompts_in_one_short_window_of_each_interval() {
 
 #[test]
 fn a_replica_that_is_not_busy_is_given_prompts_at_any_time() {
-    let (gather, now) = gather(EVERY);
-    assert!((0..400).all(|ms| gather.is_open(BUSY_IN_FLIGHT - 1, now + Duration::from_millis(ms))));
+    let (windows, now) = windows(EVERY);
+    assert!((0..400).all(|ms| windows.is_open(BUSY_IN_FLIGHT - 1, now + Duration::from_millis(ms))));
 }
 
 #[test]
 fn a_window_is_long_enough_to_be_seen_however_short_the_interval() {
-    let (gather, now) = gather(Duration::from_millis(40));
-    assert!((950..=1_050).contains(&open(&gather, now).len()));
+    let (windows, now) = windows(Duration::from_millis(40));
+    assert!((950..=1_050).contains(&open(&windows, now).len()));
 }
 
 #[test]
 fn routers_that_started_at_different_moments_agree() {
-    let (one, now) = gather(EVERY);
+    let (one, now) = windows(EVERY);
     let later = Duration::from_millis(777);
     let other = PrefillWindows::new(EVERY, now + later, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000) + later);
     let (ones, others) = (open(&one, now + later), open(&other, now + later));

@@ -36,7 +36,12 @@ fn python(files: FilesHash) -> EncoderKey {
 
 fn asked(text: &str) -> PlacementRequest {
     let text = Some(text).filter(|text| !text.is_empty()).map(|text| Bytes::from(text.to_owned()));
-    PlacementRequest { model: Some("m".into()), path: "/v1/completions".into(), prompt_parts: text.into_iter().collect(), ..PlacementRequest::default() }
+    PlacementRequest {
+        model: Some("m".into()),
+        path: "/v1/completions".into(),
+        prompt_parts: text.into_iter().collect(),
+        ..PlacementRequest::default()
+    }
 }
 
 #[test]
@@ -98,7 +103,7 @@ async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
     assert_eq!(wanted(hello()), Some(ReadingPlan { reader: python(FILES), lora_adapter: String::new(), block_sizes: vec![16] }));
     assert_eq!(wanted(asked("a prompt of one block and a half at most")), None, "there is too little to find");
     assert_eq!(wanted(PlacementRequest { model: Some("other".into()), ..hello() }), None, "nobody serves it");
-    assert_eq!(Fixture::guessed(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
+    assert_eq!(Fixture::approximate(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +121,8 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     let (fixture, _) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued)));
     let read = |body: &'static str| {
-        let asked = PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
+        let asked =
+            PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
         fixture.placer.read_prompt(asked, false)
     };
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
@@ -143,9 +149,9 @@ fn completion(text: &str) -> PlacementRequest {
 
 /// Two replicas whose tokenizer is proved.
 async fn proved() -> (Fixture, Vec<ReplicaSlot>) {
-    let (fixture, seats) = Fixture::known(2).await;
+    let (fixture, slots) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), PromptForms::ALL);
-    (fixture, seats)
+    (fixture, slots)
 }
 
 fn read_tokens(prompt: &Prompt) -> &[u32] {
@@ -154,7 +160,7 @@ fn read_tokens(prompt: &Prompt) -> &[u32] {
 
 #[tokio::test(start_paused = true)]
 async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
-    let (fixture, seats) = proved().await;
+    let (fixture, slots) = proved().await;
     let text = "hello world ".repeat(2000);
     let unknown = fixture.placer.read_prompt(completion(&text), false).await;
     assert!(read_tokens(&unknown).len() < 100, "nobody has its first piece");
@@ -169,14 +175,14 @@ async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
 
     let whole: Vec<u32> = (0..4000).map(|token| 1 + token % 2).collect();
     let keys = token_keys(KeyChain::new("", ""), &whole, 16);
-    fixture.index.store(seats[1], &keys[..100]);
+    fixture.index.store(slots[1], &keys[..100]);
     let known = fixture.placer.read_prompt(completion(&text), false).await;
     assert!((1600..1900).contains(&read_tokens(&known).len()), "{}", read_tokens(&known).len());
     assert_eq!(read_tokens(&known)[..], whole[..read_tokens(&known).len()]);
     let chosen = fixture.choose(&known);
     assert_eq!((&*chosen.replica.id, chosen.decision.choice().candidate.matched), ("n/1", 1600));
 
-    fixture.index.store(seats[1], &keys);
+    fixture.index.store(slots[1], &keys);
     let cached = fixture.placer.read_prompt(completion(&text), false).await;
     assert_eq!((read_tokens(&cached), cached.token_count()), (&whole[..], 4000));
 }
@@ -186,7 +192,10 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
     let (fixture, _) = proved().await;
     let document = "hello world ".repeat(2000);
     let alone = fixture.placer.read_prompt(completion(&document), false).await;
-    assert!(read_tokens(&fixture.placer.read_prompt(completion(&document), false).await).len() >= 4000, "the first is known before it is sent");
+    assert!(
+        read_tokens(&fixture.placer.read_prompt(completion(&document), false).await).len() >= 4000,
+        "the first is known before it is sent"
+    );
     drop(alone);
     let (first, before) =
         (fixture.placer.read_prompt(completion(&document), false).await, fixture.placer.read_prompt(completion(&document), false).await);

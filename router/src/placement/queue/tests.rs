@@ -10,20 +10,20 @@ use crate::placement::tests::{FILES, Fixture as Placement};
 /// A fleet of one replica, whose queue is watched.
 struct Fixture {
     placed: Placement,
-    hold: RequestQueue,
+    queue: RequestQueue,
     /// Who had a turn, in that order.
     log: Arc<Log<Vec<&'static str>>>,
 }
 
 impl Fixture {
     async fn start(most: usize, longest: Duration) -> Self {
-        Self::on(Placement::guessed(1).await, most, longest)
+        Self::on(Placement::approximate(1).await, most, longest)
     }
 
-    fn on(placed: Placement, most: usize, longest: Duration) -> Self {
-        let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait: longest };
-        let hold = RequestQueue::start(placed.placer.clone(), bounds, CancellationToken::new());
-        Self { placed, hold, log: Arc::default() }
+    fn on(placed: Placement, most: usize, max_wait: Duration) -> Self {
+        let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait };
+        let queue = RequestQueue::start(placed.placer.clone(), bounds, CancellationToken::new());
+        Self { placed, queue, log: Arc::default() }
     }
 
     /// A request that takes all the room that a replica has.
@@ -33,9 +33,9 @@ impl Fixture {
 
     /// Waits for a turn, and gives it up at once.
     fn wait(&self, name: &'static str, priority: i32, tokens: usize) -> JoinHandle<Result<(), Overload>> {
-        let (hold, log, placer) = (self.hold.clone(), self.log.clone(), self.placed.placer.clone());
+        let (queue, log, placer) = (self.queue.clone(), self.log.clone(), self.placed.placer.clone());
         tokio::spawn(async move {
-            let turn = turn(&hold, &placer, priority, tokens).await?;
+            let turn = turn(&queue, &placer, priority, tokens).await?;
             log.lock().push(name);
             drop(turn);
             Ok(())
@@ -47,7 +47,7 @@ impl Fixture {
     }
 }
 
-fn guest(tenant: u64, bytes: u64) -> QueueShare {
+fn share(tenant: u64, bytes: u64) -> QueueShare {
     QueueShare { tenant, weight: 1.0, bytes }
 }
 
@@ -57,31 +57,36 @@ fn asked(tenant: u64, chosen: &ChosenReplica) -> TurnFactors {
 }
 
 /// Has a prompt of so many tokens wait.
-async fn turn(hold: &RequestQueue, placer: &Placer, priority: i32, tokens: usize) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
+async fn turn(
+    queue: &RequestQueue,
+    placer: &Placer,
+    priority: i32,
+    tokens: usize,
+) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
     let waiting = TurnFactors { priority, ..asked(0, &chosen) };
-    hold.wait_for_turn(&prompt, waiting, hold.take_slot(guest(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
+    queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
 }
 
 const LONG: Duration = Duration::from_secs(3600);
 
 /// The clock is paused: this lets every task run as far as it can.
-async fn settle() {
+async fn let_tasks_run() {
     sleep(Duration::from_millis(50)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_held_while_a_replica_has_room() {
+async fn nobody_is_queued_while_a_replica_has_room() {
     let fixture = Fixture::start(8, LONG).await;
     assert_eq!(fixture.wait("at once", 0, 100).await.unwrap(), Ok(()));
-    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")));
+    assert!(fixture.queue.waiting_count() == 0 && !fixture.queue.has_waiting(Some("m")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompts_for_a_busy_replica_are_gathered_and_go_together() {
+async fn prompts_for_a_busy_replica_wait_for_a_prefill_window_and_go_together() {
     let every = Duration::from_millis(400);
-    let fixture = Fixture::on(Placement::gathering(1, every).await, 8, LONG);
+    let fixture = Fixture::on(Placement::with_prefill_windows(1, every).await, 8, LONG);
     let own = fixture.placed.fleet.view().replicas[0].local_load.clone();
     let streams: Vec<InFlight> = (0..100).map(|_| own.start_request(InFlightCost::default(), None)).collect();
     let begun = Instant::now();
@@ -89,13 +94,13 @@ async fn prompts_for_a_busy_replica_are_gathered_and_go_together() {
     for _ in 0..4 {
         // They come at different moments of the first two intervals.
         sleep(Duration::from_millis(130)).await;
-        let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
+        let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
         turns.push(tokio::spawn(async move {
             let prompt = Arc::new(text("hello"));
             let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
             if !chosen.has_room() {
-                let spot = hold.take_slot(guest(0, 5)).unwrap();
-                hold.wait_for_turn(&prompt, asked(0, &chosen), spot, chosen.wait_estimate()).await.unwrap();
+                let slot = queue.take_slot(share(0, 5)).unwrap();
+                queue.wait_for_turn(&prompt, asked(0, &chosen), slot, chosen.wait_estimate()).await.unwrap();
             }
             begun.elapsed()
         }));
@@ -121,36 +126,36 @@ async fn the_lowest_priority_goes_first_and_then_the_shortest_prompt() {
     let full = fixture.fill(0);
     for (name, priority, uncached) in [("long", 0, 4000), ("last", 5, 5000), ("short", 0, 40), ("first", -1, 9000)] {
         drop(fixture.wait(name, priority, uncached));
-        settle().await;
+        let_tasks_run().await;
     }
-    assert_eq!((fixture.hold.waiting_count(), fixture.log().len()), (4, 0));
-    assert!(fixture.hold.has_waiting(Some("m")));
+    assert_eq!((fixture.queue.waiting_count(), fixture.log().len()), (4, 0));
+    assert!(fixture.queue.has_waiting(Some("m")));
     drop(full);
-    settle().await;
+    let_tasks_run().await;
     assert_eq!(fixture.log(), ["first", "short", "long", "last"]);
-    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")));
+    assert!(fixture.queue.waiting_count() == 0 && !fixture.queue.has_waiting(Some("m")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_next_one_sees_what_the_one_before_it_takes() {
     let fixture = Fixture::start(8, LONG).await;
     let full = fixture.fill(0);
-    let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
+    let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
     let taking = tokio::spawn(async move {
-        let (_, turn) = turn(&hold, &placer, 0, 10).await.unwrap();
+        let (_, turn) = turn(&queue, &placer, 0, 10).await.unwrap();
         let taken = placer.fleet.view().replicas[0].local_load.start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
         drop(turn);
         taken
     });
-    settle().await;
+    let_tasks_run().await;
     drop(fixture.wait("next", 0, 20));
-    settle().await;
+    let_tasks_run().await;
     drop(full);
     let taken = taking.await.unwrap();
-    settle().await;
-    assert_eq!((fixture.log().len(), fixture.hold.waiting_count()), (0, 1), "there was room for one");
+    let_tasks_run().await;
+    assert_eq!((fixture.log().len(), fixture.queue.waiting_count()), (0, 1), "there was room for one");
     drop(taken);
-    settle().await;
+    let_tasks_run().await;
     assert_eq!(fixture.log(), ["next"]);
 }
 
@@ -158,11 +163,11 @@ async fn the_next_one_sees_what_the_one_before_it_takes() {
 async fn a_turn_that_is_not_used_holds_others_up_for_a_moment_only() {
     let fixture = Fixture::start(8, LONG).await;
     let full = fixture.fill(0);
-    let (hold, placer) = (fixture.hold.clone(), fixture.placed.placer.clone());
-    let idle = tokio::spawn(async move { turn(&hold, &placer, -1, 10).await });
-    settle().await;
+    let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
+    let idle = tokio::spawn(async move { turn(&queue, &placer, -1, 10).await });
+    let_tasks_run().await;
     drop(fixture.wait("next", 0, 20));
-    settle().await;
+    let_tasks_run().await;
     drop(full);
     let kept = idle.await.unwrap().unwrap();
     assert_eq!(fixture.log().len(), 0);
@@ -175,13 +180,13 @@ async fn a_turn_that_is_not_used_holds_others_up_for_a_moment_only() {
 async fn no_more_wait_than_may() {
     let fixture = Fixture::start(2, LONG).await;
     let full = fixture.fill(0);
-    let held = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
-    settle().await;
+    let queued = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
+    let_tasks_run().await;
     assert_eq!(fixture.wait("c", -9, 1).await.unwrap(), Err(Overload::Full(QueueFull::Requests)), "not even the most urgent");
-    assert_eq!(fixture.hold.waiting_count(), 2);
+    assert_eq!(fixture.queue.waiting_count(), 2);
     drop(full);
-    for held in held {
-        assert_eq!(held.await.unwrap(), Ok(()));
+    for queued in queued {
+        assert_eq!(queued.await.unwrap(), Ok(()));
     }
     assert_eq!(fixture.wait("c", 0, 1).await.unwrap(), Ok(()));
 }
@@ -193,16 +198,16 @@ async fn who_would_be_answered_too_late_does_not_wait() {
     let full = fixture.fill(0);
     let late = fixture.wait("late", 0, 20_000).await.unwrap();
     assert!(matches!(late, Err(Overload::TooLate { predicted, allowed: 2.5 }) if (2.8..4.0).contains(&predicted)), "{late:?}");
-    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")), "nothing is left of it");
+    assert!(fixture.queue.waiting_count() == 0 && !fixture.queue.has_waiting(Some("m")), "nothing is left of it");
     let first = fixture.wait("first", 0, 8000);
-    settle().await;
+    let_tasks_run().await;
     let behind = fixture.wait("behind", 0, 9000).await.unwrap();
     assert!(matches!(behind, Err(Overload::TooLate { .. })), "what waits before it counts too: {behind:?}");
     let urgent = fixture.wait("urgent", -1, 9000);
-    settle().await;
-    assert_eq!(fixture.hold.waiting_count(), 2, "nothing is ahead of it");
+    let_tasks_run().await;
+    assert_eq!(fixture.queue.waiting_count(), 2, "nothing is ahead of it");
     drop(full);
-    settle().await;
+    let_tasks_run().await;
     assert!(first.is_finished() && urgent.is_finished());
 }
 
@@ -211,12 +216,12 @@ async fn who_leaves_gives_up_its_place() {
     let fixture = Fixture::start(1, LONG).await;
     let full = fixture.fill(0);
     let leaving = fixture.wait("leaves", 0, 10);
-    settle().await;
+    let_tasks_run().await;
     leaving.abort();
-    settle().await;
-    assert!(fixture.hold.waiting_count() == 0 && !fixture.hold.has_waiting(Some("m")));
+    let_tasks_run().await;
+    assert!(fixture.queue.waiting_count() == 0 && !fixture.queue.has_waiting(Some("m")));
     let next = fixture.wait("next", 0, 10);
-    settle().await;
+    let_tasks_run().await;
     drop(full);
     assert_eq!(next.await.unwrap(), Ok(()));
     assert_eq!(fixture.log(), ["next"]);
@@ -227,7 +232,7 @@ async fn the_replicas_end_is_told_to_those_who_wait_for_it() {
     let fixture = Fixture::start(8, LONG).await;
     let _full = fixture.fill(0);
     let waits = fixture.wait("waits", 0, 10);
-    settle().await;
+    let_tasks_run().await;
     fixture.placed.fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
     assert_eq!(waits.await.unwrap(), Ok(()), "it has its turn, and finds no replica");
 }
@@ -237,29 +242,33 @@ async fn requests_for_another_model_are_not_held_up() {
     let fixture = Fixture::start(8, LONG).await;
     let _full = fixture.fill(0);
     let waits = fixture.wait("waits", 0, 10);
-    settle().await;
-    assert!(fixture.hold.has_waiting(Some("m")) && !fixture.hold.has_waiting(Some("other")) && !fixture.hold.has_waiting(None));
+    let_tasks_run().await;
+    assert!(fixture.queue.has_waiting(Some("m")) && !fixture.queue.has_waiting(Some("other")) && !fixture.queue.has_waiting(None));
     assert!(!waits.is_finished());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
-    let (placed, seats) = Placement::known(2).await;
-    let hold = RequestQueue::start(placed.placer.clone(), QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG }, CancellationToken::new());
+    let (placed, slots) = Placement::known(2).await;
+    let queue = RequestQueue::start(
+        placed.placer.clone(),
+        QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG },
+        CancellationToken::new(),
+    );
     let cached = Arc::new(exact(100_000, FILES));
-    placed.index.store(seats[0], &cached.token_keys(16));
+    placed.index.store(slots[0], &cached.token_keys(16));
     let full = placed.fleet.view().replicas[0].local_load.start_request(InFlightCost { prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
     let chosen = placed.choose(&cached);
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
-    let (patient, prompt) = (hold.clone(), cached.clone());
+    let (patient, prompt) = (queue.clone(), cached.clone());
     let waits = tokio::spawn(async move {
         patient
-            .wait_for_turn(&prompt, asked(0, &chosen), patient.take_slot(guest(0, 0))?, chosen.wait_estimate())
+            .wait_for_turn(&prompt, asked(0, &chosen), patient.take_slot(share(0, 0))?, chosen.wait_estimate())
             .await
             .map(|(chosen, _)| chosen.unwrap().replica.id.clone())
     });
-    settle().await;
-    let (_, other) = tokio::join!(settle(), turn(&hold, &placed.placer, 0, 100));
+    let_tasks_run().await;
+    let (_, other) = tokio::join!(let_tasks_run(), turn(&queue, &placed.placer, 0, 100));
     assert_eq!(&*other.unwrap().0.unwrap().replica.id, "n/1");
     assert!(!waits.is_finished());
     drop(full);
@@ -268,11 +277,12 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
 
 /// Has a request of a tenant wait until it has its turn, which it gives up at once.
 fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> JoinHandle<Result<(), Overload>> {
-    let (hold, log, placer) = (fixture.hold.clone(), fixture.log.clone(), fixture.placed.placer.clone());
+    let (queue, log, placer) = (fixture.queue.clone(), fixture.log.clone(), fixture.placed.placer.clone());
     tokio::spawn(async move {
         let prompt = Arc::new(text(&"a".repeat(400)));
         let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-        let turn = hold.wait_for_turn(&prompt, asked(tenant, &chosen), hold.take_slot(guest(tenant, bytes))?, chosen.wait_estimate()).await?;
+        let turn =
+            queue.wait_for_turn(&prompt, asked(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate()).await?;
         log.lock().push(name);
         drop(turn);
         Ok(())
@@ -286,21 +296,21 @@ async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
     let mut flood = Vec::new();
     for _ in 0..12 {
         flood.push(wait_for(&fixture, "flood", 1, 0));
-        settle().await;
+        let_tasks_run().await;
     }
-    assert_eq!(fixture.hold.waiting_count(), 8, "four fifths");
-    let reserve = |model, tenant| fixture.hold.take_slot_if_contended(Some(model), guest(tenant, 0)).map(|spot| spot.is_some());
+    assert_eq!(fixture.queue.waiting_count(), 8, "four fifths");
+    let reserve = |model, tenant| fixture.queue.take_slot_if_contended(Some(model), share(tenant, 0)).map(|slot| slot.is_some());
     assert_eq!(reserve("m", 1), Err(Overload::Full(QueueFull::Requests)));
     assert_eq!(reserve("m", 2), Ok(true));
     assert_eq!(reserve("other", 1), Ok(false), "which may have room");
     drop(wait_for(&fixture, "light", 2, 0));
-    settle().await;
+    let_tasks_run().await;
     drop(full);
-    settle().await;
+    let_tasks_run().await;
     let log = fixture.log();
     assert!(log.len() == 9 && log[..2].contains(&"light"), "{log:?}");
     let refused = futures_util::future::join_all(flood).await.into_iter().filter(|end| end.as_ref().unwrap().is_err()).count();
-    assert_eq!((refused, fixture.hold.waiting_count()), (4, 0));
+    assert_eq!((refused, fixture.queue.waiting_count()), (4, 0));
     assert_eq!(reserve("m", 1), Ok(false), "nobody waits");
 }
 
@@ -309,15 +319,15 @@ async fn a_place_is_taken_before_a_prompt_is_read_and_given_back_by_who_does_not
     let fixture = Fixture::start(5, LONG).await;
     let full = fixture.fill(0);
     let waits = wait_for(&fixture, "waits", 1, 0);
-    settle().await;
-    let reading: Vec<QueueSlot> = (0..3).map(|_| fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).unwrap().unwrap()).collect();
-    assert!(fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).is_err(), "those whose prompts are being read count");
-    assert_eq!(fixture.hold.waiting_count(), 1);
+    let_tasks_run().await;
+    let reading: Vec<QueueSlot> = (0..3).map(|_| fixture.queue.take_slot_if_contended(Some("m"), share(1, 0)).unwrap().unwrap()).collect();
+    assert!(fixture.queue.take_slot_if_contended(Some("m"), share(1, 0)).is_err(), "those whose prompts are being read count");
+    assert_eq!(fixture.queue.waiting_count(), 1);
     drop(reading);
-    assert!(fixture.hold.take_slot_if_contended(Some("m"), guest(1, 0)).is_ok());
+    assert!(fixture.queue.take_slot_if_contended(Some("m"), share(1, 0)).is_ok());
     drop(full);
-    settle().await;
-    assert!(waits.is_finished() && fixture.hold.0.queues.lock().slots.queued() == 0);
+    let_tasks_run().await;
+    assert!(waits.is_finished() && fixture.queue.0.queues.lock().slots.queued() == 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,16 +335,16 @@ async fn no_more_bytes_wait_than_may_and_they_are_free_again_when_a_client_leave
     let fixture = Fixture::start(10, LONG).await;
     let _full = fixture.fill(0);
     let large = wait_for(&fixture, "large", 1, 900_000);
-    settle().await;
+    let_tasks_run().await;
     assert_eq!(wait_for(&fixture, "too much", 2, 200_000).await.unwrap(), Err(Overload::Full(QueueFull::Bytes)));
     drop(wait_for(&fixture, "small", 2, 100_000));
-    settle().await;
-    assert_eq!(fixture.hold.waiting_count(), 2);
+    let_tasks_run().await;
+    assert_eq!(fixture.queue.waiting_count(), 2);
     large.abort();
-    settle().await;
+    let_tasks_run().await;
     drop(wait_for(&fixture, "next", 3, 200_000));
-    settle().await;
-    assert_eq!(fixture.hold.waiting_count(), 2);
+    let_tasks_run().await;
+    assert_eq!(fixture.queue.waiting_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -343,13 +353,13 @@ async fn who_went_without_waiting_is_behind_who_had_nothing() {
     // The first one that waits makes the queue.
     let full = fixture.fill(0);
     drop(wait_for(&fixture, "first", 3, 0));
-    settle().await;
-    fixture.hold.record_bypass(Some("m"), &TurnFactors { priority: 0, tenant: 1, weight: 1.0, uncached_tokens: 5000, output_tokens: 0, queued_at: 0.0 });
+    let_tasks_run().await;
+    fixture.queue.record_bypass(Some("m"), &TurnFactors { priority: 0, tenant: 1, weight: 1.0, uncached_tokens: 5000, output_tokens: 0, queued_at: 0.0 });
     for (name, tenant) in [("served before", 1), ("new", 2)] {
         drop(wait_for(&fixture, name, tenant, 0));
-        settle().await;
+        let_tasks_run().await;
     }
     drop(full);
-    settle().await;
+    let_tasks_run().await;
     assert_eq!(fixture.log(), ["first", "new", "served before"]);
 }

@@ -12,7 +12,7 @@ use hostler_boot::Shutdown;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Header, Hello, ResponseHead};
 use hostler_router::{Router, RouterConfig};
-use hostler_scale::{Attachment, AttachRequest, Replica, attach};
+use hostler_scale::{AttachRequest, Attachment, Replica, attach};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -66,7 +66,8 @@ impl RouterFixture {
         let (took, taken) = mpsc::unbounded_channel();
         let hello = Hello { node: "guard".into(), life: 1, ..Hello::default() };
         let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.full_report()).collect();
-        let attached = attach(agents, AttachRequest { hello, replicas, lanes: AgentConfig::default().lanes }, &took, Arc::default()).await?;
+        let attached =
+            attach(agents, AttachRequest { hello, replicas, lanes: AgentConfig::default().lanes }, &took, Arc::default()).await?;
         Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
     }
 

@@ -51,7 +51,7 @@ impl From<Replica> for Seen {
             restarts: state.restarts,
             pid: state.engine_pid,
             socket: state.engine_socket,
-            own: replica.own_in_flight,
+            own: replica.local_in_flight,
             in_flight: load.in_flight,
             served: load.served,
             models: state.models.iter().map(|model| model.id.clone()).collect(),

@@ -17,7 +17,10 @@ fn a_loaded_engine_tells_how_long_its_requests_were() {
 #[test]
 fn a_front_end_that_has_served_nobody_tells_nothing() {
     let details = parse_details(RUST);
-    assert_eq!(details, EngineDetails { longest_prompt: details.longest_prompt, longest_answer: details.longest_answer, ..EngineDetails::default() });
+    assert_eq!(
+        details,
+        EngineDetails { longest_prompt: details.longest_prompt, longest_answer: details.longest_answer, ..EngineDetails::default() }
+    );
     assert!(details.longest_prompt.unwrap_or(0) == 0, "{details:?}");
     assert_eq!(parse_details(""), EngineDetails::default());
 }

@@ -1,9 +1,9 @@
-//! The bounds that `poison` states, on a small model of a fleet in steps of virtual time: engines that die and come back, suspects that wait and are tried,
-//! killers among them that strike at moments of their own, agents that tell of deaths sooner or later than the router sees them.
+//! The bounds that `crash_suspects` states, on a small model of a fleet in steps of virtual time: engines that die and come back, suspects that wait and are tried,
+//! requests among them that kill engines at moments of their own, agents that report deaths sooner or later than the router sees them.
 
 use proptest::prelude::*;
 
-use super::super::trials::{TRIAL_START_TARGET, MAX_CONCURRENT_TRIALS};
+use super::super::trials::{MAX_CONCURRENT_TRIALS, TRIAL_START_TARGET};
 use super::*;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -49,14 +49,14 @@ struct Model {
     requests: Vec<Request>,
     states: Vec<State>,
     engines: Vec<Engine>,
-    /// What agents have not told yet.
+    /// What agents have not reported yet.
     untold: Vec<(Instant, EngineLife, Vec<Fingerprint>, Instant)>,
     restart: Duration,
     random: u64,
     /// Engines that each request has killed.
     kills: Vec<usize>,
     /// The longest that one has waited.
-    longest_wait: Duration,
+    max_wait: Duration,
 }
 
 impl Model {
@@ -75,7 +75,7 @@ impl Model {
             untold: Vec::new(),
             restart,
             random: seed | 1,
-            longest_wait: Duration::ZERO,
+            max_wait: Duration::ZERO,
         }
     }
 
@@ -156,10 +156,11 @@ impl Model {
         }
         let up: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].up_at <= now).collect();
         let waiting = self.states.iter().filter(|state| matches!(state, State::Waits { .. })).count();
-        let bars = self.table.trial_constraints(fingerprint, TrialDemand { waiting, eligible: up.len(), waited: now - since }, now);
-        let is_open = |engine: &usize| !bars.closed_replicas.contains(&self.life(*engine).replica);
+        let constraints = self.table.trial_constraints(fingerprint, TrialDemand { waiting, eligible: up.len(), waited: now - since }, now);
+        let is_open = |engine: &usize| !constraints.closed_replicas.contains(&self.life(*engine).replica);
         let open: Vec<usize> = up.into_iter().filter(is_open).collect();
-        let free: Vec<usize> = open.iter().copied().filter(|engine| !bars.occupied_replicas.contains(&self.life(*engine).replica)).collect();
+        let free: Vec<usize> =
+            open.iter().copied().filter(|engine| !constraints.occupied_replicas.contains(&self.life(*engine).replica)).collect();
         let among = if free.is_empty() { open } else { free };
         if among.is_empty() {
             return;
@@ -168,11 +169,15 @@ impl Model {
         let Request { first_token, streams, .. } = self.requests[index];
         let mut trial = None;
         if standing == SuspectStanding::Suspect {
-            trial =
-                self.table.begin_trial(fingerprint, &self.life(engine), TrialEstimate { first_token, is_stream: streams, max_concurrent: bars.max_concurrent }, now);
+            trial = self.table.begin_trial(
+                fingerprint,
+                &self.life(engine),
+                TrialEstimate { first_token, is_stream: streams, max_concurrent: constraints.max_concurrent },
+                now,
+            );
             assert!(trial.is_some(), "what was open is open");
         }
-        self.longest_wait = self.longest_wait.max(now - since);
+        self.max_wait = self.max_wait.max(now - since);
         self.states[index] = State::Runs { engine, trial, sent: now };
     }
 
@@ -260,7 +265,7 @@ proptest! {
         let longest = longest.unwrap_or_default() + TICK * 2;
         let rounds = u32::try_from(requests.len().div_ceil(MAX_CONCURRENT_TRIALS * engines)).unwrap();
         let model = Model::new(requests, engines, TICK, seed).run();
-        prop_assert!(model.longest_wait <= TRIAL_START_TARGET + longest * (rounds + 1), "{:?}", model.longest_wait);
+        prop_assert!(model.max_wait <= TRIAL_START_TARGET + longest * (rounds + 1), "{:?}", model.max_wait);
         prop_assert_eq!(model.refused_innocents(), 0);
     }
 }

@@ -37,7 +37,11 @@ fn a_trial_is_over_with_the_first_tokens_and_another_one_may_begin() {
     assert_eq!(table.standing(FELLOW, now), SuspectStanding::Clear);
     assert!(table.barred_now(now).is_empty());
     assert!(table.tries(FELLOW, &engine, now).is_some());
-    assert_eq!(table.trial_constraints(3, FEW, now).occupied_replicas, [engine.replica], "where there are others, it is not the first choice");
+    assert_eq!(
+        table.trial_constraints(3, FEW, now).occupied_replicas,
+        [engine.replica],
+        "where there are others, it is not the first choice"
+    );
 }
 
 #[test]
@@ -56,7 +60,9 @@ fn a_plain_answer_is_on_trial_for_twice_the_predicted_time_to_its_first_token_an
 fn nobody_joins_a_trial_that_an_engine_should_have_answered() {
     let (mut table, now) = table();
     table.tries_beside(KILLER, &life("n1/0", 1), 8, now).unwrap();
-    let closed = |table: &SuspectTable, at| table.trial_constraints(FELLOW, TrialDemand { waiting: 9, eligible: 1, waited: SECOND * 9 }, at).closed_replicas;
+    let closed = |table: &SuspectTable, at| {
+        table.trial_constraints(FELLOW, TrialDemand { waiting: 9, eligible: 1, waited: SECOND * 9 }, at).closed_replicas
+    };
     assert!(closed(&table, now + SECOND).is_empty());
     assert_eq!(closed(&table, now + SECOND * 2), ["n1/0".into()]);
 }
@@ -153,7 +159,7 @@ fn of_several_that_have_passed_and_die_together_none_is_refused() {
 }
 
 #[test]
-fn one_that_was_spared_stays_so_when_the_death_is_told_again_much_later() {
+fn one_that_was_spared_stays_so_when_the_death_is_reported_again_much_later() {
     let (mut table, now) = table();
     let (first, second) = (life("n0/0", 1), life("n1/0", 1));
     table.record_reported_death(&first, &[KILLER, FELLOW], now, now);
@@ -162,7 +168,7 @@ fn one_that_was_spared_stays_so_when_the_death_is_told_again_much_later() {
     let now = now + SECOND;
     table.tries(KILLER, &second, now).unwrap();
     table.record_reported_death(&second, &[KILLER, FELLOW], now, now);
-    // A session that begins anew tells all deaths of the last ten minutes.
+    // A session that begins anew reports all deaths of the last ten minutes.
     let later = now + WINDOW / 2;
     table.sweep(later);
     table.record_reported_death(&second, &[KILLER, FELLOW], now, later);

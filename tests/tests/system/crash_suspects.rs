@@ -1,4 +1,4 @@
-//! Requests that kill engines, or make them err: they cost a fleet two engines and nobody else an answer.
+//! Requests that kill engines, or make them err (crash suspects): they cost a fleet two engines and nobody else an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -115,7 +115,7 @@ async fn a_request_that_kills_engines_kills_two_of_eight_and_nobody_else_notices
 
     load.end_after(100).await;
     assert_eq!(lives(&fleet).await.1, 4);
-    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 2.0, "those that died with them have been cleared");
+    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 2.0, "those that died with them have been cleared");
     fleet.until_idle().await;
 }
 
@@ -131,13 +131,13 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
         let edge = fleet.edge();
         requests.spawn(async move { edge.post(CHAT, &asked(&format!("innocent {number}"), 5, number % 2 == 0)).await });
     }
-    // The rest are held for want of room.
+    // The rest are queued for want of room.
     let fullest = until("all requests taken", async || {
         let replicas = fleet.admin().replicas().await.unwrap();
         let taken: u32 = replicas.iter().map(|replica| replica.in_flight).sum();
-        let held = fleet.routers[0].metric("hostler_held_requests").await;
+        let queued = fleet.routers[0].metric("hostler_queued_requests").await;
         let fullest = replicas.into_iter().max_by_key(|replica| replica.in_flight).filter(|replica| replica.in_flight >= 3);
-        fullest.filter(|_| f64::from(taken) + held == 60.0).ok_or_else(|| format!("{taken} taken, {held} held"))
+        fullest.filter(|_| f64::from(taken) + queued == 60.0).ok_or_else(|| format!("{taken} taken, {queued} queued"))
     })
     .await
     .id;
@@ -149,7 +149,7 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
         let answer = answer.unwrap();
         assert_eq!((answer.status.as_u16(), &answer.ended), (200, &Ok(())), "{}", answer.text());
     }
-    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 0.0);
+    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,7 +175,7 @@ async fn all_who_were_in_flight_at_a_death_have_their_first_token_within_seconds
         let waited = begun.saturating_duration_since(killed);
         assert!(waited < Duration::from_secs(5), "{waited:?}");
     }
-    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 0.0);
+    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -204,7 +204,7 @@ async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_bo
         for router in &fleet.routers {
             until("the death's report", async || {
                 let restarts: u32 = router.admin().replicas().await.unwrap().iter().map(|replica| replica.restarts).sum();
-                let suspects = router.metric("hostler_suspect_requests").await;
+                let suspects = router.metric("hostler_crash_suspects").await;
                 if (restarts, suspects) == (death, 1.0) { Ok(()) } else { Err(format!("{restarts} restarts, {suspects} suspects")) }
             })
             .await;
@@ -269,6 +269,6 @@ async fn a_request_that_no_engine_can_digest_gets_its_error_at_once_however_ofte
     clients.join_all().await;
     // As long as an engine might take to exit, if each of them were waited for.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-    assert_eq!(fleet.routers[0].metric("hostler_suspect_requests").await, 0.0);
+    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
     fleet.until_idle().await;
 }
