@@ -171,8 +171,9 @@ impl Relay {
         let replica = &self.held.replica.id;
         tracing::warn!(%replica, message, "an answer broke after it had begun");
         self.held.metrics.ended(Outcome::Broken, self.held.begun);
-        self.held.entry.ended(Outcome::Broken, Some(cause), self.usage());
-        self.settle(false);
+        let usage = self.usage();
+        self.held.entry.ended(Outcome::Broken, Some(cause), usage);
+        self.settle(usage, false);
         self.state = match &self.flow.lock().scanner {
             Some(scanner) => State::Explaining(scanner.error_event(&message), message),
             None => flushing(message),
@@ -228,12 +229,11 @@ impl Relay {
 
     /// Tells the caller's limits what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
     /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
-    fn settle(&mut self, is_whole: bool) {
+    fn settle(&mut self, usage: Option<Usage>, is_whole: bool) {
         let work = self.held.most.work;
         if !work.is_some() {
             return;
         }
-        let usage = self.usage();
         let events = self.flow.lock().scanner.as_ref().map_or(0, Scanner::events).saturating_sub(2);
         let output = match usage {
             _ if !work.generates() => Generated::Told(0),
@@ -276,7 +276,7 @@ impl Relay {
         }
         self.held.metrics.ended(Outcome::Complete, self.held.begun);
         self.held.entry.ended(Outcome::Complete, None, usage);
-        self.settle(true);
+        self.settle(usage, true);
     }
 }
 
@@ -352,8 +352,9 @@ impl Relay {
             self.complete();
         } else {
             self.held.metrics.ended(Outcome::ClientLeft, self.held.begun);
-            self.held.entry.ended(Outcome::ClientLeft, None, self.usage());
-            self.settle(false);
+            let usage = self.usage();
+            self.held.entry.ended(Outcome::ClientLeft, None, usage);
+            self.settle(usage, false);
         }
     }
 }

@@ -145,8 +145,8 @@ impl Told {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
         // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
         let at = USAGE.find(json)?;
-        let mut told = Self { depth: 1, names: true, ..Self::new("") };
-        told.read(&json[at..]);
+        let mut told = Self { depth: 1, field: Field::Usage, ..Self::new("") };
+        told.read(&json[at + USAGE.needle().len()..]);
         // A field of anything deeper would be followed by the end of that, and then by the end of the root.
         let is_in_root = told.ended && !told.beyond;
         if is_in_root { told.usage() } else { Self::of(json, "").usage() }

@@ -90,6 +90,17 @@ pub(crate) struct Room {
 pub(crate) struct NoRoom;
 
 impl Room {
+    /// The same room for a guest's whole body, now that it is known whose it is.
+    pub(crate) fn passed_to(mut self, guest: Guest) -> Result<Self, NoRoom> {
+        if self.tenant != guest.tenant {
+            let all = self.all.clone();
+            drop(self);
+            return all.room(guest);
+        }
+        self.grow(usize::try_from(guest.bytes).unwrap_or(usize::MAX))?;
+        Ok(self)
+    }
+
     fn grow(&mut self, bytes: usize) -> Result<(), NoRoom> {
         let wanted = bytes / PIECE_BYTES + 1;
         let more = wanted.saturating_sub(self.taken);
@@ -185,8 +196,8 @@ impl Unread {
 }
 
 impl Edge {
-    /// A request's body, decompressed; an answer where it cannot be had.
-    pub(super) async fn read_body<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Box<Response<EdgeBody>>>
+    /// A request's body, decompressed, and the room that it has; an answer where it cannot be had.
+    pub(super) async fn read_body<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<(Bytes, Room), Box<Response<EdgeBody>>>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
@@ -195,16 +206,18 @@ impl Edge {
     }
 
     /// The same for APIs that have their own words for why it cannot be had.
-    pub(super) async fn read_whole<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+    pub(super) async fn read_whole<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<(Bytes, Room), Unread>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
-        read_body(&self.config, self.reading.room(guest(caller, headers, None, 0))?, headers, body).await
+        let mut room = self.reading.room(guest(caller, headers, None, 0))?;
+        let body = read_body(&self.config, &mut room, headers, body).await?;
+        Ok((body, room))
     }
 }
 
-async fn read_body<B>(config: &RouterConfig, mut room: Room, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+async fn read_body<B>(config: &RouterConfig, room: &mut Room, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -218,8 +231,8 @@ where
     let read = async {
         match coding {
             // Few bodies are compressed, and the others have no room for what that needs.
-            Some(coding) => Box::pin(inflated(Inflate::new(coding, most), body, &mut room)).await,
-            None => plain(body, most, &mut room).await,
+            Some(coding) => Box::pin(inflated(Inflate::new(coding, most), body, room)).await,
+            None => plain(body, most, room).await,
         }
     };
     timeout(config.body_timeout, read).await.unwrap_or(Err(Unread::TooSlow(config.body_timeout)))

@@ -78,7 +78,7 @@ impl Edge {
     /// The call with its one message, read within the bounds that all bodies have.
     async fn one_message(&self, caller: &Caller, request: Request<Incoming>, entry: &Entry) -> Result<Request<Body>, Status> {
         let (head, body) = request.into_parts();
-        let body = self.read_whole(caller, &head.headers, body).await.map_err(|unread| {
+        let (body, _) = self.read_whole(caller, &head.headers, body).await.map_err(|unread| {
             self.dispatch.metrics.refused(Refused::Request);
             entry.refused("unread");
             status::unread(&unread)

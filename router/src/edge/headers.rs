@@ -12,16 +12,19 @@ use crate::keys::is_credential;
 use crate::placement::Record;
 
 /// With the value 1 on a request: the answer says why it comes from where it comes.
-pub(super) const EXPLAIN: &str = "x-hostler-explain";
+pub(super) const EXPLAIN: HeaderName = HeaderName::from_static("x-hostler-explain");
 
 /// On an answer: the router's own number of the request, for `hostler explain`.
-const ID: &str = "x-hostler-id";
+const ID: HeaderName = HeaderName::from_static("x-hostler-id");
 
 /// On an answer: why it comes from where it comes.
-const REASON: &str = "x-hostler-reason";
+const REASON: HeaderName = HeaderName::from_static("x-hostler-reason");
 
 /// On a request: its turn among those that wait, like the body's `priority` and before it.
-const PRIORITY: &str = "x-hostler-priority";
+const PRIORITY: HeaderName = HeaderName::from_static("x-hostler-priority");
+
+/// On a request: what its client calls it.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The same to vLLM, which reads it before the body's `priority`.
 const ENGINES_PRIORITY: &str = "x-vllm-priority";
@@ -105,7 +108,7 @@ pub(super) fn tenant(headers: &HeaderMap, user: Option<&str>) -> u64 {
 
 /// What a client calls its request.
 pub(super) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
-    let name = headers.get("x-request-id")?.to_str().ok()?;
+    let name = headers.get(REQUEST_ID)?.to_str().ok()?;
     (name.len() <= CLIENT_ID_BYTES).then(|| name.into())
 }
 

@@ -180,8 +180,8 @@ impl Edge {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
-        let body = match self.read_body(&caller, &head.headers, body).await {
-            Ok(body) => body,
+        let (body, room) = match self.read_body(&caller, &head.headers, body).await {
+            Ok((body, room)) => (body, Some(room)),
             Err(response) => {
                 self.dispatch.metrics.refused(Refused::Request);
                 return *response;
@@ -189,7 +189,8 @@ impl Edge {
         };
         let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let explain = head.headers.get(headers::EXPLAIN).is_some_and(|value| value == "1");
-        let answer = match self.submit(Inquiry { method: head.method, path, headers: head.headers, body, caller, entry, begun }).await {
+        let answer = match self.submit(Inquiry { method: head.method, path, headers: head.headers, body, room, caller, entry, begun }).await
+        {
             Ok(answer) => answer,
             Err(declined) => return reply::declined(&declined),
         };

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::Entry;
-use super::body::NoRoom;
+use super::body::{NoRoom, Room};
 use super::content::Content;
 use super::form;
 use super::headers;
@@ -40,6 +40,8 @@ pub(crate) struct Inquiry {
     pub(crate) headers: HeaderMap,
     /// Complete.
     pub(crate) body: Bytes,
+    /// What the body took as it came; `None` for one that was made here.
+    pub(crate) room: Option<Room>,
     pub(crate) caller: Caller,
     /// Its line in the access log.
     pub(crate) entry: Entry,
@@ -156,7 +158,7 @@ impl Edge {
 
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepared(&self, inquiry: Inquiry) -> Result<(Box<Outgoing>, Permit), Declined> {
-        let Inquiry { method, path, headers, body, caller, entry, begun } = inquiry;
+        let Inquiry { method, path, headers, body, room, caller, entry, begun } = inquiry;
         let content = Content::of(&headers);
         let mut peek = peeked(content, &body, self.depends(content, &caller)).map_err(Declined::Malformed)?;
         let route = invocation::carried(path.path(), &peek);
@@ -176,7 +178,7 @@ impl Edge {
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
         let guest = guest(&caller, &headers, peek.user.as_deref(), room_for.len());
-        let room = self.reading.room(guest).map_err(|full| without_room(&full))?;
+        let room = room.map_or_else(|| self.reading.room(guest), |room| room.passed_to(guest)).map_err(|full| without_room(&full))?;
         let names = Named::of(&method, route, peek.previous.as_deref());
         if peek.background && names.makes_one() && caller.limits.bound_use() {
             return Err(Declined::Malformed(NO_BACKGROUND.into()));

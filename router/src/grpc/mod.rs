@@ -104,6 +104,7 @@ impl Call {
             path: http::uri::PathAndQuery::from_static(request.path),
             headers: request.headers,
             body: request.body,
+            room: None,
             caller: self.caller.clone(),
             entry: self.entry.clone(),
             begun: self.begun,

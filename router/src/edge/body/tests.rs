@@ -38,6 +38,15 @@ fn all() -> Room {
     of(&Reading::new(usize::MAX))
 }
 
+/// Its room is given back when it has been read.
+async fn read_body<B>(config: &RouterConfig, mut room: Room, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    super::read_body(config, &mut room, headers, body).await
+}
+
 fn of(reading: &Reading) -> Room {
     reading.room(Guest { tenant: 1, weight: 1.0, bytes: 0 }).unwrap()
 }

@@ -108,7 +108,7 @@ impl Edge {
         headers.remove(header::ACCEPT_ENCODING);
         let path = PathAndQuery::from_static(asked.path);
         let body = self.for_engine(&model, asked);
-        let inquiry = Inquiry { method: Method::POST, path, headers, body, caller, entry, begun };
+        let inquiry = Inquiry { method: Method::POST, path, headers, body, room: None, caller, entry, begun };
         match self.submit(inquiry).await {
             Ok(answer) => retell_answer(Reader { form, model, streams, begun, explain }, answer).await,
             Err(declined) => reply::declined(&declined),
@@ -130,7 +130,7 @@ impl Edge {
     async fn taken_in(&self, request: Request<Incoming>, caller: &Caller) -> Result<Read, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
-        let body = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
+        let (body, _) = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
             self.dispatch.metrics.refused(Refused::Request);
             entry.refused("body");
         })?;
