@@ -176,6 +176,23 @@ fn the_room_of_a_body_is_taken_for_as_long_as_any_part_of_it_is_held() {
 }
 
 #[test]
+fn room_that_a_body_took_as_it_came_is_passed_on_and_counts_once_and_for_whom_the_body_names() {
+    let reading = Reading::new(10 * PIECE_BYTES);
+    let guest = |tenant, pieces: usize| Guest { tenant, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
+    let taken = || {
+        let taken = reading.0.taken.lock();
+        (taken.all, taken.tenants.get(&1).copied(), taken.tenants.get(&2).copied())
+    };
+    // Twice as much would not be there.
+    let room = reading.room(guest(1, 6)).unwrap().passed_to(guest(1, 6)).unwrap();
+    assert_eq!(taken(), (6, Some(6), None));
+    let room = room.passed_to(guest(1, 7)).unwrap().passed_to(guest(2, 7)).unwrap();
+    assert_eq!(taken(), (7, None, Some(7)));
+    assert_eq!(room.passed_to(guest(2, 20)).unwrap_err(), NoRoom);
+    assert_eq!(taken(), (0, None, None), "who is refused gives all back at once");
+}
+
+#[test]
 fn a_body_that_is_as_large_as_may_be_finds_room_within_what_is_for_large_ones() {
     let fits = |pieces, bytes| Reading::new(pieces * PIECE_BYTES).has_room_for(bytes);
     assert!(fits(8, 7 * PIECE_BYTES - 1) && !fits(8, 7 * PIECE_BYTES));
