@@ -72,7 +72,11 @@ impl EngineClient {
 
     /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once, when all of the request has left. To drop this
     /// future, or the answer, closes the connection, and the engine aborts.
-    pub(crate) async fn request(&self, mut outgoing: OutgoingRequest, mut sent: impl FnMut()) -> Result<(ResponseHead, EngineResponse<'_>), RequestError> {
+    pub(crate) async fn request(
+        &self,
+        mut outgoing: OutgoingRequest,
+        mut sent: impl FnMut(),
+    ) -> Result<(ResponseHead, EngineResponse<'_>), RequestError> {
         loop {
             let (mut connection, is_kept) = self.connection().await?;
             match outgoing.send_and_await_head(&mut connection, &mut sent).await {
@@ -106,7 +110,9 @@ impl EngineClient {
             match UnixStream::connect(&self.socket).await {
                 Ok(stream) => return Ok((Connection::new(Stream::Unix(stream)), false)),
                 // A full accept queue refuses at once on a Unix socket.
-                Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_TIMEOUT => sleep(CONNECT_RETRY_DELAY).await,
+                Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_TIMEOUT => {
+                    sleep(CONNECT_RETRY_DELAY).await
+                }
                 Err(error) => return Err(RequestError::Connect(error)),
             }
         }

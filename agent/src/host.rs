@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::config::EngineKind;
 pub use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
-use crate::gpu::{GpuDriver, DriverError, MigSliceNeedsUuid};
+use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
 
 /// This host.
 #[derive(Debug, Clone)]

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{StreamFault, Credit, Inbox, MAX_BODY_BYTES, Outbox};
+use hostler_proto::lane::{Credit, Inbox, MAX_BODY_BYTES, Outbox, StreamFault};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;

@@ -40,12 +40,12 @@ use advise::EngineSetup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
 use engine::start_order::StartOrder;
 use engine::{AdoptedLife, Engine, EngineSpec, Phase};
-use host::{Host, HostError, ReplicaPlan, EngineProgram};
+use host::{EngineProgram, Host, HostError, ReplicaPlan};
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, SurvivingEngine};
 pub use metrics::AgentMetrics;
 use node::NodeState;
-use plan::{Inventory, Plan, PlanError, HostResources};
+use plan::{HostResources, Inventory, Plan, PlanError};
 use run_dir::{RunDir, RunDirError};
 use uplink::Uplink;
 use vllm::command_line::command_line;
@@ -128,9 +128,11 @@ impl Agent {
         }
         let installed = plan::probe_installed(&engine).await?;
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
-        let plan =
-            plan::plan_inventory(Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources: HostResources::detect() }, config.clone())
-                .await?;
+        let plan = plan::plan_inventory(
+            Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources: HostResources::detect() },
+            config.clone(),
+        )
+        .await?;
         tracing::info!(plan = plan.summary(), "planned");
         for warning in &plan.warnings {
             tracing::warn!(warning, "of the plan");
@@ -310,7 +312,8 @@ impl Agent {
         let bindings = if self.config.bind_cpus { gpu::plan_cpu_bindings(driver, &gpus) } else { vec![None; gpus.len()] };
         for (((_, spec, _), gpus), binding) in specs.iter_mut().zip(gpus).zip(bindings) {
             spec.cpu_binding = binding;
-            spec.gpu_availability = (!gpus.is_empty()).then(|| gpu::GpuAvailability::new(driver.clone(), gpus, self.plan.setup.utilization()));
+            spec.gpu_availability =
+                (!gpus.is_empty()).then(|| gpu::GpuAvailability::new(driver.clone(), gpus, self.plan.setup.utilization()));
         }
         specs
     }

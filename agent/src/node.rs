@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 use crate::advise::{self, AdvisedReplica, EngineSetup, Finding};
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
-use crate::prompt_files::{Bundle, PromptFilesError, PromptFileSource};
 use crate::gpu::{GpuReading, GpuReadings};
+use crate::prompt_files::{Bundle, PromptFileSource, PromptFilesError};
 
 /// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
 const FILES_RETRY: Duration = Duration::from_secs(30);

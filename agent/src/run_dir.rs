@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use crate::keeper::{SurvivingEngine, AdoptionError};
+use crate::keeper::{AdoptionError, SurvivingEngine};
 use crate::process::orphans::end_orphans;
 
 /// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/` and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
-use hostler_router::keys::{KeyEntry, KeyLimits, Timestamp, Role, Secret, KeyStatus, change, find_key_id, list as entries};
+use hostler_router::keys::{KeyEntry, KeyLimits, KeyStatus, Role, Secret, Timestamp, change, find_key_id, list as entries};
 
 use crate::output::{Side, complain, say, table};
 use crate::secret_output::SecretOutput;

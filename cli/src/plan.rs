@@ -34,7 +34,8 @@ pub(crate) struct PlanArgs {
 pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     let described = args.gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
-    let release = |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
+    let release =
+        |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;
     let preview = preview(config, PreviewRequest { described_gpus: described, version }).await?;
     if args.json {

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::head::{self, BodyFraming};
-use crate::{HttpError, Framing, Header};
+use crate::{Framing, Header, HttpError};
 
 /// The least that is read at once: more than the events of a step.
 const MIN_READ_BYTES: usize = 8 * 1024;

@@ -22,7 +22,11 @@ pub struct BodyFraming {
 
 /// What is kept of the head that `read` begins with, which is taken out, and its body; nothing while it is not complete. Those of interim answers are
 /// passed over.
-pub(crate) fn parse_head<H>(read: &mut BytesMut, is_head: bool, keep: impl Fn(u16, &[Header<'_>]) -> H) -> Result<Option<(H, BodyFraming)>, HttpError> {
+pub(crate) fn parse_head<H>(
+    read: &mut BytesMut,
+    is_head: bool,
+    keep: impl Fn(u16, &[Header<'_>]) -> H,
+) -> Result<Option<(H, BodyFraming)>, HttpError> {
     loop {
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut response = Response::new(&mut headers);

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hostler_placement::affinity::{PromptToMatch, PromptKeys, ApproxPrefixIndex, ChainGaps, CacheIndex, InFlightOverlay, Popularity, ReplicaSlot};
+use hostler_placement::affinity::{
+    ApproxPrefixIndex, CacheIndex, ChainGaps, InFlightOverlay, Popularity, PromptKeys, PromptToMatch, ReplicaSlot,
+};
 use hostler_placement::block_keys::BlockKey;
 
 /// A replica's capacity: 500,000 tokens in blocks of 16.
@@ -20,7 +22,12 @@ fn keys(random: &mut fastrand::Rng, count: usize) -> Vec<BlockKey> {
 }
 
 /// An index in which all replicas hold a fifth of a prompt, one in eight a half, and three most of it.
-fn shared(random: &mut fastrand::Rng, replicas: usize, prompt: &[BlockKey], holes: ChainGaps) -> (CacheIndex, Vec<(ReplicaSlot, ChainGaps)>) {
+fn shared(
+    random: &mut fastrand::Rng,
+    replicas: usize,
+    prompt: &[BlockKey],
+    holes: ChainGaps,
+) -> (CacheIndex, Vec<(ReplicaSlot, ChainGaps)>) {
     let index = CacheIndex::new();
     let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..replicas).map(|_| (index.open(), holes)).collect();
     for (number, (seat, _)) in seats.iter().enumerate() {

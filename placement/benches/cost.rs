@@ -5,9 +5,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use hostler_placement::affinity::{Arrivals, PromptToMatch, PromptKeys, ChainGaps, CacheIndex, InFlightOverlay, Popularity, ReplicaSlot};
-use hostler_placement::cost::{PricingInput, Candidate, Conditions, place};
-use hostler_placement::block_keys::{KeyChain, BlockKey, token_keys};
+use hostler_placement::affinity::{Arrivals, CacheIndex, ChainGaps, InFlightOverlay, Popularity, PromptKeys, PromptToMatch, ReplicaSlot};
+use hostler_placement::block_keys::{BlockKey, KeyChain, token_keys};
+use hostler_placement::cost::{Candidate, Conditions, PricingInput, place};
 use hostler_placement::rates::Rates;
 
 /// The program's own allocator.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::affinity::Arrivals;
 use crate::offered_work::MAX_UTILISATION;
-use crate::rates::{MIN_SLOWNESS, MAX_SLOWNESS, Rates};
+use crate::rates::{MAX_SLOWNESS, MIN_SLOWNESS, Rates};
 
 /// A request that is to be placed.
 #[derive(Debug, Clone, Copy)]
@@ -312,7 +312,14 @@ impl<'a> CostModel<'a> {
         let output = if ask.output.is_nan() { 0.0 } else { ask.output.clamp(0.0, MAX_OUTPUT_TOKENS) };
         let price = 2.0 * utilisation / (1.0 - utilisation);
         let unmatched = if price > 0.0 { ask.arrivals.discounted_tokens(0, ask.tokens) } else { 0.0 };
-        Self { ask, output, nominal: conditions.nominal, congestion_price: price, unmatched_tokens: unmatched, last_matched: (0, unmatched) }
+        Self {
+            ask,
+            output,
+            nominal: conditions.nominal,
+            congestion_price: price,
+            unmatched_tokens: unmatched,
+            last_matched: (0, unmatched),
+        }
     }
 
     #[inline]

@@ -2,8 +2,8 @@
 //! time and randomness are arguments. So the router, the tests and the simulator run the same code.
 
 pub mod affinity;
-pub mod cost;
-pub mod queue;
 pub mod block_keys;
+pub mod cost;
 pub mod offered_work;
+pub mod queue;
 pub mod rates;

@@ -1,17 +1,17 @@
 //! Requests that no replica has room for, and which of them goes first when one has. Late binding: a request that waits here still has
 //! every replica open to it. It is a plain queue; the router's dispatch pushes, pops and gives up waiting.
 
-mod tenant_queue;
-mod slot_quota;
 mod released_tokens;
+mod slot_quota;
+mod tenant_queue;
 
 use std::cmp::Ordering;
 
 use rustc_hash::FxHashMap;
 
-use tenant_queue::{Entry, TenantQueue};
-pub use slot_quota::{QueueFull, SlotQuota, has_fair_share};
 use released_tokens::ReleasedTokens;
+pub use slot_quota::{QueueFull, SlotQuota, has_fair_share};
+use tenant_queue::{Entry, TenantQueue};
 
 /// Of the tokens released while others wait in less urgent bands, the share that is theirs.
 const LOW_PRIORITY_SHARE: f64 = 0.1;
@@ -84,7 +84,15 @@ impl<T> Queue<T> {
     /// A queue for at most this many requests.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { capacity: most, next_number: 0, len: 0, tenant_queues: FxHashMap::default(), released: ReleasedTokens::default(), owed_tokens: 0.0, order: Vec::new() }
+        Self {
+            capacity: most,
+            next_number: 0,
+            len: 0,
+            tenant_queues: FxHashMap::default(),
+            released: ReleasedTokens::default(),
+            owed_tokens: 0.0,
+            order: Vec::new(),
+        }
     }
 
     /// Lets a request wait.
@@ -111,7 +119,12 @@ impl<T> Queue<T> {
     /// for its tenant. So a request whose replica is busy does not hold up those behind it, and keeps its turn; and while several tenants
     /// wait, one of them has no more than half of the looks. `may_go` may correct a request's uncached tokens, since caches change while
     /// it waits.
-    pub fn pop_where(&mut self, now: f64, looked_at: usize, mut may_go: impl FnMut(&mut TurnFactors, &mut T) -> bool) -> Option<(TurnFactors, T)> {
+    pub fn pop_where(
+        &mut self,
+        now: f64,
+        looked_at: usize,
+        mut may_go: impl FnMut(&mut TurnFactors, &mut T) -> bool,
+    ) -> Option<(TurnFactors, T)> {
         self.sort_tenants(now, looked_at);
         let order = std::mem::take(&mut self.order);
         let each = if order.len() > 1 { looked_at.div_ceil(2) } else { looked_at };
@@ -187,18 +200,27 @@ impl<T> Queue<T> {
     fn sort_tenants(&mut self, now: f64, looked_at: usize) {
         self.released.sweep(now);
         self.order.clear();
-        let rank = |(line, of): (&(i32, u64), &TenantQueue<T>)| TenantRank { tenant_queue: *line, released_per_weight: self.released.of_tenant(line.1, now) / of.weight };
+        let rank = |(line, of): (&(i32, u64), &TenantQueue<T>)| TenantRank {
+            tenant_queue: *line,
+            released_per_weight: self.released.of_tenant(line.1, now) / of.weight,
+        };
         self.order.extend(self.tenant_queues.iter().map(rank));
         let lines = &self.tenant_queues;
         let order = |one: &TenantRank, other: &TenantRank| {
-            let order = one.tenant_queue.0.cmp(&other.tenant_queue.0).then_with(|| one.released_per_weight.total_cmp(&other.released_per_weight));
-            order.then_with(|| lines[&one.tenant_queue].cmp_first(&lines[&other.tenant_queue], now)).then_with(|| one.tenant_queue.cmp(&other.tenant_queue))
+            let order =
+                one.tenant_queue.0.cmp(&other.tenant_queue.0).then_with(|| one.released_per_weight.total_cmp(&other.released_per_weight));
+            order
+                .then_with(|| lines[&one.tenant_queue].cmp_first(&lines[&other.tenant_queue], now))
+                .then_with(|| one.tenant_queue.cmp(&other.tenant_queue))
         };
         let urgent = self.order.iter().map(|rank| rank.tenant_queue.0).min().unwrap_or_default();
         let patient = self.order.iter().filter(|rank| rank.tenant_queue.0 != urgent);
         // Whose turn it is among those behind the most urgent band, whatever theirs is.
         let patient = patient.copied().min_by(|one, other| {
-            let order = one.released_per_weight.total_cmp(&other.released_per_weight).then_with(|| lines[&one.tenant_queue].cmp_first(&lines[&other.tenant_queue], now));
+            let order = one
+                .released_per_weight
+                .total_cmp(&other.released_per_weight)
+                .then_with(|| lines[&one.tenant_queue].cmp_first(&lines[&other.tenant_queue], now));
             order.then_with(|| one.tenant_queue.cmp(&other.tenant_queue))
         });
         if patient.is_none() {

@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::files::{TokenizerConfig, TemplateSources};
+use crate::files::{TemplateSources, TokenizerConfig};
 use crate::messages::{self, Conversation, MEDIA_MARKER, MediaMode, MessageRules, invalid};
-use crate::request::{Chat, Prompt, TruncationSide, Truncation};
+use crate::request::{Chat, Prompt, Truncation, TruncationSide};
 use crate::template::{ContentShape, Template};
-use crate::tokens::{ContinueReading, Progress, EncoderStats, SegmentTokenizer};
-use crate::{Dialect, ModelFiles, FilesError, PromptRequest};
+use crate::tokens::{ContinueReading, EncoderStats, Progress, SegmentTokenizer};
+use crate::{Dialect, FilesError, ModelFiles, PromptRequest};
 
 /// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one core.
 pub const MAX_TEXT_BYTES: usize = 8 << 20;
@@ -102,7 +102,12 @@ impl Encoder {
 
     /// The same, or only the tokens of the beginning: `goes_on` is asked, at places where reading can stop, whether more is wanted. A request
     /// that is truncated is read whole.
-    pub fn encode_prefix(&self, dialect: Dialect, request: &PromptRequest, goes_on: &mut ContinueReading<'_>) -> Result<EncodedPrompt, EncodeError> {
+    pub fn encode_prefix(
+        &self,
+        dialect: Dialect,
+        request: &PromptRequest,
+        goes_on: &mut ContinueReading<'_>,
+    ) -> Result<EncodedPrompt, EncodeError> {
         if let Some(reason) = request.unsupported {
             return Err(EncodeError::Unsupported(reason));
         }
@@ -189,7 +194,9 @@ impl Encoder {
     fn truncate(&self, mut tokens: Vec<u32>, truncation: Truncation, special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
         let surplus = tokens.len().saturating_sub(truncation.tokens);
         let (before, after) = match (truncation.side, special_tokens) {
-            (TruncationSide::Inner, true) => self.tokens.surrounding_counts().ok_or(EncodeError::Unsupported("a truncation of uncommon special tokens"))?,
+            (TruncationSide::Inner, true) => {
+                self.tokens.surrounding_counts().ok_or(EncodeError::Unsupported("a truncation of uncommon special tokens"))?
+            }
             _ => (0, 0),
         };
         if surplus > 0 && before + after >= truncation.tokens {

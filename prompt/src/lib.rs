@@ -22,10 +22,10 @@ mod tokens;
 
 pub use dialect::Dialect;
 pub use encoder::{EncodeError, EncodedPrompt, Encoder, MAX_TEXT_BYTES};
-pub use files::{ModelFiles, FilesError};
+pub use files::{FilesError, ModelFiles};
 pub use forms::{PromptForm, PromptForms};
 pub use request::PromptRequest;
-pub use tokens::{ContinueReading, Progress, EncoderStats};
+pub use tokens::{ContinueReading, EncoderStats, Progress};
 
 #[cfg(test)]
 mod fixture;

@@ -203,9 +203,11 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
             let position = (0..known).find(|position| encoded.tokens.get(*position) != engine.get(*position));
             match position {
                 None => Ok(Agreement::Tokens),
-                Some(position) => {
-                    differ(DifferenceKind::Token { position, encoder: encoded.tokens.get(position).copied(), engine: engine.get(position).copied() })
-                }
+                Some(position) => differ(DifferenceKind::Token {
+                    position,
+                    encoder: encoded.tokens.get(position).copied(),
+                    engine: engine.get(position).copied(),
+                }),
             }
         }
     }

@@ -183,7 +183,12 @@ impl RequestBody {
         Ok(Some(Truncation { tokens, side }))
     }
 
-    fn request(self, prompt: Prompt, truncation: Result<Option<Truncation>, &'static str>, unsupported: Option<&'static str>) -> PromptRequest {
+    fn request(
+        self,
+        prompt: Prompt,
+        truncation: Result<Option<Truncation>, &'static str>,
+        unsupported: Option<&'static str>,
+    ) -> PromptRequest {
         let forwarded = self.kv_transfer_params.as_ref().and_then(|params| params.get("prompt_token_ids")).filter(|ids| !ids.is_null());
         let unsupported = unsupported.or(forwarded.map(|_| "token ids in kv_transfer_params"));
         PromptRequest { prompt, truncation: truncation.unwrap_or_default(), unsupported: unsupported.or(truncation.err()) }

@@ -243,7 +243,8 @@ impl SegmentTokenizer {
         let Some(splitter) = &self.splitter else { return false };
         texts(splitter).iter().all(|text| {
             let mut read = ReadText { tokens: Vec::new(), bytes: 0 };
-            self.append_text(text, &mut read, &mut |_| true).is_ok() && self.encode_whole(text, false).is_ok_and(|whole| whole == read.tokens)
+            self.append_text(text, &mut read, &mut |_| true).is_ok()
+                && self.encode_whole(text, false).is_ok_and(|whole| whole == read.tokens)
         })
     }
 }

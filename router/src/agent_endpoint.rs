@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::lanes::{Lane, Lanes};
 use crate::fleet::{SessionDeps, attach};
-use crate::join::{Connection, NewestCertificates, JoinEndpoint, Peer};
+use crate::join::{Connection, JoinEndpoint, NewestCertificates, Peer};
+use crate::lanes::{Lane, Lanes};
 use crate::metrics::RouterMetrics;
 use crate::tls::FleetAuthority;
 
@@ -46,7 +46,8 @@ pub(crate) async fn serve(
     let fence = Arc::<NewestCertificates>::default();
     let join = admitting.clone().map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting, fence.clone()));
     let is_open = admitting.is_none();
-    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() }).max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
+    let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() })
+        .max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
     Server::builder()
         .initial_stream_window_size(wire::HTTP2_WINDOW_BYTES)
         .initial_connection_window_size(wire::HTTP2_WINDOW_BYTES)
@@ -60,7 +61,11 @@ pub(crate) async fn serve(
 }
 
 /// Connections that have begun to speak: HTTP/2 has no deadline for its first words, so a port scanner would stay for ever.
-fn accept_connections(listener: TcpListener, admitting: Option<FleetAuthority>, fence: Arc<NewestCertificates>) -> impl Stream<Item = io::Result<Connection>> {
+fn accept_connections(
+    listener: TcpListener,
+    admitting: Option<FleetAuthority>,
+    fence: Arc<NewestCertificates>,
+) -> impl Stream<Item = io::Result<Connection>> {
     let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
     let strangers = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
     let spoken = accepted.map(move |stream| {

@@ -37,12 +37,12 @@ use admission::Admission;
 pub use config::{NeedKey, RouterConfig};
 use dispatch::{CrashSuspects, Dispatch, RetryBudgets};
 use edge::access_log::{AccessLog, AccessLogError, AccessLogWriter};
-use edge::{Edge, Isolation, MediaHosts, InvalidMediaHost, BodyMemory};
+use edge::{BodyMemory, Edge, InvalidMediaHost, Isolation, MediaHosts};
 pub use exposures::Exposure;
 use fleet::{CacheReportQueue, Fleet, SessionDeps};
 use grpc::{Bookings, HealthWatchPermits};
 use hostler_placement::affinity::CacheIndex;
-use keys::{AdminGuard, Keys, KeyFileError, Secret, guard_pages};
+use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
 pub use operators::find_operators_sockets;
@@ -309,7 +309,13 @@ struct RouterAdmin {
 
 impl RouterAdmin {
     /// Serves the pages and operators' calls on the admin listener and on the operators' socket, until `end`.
-    async fn serve(self, guard: AdminGuard, listener: TcpListener, operators: (OperatorsSocket, Option<PrivateSocket>), end: CancellationToken) {
+    async fn serve(
+        self,
+        guard: AdminGuard,
+        listener: TcpListener,
+        operators: (OperatorsSocket, Option<PrivateSocket>),
+        end: CancellationToken,
+    ) {
         let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
         let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
         let (place, socket) = operators;

@@ -87,7 +87,8 @@ impl fleet_server::Fleet for Operators {
                 return Err(Status::not_found(format!("no replica has an adapter called {name:?}; adapters: {known}")));
             }
         }
-        self.send_order(&target, |replicas| Order::Lora(LoraOrder { replicas: Some(replicas), name: name.clone(), path: path.clone() })).await
+        self.send_order(&target, |replicas| Order::Lora(LoraOrder { replicas: Some(replicas), name: name.clone(), path: path.clone() }))
+            .await
     }
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<LogsResponse>, Status> {

@@ -1,7 +1,7 @@
 //! A simulated fleet: what its replicas are, and what a router can see of them.
 
 use crate::blocks::CacheChanges;
-use crate::engine::{Hardware, EngineLoad};
+use crate::engine::{EngineLoad, Hardware};
 use crate::flag_values::not_negative;
 
 /// What the replicas are, and how far away.

@@ -73,7 +73,9 @@ fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Verdict {
         if let Some(best) = best {
             gate(&own.workload, mean, MAX_TTFT_RATIO * best.measures.ttft_mean, best, MAX_TTFT_RATIO);
         }
-        for name in [PolicyName::Radix, PolicyName::RadixTight, PolicyName::LeastRequest].iter().filter(|_| *overloaded).map(|name| name.name()) {
+        for name in
+            [PolicyName::Radix, PolicyName::RadixTight, PolicyName::LeastRequest].iter().filter(|_| *overloaded).map(|name| name.name())
+        {
             if let Some(other) = panel.iter().find(|outcome| outcome.policy == name) {
                 gate(&own.workload, mean, other.measures.ttft_mean / MIN_SPEEDUP, other, 1.0 / MIN_SPEEDUP);
             }

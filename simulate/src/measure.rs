@@ -68,8 +68,9 @@ pub(crate) fn measure(run: &RunResult, objectives: &Objectives) -> Measures {
     let mut ttfts: Vec<f64> = records.iter().map(RequestRecord::ttft).collect();
     ttfts.sort_by(f64::total_cmp);
     let tokens = |of: fn(&RequestRecord) -> u32| records.iter().map(|record| f64::from(of(record))).sum::<f64>();
-    let good =
-        |record: &&RequestRecord| record.ttft() <= objectives.slo_ttft && record.tpot().is_none_or(|interval| interval <= objectives.slo_tpot);
+    let good = |record: &&RequestRecord| {
+        record.ttft() <= objectives.slo_ttft && record.tpot().is_none_or(|interval| interval <= objectives.slo_tpot)
+    };
     let busiest = run.busy.iter().copied().fold(0.0, f64::max);
     Measures {
         requests: records.len(),

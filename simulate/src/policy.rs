@@ -1,15 +1,15 @@
 //! Ways to choose a replica: Hostler's own, which is the router's very code, and those of other routers, written anew from what they are
 //! known to do and with the numbers that they have by default. The fleet asks one of them for each run.
 
-mod load_only;
-mod hostler;
-mod radix;
 mod block_holders;
+mod hostler;
+mod load_only;
+mod radix;
 mod scores;
 
 use clap::ValueEnum;
 
-use crate::fleet::{SimulatedFleet, ReplicaReport, FleetState};
+use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::request::Request;
 
 /// What a run asks for and tells.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hostler_placement::block_keys::{KeyChain, BlockKey};
+use hostler_placement::block_keys::{BlockKey, KeyChain};
 
 /// Tokens in a block, as in vLLM's default.
 pub(crate) const BLOCK_TOKENS: u32 = 16;

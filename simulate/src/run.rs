@@ -6,8 +6,8 @@ use std::collections::BinaryHeap;
 
 use rustc_hash::FxHashMap;
 
-use crate::engine::{SimulatedEngine, StepOutput, EngineLoad};
-use crate::fleet::{SimulatedFleet, ReplicaReport, FleetState};
+use crate::engine::{EngineLoad, SimulatedEngine, StepOutput};
+use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::policy::Policy;
 use crate::workload::{ArrivalTime, Workload};
 
@@ -89,7 +89,8 @@ struct Simulation<'a> {
 pub(crate) fn run(fleet: &SimulatedFleet, workload: &Workload, policy: Box<dyn Policy>, done: &dyn Fn()) -> RunResult {
     let replicas = usize::from(fleet.replicas);
     let requests = workload.arrivals.iter().map(|arrival| &arrival.request);
-    let records = requests.map(|request| RequestRecord { prompt: request.prompt, output: request.output, ..RequestRecord::default() }).collect();
+    let records =
+        requests.map(|request| RequestRecord { prompt: request.prompt, output: request.output, ..RequestRecord::default() }).collect();
     let mut world = Simulation {
         fleet,
         workload,

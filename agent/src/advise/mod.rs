@@ -13,7 +13,7 @@ use self::cpu::FrontEndCpu;
 pub(crate) use self::rules::evaluate_rules;
 pub use self::rules::{Finding, FindingKind};
 pub use self::window::{EngineSetup, Observation, RuntimeFacts, Window};
-use crate::engine::{Engine, Phase, EngineStatus};
+use crate::engine::{Engine, EngineStatus, Phase};
 use crate::gpu::GpuReading;
 use crate::probe::DetailReader;
 use crate::vllm::FrontEndInUse;

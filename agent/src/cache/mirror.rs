@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::hash_map::Entry;
 
-use hostler_placement::block_keys::{KeyChain, BlockKey};
+use hostler_placement::block_keys::{BlockKey, KeyChain};
 use rustc_hash::FxHashMap;
 
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};

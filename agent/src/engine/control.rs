@@ -1,7 +1,7 @@
 //! What operators order of one living engine over its own control routes: sleep and wake, load and unload a LoRA adapter. One task per engine carries the orders out, one after another and each within deadlines; it alone knows which adapters the next life of the engine must have again.
 
-mod routes;
 mod desired_adapters;
+mod routes;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+pub(super) use self::desired_adapters::DesiredAdapters;
 pub(super) use self::routes::is_asleep;
 use self::routes::{NO_SLEEP_ROUTE, SLEEP_TIMEOUT, parse_adapter};
-pub(super) use self::desired_adapters::DesiredAdapters;
 use super::http::{EngineApiClient, FetchError};
-use super::{Engine, Phase, EngineShared, EngineStatus};
+use super::{Engine, EngineShared, EngineStatus, Phase};
 
 /// Orders that wait for the one at work.
 const MAX_QUEUED_REQUESTS: usize = 8;
@@ -335,7 +335,8 @@ impl ControlTask {
     }
 
     fn remove_adapter(&self, name: &str) {
-        self.desired_adapters.send_modify(|wanted| wanted.adapters = wanted.adapters.iter().filter(|known| known.name != name).cloned().collect());
+        self.desired_adapters
+            .send_modify(|wanted| wanted.adapters = wanted.adapters.iter().filter(|known| known.name != name).cloned().collect());
     }
 }
 

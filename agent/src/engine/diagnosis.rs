@@ -2,8 +2,8 @@
 //! Decided from how it ended and from what it printed; the driver asks once for each crash. What the sentences are read from is in
 //! `words`, which knows what vLLM, PyTorch and the libraries below them print.
 
-mod remedies;
 mod failure_patterns;
+mod remedies;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -223,11 +223,17 @@ fn diagnose_signal(who: &str, signal: i32, ended: &LifeEnd) -> Diagnosis {
             Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY)
         }
         SIGKILL => Diagnosis::new(FailureKind::Killed, format!("{who} was killed {when} (SIGKILL), not by hostler"), remedies::KILLED),
-        SIGTERM => Diagnosis::new(FailureKind::Killed, format!("{who} was told to stop {when} (SIGTERM), not by hostler"), remedies::TERMINATED),
-        SIGILL => {
-            Diagnosis::new(FailureKind::Crashed, format!("{who} ended {when} with an illegal instruction (SIGILL)"), remedies::ILLEGAL_INSTRUCTION)
+        SIGTERM => {
+            Diagnosis::new(FailureKind::Killed, format!("{who} was told to stop {when} (SIGTERM), not by hostler"), remedies::TERMINATED)
         }
-        SIGBUS => Diagnosis::new(FailureKind::SharedMemory, format!("{who} ended {when} with a bus error (SIGBUS)"), remedies::SHARED_MEMORY),
+        SIGILL => Diagnosis::new(
+            FailureKind::Crashed,
+            format!("{who} ended {when} with an illegal instruction (SIGILL)"),
+            remedies::ILLEGAL_INSTRUCTION,
+        ),
+        SIGBUS => {
+            Diagnosis::new(FailureKind::SharedMemory, format!("{who} ended {when} with a bus error (SIGBUS)"), remedies::SHARED_MEMORY)
+        }
         other => Diagnosis::new(FailureKind::Crashed, format!("{who} ended {when} with {}", signal_name(other)), remedies::CRASHED),
     }
 }

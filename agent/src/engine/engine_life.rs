@@ -10,9 +10,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::health::{ModelCard, HealthEvent};
+use super::health::{HealthEvent, ModelCard};
 use super::log::{EngineLog, is_loading_marker};
-use super::startup_progress::{LogFacts, StartupProgress, StartupLogParser};
+use super::startup_progress::{LogFacts, StartupLogParser, StartupProgress};
 use crate::cache;
 use crate::keeper::KeeperNotices;
 use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, DesiredAdapters};
-use super::http::{EngineApiClient, FetchError, EngineApiReply};
+use super::http::{EngineApiClient, EngineApiReply, FetchError};
 use super::monitored_engine::MonitoredEngine;
 use super::{canary, watchdog};
 use crate::process::activity::ProcessSnapshot;
@@ -45,7 +45,8 @@ const ROUTE_TIMEOUT: Duration = Duration::from_secs(1);
 const TOKENIZE: &str = "/tokenize";
 
 /// Routes that a front-end must have, and for what.
-const REQUIRED_ROUTES: [(&str, &str); 2] = [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
+const REQUIRED_ROUTES: [(&str, &str); 2] =
+    [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
 /// One model as the engine describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,7 +157,11 @@ async fn missing_route(client: &mut EngineApiClient, front_end: FrontEndInUse) -
 }
 
 /// The models of an engine that has become healthy, with the adapters that it had in its last life.
-async fn read_all_models(client: &mut EngineApiClient, socket: &Path, wanted: &mut watch::Receiver<DesiredAdapters>) -> Result<Vec<ModelCard>, String> {
+async fn read_all_models(
+    client: &mut EngineApiClient,
+    socket: &Path,
+    wanted: &mut watch::Receiver<DesiredAdapters>,
+) -> Result<Vec<ModelCard>, String> {
     let models = read_models(client).await?;
     let now = wanted.borrow_and_update().clone();
     if now.adapters.is_empty() {

@@ -80,7 +80,8 @@ impl EngineApiClient {
     /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
     /// have obeyed although its answer is lost.
     pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<EngineApiReply, FetchError> {
-        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(to_broken_error)?;
+        let request =
+            Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(to_broken_error)?;
         let exchange = async { self.connect().await?.ask(request).await };
         tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
     }

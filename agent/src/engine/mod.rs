@@ -2,17 +2,17 @@
 
 mod canary;
 pub mod control;
-pub mod diagnosis;
-mod supervisor;
 mod crash_output;
+pub mod diagnosis;
+mod engine_life;
 mod health;
 pub(crate) mod http;
-mod engine_life;
 mod log;
-pub mod startup_progress;
-mod state_machine;
 mod monitored_engine;
 pub mod start_order;
+pub mod startup_progress;
+mod state_machine;
+mod supervisor;
 mod watchdog;
 
 use std::path::{Path, PathBuf};
@@ -23,19 +23,19 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use self::control::{LoraAdapter, ControlTask, DesiredAdapters};
+use self::control::{ControlTask, DesiredAdapters, LoraAdapter};
 use self::diagnosis::Diagnosis;
-use self::supervisor::Supervisor;
 pub use self::health::ModelCard;
 use self::log::EngineLog;
-use self::startup_progress::{LogFacts, StartupProgress};
-use self::state_machine::{EngineEvent, LiveStage, EngineState, AfterExit};
 use self::start_order::StartOrder;
+use self::startup_progress::{LogFacts, StartupProgress};
+use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
+use self::supervisor::Supervisor;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
 use crate::gpu::{CpuBinding, GpuAvailability};
 use crate::host::HostError;
-use crate::keeper::wire::{LaunchSpec, KeeperRequest};
+use crate::keeper::wire::{KeeperRequest, LaunchSpec};
 use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, SurvivingEngine};
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
@@ -264,8 +264,19 @@ impl Engine {
             adopted,
         });
         tracker.spawn(driver.run());
-        let shared =
-            Arc::new(EngineShared { socket, commands, control_requests: orders, desired_adapters: wanted, status: status.clone(), samples, traffic, crashes: deaths, cache, log, process_handle: grip });
+        let shared = Arc::new(EngineShared {
+            socket,
+            commands,
+            control_requests: orders,
+            desired_adapters: wanted,
+            status: status.clone(),
+            samples,
+            traffic,
+            crashes: deaths,
+            cache,
+            log,
+            process_handle: grip,
+        });
         tracker.spawn(control.run(Arc::downgrade(&shared), status));
         Self { shared }
     }
@@ -353,7 +364,11 @@ impl Engine {
     /// The adapters that operators had loaded and that it could not load again.
     pub(crate) fn missing_adapters(&self) -> Vec<LoraAdapter> {
         let status = self.shared.status.borrow();
-        if status.phase == Phase::Ready { self.shared.desired_adapters.borrow().missing_adapters(&status.models).cloned().collect() } else { Vec::new() }
+        if status.phase == Phase::Ready {
+            self.shared.desired_adapters.borrow().missing_adapters(&status.models).cloned().collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Stops the engine for good, without waiting for its requests. Resolves when no process of it is left: after the stop grace and, as a rule, milliseconds more, but never while a killed process does not die. The deadline is the caller's.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::control::DesiredAdapters;
-use super::{Phase, EngineStatus};
+use super::{EngineStatus, Phase};
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 
@@ -46,7 +46,10 @@ impl MonitoredEngine {
     /// What has come out of the engine so far.
     pub(super) fn work_counters(&self) -> WorkCounters {
         let figures = self.samples.borrow().map(|sample| sample.metrics).unwrap_or_default();
-        WorkCounters { last_progress: self.traffic.flow().last_progress(), counters: [figures.steps, figures.prompt_tokens, figures.generation_tokens] }
+        WorkCounters {
+            last_progress: self.traffic.flow().last_progress(),
+            counters: [figures.steps, figures.prompt_tokens, figures.generation_tokens],
+        }
     }
 
     /// Whether the engine itself says that it has requests. One that hung before they came says that it has none.

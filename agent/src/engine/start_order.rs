@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::host::{ReplicaPlan, EngineProgram};
+use crate::host::{EngineProgram, ReplicaPlan};
 use crate::vllm::CommandLine;
 
 /// How long the others wait for the one that warms the compile cache. Loading and compiling take one to three minutes; a model that
@@ -41,7 +41,12 @@ impl StartOrder {
     /// Turns for replicas whose GPUs these are, by any name that is the same for the same GPU. With `warm_first`, one of them starts
     /// alone until the compile cache is warm. `limit` is how long a start may take: a turn older than that holds nobody up.
     pub fn new(devices: Vec<Vec<String>>, warm_first: bool, limit: Duration) -> Self {
-        let order = StartQueue { devices, limit, compile_cache: if warm_first { CompileCacheState::Cold } else { CompileCacheState::Warm }, ..StartQueue::default() };
+        let order = StartQueue {
+            devices,
+            limit,
+            compile_cache: if warm_first { CompileCacheState::Cold } else { CompileCacheState::Warm },
+            ..StartQueue::default()
+        };
         Self { shared: Arc::new(StartOrderShared { queue: Mutex::new(order), changed: Notify::new() }) }
     }
 
@@ -164,7 +169,10 @@ impl StartQueue {
             return false;
         };
         let index = self.waiting[at].index;
-        if matches!(self.compile_cache, CompileCacheState::WarmedBy(_)) || (self.compile_cache == CompileCacheState::Cold && at > 0) || self.conflicting_replica(at).is_some() {
+        if matches!(self.compile_cache, CompileCacheState::WarmedBy(_))
+            || (self.compile_cache == CompileCacheState::Cold && at > 0)
+            || self.conflicting_replica(at).is_some()
+        {
             return false;
         }
         if self.compile_cache == CompileCacheState::Cold {

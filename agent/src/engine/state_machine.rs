@@ -204,7 +204,16 @@ pub(crate) struct EngineStateMachine {
 impl EngineStateMachine {
     /// A stopped engine; `Event::Start` begins its first life. `may_fall_back` says that it has a second command line.
     pub(crate) fn new(limits: PhaseTimeouts, may_fall_back: bool) -> Self {
-        Self { timeouts: limits, state: EngineState::Stopped, ready_by: None, ready_since: None, crashes: 0, may_fall_back, quarantined: false, closing: false }
+        Self {
+            timeouts: limits,
+            state: EngineState::Stopped,
+            ready_by: None,
+            ready_since: None,
+            crashes: 0,
+            may_fall_back,
+            quarantined: false,
+            closing: false,
+        }
     }
 
     /// Where the engine is.

@@ -17,12 +17,12 @@ use tokio_util::task::TaskTracker;
 
 use super::control;
 use super::diagnosis::{Diagnosis, FailureKind};
+use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
-use super::engine_life::{EngineLife, StartupLog, KeeperEvent};
 use super::log::EngineLog;
-use super::state_machine::{SupervisorAction, EngineEvent, PhaseTimeouts, EngineStateMachine, LiveStage, EngineState};
 use super::start_order::StartPermit;
-use super::{AdoptedLife, EngineCommand, EngineSpec, ProcessHandle, Phase, EngineStatus};
+use super::state_machine::{EngineEvent, EngineState, EngineStateMachine, LiveStage, PhaseTimeouts, SupervisorAction};
+use super::{AdoptedLife, EngineCommand, EngineSpec, EngineStatus, Phase, ProcessHandle};
 use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
 use crate::gpu::StartObstacle;
@@ -151,7 +151,9 @@ impl Supervisor {
         let (wake_at, keeper_by) = (self.machine.next_deadline(), self.keeper_deadline);
         let comments = matches!(state, EngineState::Waiting | EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
         let (told, news, story, joining) = match &mut self.life {
-            Some(life) => (Some(&mut life.keeper_events), Some(&mut life.health_events), Some(&mut life.startup_log), life.cache_joined.as_mut()),
+            Some(life) => {
+                (Some(&mut life.keeper_events), Some(&mut life.health_events), Some(&mut life.startup_log), life.cache_joined.as_mut())
+            }
             None => (None, None, None, None),
         };
         // What the keeper tells comes before the news: a refused connection is the consequence of an exit.
@@ -177,7 +179,9 @@ impl Supervisor {
     async fn apply(&mut self, event: EngineEvent) {
         if event == EngineEvent::Tick && matches!(self.machine.state(), EngineState::Alive(_)) {
             self.end_cause = match &self.life {
-                Some(life) if life.is_adopted && self.last_start_duration.is_some() => "the engine that a dead agent left does not answer".to_owned(),
+                Some(life) if life.is_adopted && self.last_start_duration.is_some() => {
+                    "the engine that a dead agent left does not answer".to_owned()
+                }
                 _ => format!("the engine was not ready within {} s", self.deps.spec.startup_timeout.as_secs_f32()),
             };
         }
@@ -240,7 +244,9 @@ impl Supervisor {
                 }
             }
             EngineEvent::FallAsleep => self.out_of_service_reason = reason,
-            EngineEvent::Fail if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. } | EngineState::Waiting) => {
+            EngineEvent::Fail
+                if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. } | EngineState::Waiting) =>
+            {
                 self.end_cause = reason;
                 // What an earlier life died of is another story.
                 self.last_failure = None;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::canary::{Canary, CanaryOutcome};
-use super::monitored_engine::{WorkCounters, MonitoredEngine};
+use super::monitored_engine::{MonitoredEngine, WorkCounters};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 
 /// How often it is looked at whether anything has moved.
@@ -160,7 +160,10 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> String {
                 }
                 CanaryOutcome::Failed(reason) => format!("a test completion failed: {reason}"),
                 // The first use of a kernel may compile it.
-                CanaryOutcome::TimedOut(deadline) if ProcessSnapshot::take(subject.process_group()).await.activity_since(&look, deadline) == ProcessActivity::Computing => {
+                CanaryOutcome::TimedOut(deadline)
+                    if ProcessSnapshot::take(subject.process_group()).await.activity_since(&look, deadline)
+                        == ProcessActivity::Computing =>
+                {
                     looked = Some((look, lasted));
                     continue;
                 }

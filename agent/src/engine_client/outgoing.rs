@@ -62,7 +62,11 @@ impl OutgoingRequest {
     }
 
     /// Sends itself and waits for the head of the answer, when some of it may be left to send.
-    pub(super) async fn send_and_await_head(&mut self, connection: &mut Connection, sent: &mut impl FnMut()) -> Result<(ResponseHead, BodyFraming), RequestError> {
+    pub(super) async fn send_and_await_head(
+        &mut self,
+        connection: &mut Connection,
+        sent: &mut impl FnMut(),
+    ) -> Result<(ResponseHead, BodyFraming), RequestError> {
         poll_fn(|context| {
             let sending = self.poll_send(connection, context);
             if matches!(sending, Poll::Ready(Ok(()))) {
@@ -88,7 +92,9 @@ impl OutgoingRequest {
             if self.piece.is_empty() && self.remaining_bytes > 0 {
                 match self.body.poll_bytes(context) {
                     Poll::Ready(Ok(Some(piece))) => self.take_chunk(piece)?,
-                    Poll::Ready(Ok(None)) => return Poll::Ready(Err(StreamFault::protocol("the router sent less than it announced").into())),
+                    Poll::Ready(Ok(None)) => {
+                        return Poll::Ready(Err(StreamFault::protocol("the router sent less than it announced").into()));
+                    }
                     Poll::Ready(Err(broken)) => return Poll::Ready(Err(broken.into())),
                     Poll::Pending if self.head.is_empty() => return Poll::Pending,
                     Poll::Pending => {}

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::nvml::{self, GpuUsage, GpuProcess, GpuHealth};
 use super::driver_thread::DriverTimeout;
-use super::{GpuDriver, Gpu};
+use super::nvml::{self, GpuHealth, GpuProcess, GpuUsage};
+use super::{Gpu, GpuDriver};
 use crate::plan::{format_gib, scaled};
 
 /// How long a process that is ending may take until its memory is free; the driver clears up tens of GiB within a second or two.
@@ -62,7 +62,9 @@ impl GpuAvailability {
             let trouble = |cause: String, remedy: &str| Err(StartObstacle { in_use: false, cause, remedy: remedy.to_owned() });
             let found = match whole.ask(move |driver| nvml::read_usage(driver, &asked)).await {
                 Ok((GpuHealth::Reachable, found)) => found,
-                Ok((GpuHealth::Lost, _)) => return trouble(format!("GPU {index} is lost: the driver does not reach it"), "reboot the node"),
+                Ok((GpuHealth::Lost, _)) => {
+                    return trouble(format!("GPU {index} is lost: the driver does not reach it"), "reboot the node");
+                }
                 Ok((GpuHealth::NeedsReset, _)) => {
                     return trouble(format!("GPU {index} does not work before it is reset"), "reset the GPU or reboot the node");
                 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use super::{GpuDriver, Gpu};
+use super::{Gpu, GpuDriver};
 
 /// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its scheduler.
 const CORES_BESIDE_GPUS: usize = 2;

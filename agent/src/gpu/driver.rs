@@ -9,9 +9,9 @@ use nvml_wrapper::Nvml;
 use tokio::sync::{oneshot, watch};
 
 use super::cpu_binding::GpuLocality;
+use super::driver_thread::{DriverThread, DriverTimeout};
 use super::nvml::{self, LibraryError};
-use super::driver_thread::{DriverTimeout, DriverThread};
-use super::{Gpu, NvlinkTopology, GpuReadings};
+use super::{Gpu, GpuReadings, NvlinkTopology};
 
 /// The driver normally answers within 20 ms; one with a lost GPU may never do.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -40,7 +40,10 @@ impl DriverThread {
     }
 
     /// Has the thread ask the driver something.
-    pub(super) async fn call<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, DriverTimeout> {
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static,
+    ) -> Result<T, DriverTimeout> {
         let (answer, answered) = oneshot::channel();
         let question: DriverCall = Box::new(move |driver| {
             let _ = answer.send(question(driver));

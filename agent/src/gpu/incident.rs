@@ -62,7 +62,9 @@ pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentRespons
                 XidClass::Logged => IncidentResponse::Log(told),
                 // It belongs to one slice, and the driver's library does not tell which; the engine that it hit gets an error and ends.
                 XidClass::RestartEngine if on_slice => IncidentResponse::Log(told),
-                XidClass::RestartEngine => IncidentResponse::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient")),
+                XidClass::RestartEngine => {
+                    IncidentResponse::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient"))
+                }
                 XidClass::ResetSoon => later(format!("{told}, reset the GPU or reboot the node")),
                 XidClass::ResetNow => at_once(format!("{told}, reset the GPU or reboot the node")),
             }

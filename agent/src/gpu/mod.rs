@@ -1,21 +1,21 @@
 //! The GPUs of this host: what they are, which of them this process may use, how they do, and what becomes of an engine whose GPU fails. All
 //! talk with NVIDIA's driver is in here, on threads of its own; nothing on the path of a request asks it anything.
 
+mod availability;
 mod cpu_binding;
 mod driver;
-mod availability;
+mod driver_thread;
 mod incident;
 mod links;
 mod nvml;
 mod readings;
-mod driver_thread;
 pub mod visible;
 mod watch;
 mod xid;
 
-pub use cpu_binding::{CpuBinding, plan_cpu_bindings};
-pub use driver::{GpuDriver, DriverError};
 pub use availability::{GpuAvailability, StartObstacle};
+pub use cpu_binding::{CpuBinding, plan_cpu_bindings};
+pub use driver::{DriverError, GpuDriver};
 pub use links::NvlinkTopology;
 pub use readings::{GpuReading, GpuReadings};
 pub use watch::{WatchedReplica, watch};

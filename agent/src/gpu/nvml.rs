@@ -142,9 +142,12 @@ pub(super) fn links(driver: &Nvml, wholes: &[Gpu]) -> NvlinkTopology {
 
 /// The CPUs next to a GPU, by the driver; none where it does not say.
 pub(super) fn read_local_cpus(driver: &Nvml, index: u32) -> Vec<u32> {
-    let Ok(words) = driver.device_by_index(index).and_then(|device| device.cpu_affinity(MAX_CPUS / CPUS_PER_MASK_WORD)) else { return Vec::new() };
-    let cpus =
-        words.iter().enumerate().flat_map(|(at, word)| (0..CPUS_PER_MASK_WORD).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * CPUS_PER_MASK_WORD + bit));
+    let Ok(words) = driver.device_by_index(index).and_then(|device| device.cpu_affinity(MAX_CPUS / CPUS_PER_MASK_WORD)) else {
+        return Vec::new();
+    };
+    let cpus = words.iter().enumerate().flat_map(|(at, word)| {
+        (0..CPUS_PER_MASK_WORD).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * CPUS_PER_MASK_WORD + bit)
+    });
     cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
 }
 
@@ -278,8 +281,10 @@ pub(super) fn read_usage(driver: &Nvml, gpu: &Gpu) -> (GpuHealth, GpuUsage) {
         UsedGpuMemory::Used(bytes) => Some(bytes),
         UsedGpuMemory::Unavailable => None,
     };
-    let process =
-        |process: nvml_wrapper::struct_wrappers::device::ProcessInfo| GpuProcess { pid: process.pid, bytes: bytes(process.used_gpu_memory) };
+    let process = |process: nvml_wrapper::struct_wrappers::device::ProcessInfo| GpuProcess {
+        pid: process.pid,
+        bytes: bytes(process.used_gpu_memory),
+    };
     (standing, GpuUsage { processes: found.unwrap_or_default().into_iter().map(process).collect(), memory })
 }
 

@@ -9,9 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::incident::{GpuIncident, IncidentResponse, IncidentKind, respond};
+use super::incident::{GpuIncident, IncidentKind, IncidentResponse, respond};
 use super::nvml::{self, GpuEvent, GpuHealth};
-use super::{GpuDriver, Gpu, GpuReading, GpuReadings};
+use super::{Gpu, GpuDriver, GpuReading, GpuReadings};
 use crate::engine::{Engine, Phase};
 
 /// Between two readings of a GPU. A GPU that is lost without an XID is noticed within this time.

@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use super::wire::{self, KeeperNotice, LaunchSpec, KeeperRequest};
+use super::wire::{self, KeeperNotice, KeeperRequest, LaunchSpec};
 
 /// Bytes waiting for the agent, beyond which output is dropped.
 const MAX_UNSENT_BYTES: usize = 1024 * 1024;

@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::process::Command;
 
-use super::wire::{self, KeeperFrame, LifeRecord, KeeperNotice, LaunchSpec, PROTOCOL, KeeperRequest};
+use super::wire::{self, KeeperFrame, KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
 use super::{ALLOCATOR_SETTING, fingerprint, socket_path};
 use crate::process::orphans::end_orphans;
 use crate::process::record::ProcessRecord;
@@ -166,7 +166,12 @@ impl SurvivingEngine {
     }
 
     /// Whether it is what this agent would start: `Some(true)` where it is with the second command line.
-    pub(crate) fn matches_command(&self, command: &CommandLine, fallback: Option<&CommandLine>, version: Option<VllmVersion>) -> Option<bool> {
+    pub(crate) fn matches_command(
+        &self,
+        command: &CommandLine,
+        fallback: Option<&CommandLine>,
+        version: Option<VllmVersion>,
+    ) -> Option<bool> {
         let is = |line: &CommandLine| fingerprint(line, version) == self.life_record.fingerprint;
         if is(command) {
             return Some(false);

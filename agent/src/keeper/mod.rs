@@ -4,11 +4,11 @@
 //! engine's first process goes with it (`exec` asks the kernel for that), and the agent ends the others. It has two threads: all waiting is on
 //! the one, files are written by the other, because a disk may hang and the engine's output must still be read.
 
-mod output_replay;
-mod log_file;
-mod server;
-mod client;
 mod agent_connection;
+mod client;
+mod log_file;
+mod output_replay;
+mod server;
 pub(crate) mod wire;
 
 use std::ffi::OsString;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
-pub(crate) use self::client::{KeeperClient, KeeperNotices, SurvivingEngine, AdoptionError, start};
+pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, SurvivingEngine, start};
 use crate::config::IfAgentDies;
 use crate::vllm::CommandLine;
 use crate::vllm::version::VllmVersion;
@@ -131,8 +131,9 @@ pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> S
         add(value.as_encoded_bytes());
     }
     // A scheduler's limit, and settings of the service, reach the engine through what it inherits.
-    let mut inherited: Vec<_> =
-        std::env::vars_os().filter(|(name, _)| FINGERPRINT_PREFIXES.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix))).collect();
+    let mut inherited: Vec<_> = std::env::vars_os()
+        .filter(|(name, _)| FINGERPRINT_PREFIXES.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix)))
+        .collect();
     inherited.sort();
     for (name, value) in inherited {
         add(name.as_encoded_bytes());

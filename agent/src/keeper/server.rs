@@ -19,10 +19,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::output_replay::OutputReplay;
-use super::log_file::{LogFileWriter, LogFileThread};
 use super::agent_connection::{AgentConnection, AgentWriter, read_request, write_queued};
-use super::wire::{LifeRecord, KeeperNotice, LaunchSpec, PROTOCOL, KeeperRequest};
+use super::log_file::{LogFileThread, LogFileWriter};
+use super::output_replay::OutputReplay;
+use super::wire::{KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
 use super::{exec_error_path, socket_path};
 use crate::process::leftovers::SharedMemoryLeftovers;
 use crate::process::record::ProcessRecord;
@@ -134,7 +134,10 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
 impl Keeper {
     fn start(mut agent: AgentConnection, order: &LaunchSpec) -> Result<Self, (AgentConnection, String)> {
         if let Err(error) = bind_to_cpus(&order.cpus) {
-            agent.queue_notice(&KeeperNotice::Warning(format!("the engine cannot be bound to CPUs {:?}: {error}; it runs on all", order.cpus)));
+            agent.queue_notice(&KeeperNotice::Warning(format!(
+                "the engine cannot be bound to CPUs {:?}: {error}; it runs on all",
+                order.cpus
+            )));
         }
         let directory = Path::new(&order.directory);
         let leftovers = SharedMemoryLeftovers::new();
@@ -299,7 +302,12 @@ impl Keeper {
             self.leftovers.record_mappings(self.processes(), LEFTOVERS_TIMEOUT);
         }
         let now = Instant::now();
-        self.killing.get_or_insert(KillProgress { since: now, next_attempt: now, pause: KILL_RETRY_DELAYS.0, next_report: now + STUCK_AFTER });
+        self.killing.get_or_insert(KillProgress {
+            since: now,
+            next_attempt: now,
+            pause: KILL_RETRY_DELAYS.0,
+            next_report: now + STUCK_AFTER,
+        });
     }
 
     /// Kills what is left; done when nothing is. All of the engine's processes are descendants, also those that left its group or their parent: orphans come to this process.

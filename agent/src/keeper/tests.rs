@@ -162,7 +162,8 @@ async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
     let leader = kept.started().await;
     kept.printed("up").await;
     assert_eq!(kept.processes().len(), 3);
-    let stray = kept.processes().into_iter().filter_map(crate::process::table::ProcessStat::read).any(|process| process.group != leader.pid);
+    let stray =
+        kept.processes().into_iter().filter_map(crate::process::table::ProcessStat::read).any(|process| process.group != leader.pid);
     assert!(stray, "no process has left the group");
     kept.say(&wire::KeeperRequest::Kill);
     while kept.told().await != Some(wire::KeeperNotice::Empty) {}
@@ -307,7 +308,11 @@ async fn a_kept_engine_must_be_proven() {
     assert_eq!(SurvivingEngine::find(&kept.directory, "n1").unwrap_err(), AdoptionError::OtherNode("n0".to_owned()));
     std::fs::write(&record, format!("1 1 1 {}", crate::process::table::boot_and_namespace())).unwrap();
     assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::OtherProcess);
-    assert_eq!(SurvivingEngine::find(&kept.directory, "n1").unwrap_err(), AdoptionError::OtherNode("n0".to_owned()), "nor is it ours to end");
+    assert_eq!(
+        SurvivingEngine::find(&kept.directory, "n1").unwrap_err(),
+        AdoptionError::OtherNode("n0".to_owned()),
+        "nor is it ours to end"
+    );
     std::fs::write(&record, "1 1 1 elsewhere").unwrap();
     assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::OtherPidNamespace);
     assert!(matches!(SurvivingEngine::find(kept.directory.parent().unwrap(), "n0"), Err(AdoptionError::NoKeeper(_))));

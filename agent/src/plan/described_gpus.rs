@@ -2,7 +2,7 @@
 //! slices, and several kinds are separated by commas.
 
 use super::weights::scaled;
-use crate::gpu::{Gpu, NvlinkTopology, MigSlice};
+use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
 
 /// A slice's name rounds its memory up: `1g.10gb` has 9.5 to 9.75 GiB, `3g.40gb` 39.2 to 39.6.
 const SLICE_MEMORY_FACTOR: f64 = 0.95;

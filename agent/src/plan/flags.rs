@@ -6,7 +6,7 @@ use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::FrontEndInUse;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::flag::{FlagChoice, EXECUTOR_FLAG, FlagOrigin};
+use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin};
 use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
 };

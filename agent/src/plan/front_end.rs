@@ -11,7 +11,7 @@ use super::setup::EnginePlanSetup;
 use crate::config::{FrontEnd, Profile};
 use crate::vllm::FrontEndInUse;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::front_end::{RUST_UNSUPPORTED_FLAGS, RUST_FLAGS_SINCE};
+use crate::vllm::front_end::{RUST_FLAGS_SINCE, RUST_UNSUPPORTED_FLAGS};
 use crate::vllm::releases::RUST_TOKENIZE_SINCE;
 
 /// The front-end of all engines of a node.
@@ -29,7 +29,12 @@ pub struct FrontEndChoice {
 ///
 /// # Errors
 /// When the Rust one was asked for and is not there.
-pub(super) fn choose(setting: FrontEnd, binary: Option<&Path>, setup: &EnginePlanSetup, model: &ModelInfo) -> Result<FrontEndChoice, PlanError> {
+pub(super) fn choose(
+    setting: FrontEnd,
+    binary: Option<&Path>,
+    setup: &EnginePlanSetup,
+    model: &ModelInfo,
+) -> Result<FrontEndChoice, PlanError> {
     let python = |because: &str| FrontEndChoice { in_use: FrontEndInUse::Python, because: because.to_owned(), may_fall_back: false };
     if setup.simulated {
         return Ok(python("the simulated engine has its own"));

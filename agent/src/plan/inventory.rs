@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::described_gpus::DescribedGpus;
-use super::{PlanInput, Plan, PlanError, HostResources, front_end, make_plan};
+use super::{HostResources, Plan, PlanError, PlanInput, front_end, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
 use crate::gpu::{Gpu, NvlinkTopology};
-use crate::host::{self, Host, HostError, EngineProgram};
+use crate::host::{self, EngineProgram, Host, HostError};
 use crate::prompt_files;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
@@ -99,7 +99,8 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
         Ok(engine) => (engine.clone(), probe_installed(&engine).await?),
         Err(HostError::NoVllm { name, .. }) => {
             if supposed.version.is_none() {
-                supposes.push(format!("vLLM is not installed here: the plan is for {NEWEST_KNOWN}; another one is named with --vllm-version"));
+                supposes
+                    .push(format!("vLLM is not installed here: the plan is for {NEWEST_KNOWN}; another one is named with --vllm-version"));
             }
             (EngineProgram::Vllm { program: name.into() }, Some(assume_installed(NEWEST_KNOWN)))
         }
@@ -120,7 +121,10 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
             (host.gpus, host.driver.map(|driver| driver.links().clone()).unwrap_or_default(), HostResources::detect())
         }
     };
-    Ok(PlanPreview { plan: plan_inventory(Inventory { engine, installed, gpus, links, resources: room }, config).await?, assumptions: supposes })
+    Ok(PlanPreview {
+        plan: plan_inventory(Inventory { engine, installed, gpus, links, resources: room }, config).await?,
+        assumptions: supposes,
+    })
 }
 
 /// A release as it comes for GPUs. Where its Rust front-end lies does not matter to a plan.

@@ -1,10 +1,10 @@
 //! Which GPUs make a replica: the smallest number of them, within one NVLink domain, that leaves room for the model's context, and as many
 //! replicas as there are GPUs. Pure: what is known of the model and the host is in the question, and so is what the user has decided.
 
-use super::error::{ModelDoesNotFit, PlanError, Alternative};
+use super::error::{Alternative, ModelDoesNotFit, PlanError};
 use super::memory::MemoryBudget;
 use super::model::{ModelFacts, ModelInfo};
-use super::setup::{GIB, EnginePlanSetup};
+use super::setup::{EnginePlanSetup, GIB};
 use super::weights::quantized_sizes;
 use crate::gpu::{Gpu, NvlinkTopology};
 
@@ -120,7 +120,9 @@ pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, Pla
                 whole.shares.push(share);
             }
             Err(PlanError::DoesNotFit(found)) => {
-                whole.spare.extend(group.iter().map(|gpu| UnusedGpu { gpu: gpu.clone(), because: "the model does not fit there".to_owned() }));
+                whole
+                    .spare
+                    .extend(group.iter().map(|gpu| UnusedGpu { gpu: gpu.clone(), because: "the model does not fit there".to_owned() }));
                 let larger = misfit.as_ref().is_none_or(|known| known.group_bytes() < found.group_bytes());
                 misfit = if larger { Some(*found) } else { misfit };
             }
@@ -300,13 +302,25 @@ impl SizeSearch<'_> {
         let joined = partition(self.group, tp, Some(self.question.links));
         let over_pcie = joined.is_empty() && tp <= in_group;
         let replicas = if over_pcie { partition(self.group, tp, None) } else { joined };
-        Ok(GpuGroupLayout { replicas, tp, why: SizeReason::Requested, memory: Some(memory), context: Some(tokens), is_context_shortened: shortened, over_pcie, rejected: None })
+        Ok(GpuGroupLayout {
+            replicas,
+            tp,
+            why: SizeReason::Requested,
+            memory: Some(memory),
+            context: Some(tokens),
+            is_context_shortened: shortened,
+            over_pcie,
+            rejected: None,
+        })
     }
 
     /// Powers of two that divide the model's heads, as many as there are GPUs.
     fn candidate_sizes(&self) -> impl Iterator<Item = u32> {
         let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
-        (0..).map(|power| 1 << power).take_while(move |tp| *tp <= in_group.min(MAX_GPUS_PER_REPLICA)).filter(|tp| is_divisible(self.facts, *tp))
+        (0..)
+            .map(|power| 1 << power)
+            .take_while(move |tp| *tp <= in_group.min(MAX_GPUS_PER_REPLICA))
+            .filter(|tp| is_divisible(self.facts, *tp))
     }
 
     fn misfit(&self, tp: u32) -> ModelDoesNotFit {

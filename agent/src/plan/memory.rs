@@ -1,7 +1,7 @@
 //! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
 
 use super::model::ModelFacts;
-use super::setup::{KvCacheFormat, GIB, EnginePlanSetup, StepLimits};
+use super::setup::{EnginePlanSetup, GIB, KvCacheFormat, StepLimits};
 use super::shape::ModelShape;
 use super::weights::scaled;
 use crate::gpu::Gpu;

@@ -1,37 +1,37 @@
 //! What this node shall run, and why: replicas on GPUs, the flags of their engines, and the front-end. `hostler plan` prints it and the agent
 //! runs it; both call `plan`. The decisions are pure; what they know of the model is read from the disk first.
 
+pub mod described_gpus;
 mod error;
+mod flags;
 mod front_end;
+mod host_resources;
+mod inventory;
 mod layout;
 mod memory;
 mod model;
-mod flags;
-mod host_resources;
 mod setup;
 mod shape;
-mod inventory;
 mod text;
 mod weights;
-pub mod described_gpus;
 
 use std::path::Path;
 
 pub(crate) use self::error::format_gib;
-pub use self::error::{ModelDoesNotFit, PlanError, Alternative};
+pub use self::error::{Alternative, ModelDoesNotFit, PlanError};
 pub use self::front_end::FrontEndChoice;
-pub use self::layout::{GpuLayout, GpuGroupLayout, UnusedGpu, SizeReason};
-pub use self::memory::MemoryBudget;
-pub use self::model::{ModelFacts, WeightSizeSource, ModelInfo};
 pub use self::host_resources::HostResources;
-pub use self::setup::{KvCacheFormat, EnginePlanSetup, StepLimits};
+pub use self::inventory::{Inventory, PlanPreview, PreviewRequest, plan_inventory, preview, probe_installed};
+pub use self::layout::{GpuGroupLayout, GpuLayout, SizeReason, UnusedGpu};
+pub use self::memory::MemoryBudget;
+pub use self::model::{ModelFacts, ModelInfo, WeightSizeSource};
+pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
-pub use self::inventory::{Inventory, PlanPreview, PreviewRequest, probe_installed, plan_inventory, preview};
 pub use self::weights::WeightFormat;
 pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, NvlinkTopology};
-use crate::host::{ReplicaPlan, EngineProgram};
+use crate::host::{EngineProgram, ReplicaPlan};
 use crate::vllm::FrontEndInUse;
 pub use crate::vllm::{FlagChoice, FlagOrigin};
 

@@ -115,7 +115,15 @@ impl ModelFacts {
             None => (format.bytes_of(&by_shape), by_shape.total(), WeightSizeSource::Shapes),
         };
         let architecture = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
-        Some(Self { architecture: architecture.to_owned(), parameters, weight_bytes, size_source: measured, format, context: text.context(), shape })
+        Some(Self {
+            architecture: architecture.to_owned(),
+            parameters,
+            weight_bytes,
+            size_source: measured,
+            format,
+            context: text.context(),
+            shape,
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::config::{AgentConfig, Profile};
 use crate::gpu::Gpu;
 use crate::host::EngineProgram;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::arguments::{value_of, expand_config_file};
+use crate::vllm::arguments::{expand_config_file, value_of};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;
 

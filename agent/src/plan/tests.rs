@@ -1,7 +1,7 @@
 //! Whole plans, as they are printed.
 
-use super::model::tests::fixture;
 use super::described_gpus::parse_gpus;
+use super::model::tests::fixture;
 use super::*;
 use crate::config::{FrontEnd, Profile};
 use crate::vllm::version::VllmVersion;

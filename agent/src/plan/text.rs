@@ -4,13 +4,13 @@ pub(super) mod json;
 
 use super::Plan;
 use super::error::format_gib;
-use super::layout::{GpuLayout, GpuGroupLayout, SizeReason};
+use super::layout::{GpuGroupLayout, GpuLayout, SizeReason};
 use super::memory::MemoryBudget;
-use super::model::{ModelFacts, WeightSizeSource, ModelInfo};
+use super::model::{ModelFacts, ModelInfo, WeightSizeSource};
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::{FlagChoice, FrontEndInUse, FlagOrigin};
+use crate::vllm::{FlagChoice, FlagOrigin, FrontEndInUse};
 
 /// Tokens of a usual request, prompt and answer, for the number of those that fit at once.
 const TYPICAL_REQUEST_TOKENS: u64 = 2_048;
@@ -117,7 +117,9 @@ fn shapes(facts: &ModelFacts) -> String {
 fn gpus(plan: &Plan) -> Vec<String> {
     let Some(layout) = &plan.layout else { return vec!["none: the engines run on the CPU".to_owned()] };
     let mut lines: Vec<String> = layout.shares.iter().map(|share| describe_gpus(share.replicas.iter().flatten().collect())).collect();
-    lines.extend(layout.spare.iter().map(|spare| format!("{} {} stays unused: {}", device_noun(&spare.gpu), spare.gpu.index, spare.because)));
+    lines.extend(
+        layout.spare.iter().map(|spare| format!("{} {} stays unused: {}", device_noun(&spare.gpu), spare.gpu.index, spare.because)),
+    );
     lines
 }
 
@@ -171,7 +173,12 @@ fn headline(share: &GpuGroupLayout) -> String {
 fn explain_rejected_size(share: &GpuGroupLayout, memory: &MemoryBudget) -> String {
     let fewer = count(share.tp as usize / 2, "GPU");
     let verb = if share.tp == 2 { "is" } else { "are" };
-    let taken = format!("weights {} + running {} of {}", format_gib(memory.weights), format_gib(memory.runtime + memory.activations), format_gib(memory.usable));
+    let taken = format!(
+        "weights {} + running {} of {}",
+        format_gib(memory.weights),
+        format_gib(memory.runtime + memory.activations),
+        format_gib(memory.usable)
+    );
     if memory.missing > 0 {
         return format!("{fewer} {verb} too few: {taken} that may be used, {} are missing", format_gib(memory.missing));
     }
@@ -231,8 +238,11 @@ fn flags(plan: &Plan) -> Vec<String> {
             lines.push(format!("  from replica {} on:", replica.index));
         }
         let width = choices.iter().map(|choice| choice.display_short().chars().count()).max().unwrap_or(0);
-        lines
-            .extend(choices.iter().map(|choice| format!("  {:<width$}  {:<14}  {}", choice.display_short(), choice.origin.as_str(), choice.because)));
+        lines.extend(
+            choices
+                .iter()
+                .map(|choice| format!("  {:<width$}  {:<14}  {}", choice.display_short(), choice.origin.as_str(), choice.because)),
+        );
         told.push(choices);
     }
     lines

@@ -68,7 +68,8 @@ impl ProcessSnapshot {
 
     /// A process in which vLLM schedules or computes that an earlier look saw and that has ended since. An engine does not live on without it.
     pub(crate) fn process_lost_since(&self, earlier: &Self) -> Option<String> {
-        let is_here = |lost: &ProcessSample| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
+        let is_here =
+            |lost: &ProcessSample| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
         let lost = earlier.processes.iter().find(|process| process.is_core() && !is_here(process))?;
         Some(format!("{} (pid {})", lost.name, lost.pid))
     }
@@ -79,7 +80,8 @@ impl ProcessSnapshot {
             return ProcessActivity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
         }
         let others = |process: &&ProcessSample| process.pid != self.leader;
-        let (has_core, has_others) = (self.processes.iter().any(ProcessSample::is_core), self.processes.iter().any(|process| others(&process)));
+        let (has_core, has_others) =
+            (self.processes.iter().any(ProcessSample::is_core), self.processes.iter().any(|process| others(&process)));
         // Without the names, the processes that the first one has started; without these, the first one.
         let is_core = |process: &&ProcessSample| if has_core { process.is_core() } else { !has_others || others(process) };
         let share = |process: &ProcessSample| process.cpu_share_since(&earlier.processes, elapsed);

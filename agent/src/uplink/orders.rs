@@ -8,7 +8,7 @@ use hostler_proto::agent::v1::directive;
 
 use super::Uplink;
 use crate::engine::Phase;
-use crate::engine::control::{LoraAdapter, ControlRequest, phase_label};
+use crate::engine::control::{ControlRequest, LoraAdapter, phase_label};
 use crate::node::Replica;
 
 /// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
@@ -34,7 +34,8 @@ pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
     if !down.is_empty() {
         return String::new();
     }
-    let up: Vec<String> = up.iter().map(|replica| format!("{} is {}", replica_name(uplink, replica), phase_label(phase(replica)))).collect();
+    let up: Vec<String> =
+        up.iter().map(|replica| format!("{} is {}", replica_name(uplink, replica), phase_label(phase(replica)))).collect();
     format!("there is nothing to release: {}", up.join(", "))
 }
 

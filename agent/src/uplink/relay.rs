@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::crashes::RequestFingerprint;
 use crate::engine::Phase;
-use crate::engine_client::{EngineResponse, EngineClient, OutgoingRequest, RequestError};
+use crate::engine_client::{EngineClient, EngineResponse, OutgoingRequest, RequestError};
 use crate::lane::{IncomingRequest, RequestStream};
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;

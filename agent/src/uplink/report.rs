@@ -5,7 +5,7 @@ use hostler_proto::agent::v1 as wire;
 use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
-use crate::engine::{Phase, EngineStatus};
+use crate::engine::{EngineStatus, Phase};
 use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
 use crate::prompt_files::Bundle;

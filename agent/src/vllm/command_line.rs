@@ -3,16 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::arguments::{EngineArguments, value_of, expand_config_file};
+use super::arguments::{EngineArguments, expand_config_file, value_of};
 use super::directory::{socket_path, temporary_path};
-use super::flag::{FlagChoice, EXECUTOR_FLAG};
+use super::flag::{EXECUTOR_FLAG, FlagChoice};
 use super::front_end::FrontEndInUse;
 use super::plugin;
 use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
 use super::version::VllmVersion;
 use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
-use crate::host::{HostError, ReplicaPlan, EngineProgram};
+use crate::host::{EngineProgram, HostError, ReplicaPlan};
 
 /// What the simulated engine serves when no model is named.
 pub const SIMULATED_MODEL: &str = "simulated";

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use hostler_http1::{BodyFraming, Connection, HttpError, Framing, Stream};
+use hostler_http1::{BodyFraming, Connection, Framing, HttpError, Stream};
 use http::StatusCode;
 
 /// An open connection. Dropped, it is closed, and the target stops answering.

@@ -1,5 +1,5 @@
 use hostler_placement::affinity::{Arrivals, Popularity};
-use hostler_placement::cost::{self, PricingInput, Candidate, Conditions, Decision as Placed, place};
+use hostler_placement::cost::{self, Candidate, Conditions, Decision as Placed, PricingInput, place};
 use hostler_placement::rates;
 use proptest::prelude::*;
 

@@ -60,7 +60,10 @@ fn a_revocation_is_only_ever_brought_forward() {
     let mut revoke =
         |now, after| revoke(&mut keys, &id, at(now), Duration::from_secs(after)).map(|said| (said, keys[0].revoked, keys[1].revoked));
     let day = 86_400;
-    assert_eq!(revoke(2000, day).unwrap(), (format!("{id} is valid until 1970-01-02T00:33:20Z"), Some(Timestamp::of(at(2000 + day))), None));
+    assert_eq!(
+        revoke(2000, day).unwrap(),
+        (format!("{id} is valid until 1970-01-02T00:33:20Z"), Some(Timestamp::of(at(2000 + day))), None)
+    );
     assert_eq!(revoke(2000, 2 * day).unwrap().1, Some(Timestamp::of(at(2000 + day))));
     assert_eq!(revoke(3000, 0).unwrap(), (format!("{id} is revoked"), Some(Timestamp::of(at(3000))), None));
     assert_eq!(

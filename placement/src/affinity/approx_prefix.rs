@@ -68,7 +68,9 @@ impl ApproxPrefixIndex {
     #[must_use]
     pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[ReplicaSlot]) -> Vec<u32> {
         let known = self.slots.read();
-        let matched = |seat: &ReplicaSlot| known.trees.get(seat.index()).and_then(Option::as_ref).map_or(0, |blocks| blocks.lock().matched_blocks(keys));
+        let matched = |seat: &ReplicaSlot| {
+            known.trees.get(seat.index()).and_then(Option::as_ref).map_or(0, |blocks| blocks.lock().matched_blocks(keys))
+        };
         seats.iter().map(|seat| u32::try_from(matched(seat)).unwrap_or(u32::MAX)).collect()
     }
 

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::holders::{Holders, MAX_SLOT, Masks, set_bits, bit_of};
+use super::holders::{Holders, MAX_SLOT, Masks, bit_of, set_bits};
 use super::prefix_search::{bisect, walk};
 use super::{ChainGaps, ReplicaSlot};
 use crate::block_keys::BlockKey;

@@ -10,8 +10,8 @@ mod popularity;
 mod prefix_search;
 
 pub use approx_prefix::ApproxPrefixIndex;
-pub use index::{KeySetDigest, CacheIndex};
-pub use overlay::{PromptToMatch, PromptKeys, InFlightOverlay, InFlightBlocks};
+pub use index::{CacheIndex, KeySetDigest};
+pub use overlay::{InFlightBlocks, InFlightOverlay, PromptKeys, PromptToMatch};
 pub use popularity::{Arrivals, Popularity};
 
 /// One life of one replica's cache. Seats are small numbers, so that a set of them is a bitmask; a number is used again when nothing is

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::affinity::Popularity;
-use crate::block_keys::{KeyChain, BlockKey, token_keys};
+use crate::block_keys::{BlockKey, KeyChain, token_keys};
 
 const BLOCK: u32 = 16;
 

@@ -343,7 +343,7 @@ proptest! {
     fn while_they_all_wait_no_tenant_is_ahead_of_another_by_more_than_one_request(
         of in prop::collection::vec((0..4_usize, 1..500_u32, 0..200_u32), 40..160),
     ) {
-        let mut queue = queue(of.iter().map(|&(tenant, uncached, output)| TurnFactors { tenant: tenant as u64, output_tokens, ..waiting(uncached, 0.0) }));
+        let mut queue = queue(of.iter().map(|&(tenant, uncached, output_tokens)| TurnFactors { tenant: tenant as u64, output_tokens, ..waiting(uncached, 0.0) }));
         let mut left = [0; 4];
         of.iter().for_each(|(tenant, ..)| left[*tenant] += 1);
         let mut released = [0.0_f64; 4];

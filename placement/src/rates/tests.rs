@@ -177,7 +177,7 @@ proptest! {
     ) {
         for prior in [Rates::default(), Rates { step: prior[0], prefill: prior[1], attention: prior[2], decode: prior[3], context: prior[4], slowness: 1.0 }] {
             let mut learner = RateLearner::new(prior);
-            for &(predicted, took, uncached, matched, pending, in_flight) in &first_tokens {
+            for &(predicted_seconds, actual_seconds, uncached, matched, pending, in_flight) in &first_tokens {
                 learner.learn_first_token(&FirstTokenSample { predicted_seconds, actual_seconds, uncached, matched, pending, in_flight });
             }
             for &(sequences, context, seconds) in &intervals {
@@ -208,12 +208,20 @@ fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
     let pool = RatePool::new([shown, LearnedRates::default()].iter());
     let unknown = pool.rates(&LearnedRates::default());
     assert!((unknown.step - 0.004).abs() < 1e-9 && (unknown.prefill - 5e-6).abs() < 1e-12, "{unknown:?}");
-    assert_eq!(RatePool::new([LearnedRates::default()].iter()).rates(&LearnedRates::default()), Rates::default(), "nobody has shown anything");
+    assert_eq!(
+        RatePool::new([LearnedRates::default()].iter()).rates(&LearnedRates::default()),
+        Rates::default(),
+        "nobody has shown anything"
+    );
 }
 
 #[test]
 fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
-    let with = |step, intervals| LearnedRates { rates: Rates { step, ..Rates::default() }, interval_samples: intervals, ..LearnedRates::default() };
+    let with = |step, intervals| LearnedRates {
+        rates: Rates { step, ..Rates::default() },
+        interval_samples: intervals,
+        ..LearnedRates::default()
+    };
     let others = [with(0.01, 200.0), with(0.01, 200.0), with(0.01, 200.0)];
     let steps = [1.0, 20.0, 200.0].map(|samples| {
         let slow = with(0.05, samples);
@@ -224,7 +232,12 @@ fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
 
 #[test]
 fn nonsense_of_one_replica_does_not_reach_the_others() {
-    let nonsense = LearnedRates { rates: Rates { step: f64::NAN, ..Rates::default() }, first_token_samples: 10.0, interval_samples: 10.0, mean_load: 1.0 };
+    let nonsense = LearnedRates {
+        rates: Rates { step: f64::NAN, ..Rates::default() },
+        first_token_samples: 10.0,
+        interval_samples: 10.0,
+        mean_load: 1.0,
+    };
     let pool = RatePool::new([nonsense, LearnedRates { interval_samples: 10.0, ..LearnedRates::default() }].iter());
     assert_eq!(pool.rates(&LearnedRates::default()).step, Rates::default().step);
 }
@@ -232,8 +245,12 @@ fn nonsense_of_one_replica_does_not_reach_the_others() {
 #[test]
 fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any() {
     // Seen on two H200s: at some 450 sequences both take 21 ms, and that is all that either knows.
-    let with =
-        |step, decode, load| LearnedRates { rates: Rates { step, decode, ..Rates::default() }, interval_samples: 100.0, mean_load: load, ..LearnedRates::default() };
+    let with = |step, decode, load| LearnedRates {
+        rates: Rates { step, decode, ..Rates::default() },
+        interval_samples: 100.0,
+        mean_load: load,
+        ..LearnedRates::default()
+    };
     let (one, other) = (with(0.0006, 46e-6, 440.0), with(0.0096, 26e-6, 440.0));
     let pool = RatePool::new([one, other].iter());
     let (one, other) = (pool.rates(&one), pool.rates(&other));

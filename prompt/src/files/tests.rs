@@ -25,7 +25,10 @@ fn special_tokens_are_texts_or_objects_and_the_config_wins() {
 
 #[test]
 fn a_config_has_one_template_or_named_ones() {
-    assert_eq!(config(&json!({ "chat_template": "t" }), None).templates(), TemplateSources { default: Some("t".to_owned()), tool_use: None });
+    assert_eq!(
+        config(&json!({ "chat_template": "t" }), None).templates(),
+        TemplateSources { default: Some("t".to_owned()), tool_use: None }
+    );
     let named = json!({ "chat_template": [{ "name": "default", "template": "d" }, { "name": "tool_use", "template": "u" }, { "name": "rag", "template": "r" }] });
     assert_eq!(config(&named, None).templates(), TemplateSources { default: Some("d".to_owned()), tool_use: Some("u".to_owned()) });
     assert_eq!(config(&json!({}), None).templates(), TemplateSources::default());

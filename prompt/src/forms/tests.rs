@@ -22,7 +22,10 @@ fn chat(messages: &Value, others: &Value) -> Vec<PromptForm> {
 #[test]
 fn a_completion_is_a_text_whatever_its_prompt_is() {
     for prompt in [json!("a"), json!(["a", "b"]), json!([1, 2]), json!([[1], [2]])] {
-        assert_eq!(forms("/v1/completions", &json!({ "prompt": prompt, "tools": [], "continue_final_message": true })), [PromptForm::Texts]);
+        assert_eq!(
+            forms("/v1/completions", &json!({ "prompt": prompt, "tools": [], "continue_final_message": true })),
+            [PromptForm::Texts]
+        );
     }
     assert_eq!(forms("/tokenize", &json!({ "prompt": "a" })), [PromptForm::Texts]);
 }

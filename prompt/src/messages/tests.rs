@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::*;
 
-const TEXT: MessageRules = MessageRules { shape: ContentShape::Text, media: MediaMode::Marked, dialect: Dialect::Python, renames_reasoning: true };
+const TEXT: MessageRules =
+    MessageRules { shape: ContentShape::Text, media: MediaMode::Marked, dialect: Dialect::Python, renames_reasoning: true };
 const PARTS: MessageRules = MessageRules { shape: ContentShape::Parts, ..TEXT };
 
 fn seen(messages: Value, rules: MessageRules) -> Value {

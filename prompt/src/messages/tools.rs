@@ -43,7 +43,9 @@ pub(super) fn prepare_calls(calls: Option<&Value>, dialect: Dialect) -> Result<O
     match calls {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(calls)) if calls.is_empty() => Ok(None),
-        Some(Value::Array(calls)) => Ok(Some(Value::Array(calls.iter().map(|given| prepare_call(given, dialect)).collect::<Result<_, _>>()?))),
+        Some(Value::Array(calls)) => {
+            Ok(Some(Value::Array(calls.iter().map(|given| prepare_call(given, dialect)).collect::<Result<_, _>>()?)))
+        }
         Some(_) => Err(invalid("tool_calls is a list")),
     }
 }

@@ -95,7 +95,12 @@ fn an_engine_is_different_when_neither_its_texts_nor_its_chats_are_ours() {
     };
     assert!(differing(&[PromptForm::Texts, PromptForm::Chats]).unwrap_err().contains("quick brown fox"));
     assert_eq!(differing(&[PromptForm::Chats]).unwrap().forms.unproved_remark(), "chats are placed by text");
-    assert!(differing(&[PromptForm::Chats, PromptForm::Closed, PromptForm::Continued, PromptForm::Parts, PromptForm::Tools]).unwrap().forms.has(PromptForm::Texts));
+    assert!(
+        differing(&[PromptForm::Chats, PromptForm::Closed, PromptForm::Continued, PromptForm::Parts, PromptForm::Tools])
+            .unwrap()
+            .forms
+            .has(PromptForm::Texts)
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod inbox;
 mod outbox;
 
 pub use credit::Credit;
-pub use inbox::{StreamFault, ConsumeOutcome, Inbox, InlineConsumer};
+pub use inbox::{ConsumeOutcome, Inbox, InlineConsumer, StreamFault};
 pub use outbox::Outbox;
 
 use crate::agent::v1::frame::Kind;

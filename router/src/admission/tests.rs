@@ -159,8 +159,9 @@ async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
 #[tokio::test(start_paused = true)]
 async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed() {
     let admission = Admission::new(10);
-    let daily =
-        |most: u64, a_minute| caller("k", "t", KeyLimits { output_per_day: Some(most), requests_per_minute: a_minute, ..KeyLimits::default() });
+    let daily = |most: u64, a_minute| {
+        caller("k", "t", KeyLimits { output_per_day: Some(most), requests_per_minute: a_minute, ..KeyLimits::default() })
+    };
     let left = |caller: &Caller| admission.rate_limits(caller).unwrap().tokens.unwrap().remaining;
     drop(admission.admit(&daily(1000, None), asked(0, 400)).unwrap());
     pass(3600.0).await;

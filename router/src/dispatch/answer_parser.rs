@@ -145,8 +145,8 @@ impl AnswerParser {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
         // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
         let at = USAGE.find(json)?;
-        let mut parser = Self { depth: 1, is_name_expected: true, ..Self::new("") };
-        parser.feed(&json[at..]);
+        let mut parser = Self { depth: 1, field: JsonField::Usage, ..Self::new("") };
+        parser.feed(&json[at + USAGE.needle().len()..]);
         // A field of anything deeper would be followed by the end of that, and then by the end of the root.
         let is_in_root = parser.is_root_closed && !parser.has_trailing_data;
         if is_in_root { parser.usage() } else { Self::parse(json, "").usage() }

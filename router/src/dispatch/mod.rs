@@ -144,7 +144,7 @@ struct StartedAnswer {
 impl StartedAnswer {
     /// Whether another replica may do better: the engine is full, dying or dead. An event stream says so with status 200.
     fn is_retryable(&self) -> bool {
-        let fails_at_once = || self.is_stream() && self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":"));
+        let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
         matches!(self.head.status, 500 | 503) || fails_at_once()
     }
 

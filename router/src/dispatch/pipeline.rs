@@ -41,7 +41,11 @@ pub(super) struct PipelineState {
 
 impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<SseScanner>, response_id_reader: Option<ResponseIdReader>, trial_progress: Option<TrialProgress>) -> Arc<Self> {
+    pub(super) fn new(
+        scanner: Option<SseScanner>,
+        response_id_reader: Option<ResponseIdReader>,
+        trial_progress: Option<TrialProgress>,
+    ) -> Arc<Self> {
         let last_progress_at = Instant::now();
         Arc::new(Self(Mutex::new(PipelineState {
             scanner,

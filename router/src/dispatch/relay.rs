@@ -177,8 +177,9 @@ impl Relay {
         let replica = &self.context.replica.id;
         tracing::warn!(%replica, message, "an answer broke after it had begun");
         self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
-        self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), self.usage());
-        self.reconcile_usage(false);
+        let usage = self.usage();
+        self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), usage);
+        self.reconcile_usage(usage, false);
         self.state = match &self.pipeline.lock().scanner {
             Some(scanner) => RelayState::SendingError(scanner.error_event(&message), message),
             None => flushing_state(message),
@@ -234,12 +235,11 @@ impl Relay {
 
     /// Reconciles the caller's limits with what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
     /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
-    fn reconcile_usage(&mut self, is_whole: bool) {
+    fn reconcile_usage(&mut self, usage: Option<TokenUsage>, is_whole: bool) {
         let work = self.context.usage_bounds.work;
         if !work.is_some() {
             return;
         }
-        let usage = self.usage();
         let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
         let output_tokens = match usage {
             _ if !work.generates() => OutputTokens::Exact(0),
@@ -282,7 +282,7 @@ impl Relay {
         }
         self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
         self.context.log_entry.record_end(AnswerOutcome::Complete, None, usage);
-        self.reconcile_usage(true);
+        self.reconcile_usage(usage, true);
     }
 }
 
@@ -358,8 +358,9 @@ impl Relay {
             self.complete();
         } else {
             self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
-            self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, self.usage());
-            self.reconcile_usage(false);
+            let usage = self.usage();
+            self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, usage);
+            self.reconcile_usage(usage, false);
         }
     }
 }

@@ -53,7 +53,10 @@ mod tests {
         }
         let form = "Multipart/Form-Data; boundary=b";
         assert_eq!(BodyFormat::from_content_type(form), BodyFormat::Form(form));
-        assert_eq!(BodyFormat::from_content_type(" multipart/form-data; boundary=b\t"), BodyFormat::Form("multipart/form-data; boundary=b"));
+        assert_eq!(
+            BodyFormat::from_content_type(" multipart/form-data; boundary=b\t"),
+            BodyFormat::Form("multipart/form-data; boundary=b")
+        );
         for other in ["text/plain", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain; x=+json", "json", "ü"] {
             assert_eq!(BodyFormat::from_content_type(other), BodyFormat::Other, "{other}");
         }

@@ -62,7 +62,13 @@ pub(super) enum Overdue {
 
 impl ConnectionClock {
     pub(super) fn new(limits: ConnectionTimeouts) -> Arc<Self> {
-        Arc::new(Self { started_at: Instant::now(), timeouts: limits, head_since: AtomicU64::new(1), idle_since: AtomicU64::new(0), open: Mutex::default() })
+        Arc::new(Self {
+            started_at: Instant::now(),
+            timeouts: limits,
+            head_since: AtomicU64::new(1),
+            idle_since: AtomicU64::new(0),
+            open: Mutex::default(),
+        })
     }
 
     /// How often it is worth asking.
@@ -199,7 +205,8 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: ConnectionTimeouts = ConnectionTimeouts { head: Duration::from_secs(10), idle: Duration::from_secs(75), stall: Duration::from_secs(300) };
+    const LIMITS: ConnectionTimeouts =
+        ConnectionTimeouts { head: Duration::from_secs(10), idle: Duration::from_secs(75), stall: Duration::from_secs(300) };
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_asks_nothing_is_overdue_after_the_head_limit() {

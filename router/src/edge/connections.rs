@@ -19,8 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
-use super::framing::FramingStream;
 use super::direct_writer::ClientStream;
+use super::framing::FramingStream;
 use super::reply::EdgeBody;
 use super::routes::Edge;
 use crate::config::RouterConfig;

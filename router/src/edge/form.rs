@@ -90,7 +90,10 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, F
                 peek.is_stream = ["true", "1", "yes", "on", "t", "y"].iter().any(is);
             }
             // A field that is not known may be a prompt in a later release.
-            name if peek.prompt_field.is_none() && !part.value.is_empty() && !SAFE_FIELDS.iter().any(|setting| setting.as_bytes() == name) => {
+            name if peek.prompt_field.is_none()
+                && !part.value.is_empty()
+                && !SAFE_FIELDS.iter().any(|setting| setting.as_bytes() == name) =>
+            {
                 peek.prompt_field = Some(String::from_utf8_lossy(name).into_owned());
             }
             _ => {}

@@ -50,7 +50,12 @@ impl Edge {
         self.answer_call(request, entry, begun).await.unwrap_or_else(Status::into_http).map(EdgeBody::Grpc)
     }
 
-    async fn answer_call(self: &Arc<Self>, request: Request<Incoming>, entry: &AccessEntry, begun: Instant) -> Result<Response<Body>, Status> {
+    async fn answer_call(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        entry: &AccessEntry,
+        begun: Instant,
+    ) -> Result<Response<Body>, Status> {
         let service = Service::of(request.uri().path());
         if service == Service::Health {
             return Ok(grpc::answer_health_check(self.clone(), request).await);
@@ -82,7 +87,7 @@ impl Edge {
     /// The call with its one message, read within the bounds that all bodies have.
     async fn read_message(&self, caller: &Caller, request: Request<Incoming>, entry: &AccessEntry) -> Result<Request<Body>, Status> {
         let (head, body) = request.into_parts();
-        let body = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {
+        let (body, _) = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("unread");
             status::body_error(&unread)

@@ -12,16 +12,19 @@ use crate::keys::is_credential;
 use crate::placement::PlacementDecision;
 
 /// With the value 1 on a request: the answer says why it comes from where it comes.
-pub(super) const EXPLAIN_HEADER: &str = "x-hostler-explain";
+pub(super) const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-hostler-explain");
 
 /// On an answer: the router's own number of the request, for `hostler explain`.
-const ID_HEADER: &str = "x-hostler-id";
+const ID_HEADER: HeaderName = HeaderName::from_static("x-hostler-id");
 
 /// On an answer: why it comes from where it comes.
-const REASON_HEADER: &str = "x-hostler-reason";
+const REASON_HEADER: HeaderName = HeaderName::from_static("x-hostler-reason");
 
 /// On a request: its turn among those that wait, like the body's `priority` and before it.
-const PRIORITY_HEADER: &str = "x-hostler-priority";
+const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-hostler-priority");
+
+/// On a request: what its client calls it.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The same to vLLM, which reads it before the body's `priority`.
 const VLLM_PRIORITY_HEADER: &str = "x-vllm-priority";
@@ -66,7 +69,9 @@ pub(super) fn headers_for_engine(headers: &HeaderMap, credentials: bool) -> Vec<
     let is_listed = |name: &HeaderName| listed.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_str()));
     headers
         .iter()
-        .filter(|(name, _)| !is_hop_by_hop(name) && *name != header::CONTENT_LENGTH && *name != header::CONTENT_ENCODING && !is_listed(name))
+        .filter(|(name, _)| {
+            !is_hop_by_hop(name) && *name != header::CONTENT_LENGTH && *name != header::CONTENT_ENCODING && !is_listed(name)
+        })
         .filter(|(name, _)| credentials || !is_credential(name))
         .map(|(name, value)| Header::new(name, value))
         .collect()
@@ -105,7 +110,7 @@ pub(super) fn tenant_hash(headers: &HeaderMap, user: Option<&str>) -> u64 {
 
 /// What a client calls its request.
 pub(super) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
-    let name = headers.get("x-request-id")?.to_str().ok()?;
+    let name = headers.get(REQUEST_ID)?.to_str().ok()?;
     (name.len() <= MAX_CLIENT_ID_BYTES).then(|| name.into())
 }
 

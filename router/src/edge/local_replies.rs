@@ -1,12 +1,11 @@
 //! The router's own answers as an engine would have given them: to the routes that both have, and in the dialect of the API that was asked.
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
+use super::headers::REQUEST_ID;
 use super::reply::{EdgeBody, json, no_route};
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What an answer of the router's own takes from its request.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! The OpenAI-compatible edge: accepts connections and answers requests, most of them with what an engine says.
 
 pub mod access_log;
-mod request_body;
+mod body_format;
 mod connection_clock;
 mod connections;
-mod body_format;
+mod direct_writer;
 mod form;
 mod framing;
 mod grpc;
@@ -13,26 +13,26 @@ mod headers;
 mod ids;
 mod invocation;
 mod isolation;
+mod local_replies;
 mod media;
 mod ollama;
-mod direct_writer;
-mod local_replies;
 mod peek;
 mod reply;
+mod request_body;
 mod routes;
 mod stored_responses;
 mod submit;
 mod work_estimate;
 
-pub use request_body::BodyMemory;
-pub(crate) use request_body::BodyReadError;
 pub use connections::serve;
+pub(crate) use direct_writer::DirectWriter;
 pub use isolation::Isolation;
 pub(crate) use isolation::default_secret_path as usual_secret;
-pub use media::{MediaHosts, InvalidMediaHost};
-pub(crate) use direct_writer::DirectWriter;
+pub use media::{InvalidMediaHost, MediaHosts};
+pub use request_body::BodyMemory;
+pub(crate) use request_body::BodyReadError;
 pub use routes::Edge;
-pub(crate) use submit::{Rejection, InboundRequest};
+pub(crate) use submit::{InboundRequest, Rejection};
 
 #[cfg(test)]
 mod tests;

@@ -12,8 +12,8 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::ollama::OllamaBody;
 use super::direct_writer::DirectWriter;
+use super::ollama::OllamaBody;
 use super::submit::Rejection;
 use crate::admission::{LimitExceeded, LimitKind};
 use crate::dispatch::{Refusal, Relay};

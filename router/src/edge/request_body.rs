@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::time::timeout;
 
-use self::inflate::{Inflater, InflateError};
+use self::inflate::{InflateError, Inflater};
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
 use super::submit::queue_share;
@@ -90,6 +90,17 @@ pub(crate) struct BodyReservation {
 pub(crate) struct BodyMemoryFull;
 
 impl BodyReservation {
+    /// The same reservation for the whole body of `share`, now that it is known whose it is.
+    pub(crate) fn transfer_to(mut self, share: QueueShare) -> Result<Self, BodyMemoryFull> {
+        if self.tenant != share.tenant {
+            let memory = self.memory.clone();
+            drop(self);
+            return memory.reserve(share);
+        }
+        self.grow(usize::try_from(share.bytes).unwrap_or(usize::MAX))?;
+        Ok(self)
+    }
+
     fn grow(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
         let wanted = bytes / PIECE_BYTES + 1;
         let more = wanted.saturating_sub(self.pieces);
@@ -185,8 +196,13 @@ impl BodyReadError {
 }
 
 impl Edge {
-    /// A request's body, decompressed; an answer where it cannot be had.
-    pub(super) async fn read_body<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Box<Response<EdgeBody>>>
+    /// A request's body, decompressed, and the room that it has; an answer where it cannot be had.
+    pub(super) async fn read_body<B>(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<(Bytes, BodyReservation), Box<Response<EdgeBody>>>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
@@ -195,16 +211,23 @@ impl Edge {
     }
 
     /// The same for APIs that have their own words for why it cannot be had.
-    pub(super) async fn read_body_bytes<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, BodyReadError>
+    pub(super) async fn read_body_bytes<B>(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<(Bytes, BodyReservation), BodyReadError>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
-        read_body(&self.config, self.body_memory.reserve(queue_share(caller, headers, None, 0))?, headers, body).await
+        let mut reservation = self.body_memory.reserve(queue_share(caller, headers, None, 0))?;
+        let body = read_body(&self.config, &mut reservation, headers, body).await?;
+        Ok((body, reservation))
     }
 }
 
-async fn read_body<B>(config: &RouterConfig, mut room: BodyReservation, headers: &HeaderMap, body: B) -> Result<Bytes, BodyReadError>
+async fn read_body<B>(config: &RouterConfig, room: &mut BodyReservation, headers: &HeaderMap, body: B) -> Result<Bytes, BodyReadError>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -218,8 +241,8 @@ where
     let read = async {
         match coding {
             // Few bodies are compressed, and the others have no room for what that needs.
-            Some(coding) => Box::pin(read_compressed(Inflater::new(coding, most), body, &mut room)).await,
-            None => read_plain(body, most, &mut room).await,
+            Some(coding) => Box::pin(read_compressed(Inflater::new(coding, most), body, room)).await,
+            None => read_plain(body, most, room).await,
         }
     };
     timeout(config.body_timeout, read).await.unwrap_or(Err(BodyReadError::TooSlow(config.body_timeout)))

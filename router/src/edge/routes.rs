@@ -10,16 +10,16 @@ use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
-use super::access_log::{AccessLog, AccessEntry};
-use super::request_body::BodyMemory;
+use super::access_log::{AccessEntry, AccessLog};
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
 use super::headers;
 use super::isolation::Isolation;
+use super::local_replies;
 use super::media::MediaHosts;
 use super::ollama;
-use super::local_replies;
 use super::reply::{self, EdgeBody};
+use super::request_body::BodyMemory;
 use super::submit::InboundRequest;
 use crate::admission::Admission;
 use crate::config::RouterConfig;
@@ -94,7 +94,12 @@ impl Edge {
         response
     }
 
-    async fn check_and_route(self: Arc<Self>, request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>, entry: &AccessEntry) -> Response<EdgeBody> {
+    async fn check_and_route(
+        self: Arc<Self>,
+        request: Box<Request<Incoming>>,
+        flaw: Option<FramingFlaw>,
+        entry: &AccessEntry,
+    ) -> Response<EdgeBody> {
         if let Err(message) = flaw.map_or_else(|| check_head(&request), |flaw| Err(flaw.message())) {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("malformed");
@@ -184,8 +189,8 @@ impl Edge {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
-        let body = match self.read_body(&caller, &head.headers, body).await {
-            Ok(body) => body,
+        let (body, reservation) = match self.read_body(&caller, &head.headers, body).await {
+            Ok((body, reservation)) => (body, Some(reservation)),
             Err(response) => {
                 self.dispatch.metrics.count_refusal(RefusalReason::Request);
                 return *response;
@@ -193,7 +198,19 @@ impl Edge {
         };
         let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let explain = head.headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
-        let answer = match self.submit(InboundRequest { method: head.method, path, headers: head.headers, body, caller, log_entry: entry, received_at: begun }).await {
+        let answer = match self
+            .submit(InboundRequest {
+                method: head.method,
+                path,
+                headers: head.headers,
+                body,
+                reservation,
+                caller,
+                log_entry: entry,
+                received_at: begun,
+            })
+            .await
+        {
             Ok(answer) => answer,
             Err(declined) => return reply::rejection(&declined),
         };

@@ -22,7 +22,11 @@ impl Edge {
     ///
     /// # Errors
     /// When it names a response that its caller does not have.
-    pub(super) async fn find_required_engine(&self, named: &ResponseReference, caller: &Caller) -> Result<Option<EngineInstance>, Rejection> {
+    pub(super) async fn find_required_engine(
+        &self,
+        named: &ResponseReference,
+        caller: &Caller,
+    ) -> Result<Option<EngineInstance>, Rejection> {
         let Some(id) = named.id() else { return Ok(None) };
         let view = self.dispatch.fleet.view();
         let knows_callers = !caller.key.is_empty();

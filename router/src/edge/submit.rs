@@ -9,14 +9,14 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::access_log::AccessEntry;
-use super::request_body::BodyMemoryFull;
 use super::body_format::BodyFormat;
 use super::form;
 use super::headers;
 use super::ids;
 use super::invocation;
-use super::isolation::{UnsaltedRequest, SaltedBody};
+use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
+use super::request_body::{BodyMemoryFull, BodyReservation};
 use super::routes::Edge;
 use super::stored_responses::response_owner;
 use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work};
@@ -40,6 +40,8 @@ pub(crate) struct InboundRequest {
     pub(crate) headers: HeaderMap,
     /// Complete.
     pub(crate) body: Bytes,
+    /// What the body took as it came; `None` for one that was made here.
+    pub(crate) reservation: Option<BodyReservation>,
     pub(crate) caller: Caller,
     /// Its line in the access log.
     pub(crate) log_entry: AccessEntry,
@@ -134,7 +136,9 @@ impl Edge {
     /// A refusal that does not name models which its caller may not use.
     fn hide_other_models(&self, refusal: Refusal, caller: &Caller) -> Refusal {
         match refusal {
-            Refusal::UnknownModel { model, .. } if caller.models.is_some() => Refusal::UnknownModel { model, known: self.known_models(caller) },
+            Refusal::UnknownModel { model, .. } if caller.models.is_some() => {
+                Refusal::UnknownModel { model, known: self.known_models(caller) }
+            }
             refusal => refusal,
         }
     }
@@ -158,7 +162,7 @@ impl Edge {
 
     /// A request that may enter, as it will be sent.
     pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<(Box<OutboundRequest>, Permit), Rejection> {
-        let InboundRequest { method, path, headers, body, caller, log_entry: entry, received_at: begun } = inquiry;
+        let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
         let content = BodyFormat::from_headers(&headers);
         let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
         let route = invocation::effective_route(path.path(), &peek);
@@ -178,7 +182,9 @@ impl Edge {
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
         let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
-        let room = self.body_memory.reserve(guest).map_err(|full| memory_limit_exceeded(&full))?;
+        let room = reservation
+            .map_or_else(|| self.body_memory.reserve(guest), |reservation| reservation.transfer_to(guest))
+            .map_err(|full| memory_limit_exceeded(&full))?;
         let names = ResponseReference::parse(&method, route, peek.previous_response_id.as_deref());
         if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
@@ -189,7 +195,10 @@ impl Edge {
         let input = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
         let permit =
             self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
-        if let Some(chosen) = peek.response_id.as_deref().filter(|id| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(&caller), begun))
+        if let Some(chosen) = peek
+            .response_id
+            .as_deref()
+            .filter(|id| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(&caller), begun))
         {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
             return Err(Rejection::Forbidden(message));
@@ -219,7 +228,9 @@ impl Edge {
             },
             dialect: Dialect::for_path(route),
             work,
-            stored_response: names.creates_response().then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: response_owner(&caller).clone() }),
+            stored_response: names
+                .creates_response()
+                .then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: response_owner(&caller).clone() }),
             referenced_response: names,
             head: RequestHead {
                 method: method.as_str().to_owned(),

@@ -1,8 +1,8 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 
-use super::headers::{headers_for_client, asks_engine_priority as is_urgent_by_header, headers_for_engine};
-use super::peek::{RequestedCount, Peek, is_invalid_for_engines, peek};
+use super::headers::{asks_engine_priority as is_urgent_by_header, headers_for_client, headers_for_engine};
+use super::peek::{Peek, RequestedCount, is_invalid_for_engines, peek};
 
 fn model(name: &str) -> Peek<'static> {
     Peek { model: Some(name.into()), ..Peek::default() }
@@ -24,7 +24,16 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
     let peeked = peek(body.as_bytes()).unwrap();
     let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
     let (priority, user) = (Some(-2), Some("u".into()));
-    let expected = Peek { is_stream: true, max_output: RequestedCount::Count(7), priority, is_urgent: true, user, is_chat: true, prompt_parts: text, ..Peek::default() };
+    let expected = Peek {
+        is_stream: true,
+        max_output: RequestedCount::Count(7),
+        priority,
+        is_urgent: true,
+        user,
+        is_chat: true,
+        prompt_parts: text,
+        ..Peek::default()
+    };
     assert_eq!(peeked, expected);
     let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
     assert_eq!(odd, Peek { is_urgent: true, max_output: RequestedCount::Unreadable, ..Peek::default() });

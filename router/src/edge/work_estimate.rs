@@ -1,6 +1,6 @@
 //! What a request has an engine compute, by its route and body: for what its caller is expected to use, and the most that its answer can say.
 
-use super::peek::{RequestedCount, Peek};
+use super::peek::{Peek, RequestedCount};
 use crate::dispatch::Work;
 
 /// Bytes of text that make a token, about.

@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::replica_cache::ReplicaCache;
 use super::directives::Directives;
 use super::local_load::LocalLoad;
+use super::replica_cache::ReplicaCache;
 use super::view::{FleetView, Load, Node, Replica, ReplicaStatus};
 use crate::lanes::Lanes;
 
@@ -105,7 +105,8 @@ impl Fleet {
         let started = Instant::now();
         let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started)));
         let fleet = Self { view, updates, lease };
-        let writer = FleetWriter { fleet: fleet.clone(), nodes: BTreeMap::new(), started, last_publish: started, has_unpublished_loads: false };
+        let writer =
+            FleetWriter { fleet: fleet.clone(), nodes: BTreeMap::new(), started, last_publish: started, has_unpublished_loads: false };
         tokio::spawn(async move {
             tokio::select! {
                 () = writer.run(received) => {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hostler_placement::affinity::{KeySetDigest, CacheIndex, ReplicaSlot};
+use hostler_placement::affinity::{CacheIndex, KeySetDigest, ReplicaSlot};
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::directive::Order;
 use rustc_hash::FxHashMap;
@@ -14,9 +14,9 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::replica_cache::{ReplicaCache, CacheStats};
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate};
+use super::replica_cache::{CacheStats, ReplicaCache};
 
 /// Updates that may wait; a report that does not fit is dropped, and the whole cache asked for later.
 const MAX_QUEUED_UPDATES: usize = 256;
@@ -186,7 +186,14 @@ impl IndexWriter {
     /// Another life, or the same one told from its beginning: what was known counts no longer.
     async fn begin_snapshot(&mut self, key: (u64, u32), epoch: u64) {
         let seat = self.index.open();
-        let mut next = ReportedCache { epoch, slot: seat, is_published: false, awaits_snapshot: false, consecutive_mismatches: 0, stats: Arc::default() };
+        let mut next = ReportedCache {
+            epoch,
+            slot: seat,
+            is_published: false,
+            awaits_snapshot: false,
+            consecutive_mismatches: 0,
+            stats: Arc::default(),
+        };
         if let Some(known) = self.replicas.remove(&key) {
             if known.epoch == epoch {
                 (next.consecutive_mismatches, next.stats) = (known.consecutive_mismatches, known.stats);

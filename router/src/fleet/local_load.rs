@@ -123,7 +123,12 @@ impl LocalLoad {
     pub fn learned(&self) -> LearnedRates {
         let [step, prefill, attention, decode, context, slowness, first_tokens, intervals, load] =
             std::array::from_fn(|index| f64::from_bits(self.learned_bits[index].load(Ordering::Relaxed)));
-        LearnedRates { rates: Rates { step, prefill, attention, decode, context, slowness }, first_token_samples: first_tokens, interval_samples: intervals, mean_load: load }
+        LearnedRates {
+            rates: Rates { step, prefill, attention, decode, context, slowness },
+            first_token_samples: first_tokens,
+            interval_samples: intervals,
+            mean_load: load,
+        }
     }
 
     /// A stream's first token has come.

@@ -16,13 +16,13 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::index_writer::{CacheUpdate, CacheReportQueue};
 use super::directives::Directives;
+use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
+use super::index_writer::{CacheReportQueue, CacheUpdate};
 use super::view::{Load, Model, Phase, ReplicaStatus};
-use super::fleet_writer::{ReplicaChange, Fleet, FleetUpdate};
-use crate::lanes::{Lanes, Tickets};
 use crate::dispatch::CrashSuspects;
-use crate::join::{MemberAttachment, Member};
+use crate::join::{Member, MemberAttachment};
+use crate::lanes::{Lanes, Tickets};
 use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
@@ -211,7 +211,11 @@ impl Session {
             return;
         }
         self.next_sequence = self.next_sequence.wrapping_add(1);
-        report.replicas.iter().filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref()).for_each(|files| self.offer_prompt_files(files));
+        report
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref())
+            .for_each(|files| self.offer_prompt_files(files));
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
@@ -231,7 +235,9 @@ impl Session {
             self.stale_caches.remove(&index);
         }
         let (attachment, directives) = (self.attachment, self.directives.clone());
-        if self.stale_caches.contains(&index) || !self.sessions.cache_reports.try_send(CacheUpdate::Reported { attachment, directives, report }) {
+        if self.stale_caches.contains(&index)
+            || !self.sessions.cache_reports.try_send(CacheUpdate::Reported { attachment, directives, report })
+        {
             self.stale_caches.insert(index);
         }
     }
@@ -261,7 +267,13 @@ fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {
     let gpus = report.gpus.map(|gpus| gpus.readings.into());
-    ReplicaChange { index: report.index, epoch: report.epoch, state: report.state.map(parse_status), load: report.load.map(parse_load), gpus }
+    ReplicaChange {
+        index: report.index,
+        epoch: report.epoch,
+        state: report.state.map(parse_status),
+        load: report.load.map(parse_load),
+        gpus,
+    }
 }
 
 fn parse_status(wire: wire::ReplicaState) -> ReplicaStatus {

@@ -6,8 +6,8 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use super::fleet_writer::ReplicaChange;
 use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
+pub(crate) use super::fleet_writer::ReplicaChange;
 use super::*;
 use crate::lanes::{Lane, Lanes};
 
@@ -31,7 +31,8 @@ pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Dire
     let lanes = Arc::new(Lanes::default());
     let lane = Lane::new(Counter::default());
     lanes.add(&lane);
-    let attached = FleetUpdate::Attached { attachment, node: "n".into(), agent_version: "1".into(), agent_run: attachment, lanes, directives };
+    let attached =
+        FleetUpdate::Attached { attachment, node: "n".into(), agent_version: "1".into(), agent_run: attachment, lanes, directives };
     fleet.update(attached).await;
     report(fleet, attachment, true, replicas).await;
     lane
@@ -69,7 +70,8 @@ async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candida
 async fn loads_that_follow_each_other_share_a_view_and_a_phase_waits_for_nothing() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let loaded = |others| ReplicaChange { state: None, load: Some(Load { in_flight_elsewhere, ..Load::default() }), ..ready(0) };
+    let loaded =
+        |in_flight_elsewhere| ReplicaChange { state: None, load: Some(Load { in_flight_elsewhere, ..Load::default() }), ..ready(0) };
     let update = async |change| fleet.update(FleetUpdate::Reported { attachment: 1, snapshot: false, replicas: vec![change] }).await;
     let seen = async || {
         sleep(Duration::from_millis(1)).await;
@@ -187,7 +189,12 @@ async fn what_is_known_of_a_cache_counts_for_one_life_of_the_engine() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let seat = hostler_placement::affinity::CacheIndex::new().open();
-    let known = |epoch| FleetUpdate::CacheChanged { attachment: 1, index: 0, epoch, cache: ReplicaCache { slot: Some(seat), ..ReplicaCache::default() } };
+    let known = |epoch| FleetUpdate::CacheChanged {
+        attachment: 1,
+        index: 0,
+        epoch,
+        cache: ReplicaCache { slot: Some(seat), ..ReplicaCache::default() },
+    };
     let is_known = || fleet.view().replicas[0].cache.slot.is_some();
     fleet.update(known(2)).await;
     report(&fleet, 1, false, vec![]).await;
@@ -236,7 +243,9 @@ async fn a_view_shares_the_replicas_of_nodes_that_have_reported_nothing_since_an
     attach(&fleet, 1, vec![ready(0)]).await;
     let lanes = Arc::new(Lanes::default());
     let directives = Directives::unconnected();
-    fleet.update(FleetUpdate::Attached { attachment: 2, node: "o".into(), agent_version: "1".into(), agent_run: 2, lanes, directives }).await;
+    fleet
+        .update(FleetUpdate::Attached { attachment: 2, node: "o".into(), agent_version: "1".into(), agent_run: 2, lanes, directives })
+        .await;
     report(&fleet, 2, true, vec![ready(0)]).await;
     let before = fleet.view().clone();
     let load = Load { in_flight_elsewhere: 3, ..Load::default() };

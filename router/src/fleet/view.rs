@@ -9,11 +9,11 @@ use hostler_prompt::Dialect;
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
-use super::replica_cache::ReplicaCache;
 use super::directives::Directives;
 use super::local_load::LocalLoad;
+use super::replica_cache::ReplicaCache;
 use crate::lanes::Lanes;
-use crate::prompt::{FilesHash, EncoderKey};
+use crate::prompt::{EncoderKey, FilesHash};
 
 /// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
 const AVOIDANCE_AFTER_LOSS: Duration = Duration::from_secs(1);

@@ -77,7 +77,13 @@ pub(crate) async fn answer_reflection(request: http::Request<Body>) -> Response<
 }
 
 /// Answers a call of the service, of which the message has been read.
-pub(crate) async fn answer_inference(edge: Arc<Edge>, request: http::Request<Body>, caller: Caller, entry: AccessEntry, begun: Instant) -> Response<Body> {
+pub(crate) async fn answer_inference(
+    edge: Arc<Edge>,
+    request: http::Request<Body>,
+    caller: Caller,
+    entry: AccessEntry,
+    begun: Instant,
+) -> Response<Body> {
     let most = edge.config.max_body_bytes;
     let deadline = Deadline::from_headers(request.headers(), begun);
     let call = InferenceCall { edge, caller, headers: request.headers().clone(), log_entry: entry, received_at: begun, deadline };
@@ -104,6 +110,7 @@ impl InferenceCall {
             path: http::uri::PathAndQuery::from_static(request.path),
             headers: request.headers,
             body: request.body,
+            reservation: None,
             caller: self.caller.clone(),
             log_entry: self.log_entry.clone(),
             received_at: self.received_at,
@@ -177,7 +184,8 @@ impl Inference for InferenceCall {
         let lasts = place::booking_time(asked.hold.as_ref())?;
         let request = request::generate_request(generation, self.headers.clone(), false)?;
         let placed = async {
-            let (reserved, permit) = self.edge.reserve(self.inbound_request(request)).await.map_err(|declined| status::rejection(&declined))?;
+            let (reserved, permit) =
+                self.edge.reserve(self.inbound_request(request)).await.map_err(|declined| status::rejection(&declined))?;
             Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (lasts, asked.candidates)))
         };
         self.with_deadline(placed).await

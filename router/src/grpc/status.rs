@@ -10,7 +10,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::engine::{EngineError, EngineRefusal};
 use crate::dispatch::Refusal;
-use crate::edge::{Rejection, BodyReadError};
+use crate::edge::{BodyReadError, Rejection};
 use crate::keys::Unauthenticated;
 
 /// Who names the reasons.
@@ -45,7 +45,8 @@ pub(super) fn invalid_field(field: &str, why: &str) -> Status {
 }
 
 fn with_details(code: Code, reason: &str, message: &str, metadata: &[(&str, &str)], more: impl FnOnce(&mut ErrorDetails)) -> Status {
-    let metadata: HashMap<String, String> = metadata.iter().map(|(name, value)| ((*name).to_owned(), truncate(value, MAX_VALUE_BYTES))).collect();
+    let metadata: HashMap<String, String> =
+        metadata.iter().map(|(name, value)| ((*name).to_owned(), truncate(value, MAX_VALUE_BYTES))).collect();
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
     more(&mut details);
     Status::with_error_details(code, truncate(message, MAX_MESSAGE_BYTES), details)
@@ -65,7 +66,9 @@ pub(crate) fn unauthenticated(why: &Unauthenticated) -> Status {
 pub(crate) fn body_error(why: &BodyReadError) -> Status {
     let message = why.to_string();
     match why {
-        BodyReadError::TooLarge(most) => with_reason(Code::ResourceExhausted, "MESSAGE_TOO_LARGE", &message, &[("max_bytes", &most.to_string())]),
+        BodyReadError::TooLarge(most) => {
+            with_reason(Code::ResourceExhausted, "MESSAGE_TOO_LARGE", &message, &[("max_bytes", &most.to_string())])
+        }
         BodyReadError::MemoryFull(_) => retryable(Code::ResourceExhausted, "ROUTER_FULL", &message, RETRY_DELAY),
         BodyReadError::TooSlow(_) => with_reason(Code::DeadlineExceeded, "MESSAGE_TOO_SLOW", &message, &[]),
         _ => with_reason(Code::InvalidArgument, "MESSAGE_UNREADABLE", &message, &[]),
@@ -79,7 +82,7 @@ pub(super) fn rejection(declined: &Rejection) -> Status {
         Rejection::Malformed(_) => with_reason(Code::InvalidArgument, "MALFORMED", &message, &[]),
         Rejection::Forbidden(_) => with_reason(Code::PermissionDenied, "NOT_ALLOWED", &message, &[]),
         Rejection::Limited(limited) => retryable(Code::ResourceExhausted, "LIMITED", &message, Duration::from_secs(limited.retry_after)),
-        Rejection::Fleet(refusal) => refusal(refusal),
+        Rejection::Fleet(reason) => refusal(reason),
         Rejection::NoResponse(_) => with_reason(Code::NotFound, "RESPONSE_NOT_FOUND", &message, &[]),
     }
 }
@@ -87,7 +90,9 @@ pub(super) fn rejection(declined: &Rejection) -> Status {
 fn refusal(refusal: &Refusal) -> Status {
     let message = refusal.to_string();
     match refusal {
-        Refusal::UnknownModel { model, known } => with_reason(Code::NotFound, "MODEL_NOT_FOUND", &message, &[("model", model), ("models", known)]),
+        Refusal::UnknownModel { model, known } => {
+            with_reason(Code::NotFound, "MODEL_NOT_FOUND", &message, &[("model", model), ("models", known)])
+        }
         Refusal::NotReady(_) => retryable(Code::Unavailable, "NO_REPLICA_READY", &message, RETRY_DELAY),
         Refusal::Lost { attempts, .. } => {
             with_details(Code::Unavailable, "ANSWER_LOST", &message, &[("attempts", &attempts.to_string())], |details| {

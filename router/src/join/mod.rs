@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::fleet::Fleet;
 use crate::tls::FleetAuthority;
-pub(crate) use member::{MemberAttachment, NewestCertificates, Member};
+pub(crate) use member::{Member, MemberAttachment, NewestCertificates};
 pub(crate) use peer::{Connection, Peer};
 
 /// How long looking at tokens and signing may take: the folder may be on a network file system.
@@ -58,7 +58,9 @@ impl JoinEndpoint {
             let admitting = self.authority.clone();
             tokio::task::spawn_blocking(move || work(admitting)).await.map_err(|error| Status::internal(error.to_string()))?
         };
-        timeout(FOLDER_TIMEOUT, done).await.map_err(|_| Status::unavailable("the router's folder of tokens does not answer (router.tls_dir)"))?
+        timeout(FOLDER_TIMEOUT, done)
+            .await
+            .map_err(|_| Status::unavailable("the router's folder of tokens does not answer (router.tls_dir)"))?
     }
 
     async fn enroll(&self, request: wire::EnrollRequest) -> Result<IssuedCertificate, Status> {

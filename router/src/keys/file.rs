@@ -13,7 +13,8 @@ use super::secret::{Digest, Secret, is_id};
 use super::{KeyLimits, Role};
 
 /// What a key file begins with.
-const FILE_HEADER: &str = "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
+const FILE_HEADER: &str =
+    "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
 
 /// The largest key file that is read: some 40,000 keys.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -98,7 +99,7 @@ pub struct KeyEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
     /// How much it may use.
-    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    #[serde(default, skip_serializing_if = "KeyLimits::is_empty")]
     pub limits: KeyLimits,
 }
 

@@ -102,7 +102,9 @@ impl AdminGuard {
             (PageKind::Health, _) | (_, CallOrigin::Socket) => Ok(()),
             (PageKind::Operators, _) => self.check_admin(headers),
             (PageKind::Metrics, _) if self.metrics_need_key => self.check_admin(headers),
-            (PageKind::Metrics, CallOrigin::Loopback) if !names_this_host(request.uri(), headers, &self.listen_address) => Err(AdminRefusal::WrongHost),
+            (PageKind::Metrics, CallOrigin::Loopback) if !names_this_host(request.uri(), headers, &self.listen_address) => {
+                Err(AdminRefusal::WrongHost)
+            }
             (PageKind::Metrics, _) => Ok(()),
         }
     }

@@ -15,7 +15,7 @@ use http::Method;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-pub use file::{KeyEntry, KeyFileError, Timestamp, KeyStatus, change, list, read_private};
+pub use file::{KeyEntry, KeyFileError, KeyStatus, Timestamp, change, list, read_private};
 pub(crate) use guard::{AdminGuard, guard_pages};
 pub(crate) use reload::watch_file;
 use ring::KeyRing;

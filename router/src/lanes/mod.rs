@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{StreamFault, Inbox, InlineConsumer, MAX_BODY_BYTES, Outbox, WINDOW_BYTES};
+use hostler_proto::lane::{Inbox, InlineConsumer, MAX_BODY_BYTES, Outbox, StreamFault, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;

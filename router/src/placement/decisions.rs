@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use hostler_placement::cost::{Decision, Scored, ChoiceReason};
+use hostler_placement::cost::{ChoiceReason, Decision, Scored};
 use parking_lot::Mutex;
 
 use super::{CacheLevel, ChosenReplica, Prompt};

@@ -13,9 +13,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use hostler_placement::affinity::{PromptToMatch, ApproxPrefixIndex, ChainGaps, CacheIndex, InFlightOverlay, Popularity, ReplicaSlot};
-use hostler_placement::cost::{PricingInput, Candidate, Conditions, Decision, CandidateCost, has_room, place};
+use hostler_placement::affinity::{ApproxPrefixIndex, CacheIndex, ChainGaps, InFlightOverlay, Popularity, PromptToMatch, ReplicaSlot};
 use hostler_placement::block_keys::{BlockKey, TEXT_BLOCK_TOKENS};
+use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
@@ -27,7 +27,7 @@ pub use prompt::{CacheLevel, PlacementRequest, Prompt};
 pub use queue::{DispatchTurn, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
-use crate::fleet::{InFlightCost, Fleet, FleetView, InFlight, Replica};
+use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
 use feedback::OutputLengths;
@@ -173,7 +173,13 @@ thread_local! {
 impl Placer {
     /// A placer that has learned nothing yet.
     #[must_use]
-    pub fn new(fleet: Fleet, index: Arc<CacheIndex>, prompts: Prompts, metrics: Arc<RouterMetrics>, prefill_windows: PrefillWindows) -> Self {
+    pub fn new(
+        fleet: Fleet,
+        index: Arc<CacheIndex>,
+        prompts: Prompts,
+        metrics: Arc<RouterMetrics>,
+        prefill_windows: PrefillWindows,
+    ) -> Self {
         Self {
             fleet,
             index,
@@ -219,8 +225,9 @@ impl Placer {
         tables.candidates.clear();
         tables.cache_knowledge.clear();
         let (mut pool, mut own, mut others) = (RatePool::default(), 0, 0_u32);
-        let eligible =
-            view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is_replica(replica)));
+        let eligible = view
+            .eligible(prompt.model(), tried)
+            .filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is_replica(replica)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));

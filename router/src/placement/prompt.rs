@@ -3,8 +3,8 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
-use hostler_placement::affinity::{Arrivals, PromptKeys, InFlightBlocks};
-use hostler_placement::block_keys::{KeyChain, BlockKey, TEXT_BLOCK_TOKENS, token_keys};
+use hostler_placement::affinity::{Arrivals, InFlightBlocks, PromptKeys};
+use hostler_placement::block_keys::{BlockKey, KeyChain, TEXT_BLOCK_TOKENS, token_keys};
 use hostler_prompt::EncodedPrompt;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;

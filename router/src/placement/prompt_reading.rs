@@ -4,8 +4,8 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use hostler_placement::affinity::{PromptToMatch, CacheIndex, InFlightOverlay};
-use hostler_placement::block_keys::{KeyChain, BlockKey, text_keys};
+use hostler_placement::affinity::{CacheIndex, InFlightOverlay, PromptToMatch};
+use hostler_placement::block_keys::{BlockKey, KeyChain, text_keys};
 use hostler_prompt::Progress;
 
 /// The text of a prompt, as its request has it, and the keys of its blocks, made when they are first asked for.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hostler_placement::queue::{QueueFull, QueueKey, SlotQuota, Queue, TurnFactors};
+use hostler_placement::queue::{Queue, QueueFull, QueueKey, SlotQuota, TurnFactors};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, oneshot};
@@ -161,7 +161,10 @@ impl RequestQueue {
     pub fn start(placer: Arc<Placer>, limits: QueueLimits, end: CancellationToken) -> Self {
         let shared = QueueState {
             placer,
-            queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: SlotQuota::new(limits.max_requests, limits.max_bytes) }),
+            queues: Mutex::new(ModelQueues {
+                by_model: FxHashMap::default(),
+                slots: SlotQuota::new(limits.max_requests, limits.max_bytes),
+            }),
             scan_count: AtomicUsize::new(0),
             waiting_count: AtomicUsize::new(0),
             slot_count: AtomicUsize::new(0),

@@ -6,7 +6,7 @@ use hostler_proto::agent::v1 as wire;
 use super::prompt::tests::{exact, stream, text};
 use super::*;
 use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, report, state};
-use crate::fleet::{ReplicaCache, Load, Phase, ReplicaStatus, FleetUpdate};
+use crate::fleet::{FleetUpdate, Load, Phase, ReplicaCache, ReplicaStatus};
 use crate::lanes::Lane;
 use crate::prompt::FilesHash;
 

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::fleet::{Fleet, Replica};
-use crate::prompt::{Prompts, EncoderStatus};
+use crate::prompt::{EncoderStatus, Prompts};
 
 /// How often the fleet is looked at. A model's first requests are placed by their text until its encoder is proved.
 const SCAN_INTERVAL: Duration = Duration::from_millis(100);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hostler_prompt::{Encoder, ModelFiles, FilesError};
+use hostler_prompt::{Encoder, FilesError, ModelFiles};
 use hostler_proto::agent::v1::PromptBundle;
 use prost::Message;
 use sha2::{Digest, Sha256};

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_prompt::{Dialect, Encoder, PromptForms, EncoderStats};
+use hostler_prompt::{Dialect, Encoder, EncoderStats, PromptForms};
 use hostler_proto::agent::v1::FilePart;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use super::bundle::{MAX_BUNDLE_BYTES, ShortHash};
 use super::transfer::Transfer;
-use super::{FilesHash, BuildOutcome, EncoderKey, EncoderStatus};
+use super::{BuildOutcome, EncoderKey, EncoderStatus, FilesHash};
 
 /// The most models whose files are kept. An encoder of a large vocabulary takes about 100 MiB.
 pub(super) const MAX_MODELS: usize = 64;
@@ -135,7 +135,9 @@ impl EncoderTable {
         }
         let (next, stage) = match usize::try_from(bytes) {
             _ if on_disk => (OfferAction::Read(entry.generation), EncoderStage::Building),
-            Ok(bytes @ 1..=MAX_BUNDLE_BYTES) if coming < MAX_TRANSFERS => (OfferAction::Fetch, EncoderStage::Transferring(Transfer::new(bytes, now))),
+            Ok(bytes @ 1..=MAX_BUNDLE_BYTES) if coming < MAX_TRANSFERS => {
+                (OfferAction::Fetch, EncoderStage::Transferring(Transfer::new(bytes, now)))
+            }
             Ok(1..=MAX_BUNDLE_BYTES) => (OfferAction::Nothing, EncoderStage::Missing(now)),
             _ => {
                 let why = format!("they have {bytes} bytes; from 1 to {MAX_BUNDLE_BYTES} are taken");

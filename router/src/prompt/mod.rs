@@ -5,11 +5,11 @@
 //! the tokens is decided elsewhere; which replica has which files is known to the fleet. Called by sessions (`offered`, `part`), by whoever
 //! keeps the encoders proved, and for each request by the edge (`encode`).
 
-mod disk;
 mod bundle;
+mod disk;
+mod encoder_table;
 mod pool;
 mod proof;
-mod encoder_table;
 mod transfer;
 
 use std::path::{Path, PathBuf};
@@ -18,17 +18,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_prompt::{Dialect, EncodedPrompt, Encoder, PromptForm, PromptForms, Progress, PromptRequest};
+use hostler_prompt::{Dialect, EncodedPrompt, Encoder, Progress, PromptForm, PromptForms, PromptRequest};
 use hostler_proto::agent::v1 as wire;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::lanes::Lanes;
-use disk::DiskCache;
 use bundle::ShortHash;
-use pool::{ThreadPool, PoolError};
-use encoder_table::{Generation, OfferAction, EncoderTable};
+use disk::DiskCache;
+use encoder_table::{EncoderTable, Generation, OfferAction};
+use pool::{PoolError, ThreadPool};
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub type FilesHash = [u8; 32];
@@ -264,7 +264,9 @@ impl Prompts {
         let encoded = match tokio::time::timeout(ENCODE_DEADLINE, encoding).await {
             Ok(Ok(encoded)) => encoded,
             Ok(Err(PoolError::Full)) | Err(_) => Err(NotEncoded::Busy),
-            Ok(Err(PoolError::Panicked)) => Err(NotEncoded::Failed("the encoder failed on this request in a way that nobody foresaw".into())),
+            Ok(Err(PoolError::Panicked)) => {
+                Err(NotEncoded::Failed("the encoder failed on this request in a way that nobody foresaw".into()))
+            }
         };
         let counter = match &encoded {
             Ok(_) => &self.0.encodes,

@@ -44,7 +44,11 @@ pub(super) enum ProofFailure {
 }
 
 /// Compares all samples; gives back what that proves.
-pub(super) async fn compare_samples(pool: &ThreadPool, encoder: &Arc<Encoder>, asked: &ProofTarget<'_>) -> Result<ProofResult, ProofFailure> {
+pub(super) async fn compare_samples(
+    pool: &ThreadPool,
+    encoder: &Arc<Encoder>,
+    asked: &ProofTarget<'_>,
+) -> Result<ProofResult, ProofFailure> {
     let dialect = asked.dialect;
     let mut coverage = Coverage::default();
     for mut sample in samples() {

@@ -4,9 +4,9 @@
 //! Engines keep responses in their memory and nowhere else, so the table forgets with them: an entry counts only as long as the engine
 //! lives that it was learned of. It is this router's own; what another router has learned is found by asking the replicas (`ask`).
 
+mod id_reader;
 mod replica_query;
 mod response_reference;
-mod id_reader;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 use crate::fleet::{FleetView, Replica};
 
+pub use id_reader::{ResponseIdReader, ResponseRecorder};
 pub use replica_query::query_replicas;
 pub use response_reference::ResponseReference;
-pub use id_reader::{ResponseRecorder, ResponseIdReader};
 
 /// Responses that are remembered: with ids of 37 bytes about 10 MB. Of the tenant that has most of them, the oldest one makes way: so nobody loses any
 /// to others as long as it has no more than its share.
@@ -147,7 +147,9 @@ impl ResponseTable {
         }
         while self.expiration_count >= MAX_RESPONSES {
             // Tenants are as many as the operator has made, and only a full table is searched.
-            let Some(greatest) = self.expirations.iter().max_by_key(|(_, ends)| ends.len()).map(|(tenant, _)| tenant.clone()) else { return };
+            let Some(greatest) = self.expirations.iter().max_by_key(|(_, ends)| ends.len()).map(|(tenant, _)| tenant.clone()) else {
+                return;
+            };
             self.drop_oldest(&greatest);
         }
     }

@@ -66,7 +66,11 @@ async fn the_oldest_response_makes_way() {
         // Again and again the same one: it holds one place.
         sticky.record("resp_same", home("n/0", 1), &tenant, now + Duration::from_nanos(number as u64));
     }
-    assert!(sticky.len() <= MAX_RESPONSES && sticky.0.lock().expirations.values().map(VecDeque::len).sum::<usize>() <= MAX_RESPONSES, "{}", sticky.len());
+    assert!(
+        sticky.len() <= MAX_RESPONSES && sticky.0.lock().expirations.values().map(VecDeque::len).sum::<usize>() <= MAX_RESPONSES,
+        "{}",
+        sticky.len()
+    );
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let view = fleet.view();

@@ -9,7 +9,8 @@ use super::prompt::chat_prompt;
 use crate::tokens::{tokenizer_config_json, tokenizer_json};
 
 fn encoder() -> Encoder {
-    let files = ModelFiles { tokenizer: tokenizer_json().to_vec(), config: Some(tokenizer_config_json().to_vec()), ..ModelFiles::default() };
+    let files =
+        ModelFiles { tokenizer: tokenizer_json().to_vec(), config: Some(tokenizer_config_json().to_vec()), ..ModelFiles::default() };
     Encoder::new(&files, 1 << 20).unwrap()
 }
 

@@ -20,7 +20,13 @@ fn outcomes_are_in_order_and_the_same_each_time() {
 #[test]
 fn a_request_that_fits_no_replica_is_named() {
     let hardware = Hardware { kv_tokens: 1000, ..Hardware::default() };
-    let error = compare(&workloads(), PolicyName::all(), &SimulatedFleet { hardware, ..SimulatedFleet::default() }, &Objectives::default(), Progress::Hidden);
+    let error = compare(
+        &workloads(),
+        PolicyName::all(),
+        &SimulatedFleet { hardware, ..SimulatedFleet::default() },
+        &Objectives::default(),
+        Progress::Hidden,
+    );
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("agentic 3.4/s has a request of ") && error.ends_with("raise --kv-tokens"), "{error}");
 }

@@ -13,7 +13,8 @@ fn a_percentile_is_the_least_value_that_so_many_do_not_exceed() {
 
 #[test]
 fn measures_are_those_of_the_records() {
-    let records = vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), RequestRecord { output: 1, ..record(1.0, 9.0, 0) }];
+    let records =
+        vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), RequestRecord { output: 1, ..record(1.0, 9.0, 0) }];
     let run = RunResult { records, busy: vec![1.0, 3.0], preemptions: 2 };
     let measures = measure(&run, &Objectives::default());
     assert!((measures.ttft_mean - 1.5).abs() < 1e-9 && (measures.ttft_p90 - 3.0).abs() < 1e-9);

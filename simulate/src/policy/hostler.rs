@@ -4,16 +4,18 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hostler_placement::affinity::{Arrivals, PromptToMatch, PromptKeys, ChainGaps, CacheIndex, InFlightOverlay, InFlightBlocks, Popularity, ReplicaSlot};
-use hostler_placement::cost::{PricingInput, Candidate, Conditions, Decision, CandidateCost, has_room, place};
-use hostler_placement::queue::{Queue, TurnFactors};
+use hostler_placement::affinity::{
+    Arrivals, CacheIndex, ChainGaps, InFlightBlocks, InFlightOverlay, Popularity, PromptKeys, PromptToMatch, ReplicaSlot,
+};
 use hostler_placement::block_keys::BlockKey;
+use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
+use hostler_placement::queue::{Queue, TurnFactors};
 use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, RatePool, Rates};
 use rustc_hash::FxHashMap;
 
 use super::Policy;
-use crate::fleet::{SimulatedFleet, ReplicaReport, FleetState};
+use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::request::{BLOCK_TOKENS, Request};
 
 /// Tokens of an answer before any has been seen.
@@ -155,7 +157,20 @@ impl HostlerPolicy {
         own.due.insert((due, id));
         let pledge = Some(self.overlay.add_placed(self.slots[replica].0, PromptKeys::whole(prompt.keys.clone())));
         let (tokens, output, uncached) = (prompt.tokens, prompt.output, choice.uncached);
-        self.in_flight.insert(id, DispatchedRequest { at: now, predicted, choice: choice.candidate, tokens, output, uncached, due, in_flight_blocks: pledge, first_token: None });
+        self.in_flight.insert(
+            id,
+            DispatchedRequest {
+                at: now,
+                predicted,
+                choice: choice.candidate,
+                tokens,
+                output,
+                uncached,
+                due,
+                in_flight_blocks: pledge,
+                first_token: None,
+            },
+        );
         replica
     }
 }
@@ -169,7 +184,8 @@ impl Policy for HostlerPolicy {
         match &mut self.queue {
             Some(hold) if !has_room(&decision.choice().candidate) || !hold.is_empty() => {
                 let uncached = decision.choice().uncached;
-                let waiting = TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: uncached, output_tokens: 0, queued_at: now };
+                let waiting =
+                    TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: uncached, output_tokens: 0, queued_at: now };
                 hold.push(waiting, (id, prompt)).expect("there is room for every request of a run");
                 None
             }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::block_holders::BlockHolders;
 use super::{Policy, index_of_least};
-use crate::fleet::{ReplicaReport, FleetState};
+use crate::fleet::{FleetState, ReplicaReport};
 use crate::request::{BLOCK_TOKENS, Request};
 
 /// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas, with the weights 3, 2 and 2. The prefix

@@ -34,7 +34,11 @@ fn times_are_those_of_the_steps() {
 
 #[test]
 fn a_later_turn_comes_when_the_answer_before_it_has_ended() {
-    let run = play(vec![arrival(1, 100, 3, ArrivalTime::At(0.0)), arrival(2, 100, 1, ArrivalTime::After(0, 2.5))], PolicyName::RoundRobin, &small());
+    let run = play(
+        vec![arrival(1, 100, 3, ArrivalTime::At(0.0)), arrival(2, 100, 1, ArrivalTime::After(0, 2.5))],
+        PolicyName::RoundRobin,
+        &small(),
+    );
     assert_eq!((run.records[0].last, run.records[1].arrived), (4.0, 6.5));
 }
 
@@ -59,7 +63,8 @@ fn every_policy_answers_everything_and_no_sooner_than_it_came() {
 #[test]
 fn held_requests_are_released_shortest_first_and_all_of_them() {
     // Two replicas, and far more prompts at once than the three steps of each that are not held.
-    let arrivals: Vec<Arrival> = (0..120).map(|name| arrival(name, if name % 2 == 0 { 8000 } else { 400 }, 2, ArrivalTime::At(0.0))).collect();
+    let arrivals: Vec<Arrival> =
+        (0..120).map(|name| arrival(name, if name % 2 == 0 { 8000 } else { 400 }, 2, ArrivalTime::At(0.0))).collect();
     let run = play(arrivals, PolicyName::Hostler, &small());
     let mean = |odd: usize| run.records.iter().skip(odd).step_by(2).map(|record| record.first).sum::<f64>() / 60.0;
     assert!(mean(1) * 2.0 < mean(0), "short ones {} s, long ones {} s", mean(1), mean(0));

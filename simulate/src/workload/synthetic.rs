@@ -1,7 +1,7 @@
 //! Workloads out of a random generator. Their lengths are log-normal, as lengths of prompts and answers are in practice, and bounded, so
 //! that a single request cannot decide a run.
 
-use super::{Arrival, WorkloadShape, ArrivalTime};
+use super::{Arrival, ArrivalTime, WorkloadShape};
 use crate::request::{Request, Segment, keys};
 
 /// Names of segments that only one request has begin here; those of shared ones are below.
@@ -34,7 +34,8 @@ pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
         }
         let keys = keys(&segments);
         for (turn, (total, output)) in lengths.into_iter().enumerate().take(shape.requests - arrivals.len()) {
-            let start = if turn == 0 { ArrivalTime::At(begins) } else { ArrivalTime::After(arrivals.len() - 1, random.exponential(shape.think)) };
+            let start =
+                if turn == 0 { ArrivalTime::At(begins) } else { ArrivalTime::After(arrivals.len() - 1, random.exponential(shape.think)) };
             arrivals.push(Arrival { request: Request { keys: keys.clone(), prompt: total - output, output, session }, start });
         }
     }

@@ -17,7 +17,8 @@ fn trace(text: &str) -> (std::path::PathBuf, Result<Workload, TraceError>) {
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let file = std::env::temp_dir().join(format!("hostler-trace-{}-{number}.jsonl", std::process::id()));
     std::fs::File::create(&file).unwrap().write_all(text.as_bytes()).unwrap();
-    let workload = WorkloadShape { trace: Some(file.clone()), rate: Some(2.0), ..WorkloadShape::default() }.workload(WorkloadKind::Mooncake);
+    let workload =
+        WorkloadShape { trace: Some(file.clone()), rate: Some(2.0), ..WorkloadShape::default() }.workload(WorkloadKind::Mooncake);
     std::fs::remove_file(&file).unwrap();
     (file, workload)
 }
@@ -105,7 +106,8 @@ fn a_bad_line_is_named() {
 fn a_trace_that_is_missing_or_empty_is_an_error_that_helps() {
     let missing = shape(1).workload(WorkloadKind::Mooncake).unwrap_err().to_string();
     assert!(missing.contains("--trace FILE"), "{missing}");
-    let unreadable = WorkloadShape { trace: Some("/nowhere/at-all".into()), ..shape(1) }.workload(WorkloadKind::Mooncake).unwrap_err().to_string();
+    let unreadable =
+        WorkloadShape { trace: Some("/nowhere/at-all".into()), ..shape(1) }.workload(WorkloadKind::Mooncake).unwrap_err().to_string();
     assert!(unreadable.starts_with("cannot read /nowhere/at-all: "), "{unreadable}");
     assert!(trace("\n").1.unwrap_err().to_string().contains(" holds no request; give"));
 }

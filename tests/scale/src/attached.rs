@@ -8,7 +8,7 @@ use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
 use hostler_proto::agent::v1::attach_request::Message as ToRouter;
 use hostler_proto::agent::v1::attach_response::Message as FromRouter;
-use hostler_proto::wire::{MAX_HTTP2_FRAME_BYTES, KEEPALIVE_TIMEOUT, MAX_MESSAGE_BYTES, TCP_USER_TIMEOUT, HTTP2_WINDOW_BYTES};
+use hostler_proto::wire::{HTTP2_WINDOW_BYTES, KEEPALIVE_TIMEOUT, MAX_HTTP2_FRAME_BYTES, MAX_MESSAGE_BYTES, TCP_USER_TIMEOUT};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::counter::Counter;

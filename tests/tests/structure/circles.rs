@@ -79,7 +79,8 @@ fn circles_of(krate: &str, folder: &[String], uses: &Uses) -> Vec<String> {
         if !names.contains(*name) || told.contains(*name) {
             continue;
         }
-        let members: BTreeSet<&String> = names.iter().copied().filter(|other| reach.get(other).is_some_and(|back| back.contains(*name))).collect();
+        let members: BTreeSet<&String> =
+            names.iter().copied().filter(|other| reach.get(other).is_some_and(|back| back.contains(*name))).collect();
         told.extend(members.iter().copied());
         let mut circle = format!("{krate}/{}:", folder.join("/"));
         for member in &members {

@@ -31,10 +31,8 @@ fn a_type_name_occurs_once_in_a_crate() {
 }
 
 /// Where messages of the contract between agents and routers may be named; everywhere else they have been read into the crate's own types.
-const WIRE: [(&str, &[&str]); 2] = [
-    ("router", &["agent_endpoint", "fleet::session", "grpc", "join", "lanes", "operators"]),
-    ("agent", &["join", "lane", "uplink"]),
-];
+const WIRE: [(&str, &[&str]); 2] =
+    [("router", &["agent_endpoint", "fleet::session", "grpc", "join", "lanes", "operators"]), ("agent", &["join", "lane", "uplink"])];
 
 #[test]
 fn messages_between_agents_and_routers_are_named_only_where_they_are_read_and_written() {
@@ -42,8 +40,10 @@ fn messages_between_agents_and_routers_are_named_only_where_they_are_read_and_wr
     let mut found = Vec::new();
     for (name, allowed) in WIRE {
         let krate = crates.iter().find(|krate| krate.name == name).expect("the crate is in the workspace");
-        let is_allowed = |path: &str| allowed.iter().any(|at| path == *at || path.strip_prefix(at).is_some_and(|rest| rest.starts_with("::")));
-        let mentions = krate.modules.values().filter(|module| module.mentions(&["hostler_proto", "agent"]) && !is_allowed(&module.path.join("::")));
+        let is_allowed =
+            |path: &str| allowed.iter().any(|at| path == *at || path.strip_prefix(at).is_some_and(|rest| rest.starts_with("::")));
+        let mentions =
+            krate.modules.values().filter(|module| module.mentions(&["hostler_proto", "agent"]) && !is_allowed(&module.path.join("::")));
         found.extend(mentions.map(|module| module.file.display().to_string()));
     }
     assert!(found.is_empty(), "hostler_proto::agent is named outside of {WIRE:?}:\n{}", found.join("\n"));
@@ -54,7 +54,10 @@ fn what_decides_never_mentions_tokio() {
     let pure = |krate: &Crate| ["placement", "prompt"].contains(&krate.name.as_str());
     let mut found = Vec::new();
     for krate in production_crates() {
-        let modules = krate.modules.values().filter(|module| pure(&krate) || (krate.name == "proto" && module.path.first().is_some_and(|name| name == "lane")));
+        let modules = krate
+            .modules
+            .values()
+            .filter(|module| pure(&krate) || (krate.name == "proto" && module.path.first().is_some_and(|name| name == "lane")));
         found.extend(modules.filter(|module| module.mentions(&["tokio"])).map(|module| module.file.display().to_string()));
     }
     assert!(found.is_empty(), "tokio is named in crates that can be replayed in any interleaving:\n{}", found.join("\n"));
@@ -62,8 +65,13 @@ fn what_decides_never_mentions_tokio() {
 
 #[test]
 fn no_task_is_started_without_anybody_who_waits_for_it() {
-    let found: Vec<String> = production_crates().iter().flat_map(|krate| krate.modules.values()).flat_map(|module| module.dropped_tasks.clone()).collect();
-    assert!(found.is_empty(), "a task's handle is dropped where it is started; keep it, or start the task on a `TaskTracker`:\n{}", found.join("\n"));
+    let found: Vec<String> =
+        production_crates().iter().flat_map(|krate| krate.modules.values()).flat_map(|module| module.dropped_tasks.clone()).collect();
+    assert!(
+        found.is_empty(),
+        "a task's handle is dropped where it is started; keep it, or start the task on a `TaskTracker`:\n{}",
+        found.join("\n")
+    );
 }
 
 #[test]

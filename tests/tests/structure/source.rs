@@ -37,7 +37,10 @@ pub struct Module {
 impl Module {
     /// Whether a path beginning with `prefix` is written in it.
     pub fn mentions(&self, prefix: &[&str]) -> bool {
-        self.paths.iter().chain(self.bindings.values()).any(|path| path.len() >= prefix.len() && path.iter().zip(prefix).all(|(name, wanted)| name == wanted))
+        self.paths
+            .iter()
+            .chain(self.bindings.values())
+            .any(|path| path.len() >= prefix.len() && path.iter().zip(prefix).all(|(name, wanted)| name == wanted))
     }
 }
 
@@ -57,7 +60,8 @@ fn read_crate(root: &Path, name: &str) -> Crate {
 fn read_module(root: &Path, file: &Path, path: Vec<String>, modules: &mut BTreeMap<Vec<String>, Module>) {
     let text = fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
     let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("cannot parse {}: {error}", file.display()));
-    let mut reader = Reader { module: Module { path: path.clone(), file: file.to_owned(), ..Module::default() }, children: Vec::new(), depth: 0 };
+    let mut reader =
+        Reader { module: Module { path: path.clone(), file: file.to_owned(), ..Module::default() }, children: Vec::new(), depth: 0 };
     reader.visit_file(&parsed);
     let folder = match file.file_name().and_then(|name| name.to_str()) {
         Some("lib.rs" | "mod.rs") => file.with_file_name(""),
@@ -169,7 +173,8 @@ fn names_of(path: &syn::Path) -> Vec<String> {
 
 fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
-        attribute.path().is_ident("test") || (attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test")))
+        attribute.path().is_ident("test")
+            || (attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test")))
     })
 }
 

@@ -41,7 +41,8 @@ fn rate<'a>(answer: &'a Answer, of: &str) -> Option<[&'a str; 3]> {
 async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
-    let limited = key(&file, "limited", KeyLimits { requests_per_minute: Some(2), output_per_minute: Some(600_000), ..KeyLimits::default() });
+    let limited =
+        key(&file, "limited", KeyLimits { requests_per_minute: Some(2), output_per_minute: Some(600_000), ..KeyLimits::default() });
     let free = key(&file, "free", KeyLimits::default());
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
     let edge = fleet.edge();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hostler_placement::block_keys::{KeyChain, BlockKey, token_keys};
+use hostler_placement::block_keys::{BlockKey, KeyChain, token_keys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;

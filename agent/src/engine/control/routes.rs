@@ -6,9 +6,9 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{LoraAdapter, ControlError};
+use super::{ControlError, LoraAdapter};
 use crate::engine::ModelCard;
-use crate::engine::http::{EngineApiClient, FetchError, EngineApiReply};
+use crate::engine::http::{EngineApiClient, EngineApiReply, FetchError};
 
 /// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
 pub(super) const SLEEP_TIMEOUT: Duration = Duration::from_secs(180);

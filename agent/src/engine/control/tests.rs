@@ -89,7 +89,8 @@ async fn an_engine_without_the_routes_is_never_taken_out_of_service() {
     assert!(refused.to_string().contains("--enable-sleep-mode"), "{refused}");
     assert_eq!(fixture.engine.status().borrow().phase, Phase::Ready);
     assert!(served.asked.lock().iter().all(|path| !path.starts_with("/sleep")));
-    let refused = fixture.engine.execute(ControlRequest::Load(LoraAdapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
+    let refused =
+        fixture.engine.execute(ControlRequest::Load(LoraAdapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-lora"), "{refused}");
     fixture.engine.stop().await;
 }

@@ -84,7 +84,11 @@ const FAILURE_PATTERNS: &[FailurePattern] = &[
         ],
         remedy: remedies::PART_MISSING,
     },
-    FailurePattern { kind: FailureKind::UnsupportedModel, phrases: &["trust_remote_code=True", "--trust-remote-code"], remedy: remedies::TRUST_REMOTE_CODE },
+    FailurePattern {
+        kind: FailureKind::UnsupportedModel,
+        phrases: &["trust_remote_code=True", "--trust-remote-code"],
+        remedy: remedies::TRUST_REMOTE_CODE,
+    },
     FailurePattern {
         kind: FailureKind::UnsupportedModel,
         phrases: &[
@@ -106,10 +110,19 @@ const FAILURE_PATTERNS: &[FailurePattern] = &[
         ],
         remedy: remedies::DRIVER_TOO_OLD,
     },
-    FailurePattern { kind: FailureKind::GpuUnsupported, phrases: &["no kernel image is available for execution"], remedy: remedies::GPU_TOO_OLD },
+    FailurePattern {
+        kind: FailureKind::GpuUnsupported,
+        phrases: &["no kernel image is available for execution"],
+        remedy: remedies::GPU_TOO_OLD,
+    },
     FailurePattern {
         kind: FailureKind::NoGpu,
-        phrases: &["No CUDA GPUs are available", "Failed to infer device type", "invalid device ordinal", "no CUDA-capable device is detected"],
+        phrases: &[
+            "No CUDA GPUs are available",
+            "Failed to infer device type",
+            "invalid device ordinal",
+            "no CUDA-capable device is detected",
+        ],
         remedy: remedies::NO_GPU,
     },
     FailurePattern {
@@ -146,7 +159,11 @@ const FAILURE_PATTERNS: &[FailurePattern] = &[
         ],
         remedy: remedies::SHARED_MEMORY,
     },
-    FailurePattern { kind: FailureKind::DiskFull, phrases: &["No space left on device", "Disk quota exceeded"], remedy: remedies::DISK_FULL },
+    FailurePattern {
+        kind: FailureKind::DiskFull,
+        phrases: &["No space left on device", "Disk quota exceeded"],
+        remedy: remedies::DISK_FULL,
+    },
     FailurePattern { kind: FailureKind::FileLimit, phrases: &["Too many open files"], remedy: remedies::FILE_LIMIT },
     FailurePattern { kind: FailureKind::Compiler, phrases: &["Python.h: No such file"], remedy: remedies::PYTHON_HEADERS },
     FailurePattern {
@@ -160,7 +177,11 @@ const FAILURE_PATTERNS: &[FailurePattern] = &[
         ],
         remedy: remedies::COMPILER,
     },
-    FailurePattern { kind: FailureKind::AddressInUse, phrases: &["Address already in use", "EADDRINUSE"], remedy: remedies::ADDRESS_IN_USE },
+    FailurePattern {
+        kind: FailureKind::AddressInUse,
+        phrases: &["Address already in use", "EADDRINUSE"],
+        remedy: remedies::ADDRESS_IN_USE,
+    },
     FailurePattern {
         kind: FailureKind::Permission,
         phrases: &["PermissionError: ", "Read-only file system", "Permission denied"],
@@ -171,7 +192,11 @@ const FAILURE_PATTERNS: &[FailurePattern] = &[
         phrases: &["ModuleNotFoundError: ", "cannot open shared object file", "ImportError: ", "undefined symbol: "],
         remedy: remedies::INSTALLATION,
     },
-    FailurePattern { kind: FailureKind::HostMemory, phrases: &["on kv cache allocation is less than requested"], remedy: remedies::HOST_KV },
+    FailurePattern {
+        kind: FailureKind::HostMemory,
+        phrases: &["on kv cache allocation is less than requested"],
+        remedy: remedies::HOST_KV,
+    },
     FailurePattern {
         kind: FailureKind::HostMemory,
         phrases: &["MemoryError", "Cannot allocate memory", "not enough memory: you tried to allocate", "std::bad_alloc"],
@@ -194,7 +219,11 @@ pub(super) fn diagnose_output(ending: FinalLines<'_>, was_ready: bool) -> Option
     if was_ready && !ending.has_given_up() && !ending.messages().any(is_abort) {
         return None;
     }
-    ending.messages().find_map(diagnose_arguments).or_else(|| ending.messages().find_map(diagnose_memory)).or_else(|| match_patterns(ending, was_ready))
+    ending
+        .messages()
+        .find_map(diagnose_arguments)
+        .or_else(|| ending.messages().find_map(diagnose_memory))
+        .or_else(|| match_patterns(ending, was_ready))
 }
 
 fn match_patterns(ending: FinalLines<'_>, was_ready: bool) -> Option<Diagnosis> {

@@ -62,7 +62,13 @@ fn damaged_weights_are_recognised_cut_in_the_header_and_behind_it() {
 #[test]
 fn a_cache_that_is_too_small_says_by_how_much_and_what_would_fit() {
     let cause = "one request of max_model_len 300000: that takes 2.29 GiB of KV cache, and there are 1.0";
-    expect(&exited(1), recorded!("kv_small"), FailureKind::KvTooSmall, cause, "use --max-model-len 130944, or raise --gpu-memory-utilization");
+    expect(
+        &exited(1),
+        recorded!("kv_small"),
+        FailureKind::KvTooSmall,
+        cause,
+        "use --max-model-len 130944, or raise --gpu-memory-utilization",
+    );
     let old = "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (9856). Try";
     expect(&exited(1), &uncaught(old), FailureKind::KvTooSmall, "it holds 9856 tokens", "use --max-model-len 9856");
     let misspelt = "ValueError: To serve at least one request with the models's max seq len (4096), (14.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.50 GiB). Try";
@@ -116,7 +122,11 @@ fn what_needs_a_gpu_or_a_network_to_fail_is_recognised_by_its_words() {
         ("OSError: You are trying to access a gated repo.", FailureKind::HubForbidden, "HF_TOKEN"),
         ("OSError: nobody/x is not a local folder and is not a valid model identifier listed on", FailureKind::ModelMissing, "revision"),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", FailureKind::GpuUnsupported, "driver updated"),
-        ("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device", FailureKind::GpuUnsupported, "no code"),
+        (
+            "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+            FailureKind::GpuUnsupported,
+            "no code",
+        ),
         ("ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.", FailureKind::BadValue, "--dtype half"),
         ("RuntimeError: Failed to infer device type, please set", FailureKind::NoGpu, "CUDA_VISIBLE_DEVICES"),
         ("RuntimeError: No CUDA GPUs are available", FailureKind::NoGpu, "CUDA_VISIBLE_DEVICES"),
@@ -145,7 +155,13 @@ fn what_needs_a_gpu_or_a_network_to_fail_is_recognised_by_its_words() {
     ];
     for (message, kind, remedy) in cases {
         let words = message.split_whitespace().nth(1).unwrap();
-        expect(&exited(1), &uncaught(message), kind, if kind == FailureKind::GpuInUse { "somebody else uses this GPU" } else { words }, remedy);
+        expect(
+            &exited(1),
+            &uncaught(message),
+            kind,
+            if kind == FailureKind::GpuInUse { "somebody else uses this GPU" } else { words },
+            remedy,
+        );
     }
 }
 
@@ -165,7 +181,13 @@ fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_c
     let serving = LifeEnd { was_ready: true, ..exited(0) };
     expect(&serving, recorded!("kill_core"), FailureKind::CoreDied, "EngineCore", "dmesg");
     expect(&serving, recorded!("kill_worker"), FailureKind::CoreDied, "VllmWorker-0 died", "dmesg");
-    expect(&serving, recorded!("ill_worker"), FailureKind::Crashed, "VllmWorker-0 ended while it served with an illegal instruction", "lscpu");
+    expect(
+        &serving,
+        recorded!("ill_worker"),
+        FailureKind::Crashed,
+        "VllmWorker-0 ended while it served with an illegal instruction",
+        "lscpu",
+    );
     let hungry = LifeEnd { oom_killed: true, ..serving };
     expect(&hungry, recorded!("kill_core"), FailureKind::HostMemory, "out-of-memory killer", "--replicas");
     expect(&exited(1), recorded!("kill_core_init"), FailureKind::Killed, "its process EngineCore was killed before it was ready", "dmesg");
@@ -227,7 +249,13 @@ fn a_warning_about_a_limit_is_not_the_cause() {
 
 #[test]
 fn an_unknown_failure_shows_the_exception_and_where_to_read_on() {
-    expect(&exited(1), &uncaught("ZeroDivisionError: division by zero"), FailureKind::Unknown, "ZeroDivisionError: division", "hostler logs");
+    expect(
+        &exited(1),
+        &uncaught("ZeroDivisionError: division by zero"),
+        FailureKind::Unknown,
+        "ZeroDivisionError: division",
+        "hostler logs",
+    );
     expect(&exited(7), "something else", FailureKind::Unknown, "exit status: 7", "hostler logs");
     let long = format!("ValueError: {}", "word ".repeat(500));
     expect(&exited(1), &uncaught(&long), FailureKind::Unknown, "ValueError: word", "hostler logs");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::http::tests::Scripted;
-use super::super::{LogFacts, FrontEndInUse, Phase, EngineStatus};
+use super::super::{EngineStatus, FrontEndInUse, LogFacts, Phase};
 use super::*;
 use crate::probe::EngineMetrics;
 use crate::probe::LoadSample;

@@ -23,7 +23,15 @@ fn machine_after(events: &[EngineEvent], now: Instant) -> EngineStateMachine {
 const READY: &[EngineEvent] = &[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading, EngineEvent::Ready];
 
 /// Ready again after one crash.
-const RECOVERED: &[EngineEvent] = &[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Exited, EngineEvent::GroupEmpty, EngineEvent::Restart, EngineEvent::MayStart, EngineEvent::Ready];
+const RECOVERED: &[EngineEvent] = &[
+    EngineEvent::Start,
+    EngineEvent::MayStart,
+    EngineEvent::Exited,
+    EngineEvent::GroupEmpty,
+    EngineEvent::Restart,
+    EngineEvent::MayStart,
+    EngineEvent::Ready,
+];
 
 /// Crashed, with nothing left.
 const CRASHED: &[EngineEvent] = &[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Exited, EngineEvent::GroupEmpty];
@@ -60,7 +68,10 @@ fn an_engine_that_is_not_ready_in_time_is_a_crash() {
     let now = Instant::now();
     let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
     assert_eq!(machine.handle(EngineEvent::Tick, now + Duration::from_secs(59)), []);
-    assert_eq!(machine.handle(EngineEvent::Tick, now + Duration::from_secs(60)), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
+    assert_eq!(
+        machine.handle(EngineEvent::Tick, now + Duration::from_secs(60)),
+        [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]
+    );
 }
 
 #[test]
@@ -105,7 +116,9 @@ fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Retire, now), []);
     assert!(matches!(machine.state(), EngineState::Draining { .. }));
-    for event in [EngineEvent::Restart, EngineEvent::Idle, EngineEvent::Restart, EngineEvent::Exited, EngineEvent::Restart, EngineEvent::GroupEmpty] {
+    for event in
+        [EngineEvent::Restart, EngineEvent::Idle, EngineEvent::Restart, EngineEvent::Exited, EngineEvent::Restart, EngineEvent::GroupEmpty]
+    {
         machine.handle(event, now);
     }
     assert!(machine.is_finished());
@@ -196,7 +209,15 @@ fn a_quarantine_lets_requests_finish_and_only_a_release_ends_it() {
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
     assert_eq!(machine.handle(EngineEvent::GroupEmpty, now), []);
     assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Quarantined, None));
-    for event in [EngineEvent::Restart, EngineEvent::Start, EngineEvent::Tick, EngineEvent::MayStart, EngineEvent::Fail, EngineEvent::Exited, EngineEvent::WakeUp] {
+    for event in [
+        EngineEvent::Restart,
+        EngineEvent::Start,
+        EngineEvent::Tick,
+        EngineEvent::MayStart,
+        EngineEvent::Fail,
+        EngineEvent::Exited,
+        EngineEvent::WakeUp,
+    ] {
         assert_eq!(machine.handle(event, now + MAX_BACKOFF), []);
         assert_eq!(machine.state(), EngineState::Quarantined, "after {event:?}");
     }

@@ -8,7 +8,7 @@ use super::Supervisor;
 use crate::engine::EngineStatus;
 use crate::engine::diagnosis::FailureKind;
 use crate::engine::engine_life::EngineLife;
-use crate::engine::state_machine::{EngineEvent, LiveStage, EngineState, AfterExit};
+use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
 
 /// Lines of the engine's log that are shown with a failure.
 const SHOWN_LINES: usize = 10;
@@ -42,7 +42,9 @@ impl Supervisor {
             }
             EngineState::Quarantined | EngineState::Killing { then: AfterExit::Quarantine } => self.quarantine_reason(),
             EngineState::Stopped if self.machine.is_quarantined() => format!("the engine was asked to stop; {}", self.quarantine_reason()),
-            EngineState::Alive(LiveStage::Sleeping) if self.out_of_service_reason.is_empty() => "the engine sleeps until it is woken".to_owned(),
+            EngineState::Alive(LiveStage::Sleeping) if self.out_of_service_reason.is_empty() => {
+                "the engine sleeps until it is woken".to_owned()
+            }
             EngineState::Alive(LiveStage::Sleeping) => self.out_of_service_reason.clone(),
             EngineState::Alive(LiveStage::Starting) => "the engine's process has started".to_owned(),
             EngineState::Alive(LiveStage::Loading) => "the engine loads its model".to_owned(),

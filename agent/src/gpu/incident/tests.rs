@@ -30,14 +30,23 @@ fn faults_restart_the_engine_quarantine_it_or_are_only_logged() {
 #[test]
 fn a_fault_of_one_slice_does_not_restart_the_engines_on_the_others() {
     assert!(matches!(outcome(IncidentKind::Xid(94), true), IncidentResponse::Log(_)));
-    assert!(matches!(outcome(IncidentKind::Xid(79), true), IncidentResponse::Quarantine { at_once: true, .. }), "that concerns all of them");
+    assert!(
+        matches!(outcome(IncidentKind::Xid(79), true), IncidentResponse::Quarantine { at_once: true, .. }),
+        "that concerns all of them"
+    );
 }
 
 #[test]
 fn what_readings_tell_takes_a_gpu_out_of_service_with_a_remedy() {
-    assert!(matches!(outcome(IncidentKind::Lost, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reboot the node")));
-    assert!(matches!(outcome(IncidentKind::NeedsReset, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reset it")));
-    assert!(matches!(outcome(IncidentKind::RemapFailed, false), IncidentResponse::Quarantine { at_once: false, reason } if reason.contains("replaced")));
+    assert!(
+        matches!(outcome(IncidentKind::Lost, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reboot the node"))
+    );
+    assert!(
+        matches!(outcome(IncidentKind::NeedsReset, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reset it"))
+    );
+    assert!(
+        matches!(outcome(IncidentKind::RemapFailed, false), IncidentResponse::Quarantine { at_once: false, reason } if reason.contains("replaced"))
+    );
     for what in [IncidentKind::RemapPending, IncidentKind::Silent, IncidentKind::Answers] {
         assert!(matches!(outcome(what, false), IncidentResponse::Log(_)), "{what:?}");
     }

@@ -120,7 +120,10 @@ fn the_users_own_flags_come_first() {
     let mine = "--max-num-seqs 7 --no-enable-prefix-caching --max_num_batched_tokens=99 --max-num-queued-reqs 5 --shutdown-timeout 9 --stream-interval 4";
     let setup = setup(32, Profile::Throughput, mine);
     assert_eq!(line(&setup, Some(&gpu(24)), 1, PYTHON), "");
-    let shown = choose_flags(&setup, &ReplicaContext { gpu: Some(&gpu(24)), tp: 1, shortened_context: None, front_end: PYTHON, has_workers: false });
+    let shown = choose_flags(
+        &setup,
+        &ReplicaContext { gpu: Some(&gpu(24)), tp: 1, shortened_context: None, front_end: PYTHON, has_workers: false },
+    );
     let of = |flag| shown.iter().find(|choice| choice.flag == flag).map(|choice| (choice.value.as_str(), choice.origin));
     assert_eq!(of("--max-num-seqs"), Some(("7", FlagOrigin::User)));
     assert_eq!(of("--max-num-batched-tokens"), Some(("99", FlagOrigin::User)));
@@ -132,7 +135,8 @@ fn the_users_own_flags_come_first() {
 
 #[test]
 fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
-    let place = ReplicaContext { gpu: Some(&gpu(80)), tp: 4, shortened_context: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
+    let place =
+        ReplicaContext { gpu: Some(&gpu(80)), tp: 4, shortened_context: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
     let words: Vec<String> =
         choose_flags(&setup(32, Profile::Throughput, ""), &place).iter().flat_map(FlagChoice::to_arguments).map(str::to_owned).collect();
     assert!(words.join(" ").starts_with("--shutdown-timeout 30 --tensor-parallel-size 4 --max-model-len 16384"));

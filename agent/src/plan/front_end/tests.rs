@@ -9,7 +9,8 @@ use crate::vllm::VllmVersion;
 fn chosen(setting: FrontEnd, minor: Option<u32>, binary: bool, profile: Profile, line: &str) -> Result<FrontEndChoice, PlanError> {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
-    let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, minor.map(|minor| VllmVersion::new(0, minor)), &config);
+    let setup =
+        EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, minor.map(|minor| VllmVersion::new(0, minor)), &config);
     let model = ModelInfo::Known(Box::new(fixture("llama-3.1-8b", &[])));
     choose(setting, binary.then_some(Path::new("/opt/vllm-rs")), &setup, &model)
 }
@@ -49,7 +50,8 @@ fn a_rust_front_end_that_was_asked_for_and_is_not_there_is_an_error() {
 
 #[test]
 fn a_model_that_does_not_generate_text_keeps_the_python_front_end() {
-    let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &AgentConfig::default());
+    let setup =
+        EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &AgentConfig::default());
     let facts = ModelFacts { architecture: "BertModel".to_owned(), ..fixture("llama-3.1-8b", &[]) };
     let chosen = choose(FrontEnd::Auto, Some(Path::new("/opt/vllm-rs")), &setup, &ModelInfo::Known(Box::new(facts))).unwrap();
     assert_eq!(chosen.in_use, FrontEndInUse::Python);

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::model::tests::fixture;
 use super::super::described_gpus::parse_gpus;
+use super::super::model::tests::fixture;
 use super::*;
 use crate::config::AgentConfig;
 use crate::host::EngineProgram;

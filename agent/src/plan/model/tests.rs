@@ -140,7 +140,10 @@ fn the_size_of_the_weights_is_taken_from_their_index_then_from_their_files_then_
             vec![("config.json", SMALL), ("a.safetensors", "xxxx"), ("b.safetensors", "xx"), ("pytorch_model.bin", "x")],
             Some((6, WeightSizeSource::Files)),
         ),
-        (vec![("config.json", SMALL), ("model.safetensors", "xxxx"), ("consolidated.safetensors", "xxxx")], Some((4, WeightSizeSource::Files))),
+        (
+            vec![("config.json", SMALL), ("model.safetensors", "xxxx"), ("consolidated.safetensors", "xxxx")],
+            Some((4, WeightSizeSource::Files)),
+        ),
         (vec![("config.json", SMALL), ("consolidated.safetensors", "xxxxxx")], Some((6, WeightSizeSource::Files))),
         (vec![("config.json", SMALL), ("pytorch_model.bin", "xx")], Some((2, WeightSizeSource::Files))),
         (vec![("config.json", SMALL)], None),

@@ -8,8 +8,11 @@ fn gpu(name: &str, gib: u64) -> Option<Gpu> {
 }
 
 fn setup(simulated: bool, version: Option<VllmVersion>, profile: Profile, line: &str) -> EnginePlanSetup {
-    let engine =
-        if simulated { EngineProgram::Simulated { program: "/opt/hostler".into() } } else { EngineProgram::Vllm { program: "/opt/vllm".into() } };
+    let engine = if simulated {
+        EngineProgram::Simulated { program: "/opt/hostler".into() }
+    } else {
+        EngineProgram::Vllm { program: "/opt/vllm".into() }
+    };
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     EnginePlanSetup::new(&engine, version, &AgentConfig { profile, engine_args, ..AgentConfig::default() })
 }

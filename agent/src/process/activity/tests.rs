@@ -117,7 +117,10 @@ async fn a_compiler_with_a_session_of_its_own_is_seen() {
 fn a_line_of_the_kernel_is_read() {
     let line = "42 (VLLM::EngineCor) T 1 40 39 0 -1 4194560 1 0 0 0 500 26 0 0 20 0 3 0 987654 1 2 3";
     let effort = ProcessSample::parse(42, 9, line).unwrap();
-    assert_eq!(effort, ProcessSample { pid: 42, started: 9, name: "VLLM::EngineCor".to_owned(), stopped: true, blocked: false, ticks: 526 });
+    assert_eq!(
+        effort,
+        ProcessSample { pid: 42, started: 9, name: "VLLM::EngineCor".to_owned(), stopped: true, blocked: false, ticks: 526 }
+    );
     assert_eq!(ProcessSample::parse(42, 9, "42 (a) b (c) R 1 40 39 0 -1 0 1 0 0 0 5 6 0 0 20").unwrap().name, "a) b (c");
     assert_eq!(ProcessSample::parse(7, 9, "7 (x) S 1"), None);
     assert_eq!(ProcessSample::parse(7, 9, ""), None);

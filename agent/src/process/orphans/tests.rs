@@ -63,8 +63,10 @@ fn a_process_that_reuses_the_recorded_id_is_not_an_orphan() {
     let mut child = spawn("exec sleep 600", &directory, &[]);
     let record = ProcessRecord::read(&directory).unwrap();
     assert!(record.is_of(record.leader()));
-    let strangers =
-        [ProcessRecord { started: record.started - 1, ..record.clone() }, ProcessRecord { boot_and_namespace: "another-boot/pid:[1]".to_owned(), ..record }];
+    let strangers = [
+        ProcessRecord { started: record.started - 1, ..record.clone() },
+        ProcessRecord { boot_and_namespace: "another-boot/pid:[1]".to_owned(), ..record },
+    ];
     for stranger in strangers {
         stranger.write(&directory).unwrap();
         assert_eq!(orphans(&directory), Vec::<i32>::new());

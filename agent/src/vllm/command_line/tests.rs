@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::gpu::{Gpu, NvlinkTopology, MigSlice};
-use crate::plan::{PlanInput, FlagOrigin, Plan, HostResources, make_plan};
+use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
+use crate::plan::{FlagOrigin, HostResources, Plan, PlanInput, make_plan};
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -56,7 +56,12 @@ fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a A
     }
 }
 
-fn line(engine: &EngineProgram, version: Option<VllmVersion>, replica: &ReplicaPlan, config: &AgentConfig) -> Result<CommandLine, HostError> {
+fn line(
+    engine: &EngineProgram,
+    version: Option<VllmVersion>,
+    replica: &ReplicaPlan,
+    config: &AgentConfig,
+) -> Result<CommandLine, HostError> {
     command_line(&LaunchContext {
         version,
         cores: Some(4),

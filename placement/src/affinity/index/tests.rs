@@ -168,7 +168,8 @@ fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
-                    let matched = index.matched_blocks(&keys, &[(still, ChainGaps::None), (moving, ChainGaps::None), (moving, ChainGaps::Possible)]);
+                    let matched =
+                        index.matched_blocks(&keys, &[(still, ChainGaps::None), (moving, ChainGaps::None), (moving, ChainGaps::Possible)]);
                     assert_eq!(matched[0], 100);
                     assert!(matched[1] <= 300 && matched[2] <= 300, "{matched:?}");
                 }
@@ -296,7 +297,8 @@ impl Pair {
     fn check(&self) {
         let seats: Vec<_> = self.lives.iter().map(|life| (life.0, self.holes)).collect();
         for chain in &self.chains {
-            let walked = |held: &BTreeSet<BlockKey>| chain.iter().zip(0..).find(|(key, _)| !held.contains(key)).map_or(24, |(_, block)| block);
+            let walked =
+                |held: &BTreeSet<BlockKey>| chain.iter().zip(0..).find(|(key, _)| !held.contains(key)).map_or(24, |(_, block)| block);
             let expected: Vec<u32> = self.lives.iter().map(|life| walked(&life.1)).collect();
             assert_eq!(self.index.matched_blocks(chain, &seats), expected);
         }

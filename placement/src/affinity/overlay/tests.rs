@@ -41,7 +41,8 @@ fn a_match_is_never_lowered() {
 #[test]
 fn the_longest_of_several_prompts_on_a_replica_counts() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
-    let pledges: Vec<InFlightBlocks> = [5, 17, 3].map(|length| overlay.add_placed(seats[0].0, PromptKeys::whole(chain(length, 4, length)))).into();
+    let pledges: Vec<InFlightBlocks> =
+        [5, 17, 3].map(|length| overlay.add_placed(seats[0].0, PromptKeys::whole(chain(length, 4, length)))).into();
     let mut matched = [0];
     raise(&overlay, &chain(30, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [17]);
@@ -52,8 +53,10 @@ fn the_longest_of_several_prompts_on_a_replica_counts() {
 fn a_prompt_leaves_when_its_pledge_is_dropped() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
     let keys = chain(10, 0, 0);
-    let (one, same) =
-        (overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::clone(&keys))), overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::clone(&keys))));
+    let (one, same) = (
+        overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::clone(&keys))),
+        overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::clone(&keys))),
+    );
     let raised = || {
         let mut matched = [0];
         raise(&overlay, &keys, &seats, &mut matched);
@@ -82,7 +85,8 @@ fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing(
 fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(2));
     let _oldest = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(20, 0, 0)));
-    let _rest: Vec<InFlightBlocks> = (0..300).map(|tail| overlay.add_placed(seats[1].0, PromptKeys::whole(chain(5, 1, tail + 1)))).collect();
+    let _rest: Vec<InFlightBlocks> =
+        (0..300).map(|tail| overlay.add_placed(seats[1].0, PromptKeys::whole(chain(5, 1, tail + 1)))).collect();
     let mut matched = [0, 0];
     raise(&overlay, &chain(20, 0, 0), &seats, &mut matched);
     assert_eq!(matched, [0, 5]);
@@ -109,7 +113,9 @@ fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
 fn reading_on_is_worth_it_while_a_prompt_in_flight_has_more_of_the_same() {
     let overlay = Arc::new(InFlightOverlay::default());
     let seat = seats(1)[0].0;
-    let beyond = |keys: &[BlockKey], text: &[BlockKey], read: usize| overlay.goes_beyond(&PromptToMatch { text, ..PromptToMatch::whole(keys) }, read);
+    let beyond = |keys: &[BlockKey], text: &[BlockKey], read: usize| {
+        overlay.goes_beyond(&PromptToMatch { text, ..PromptToMatch::whole(keys) }, read)
+    };
     assert!(!beyond(&chain(4, 0, 0), &[], 0), "nothing is in flight");
     let _read = overlay.add_placed(seat, PromptKeys::whole(chain(10, 0, 0)));
     assert!(beyond(&chain(9, 0, 0), &[], 0));

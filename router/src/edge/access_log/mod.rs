@@ -10,8 +10,9 @@ mod writer;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use http::Method;
+use http::header::{HeaderMap, HeaderName};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use schemars::JsonSchema;
@@ -24,6 +25,9 @@ use crate::metrics::AnswerOutcome;
 use line::AccessLine;
 use writer::LineSender;
 pub use writer::{AccessLogError, AccessLogWriter};
+
+/// W3C's Trace Context, of which a line has the trace.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// How the access log looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -63,7 +67,7 @@ impl AccessLog {
             method: method.clone(),
             path: path.map(|path| line::truncate(path.path())),
             client_id: super::headers::client_id(headers),
-            trace: headers.get("traceparent").and_then(|parent| trace_id(parent.as_bytes())),
+            trace: headers.get(TRACEPARENT).and_then(|parent| trace_id(parent.as_bytes())),
             ..AccessLine::new(Instant::now())
         });
         AccessEntry(Some(Arc::new(OpenEntry { line: Mutex::new(Some(line)), lines: lines.clone() })))

@@ -98,7 +98,9 @@ fn a_client_cannot_keep_its_own_salt_under_any_spelling() {
         let salted = salted("t", body).unwrap().unwrap();
         assert_eq!(salted.salt, own, "{body}");
         let text = std::str::from_utf8(&salted.body).unwrap();
-        assert!(!text.contains("mine") && !text.contains("other") && text.matches(&own).count() == peek(&salted.body).unwrap().raw_salts.len());
+        assert!(
+            !text.contains("mine") && !text.contains("other") && text.matches(&own).count() == peek(&salted.body).unwrap().raw_salts.len()
+        );
         assert_eq!(serde_json::from_str::<Value>(text).unwrap()["cache_salt"], *own);
     }
     let victim = isolation().salt("victim", "");
@@ -123,7 +125,13 @@ fn what_cannot_be_kept_apart_is_refused_and_what_has_no_prompt_passes() {
     assert!(salted_as("multipart/form-data; boundary=x", "/v1/audio/transcriptions", "t", "--x").unwrap().is_none());
     let (audio, body) = ("/v1/audio/transcriptions", Bytes::from_static(b"--x"));
     let spoken = Peek { prompt_field: Some("prompt".into()), ..Peek::default() };
-    let form = UnsaltedRequest { tenant: "t", route: audio, content: BodyFormat::Form("multipart/form-data; boundary=x"), body: &body, peek: &spoken };
+    let form = UnsaltedRequest {
+        tenant: "t",
+        route: audio,
+        content: BodyFormat::Form("multipart/form-data; boundary=x"),
+        body: &body,
+        peek: &spoken,
+    };
     assert!(isolation().add_salt(&form).unwrap_err().contains("the field `prompt` of a form"));
     assert!(salted_as("application/json", chat, "t", "[1]").unwrap().is_none());
     assert!(salted_as("", "/v1/responses/x", "t", "").unwrap().is_none());

@@ -175,7 +175,12 @@ pub(super) fn encode_line(form: OllamaRoute, model: &str, told: &AnswerPart<'_>,
     let line = OllamaLine {
         model,
         created_at: format_time(now),
-        message: chats.then_some(OllamaMessage { role: "assistant", content: told.text, thinking: told.thinking, tool_calls: told.tool_calls }),
+        message: chats.then_some(OllamaMessage {
+            role: "assistant",
+            content: told.text,
+            thinking: told.thinking,
+            tool_calls: told.tool_calls,
+        }),
         response: (!chats).then_some(told.text),
         thinking: told.thinking.filter(|_| !chats),
         logprobs: told.logprobs,

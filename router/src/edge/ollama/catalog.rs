@@ -179,7 +179,7 @@ impl Edge {
     }
 
     /// `/api/show`.
-    pub(super) async fn show_model(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
+    pub(super) async fn show_ollama_model(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
         #[derive(Deserialize)]
         struct Show {
             // The older name of the field.

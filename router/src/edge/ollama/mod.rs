@@ -28,8 +28,8 @@ use super::submit::InboundRequest;
 use crate::dispatch::{self, Relay};
 use crate::keys::Caller;
 use crate::metrics::RefusalReason;
-use answer::{error_body, model_loaded_answer, error_message, translate_answer};
-use request::{OpenAiRequest, OllamaRoute, OllamaRequest};
+use answer::{error_body, error_message, model_loaded_answer, translate_answer};
+use request::{OllamaRequest, OllamaRoute, OpenAiRequest};
 use stream::OllamaTranslator;
 
 /// A whole answer longer than this is not retold. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
@@ -75,7 +75,7 @@ impl Edge {
             "/api/version" if reads => json_response(&catalog::version()),
             "/api/tags" if reads => json_response(&self.list_tags(&caller)),
             "/api/ps" if reads => json_response(&self.list_running(&caller)),
-            "/api/show" if posts => self.show_model(request, &caller).await,
+            "/api/show" if posts => self.show_ollama_model(request, &caller).await,
             "/api/chat" if posts => self.proxy_translated(OllamaRoute::Chat, request, caller).await,
             "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller).await,
             "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller).await,
@@ -108,9 +108,12 @@ impl Edge {
         headers.remove(header::ACCEPT_ENCODING);
         let path = PathAndQuery::from_static(asked.path);
         let body = self.engine_body(&model, asked);
-        let inquiry = InboundRequest { method: Method::POST, path, headers, body, caller, log_entry: entry, received_at: begun };
+        let inquiry =
+            InboundRequest { method: Method::POST, path, headers, body, reservation: None, caller, log_entry: entry, received_at: begun };
         match self.submit(inquiry).await {
-            Ok(answer) => translate_response(TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain }, answer).await,
+            Ok(answer) => {
+                translate_response(TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain }, answer).await
+            }
             Err(declined) => reply::rejection(&declined),
         }
     }
@@ -130,7 +133,7 @@ impl Edge {
     async fn read_request(&self, request: Request<Incoming>, caller: &Caller) -> Result<ReceivedRequest, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
-        let body = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
+        let (body, _) = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("body");
         })?;
@@ -219,7 +222,10 @@ fn method_not_allowed(allowed: &'static str) -> Response<EdgeBody> {
 
 /// What would change a replica behind the back of all routers.
 fn operators_only() -> Response<EdgeBody> {
-    error_response(StatusCode::FORBIDDEN, "models are served by the fleet's operator: clients neither pull nor push, create, copy or delete them")
+    error_response(
+        StatusCode::FORBIDDEN,
+        "models are served by the fleet's operator: clients neither pull nor push, create, copy or delete them",
+    )
 }
 
 #[cfg(test)]

@@ -113,7 +113,9 @@ struct OllamaChat {
 impl OllamaChat {
     fn into_request(self) -> Result<OllamaRequest, String> {
         let Self { common, messages, tools } = self;
-        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else { return Ok(common.into_request(OllamaRoute::Chat, None)) };
+        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else {
+            return Ok(common.into_request(OllamaRoute::Chat, None));
+        };
         let mut fields = Map::new();
         fields.insert("messages".to_owned(), messages::to_openai_messages(messages)?.into());
         if let Some(tools) = tools.filter(|tools| !tools.is_empty()) {
@@ -219,7 +221,12 @@ struct OllamaEmbeddings {
 impl OllamaEmbeddings {
     fn into_request(self) -> OllamaRequest {
         let texts = self.prompt.into_iter().filter(|text| !text.is_empty()).collect();
-        OllamaRequest { model: self.model, route: OllamaRoute::Embedding, is_stream: false, engine_request: embeddings_request(texts, None) }
+        OllamaRequest {
+            model: self.model,
+            route: OllamaRoute::Embedding,
+            is_stream: false,
+            engine_request: embeddings_request(texts, None),
+        }
     }
 }
 

@@ -13,7 +13,10 @@ use hostler_proto::lane::StreamFault;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::answer::{ChunkToolCall, ChunkChoice, CompletionChunk, AnswerEnd, ChunkMessage, AnswerPart, OllamaToolCall, AnswerTimings, ChunkUsage, error_body, error_message, encode_line};
+use super::answer::{
+    AnswerEnd, AnswerPart, AnswerTimings, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, OllamaToolCall,
+    encode_line, error_body, error_message,
+};
 use super::request::OllamaRoute;
 use crate::dispatch::Relay;
 
@@ -68,7 +71,17 @@ impl OllamaTranslator {
     /// Tells an answer to a request that came at `begun`.
     pub(super) fn new(form: OllamaRoute, model: String, begun: Instant) -> Self {
         let (held, lines, calls) = (Vec::new(), Vec::new(), Vec::new());
-        Self { route: form, model, partial_line: held, lines, received_at: begun, first_token_at: None, tool_calls: calls, finish_reason: None, usage: ChunkUsage::default() }
+        Self {
+            route: form,
+            model,
+            partial_line: held,
+            lines,
+            received_at: begun,
+            first_token_at: None,
+            tool_calls: calls,
+            finish_reason: None,
+            usage: ChunkUsage::default(),
+        }
     }
 
     /// Takes in what was read and gives what is to be sent, which may be nothing.
@@ -111,7 +124,8 @@ impl OllamaTranslator {
         };
         self.write_tool_calls(now)?;
         let first = self.first_token_at.unwrap_or(now.instant);
-        let took = AnswerTimings { total: now.instant - self.received_at, prompt: Some(first - self.received_at), answer: now.instant - first };
+        let took =
+            AnswerTimings { total: now.instant - self.received_at, prompt: Some(first - self.received_at), answer: now.instant - first };
         let end = AnswerEnd { finish_reason: &finish, usage: self.usage, timings: took };
         self.write_line(&AnswerPart { end: Some(end), ..AnswerPart::default() }, now);
         Ok(self.take_lines())

@@ -7,7 +7,10 @@ use super::catalog::{EngineFlags, resolve};
 use super::*;
 
 fn asked(form: OllamaRoute, body: &Value) -> OpenAiRequest {
-    OllamaRequest::parse(form, body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{error}: {body}")).engine_request.expect("something is asked")
+    OllamaRequest::parse(form, body.to_string().as_bytes())
+        .unwrap_or_else(|error| panic!("{error}: {body}"))
+        .engine_request
+        .expect("something is asked")
 }
 
 fn fields(form: OllamaRoute, body: &Value) -> Value {

@@ -38,6 +38,15 @@ fn all() -> BodyReservation {
     of(&BodyMemory::new(usize::MAX))
 }
 
+/// Its room is given back when it has been read.
+async fn read_body<B>(config: &RouterConfig, mut room: BodyReservation, headers: &HeaderMap, body: B) -> Result<Bytes, BodyReadError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    super::read_body(config, &mut room, headers, body).await
+}
+
 fn of(reading: &BodyMemory) -> BodyReservation {
     reading.reserve(QueueShare { tenant: 1, weight: 1.0, bytes: 0 }).unwrap()
 }
@@ -164,6 +173,23 @@ fn the_room_of_a_body_is_taken_for_as_long_as_any_part_of_it_is_held() {
     assert_eq!(reading.0.usage.lock().total, 1);
     drop(part);
     assert_eq!(reading.0.usage.lock().total, 0);
+}
+
+#[test]
+fn memory_that_a_body_took_as_it_came_is_passed_on_and_counts_once_and_for_whom_the_body_names() {
+    let reading = BodyMemory::new(10 * PIECE_BYTES);
+    let share = |tenant, pieces: usize| QueueShare { tenant, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
+    let taken = || {
+        let taken = reading.0.usage.lock();
+        (taken.total, taken.tenants.get(&1).copied(), taken.tenants.get(&2).copied())
+    };
+    // Twice as much would not be there.
+    let reservation = reading.reserve(share(1, 6)).unwrap().transfer_to(share(1, 6)).unwrap();
+    assert_eq!(taken(), (6, Some(6), None));
+    let reservation = reservation.transfer_to(share(1, 7)).unwrap().transfer_to(share(2, 7)).unwrap();
+    assert_eq!(taken(), (7, None, Some(7)));
+    assert_eq!(reservation.transfer_to(share(2, 20)).unwrap_err(), BodyMemoryFull);
+    assert_eq!(taken(), (0, None, None), "who is refused gives all back at once");
 }
 
 #[test]

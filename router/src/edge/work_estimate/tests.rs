@@ -23,7 +23,17 @@ fn a_route_says_what_is_computed() {
 #[test]
 fn answers_that_a_request_counts_in_no_clear_way_are_as_many_as_there_can_be() {
     let answers = |choices| estimate_work("/v1/chat/completions", 100, &Peek { choices, ..Peek::default() }).answers;
-    assert_eq!([RequestedCount::Unset, RequestedCount::Count(0), RequestedCount::Count(8), RequestedCount::Count(u64::MAX), RequestedCount::Unreadable].map(answers), [1, 1, 8, 16_384, 16_384]);
+    assert_eq!(
+        [
+            RequestedCount::Unset,
+            RequestedCount::Count(0),
+            RequestedCount::Count(8),
+            RequestedCount::Count(u64::MAX),
+            RequestedCount::Unreadable
+        ]
+        .map(answers),
+        [1, 1, 8, 16_384, 16_384]
+    );
 }
 
 #[test]

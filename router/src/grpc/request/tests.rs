@@ -109,7 +109,10 @@ fn each_form_of_an_answer_has_its_field() {
             response_format: Some(wire::ResponseFormat { format: Some(format) }),
             ..Default::default()
         };
-        assert_eq!(body(generate_request(request, HeaderMap::new(), false).unwrap()), format!(r#"{{"prompt":"x",{expected}"stream":false}}"#));
+        assert_eq!(
+            body(generate_request(request, HeaderMap::new(), false).unwrap()),
+            format!(r#"{{"prompt":"x",{expected}"stream":false}}"#)
+        );
     }
 }
 

@@ -3,7 +3,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
-use crate::fleet::{InFlightCost, InFlight, FleetUpdate};
+use crate::fleet::{FleetUpdate, InFlight, InFlightCost};
 use crate::placement::prompt::tests::{exact, text};
 use crate::placement::tests::{FILES, Fixture as Placement};
 
@@ -28,7 +28,9 @@ impl Fixture {
 
     /// A request that takes all the room that a replica has.
     fn fill(&self, replica: usize) -> InFlight {
-        self.placed.fleet.view().replicas[replica].local_load.start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None)
+        self.placed.fleet.view().replicas[replica]
+            .local_load
+            .start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None)
     }
 
     /// Waits for a turn, and gives it up at once.
@@ -143,7 +145,9 @@ async fn the_next_one_sees_what_the_one_before_it_takes() {
     let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
     let taking = tokio::spawn(async move {
         let (_, turn) = turn(&queue, &placer, 0, 10).await.unwrap();
-        let taken = placer.fleet.view().replicas[0].local_load.start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
+        let taken = placer.fleet.view().replicas[0]
+            .local_load
+            .start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
         drop(turn);
         taken
     });
@@ -257,7 +261,9 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     );
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(slots[0], &cached.token_keys(16));
-    let full = placed.fleet.view().replicas[0].local_load.start_request(InFlightCost { prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
+    let full = placed.fleet.view().replicas[0]
+        .local_load
+        .start_request(InFlightCost { prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
     let chosen = placed.choose(&cached);
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
     let (patient, prompt) = (queue.clone(), cached.clone());
@@ -354,7 +360,10 @@ async fn who_went_without_waiting_is_behind_who_had_nothing() {
     let full = fixture.fill(0);
     drop(wait_for(&fixture, "first", 3, 0));
     let_tasks_run().await;
-    fixture.queue.record_bypass(Some("m"), &TurnFactors { priority: 0, tenant: 1, weight: 1.0, uncached_tokens: 5000, output_tokens: 0, queued_at: 0.0 });
+    fixture.queue.record_bypass(
+        Some("m"),
+        &TurnFactors { priority: 0, tenant: 1, weight: 1.0, uncached_tokens: 5000, output_tokens: 0, queued_at: 0.0 },
+    );
     for (name, tenant) in [("served before", 1), ("new", 2)] {
         drop(wait_for(&fixture, name, tenant, 0));
         let_tasks_run().await;

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use anyhow::ensure;
 use bytes::Bytes;
 use hostler_placement::affinity::Popularity;
-use hostler_placement::cost::{PricingInput, Candidate, Conditions, place};
 use hostler_placement::block_keys::{self, KeyChain};
+use hostler_placement::cost::{Candidate, Conditions, PricingInput, place};
 use hostler_placement::rates::Rates;
 use hostler_router::dispatch::{Dialect, SseScanner};
 
