@@ -9,7 +9,7 @@ use crate::source::Crate;
 type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 /// A sentence for each circle of `krate`.
-pub fn find(krate: &Crate) -> Vec<String> {
+pub(crate) fn find(krate: &Crate) -> Vec<String> {
     let mut folders: BTreeMap<Vec<String>, Uses> = BTreeMap::new();
     for (from, module) in &krate.modules {
         for written in module.paths.iter().chain(module.bindings.values()) {

@@ -12,31 +12,31 @@ use syn::visit::{self, Visit};
 const CRATES: [&str; 12] = ["agent", "bench", "boot", "cli", "http1", "placement", "prompt", "proto", "router", "sim", "simulate", "tls"];
 
 /// One crate.
-pub struct Crate {
-    pub name: String,
+pub(crate) struct Crate {
+    pub(crate) name: String,
     /// By path from the crate's root, which is the empty path.
-    pub modules: BTreeMap<Vec<String>, Module>,
+    pub(crate) modules: BTreeMap<Vec<String>, Module>,
 }
 
 /// One module that is a file of its own.
 #[derive(Default)]
-pub struct Module {
-    pub path: Vec<String>,
-    pub file: PathBuf,
+pub(crate) struct Module {
+    pub(crate) path: Vec<String>,
+    pub(crate) file: PathBuf,
     /// Names of the structs, enums, traits and aliases that it defines.
-    pub types: Vec<String>,
+    pub(crate) types: Vec<String>,
     /// Paths as they are written, without those of `use`.
-    pub paths: BTreeSet<Vec<String>>,
+    pub(crate) paths: BTreeSet<Vec<String>>,
     /// What `use` binds: the name here, and the path as it is written.
-    pub bindings: BTreeMap<String, Vec<String>>,
+    pub(crate) bindings: BTreeMap<String, Vec<String>>,
     /// `tokio::spawn(…);` and `let _ = tokio::spawn(…);`.
-    pub dropped_tasks: Vec<String>,
-    pub has_arc_dyn: bool,
+    pub(crate) dropped_tasks: Vec<String>,
+    pub(crate) has_arc_dyn: bool,
 }
 
 impl Module {
     /// Whether a path beginning with `prefix` is written in it.
-    pub fn mentions(&self, prefix: &[&str]) -> bool {
+    pub(crate) fn mentions(&self, prefix: &[&str]) -> bool {
         self.paths
             .iter()
             .chain(self.bindings.values())
@@ -45,7 +45,7 @@ impl Module {
 }
 
 /// All crates of [`CRATES`].
-pub fn production_crates() -> Vec<Crate> {
+pub(crate) fn production_crates() -> Vec<Crate> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     CRATES.iter().map(|name| read_crate(&root, name)).collect()
 }
