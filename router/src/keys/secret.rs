@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hostler_tls::{hex, parse_hex};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
@@ -121,21 +122,15 @@ impl TryFrom<String> for Digest {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let wrong = "64 hexadecimal digits were expected";
-        let mut digest = [0; 32];
-        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(wrong);
-        }
-        for (byte, digits) in digest.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = std::str::from_utf8(digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok()).ok_or(wrong)?;
-        }
-        Ok(Self(digest))
+        // A file written by hand may have capitals.
+        let digest = parse_hex(&text.to_ascii_lowercase());
+        digest.map(Self).ok_or("64 hexadecimal digits were expected")
     }
 }
 
 impl From<Digest> for String {
     fn from(digest: Digest) -> Self {
-        digest.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&digest.0)
     }
 }
 
