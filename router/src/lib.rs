@@ -18,6 +18,7 @@ mod exposures;
 mod operators;
 pub mod placement;
 pub mod prompt;
+mod random;
 pub mod sticky;
 mod tls;
 

@@ -12,7 +12,8 @@ use sha2::{Digest, Sha256};
 
 use super::content::Content;
 use super::peek::Peek;
-use crate::keys::{KeysError, random, read_private};
+use crate::keys::{KeysError, read_private};
+use crate::random::random;
 
 /// SHA-256 hashes blocks of so many bytes; RFC 2104 pads its key to one.
 const HASH_BLOCK: usize = 64;

@@ -19,7 +19,6 @@ pub use file::{Entry, KeysError, Moment, Standing, change, list, read_private};
 pub(crate) use guard::{Guard, guarded};
 pub(crate) use reload::follow;
 use ring::Ring;
-pub(crate) use secret::random;
 pub use secret::{Digest, NoKey, Secret, id_within};
 
 /// Where Anthropic's SDKs put the key.

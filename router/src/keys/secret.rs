@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::random::random;
+
 /// Every key begins so: scanners for leaked secrets find it, and people see what it is.
 const MARK: &str = "hk_";
 
@@ -27,19 +29,6 @@ pub struct Secret(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is no key: keys look like {MARK}ID_SECRET, {} letters and digits in all", MARK.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
 pub struct NoKey;
-
-/// Bytes of the system's generator.
-///
-/// # Errors
-/// When it gives none.
-pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
-    let mut random = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(random)
-}
 
 impl Secret {
     /// A key that nobody has seen.
