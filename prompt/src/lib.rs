@@ -13,6 +13,7 @@ pub mod proof;
 
 mod dialect;
 mod encoder;
+mod error;
 mod files;
 mod forms;
 mod messages;
@@ -21,7 +22,8 @@ mod template;
 mod tokens;
 
 pub use dialect::Dialect;
-pub use encoder::{EncodeError, Encoded, Encoder, MOST_TEXT};
+pub use encoder::{Encoded, Encoder, MOST_TEXT};
+pub use error::EncodeError;
 pub use files::{Files, FilesError};
 pub use forms::{Form, Forms};
 pub use request::Request;

@@ -17,12 +17,12 @@ mod mailbox;
 mod metrics;
 mod prefix_cache;
 mod reply;
+mod response_store;
 mod routes;
 mod scheduler;
 mod serve;
 mod sleep;
 mod sse;
-mod response_store;
 mod tokens;
 
 #[cfg(test)]

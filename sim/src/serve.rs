@@ -22,8 +22,8 @@ use crate::args::EngineArgs;
 use crate::engine::{EngineHandle, Stepping};
 use crate::error::Error;
 use crate::kv_events::{KvEventsConfig, Publisher};
-use crate::routes;
 use crate::response_store::ResponseStore;
+use crate::routes;
 
 /// Connections that may wait to be accepted; uvicorn's own number.
 const BACKLOG: u32 = 2048;

@@ -9,7 +9,7 @@ use super::options::Options;
 use super::{random_id, unix_seconds};
 use crate::VLLM_VERSION;
 use crate::args::EngineArgs;
-use crate::engine::{EngineHandle, Generation, Prompt, GenerationRequest};
+use crate::engine::{EngineHandle, Generation, GenerationRequest, Prompt};
 use crate::mailbox::Finish;
 use crate::tokens::hash_text;
 

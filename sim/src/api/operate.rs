@@ -26,8 +26,11 @@ pub(crate) async fn sleep(api: &Api, query: &str) -> Reply {
 pub(crate) async fn wake_up(api: &Api, query: &str) -> Reply {
     let tags = values(query, "tags");
     let status = if api.core.wake(&tags).await { "awake" } else { "sleeping" };
-    let tags =
-        if tags.is_empty() { "null".to_owned() } else { format!("[{}]", tags.iter().map(|tag| json_string(tag)).collect::<Vec<_>>().join(",")) };
+    let tags = if tags.is_empty() {
+        "null".to_owned()
+    } else {
+        format!("[{}]", tags.iter().map(|tag| json_string(tag)).collect::<Vec<_>>().join(","))
+    };
     json(StatusCode::OK, format!(r#"{{"status":"{status}","tags":{tags}}}"#))
 }
 

@@ -138,7 +138,8 @@ impl EngineHandle {
             return Err(Refusal::Busy);
         }
         let mailbox = Arc::new(Mailbox::new(self.args.stream_interval.max(1)));
-        let generation = Generation { mailbox: mailbox.clone(), choices: sequences, _queue_slot: place, _running: self.generations.token() };
+        let generation =
+            Generation { mailbox: mailbox.clone(), choices: sequences, _queue_slot: place, _running: self.generations.token() };
         let command = Command::Run(self.sequences(&mailbox, work));
         self.commands.send(command).await.map_err(|_| Refusal::Stopped)?;
         Ok(generation)
