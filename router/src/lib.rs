@@ -48,7 +48,7 @@ pub use metrics::RouterMetrics;
 pub use exposures::Exposure;
 pub use operators::operators_sockets;
 use operators::{Operators, SocketPlace};
-use placement::{QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
+use placement::{MAX_QUEUED_BYTES, QueueLimits, PrefillWindows, RequestQueue, Placer, maintain_tokenizers};
 use prompt::Prompts;
 use sticky::Sticky;
 use tls::RouterTls;
@@ -239,7 +239,7 @@ impl Router {
 
         let admission = Admission::new(self.config.max_in_flight);
         let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
-        let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: self.config.max_queued_bytes, max_wait: self.config.max_queue_wait };
+        let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: MAX_QUEUED_BYTES, max_wait: self.config.max_queue_wait };
         let hold = RequestQueue::start(placer.clone(), bounds, end.clone());
         let overview = RouterAdmin {
             fleet: fleet.clone(),

@@ -69,11 +69,16 @@ pub enum ConfigError {
 }
 
 /// Settings of earlier releases, and what to do without them.
-const REMOVED_SETTINGS: [(&str, &str); 1] = [(
-    "router.operators_need_key",
-    "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, and \
-     router.metrics_need_key says whether the metrics page needs one",
-)];
+const REMOVED_SETTINGS: [(&str, &str); 4] = [
+    (
+        "router.operators_need_key",
+        "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, \
+         and router.metrics_need_key says whether the metrics page needs one",
+    ),
+    ("router.certificate_lifetime", "leave it out; a node's certificate holds for 24 h, and its agent renews it after 16 h"),
+    ("router.client_stall_timeout", "leave it out; a client that takes nothing of its answer for 5 min is disconnected"),
+    ("router.max_held_bytes", "leave it out; the bodies of waiting requests may have 1 GiB in all, and router.max_queued bounds their number"),
+];
 
 /// Where settings come from besides their defaults.
 #[derive(Debug, Default)]

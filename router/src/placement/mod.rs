@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 pub use decisions::{PlacementOutcome, PlacementDecision, DecisionLog};
 pub use prefill_windows::PrefillWindows;
-pub use queue::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
+pub use queue::{MAX_QUEUED_BYTES, QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
 pub use feedback::PlacementFeedback;
 pub use prompt::{PlacementRequest, CacheLevel, Prompt};
 pub use tokenizer_upkeep::maintain_tokenizers;
