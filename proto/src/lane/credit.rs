@@ -8,17 +8,17 @@ use super::WINDOW_BYTES;
 
 /// The sending side's allowance; it begins with one window and grows by the other side's credit frames.
 #[derive(Debug)]
-pub struct Credit(Mutex<State>);
+pub struct Credit(Mutex<CreditState>);
 
 #[derive(Debug)]
-struct State {
+struct CreditState {
     available: usize,
     waker: Option<Waker>,
 }
 
 impl Default for Credit {
     fn default() -> Self {
-        Self(Mutex::new(State { available: WINDOW_BYTES, waker: None }))
+        Self(Mutex::new(CreditState { available: WINDOW_BYTES, waker: None }))
     }
 }
 

@@ -54,10 +54,10 @@ pub enum ConsumeOutcome {
 
 /// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the head's type.
 #[derive(Debug)]
-pub struct Inbox<H>(Mutex<State<H>>);
+pub struct Inbox<H>(Mutex<InboxState<H>>);
 
 #[derive(Debug)]
-struct State<H> {
+struct InboxState<H> {
     head: Option<H>,
     /// What the reader gets next: a slice of the buffer that the lane was read into.
     first: Bytes,
@@ -74,7 +74,7 @@ struct State<H> {
 
 impl<H> Default for Inbox<H> {
     fn default() -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(InboxState {
             head: None,
             first: Bytes::new(),
             rest: BytesMut::new(),
@@ -209,7 +209,7 @@ impl<H> Inbox<H> {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut State<H>)) {
+    fn change(&self, change: impl FnOnce(&mut InboxState<H>)) {
         let mut state = self.0.lock();
         change(&mut state);
         wake(state);
@@ -224,13 +224,13 @@ fn grant(credit: u32, id: u64, outbox: &Outbox) {
 }
 
 /// Wakes the reader, who will want the lock.
-fn wake<H>(mut state: MutexGuard<'_, State<H>>) {
+fn wake<H>(mut state: MutexGuard<'_, InboxState<H>>) {
     let waker = state.waker.take();
     drop(state);
     waker.into_iter().for_each(Waker::wake);
 }
 
-impl<H> State<H> {
+impl<H> InboxState<H> {
     /// Credit goes back half a window at a time, so that it costs one frame in 128 KiB.
     fn announce(&mut self) -> u32 {
         if self.unannounced < WINDOW_BYTES / 2 || self.end.is_some() {

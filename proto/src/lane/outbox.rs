@@ -24,10 +24,10 @@ const BATCH_FRAMES: usize = 1024;
 
 /// Frames in the order in which they were pushed.
 #[derive(Debug, Default)]
-pub struct Outbox(Mutex<State>);
+pub struct Outbox(Mutex<OutboxState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct OutboxState {
     ready: VecDeque<Frame>,
     waker: Option<Waker>,
     closed: bool,
@@ -81,7 +81,7 @@ impl Outbox {
     }
 }
 
-impl State {
+impl OutboxState {
     fn take_batch(&mut self) -> Option<FrameBatch> {
         let mut frames = Vec::with_capacity(self.ready.len().min(BATCH_FRAMES));
         let mut bytes = 0;
