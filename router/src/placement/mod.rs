@@ -35,9 +35,6 @@ use feedback::OutputLengths;
 /// Decisions that can be explained afterwards.
 const MAX_RECORDED_DECISIONS: usize = 10_000;
 
-/// Tokens that a step computes where nobody knows: vLLM's default on smaller GPUs.
-const DEFAULT_TOKEN_BUDGET: u32 = 2048;
-
 /// Blocks of text that a replica of unknown size is taken to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
@@ -360,7 +357,6 @@ impl Placer {
 /// worked out once for all.
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
     let (own, load) = (&replica.own, &replica.load);
-    let budget = replica.state.wire.token_budget;
     Candidate {
         replica: 0,
         matched: 0,
@@ -369,7 +365,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
         context: own.context().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
         capacity: kv_capacity_tokens(replica),
         kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
-        budget: if budget == 0 { DEFAULT_TOKEN_BUDGET } else { budget },
+        budget: replica.state.wire.token_budget,
         overdue: own.overdue(seconds),
         rates: Rates::default(),
         doubtful: view.is_doubtful(replica, now),
