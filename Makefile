@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
 
-.PHONY: run test build lint docs contract e2e netns hardening chaos fuzz bench bench-compare fairness simulate-gates guard scale ci
+.PHONY: run test build lint docs program contract smoke e2e netns hardening chaos fuzz bench bench-compare fairness simulate-gates guard scale ci ci-full
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -32,34 +32,45 @@ docs:
 	cargo run --quiet --package hostler -- docs metrics > docs/metrics.md
 	cargo run --quiet --package hostler -- docs example > deploy/config/full.toml
 
-## OpenAI's Python and Node SDKs, unmodified, against simulated engines.
-contract:
+## The debug program, which the suites below run; they run another one, and build none, where HOSTLER_BIN names it.
+ifdef HOSTLER_BIN
+export HOSTLER_BIN := $(abspath $(HOSTLER_BIN))
+program: ;
+else
+contract smoke e2e netns hardening chaos: export HOSTLER_BIN := $(CURDIR)/target/debug/hostler
+program:
 	cargo build --quiet --locked --package hostler
+endif
+
+## OpenAI's Python and Node SDKs, unmodified, against simulated engines.
+contract: program
 	tests/python/venv.sh
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm"
 	cd tests/node && npm ci --silent --no-audit --no-fund && node --test
 
 ## The same through real vLLM on CPU (2.2 GB, installed into the cache once).
-e2e:
-	cargo build --quiet --locked --package hostler
+e2e: program
 	tests/python/venv.sh
 	tests/engine/install.sh
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m vllm -s $(ARGS)
 
+## Of these the few that show that real engines start, stream, die and are placed on by what they have cached.
+smoke: program
+	tests/python/venv.sh
+	tests/engine/install.sh
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "smoke and vllm" $(ARGS)
+
 ## Agent and router in two network namespaces, the agent without a listening port. Needs root and iproute2.
-netns:
-	cargo build --quiet --locked --package hostler
+netns: program
 	tests/netns/run.sh
 
 ## A running service attacked over HTTP/1.1 and HTTP/2, one table; about 12 minutes, or 40 s with ARGS=--quick. Options: ARGS=--help.
-hardening:
-	cargo build --quiet --locked --package hostler
-	HOSTLER_BIN="$${HOSTLER_BIN:-target/debug/hostler}" python3 tests/hardening/run.py --schemathesis "$$(tests/hardening/venv.sh)" $(ARGS)
+hardening: program
+	python3 tests/hardening/run.py --schemathesis "$$(tests/hardening/venv.sh)" $(ARGS)
 
 ## Routers, agents and engines killed, stopped and drained at random under a load whose every answer is known; 4 minutes, or 1 with ARGS=--quick.
 ## The seed is printed; ARGS="--seed N" does the same again. Options: ARGS=--help.
-chaos:
-	cargo build --quiet --locked --package hostler
+chaos: program
 	@cargo run --quiet --locked --package hostler-chaos -- $(ARGS)
 
 ## libFuzzer over what reads bytes of strangers, SECONDS for each target (or for those in TARGETS), with the stable compiler.
@@ -90,6 +101,10 @@ guard:
 scale: build
 	@cargo run --quiet --locked --profile gates --package hostler-scale -- $(ARGS)
 
-## Everything that must pass before a change lands.
+## What must pass before a change lands: 15 minutes at most when the caches are warm.
 ci:
 	.ci/run
+
+## That and everything that takes longer; before an issue is called resolved.
+ci-full:
+	.ci/full

@@ -86,7 +86,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Measure an OpenAI endpoint, or several beside each other under the same load.
     Bench(hostler_bench::BenchArgs),
-    /// The simulated engine, and a load generator.
+    /// The simulated engine.
     #[command(subcommand)]
     Sim(sim::Sim),
     /// Compare ways to choose a replica, on a model of engines.

@@ -1,13 +1,14 @@
 //! `hostler router`.
 
 use hostler_boot::{Settings, Shutdown};
-use hostler_router::{Exposure, Router, RouterConfig};
+use hostler_router::{Exposure, Router};
 
 use crate::output::say;
+use crate::settings;
 
 /// Runs a router until it has drained.
 pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
-    let config: RouterConfig = settings.section("router")?;
+    let config = settings::router_section(settings)?;
     hostler_boot::raise_file_limit();
     let router = Router::bind(config).await?;
     let shutdown = Shutdown::new();

@@ -1,6 +1,7 @@
 //! Which settings each role has, and where they are read from.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
@@ -38,12 +39,23 @@ fn log() -> Section {
 
 /// The configuration file: the one that was named, or the user's own where there is one.
 pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
-    named.or_else(|| {
-        let home = std::env::var_os("XDG_CONFIG_HOME")
-            .map(PathBuf::from)
-            .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")))?;
-        Some(home.join("hostler/hostler.toml")).filter(|path| path.is_file())
-    })
+    named.or_else(|| Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml")).filter(|path| path.is_file()))
+}
+
+/// The environment as far as it is text; no setting is anything else.
+fn environment() -> Vec<(String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
+}
+
+/// A router's own settings. `tests/hardening` attacks this program and cannot wait 5 min for each client that stalls: it says by the environment
+/// how long the router is to wait.
+pub(crate) fn router_section(settings: &Settings) -> anyhow::Result<RouterConfig> {
+    let mut config: RouterConfig = settings.section("router")?;
+    if let Ok(milliseconds) = std::env::var("HOSTLER_TEST_CLIENT_STALL_MS") {
+        let milliseconds = milliseconds.parse().context("HOSTLER_TEST_CLIENT_STALL_MS is a number of milliseconds, for tests")?;
+        config.client_stall_timeout = Duration::from_millis(milliseconds);
+    }
+    Ok(config)
 }
 
 /// The flags of the subcommand.
@@ -54,9 +66,7 @@ pub(crate) struct CommandFlags<'a> {
 impl CommandFlags<'_> {
     /// Merges file, environment and flags, and starts logging. One file may hold the sections of all roles.
     pub(crate) fn load(&self, file: Option<&Path>, engine: Option<&EngineArgs>) -> anyhow::Result<Settings> {
-        let environment =
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
-        let mut settings = Settings::load(&all(), &SettingSources { file, environment, flags: self.flags })?;
+        let mut settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: self.flags })?;
         if let Some(engine) = engine.filter(|engine| !engine.extra.is_empty()) {
             settings.set("agent", "engine_args", engine.extra.clone().into());
         }
@@ -82,8 +92,7 @@ pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 /// The router's settings, by the file and the environment.
 fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
-    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
-    let settings = Settings::load(&all(), &SettingSources { file, environment, flags: None })?;
+    let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
     Ok(settings.section("router")?)
 }
 

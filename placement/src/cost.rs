@@ -38,7 +38,7 @@ pub struct Candidate {
     pub capacity: u64,
     /// Share of the KV cache that running sequences hold, 0 to 1.
     pub kv_use: f64,
-    /// Tokens that a step computes at most.
+    /// Tokens that a step computes at most; 0 where that is unknown, which counts as [`DEFAULT_TOKEN_BUDGET`].
     pub budget: u32,
     /// Seconds for which the oldest request there has waited beyond what was predicted; 0 when none has.
     pub overdue: f64,
@@ -176,8 +176,10 @@ const TIE_SECONDS: f64 = 0.000_2;
 /// figures makes it the last to be chosen, and sums stay finite.
 const MAX_SECONDS: f64 = 1e9;
 
-/// Tokens of a step where a replica has not said: what vLLM takes by default on large GPUs.
-const DEFAULT_TOKEN_BUDGET: u32 = 8192;
+/// Tokens of a step where a replica has not said how many: what vLLM 0.32 takes when it knows nothing of the GPU
+/// (`SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS`). Its server takes 2,048 on CPUs, on A100s and on all GPUs below 70 GiB, 8,192 on other
+/// GPUs, and 16,384 from 160 GiB (`EngineArgs.get_batch_defaults`).
+pub const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 
 /// No answer is expected to be longer than this.
 const MAX_OUTPUT_TOKENS: f64 = 1e6;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use crate::error::EncodeError;
 use crate::files::{TemplateSources, TokenizerConfig};
 use crate::messages::{self, Conversation, MEDIA_MARKER, MediaMode, MessageRules, invalid};
 use crate::request::{Chat, Prompt, Truncation, TruncationSide};
@@ -40,34 +41,6 @@ pub struct EncodedPrompt {
     pub is_whole: bool,
     /// About how many tokens the further prompts of a batch have.
     pub batch_tokens: u32,
-}
-
-/// Why there are no tokens for a request.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EncodeError {
-    /// The template refused the conversation; an engine answers 400.
-    #[error("the chat template refused: {0}")]
-    Template(String),
-    /// The tokenizer failed.
-    #[error("the tokenizer failed: {0}")]
-    Tokenizer(String),
-    /// More text than is encoded here.
-    #[error("{bytes} bytes of text; at most {most} are encoded")]
-    TooLong {
-        /// Of this request.
-        bytes: usize,
-        /// The limit.
-        most: usize,
-    },
-    /// A chat, but the model has no chat template.
-    #[error("the model has no chat template")]
-    NotChat,
-    /// The request asks for something that only its engine can do.
-    #[error("only an engine can encode a request with {0}")]
-    Unsupported(&'static str),
-    /// No engine takes this request.
-    #[error("the request is not valid: {0}")]
-    Invalid(String),
 }
 
 impl Encoder {

@@ -13,6 +13,7 @@ pub mod proof;
 
 mod dialect;
 mod encoder;
+mod error;
 mod files;
 mod forms;
 mod messages;
@@ -21,7 +22,8 @@ mod template;
 mod tokens;
 
 pub use dialect::Dialect;
-pub use encoder::{EncodeError, EncodedPrompt, Encoder, MAX_TEXT_BYTES};
+pub use encoder::{EncodedPrompt, Encoder, MAX_TEXT_BYTES};
+pub use error::EncodeError;
 pub use files::{FilesError, ModelFiles};
 pub use forms::{PromptForm, PromptForms};
 pub use request::PromptRequest;

@@ -9,6 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::edge::access_log::AccessFormat;
 use crate::edge::usual_secret;
 
+/// A stolen certificate works for no longer, and a node may be out of reach for the last third of it.
+const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// People read answers, and pause; a client that takes nothing for so long is gone.
+const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
 /// When the metrics page needs an admin key, where there are keys at all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -51,9 +57,8 @@ pub struct RouterConfig {
     /// Folder of the fleet's authority, as `hostler init` makes it. Where given, agents join by a token and speak TLS; all routers of a fleet
     /// share it.
     pub tls_dir: PathBuf,
-    /// How long a node's certificate holds; agents renew it at two thirds of that.
-    #[serde(with = "hostler_boot::duration")]
-    #[schemars(with = "String")]
+    /// How long a node's certificate holds; agents renew it at two thirds of that. A constant for users: only tests have other ones.
+    #[serde(skip)]
     pub certificate_lifetime: Duration,
     /// Whether the edge and the agents' port may be reached from other hosts in plain text.
     pub allow_plain_text: bool,
@@ -104,17 +109,14 @@ pub struct RouterConfig {
     #[schemars(with = "String")]
     pub idle_timeout: Duration,
     /// How long a client may take nothing of what is sent to it before its connection is closed; over HTTP/2, nothing of one answer before that
-    /// stream is reset.
-    #[serde(with = "hostler_boot::duration")]
-    #[schemars(with = "String")]
+    /// stream is reset. A constant for users: only tests have other ones.
+    #[serde(skip)]
     pub client_stall_timeout: Duration,
     /// Most requests that may wait in the router for a replica that has no room yet; further ones are refused with 429. Lower it where clients
     /// would rather be refused at once than wait.
     /// One that has as many as four times what is free gets no more, so one that floods leaves places to others: alone it has at most four
     /// fifths of these.
     pub max_queued: usize,
-    /// Most bytes that the bodies of requests may have that wait in the router, shared alike; further ones are refused with 429.
-    pub max_queued_bytes: u64,
     /// A request whose first token is predicted to come later than this is refused with 429 instead of waiting for a replica. Raise it for batch
     /// jobs that can wait, lower it for people who cannot.
     #[serde(with = "hostler_boot::duration")]
@@ -159,7 +161,7 @@ impl Default for RouterConfig {
             tls_key: PathBuf::new(),
             tls_client_ca: PathBuf::new(),
             tls_dir: PathBuf::new(),
-            certificate_lifetime: Duration::from_secs(24 * 3600),
+            certificate_lifetime: CERTIFICATE_LIFETIME,
             allow_plain_text: false,
             max_body_bytes: 16 * 1024 * 1024,
             max_buffered_body_bytes: 1024 * 1024 * 1024,
@@ -176,9 +178,8 @@ impl Default for RouterConfig {
             body_timeout: Duration::from_secs(60),
             answer_timeout: Duration::from_secs(30 * 60),
             idle_timeout: Duration::from_secs(10 * 60),
-            client_stall_timeout: Duration::from_secs(5 * 60),
+            client_stall_timeout: CLIENT_STALL_TIMEOUT,
             max_queued: 10_000,
-            max_queued_bytes: 1024 * 1024 * 1024,
             max_queue_wait: Duration::from_secs(5 * 60),
             prefill_interval: Duration::ZERO,
             tokenizer_threads: 0,
@@ -222,3 +223,6 @@ impl RouterConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,7 @@ mod metrics;
 mod operators;
 pub mod placement;
 pub mod prompt;
+mod random;
 pub mod response_affinity;
 mod tls;
 
@@ -47,7 +48,7 @@ use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
 pub use operators::find_operators_sockets;
 use operators::{Operators, OperatorsSocket};
-use placement::{Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
+use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use prompt::Prompts;
 use response_affinity::ResponseAffinity;
 use tls::RouterTls;
@@ -292,7 +293,7 @@ impl Router {
 }
 
 fn queue_limits(config: &RouterConfig) -> QueueLimits {
-    QueueLimits { max_requests: config.max_queued, max_bytes: config.max_queued_bytes, max_wait: config.max_queue_wait }
+    QueueLimits { max_requests: config.max_queued, max_bytes: MAX_QUEUED_BYTES, max_wait: config.max_queue_wait }
 }
 
 /// What the admin pages show.

@@ -11,12 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::RouterConfig;
 
-/// Shorter lives of certificates than this would end before they can be renewed.
-const MIN_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(2);
-
-/// Longer ones would let a stolen certificate work for too long.
-const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
-
 /// Why TLS cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
@@ -32,9 +26,6 @@ pub enum TlsSetupError {
     /// Clients' certificates without TLS.
     #[error("router.tls_client_ca asks clients for certificates, which takes TLS: give router.tls_cert and router.tls_key too")]
     ClientCaWithoutTls,
-    /// A lifetime out of bounds.
-    #[error("router.certificate_lifetime is to be between 2 s and 30 days")]
-    Lifetime,
     /// Plain text beyond this host.
     #[error(
         "{setting} is {address}, which other hosts reach, and would be in plain text: {remedy}; on a network where everybody may read and \
@@ -70,9 +61,6 @@ pub(crate) struct FleetAuthority {
 impl RouterTls {
     /// Reads what the settings name.
     pub(crate) fn load(config: &RouterConfig) -> Result<Self, TlsSetupError> {
-        if !(MIN_CERTIFICATE_LIFETIME..=MAX_CERTIFICATE_LIFETIME).contains(&config.certificate_lifetime) {
-            return Err(TlsSetupError::Lifetime);
-        }
         let client_authority = non_empty_path(&config.tls_client_ca);
         let edge = match (non_empty_path(&config.tls_cert), non_empty_path(&config.tls_key)) {
             (Some(certificate), Some(key)) => {

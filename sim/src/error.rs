@@ -1,10 +1,9 @@
-//! What can end the simulated engine or the load generator early. Whoever calls
-//! `serve` or `run_load` reports it; errors of single requests are answers instead
-//! and live in `api::errors`.
+//! What can end the simulated engine early. Whoever calls `serve` reports it; errors of
+//! single requests are answers instead and live in `api::errors`.
 
 use std::path::PathBuf;
 
-/// Why the engine or the load generator stopped.
+/// Why the engine stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another process has the port, or a socket file is left from an earlier run:
@@ -50,12 +49,4 @@ pub enum Error {
     /// The `die` fault, or `--sim-die-after-ms`: the caller exits at once.
     #[error("the engine died as it was told to")]
     Died,
-    /// The load generator cannot reach its target at all.
-    #[error("cannot reach {target}: {reason}")]
-    Unreachable {
-        /// The target as it was given.
-        target: String,
-        /// The first connection's failure.
-        reason: String,
-    },
 }

@@ -1,10 +1,10 @@
-//! A simulated vLLM engine and a load generator.
+//! A simulated vLLM engine.
 //!
 //! The engine answers on the wire as `vllm serve` 0.32 does (HTTP, server-sent
 //! events, metrics, KV events) without a GPU or a model, in steps of a settable
 //! length, so that demos, tests and benchmarks need no hardware. It is not a model
-//! of how well a GPU performs: its step time is a straight line in its batch. The
-//! `hostler sim` subcommands and the tests of the other crates call it.
+//! of how well a GPU performs: its step time is a straight line in its batch. `hostler
+//! sim engine` and the tests of the other crates call it.
 
 mod adapters;
 mod api;
@@ -13,7 +13,6 @@ mod engine;
 mod error;
 mod faults;
 mod kv_events;
-mod load;
 mod mailbox;
 mod metrics;
 mod prefix_cache;
@@ -31,7 +30,6 @@ mod tests;
 
 pub use args::EngineArgs;
 pub use error::Error;
-pub use load::{Errors, LoadArgs, LoadReport, Quantiles, Target, run_load};
 pub use serve::{Address, Engine, serve};
 
 /// The vLLM release whose wire behaviour the engine has.

@@ -1,13 +1,13 @@
 //! The body of a streamed answer: it takes tokens from the mailbox and hands one
 //! event at a time to the server, which sends each as one HTTP chunk. What the events
-//! look like is decided by the writers in `api`.
+//! look like is decided by the writers of each API.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-use crate::api::{ChatEvents, CompletionEvents, ResponseEvents};
 use crate::engine::Generation;
 use crate::mailbox::{Delta, Finish};
 
@@ -18,27 +18,28 @@ pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 const ENGINE_FAILED: &[u8] = b"data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace (above) for the root cause.\", \"type\": \"InternalServerError\", \"param\": null, \"code\": 500}}\n\n";
 
 /// Turns tokens into the events of one API.
-#[derive(Debug)]
-pub(crate) enum EventWriter {
-    Chat(ChatEvents),
-    Completions(CompletionEvents),
-    Responses(Box<ResponseEvents>),
+pub(crate) trait WriteEvents: Debug + Send {
+    /// The events of what one choice has got; those of its end too.
+    fn write(&mut self, delta: &Delta, cached_tokens: usize, events: &mut VecDeque<Bytes>);
+
+    /// What follows when all choices have ended; nothing where the last choice's end is the stream's.
+    fn end(&mut self, _cached_tokens: usize, _events: &mut VecDeque<Bytes>) {}
 }
 
 /// A streamed answer. Dropping it ends the generation.
 #[derive(Debug)]
 pub(crate) struct EventStream {
     generation: Generation,
-    writer: EventWriter,
+    writer: Box<dyn WriteEvents>,
     ready: VecDeque<Bytes>,
     deltas: Vec<Delta>,
     unfinished: usize,
 }
 
 impl EventStream {
-    pub(crate) fn new(generation: Generation, writer: EventWriter) -> Self {
+    pub(crate) fn new(generation: Generation, writer: impl WriteEvents + 'static) -> Self {
         let unfinished = generation.choices;
-        Self { generation, writer, ready: VecDeque::new(), deltas: Vec::new(), unfinished }
+        Self { generation, writer: Box::new(writer), ready: VecDeque::new(), deltas: Vec::new(), unfinished }
     }
 
     /// The next event, or `None` after the last one.
@@ -65,19 +66,10 @@ impl EventStream {
                 return;
             }
             self.unfinished -= usize::from(delta.finish.is_some());
-            match &mut self.writer {
-                EventWriter::Chat(writer) => writer.write(delta, cached_tokens, &mut self.ready),
-                EventWriter::Completions(writer) => writer.write(delta, cached_tokens, &mut self.ready),
-                EventWriter::Responses(writer) => writer.write(delta, cached_tokens, &mut self.ready),
-            }
+            self.writer.write(delta, cached_tokens, &mut self.ready);
         }
         if self.unfinished == 0 {
-            match &mut self.writer {
-                EventWriter::Chat(writer) => writer.end(cached_tokens, &mut self.ready),
-                EventWriter::Completions(writer) => writer.end(cached_tokens, &mut self.ready),
-                // The Responses API ends with an event of its own, in `write`.
-                EventWriter::Responses(_) => {}
-            }
+            self.writer.end(cached_tokens, &mut self.ready);
         }
     }
 }

@@ -8,27 +8,42 @@ also when it fails. Takes six to eight minutes, most of them the engines' starts
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from pathlib import Path
 
 from common import Up, begin, cpu_seconds, flags, free_port, generated, gpu_processes, hostler_up, must_run, process, replicas, run, say, wait_until
 
-# Bytes of a prompt of some 256 tokens of the tiny tokenizer, and the tokens of each answer.
-PROMPT_BYTES = 750
+# A prompt of some 256 tokens (a word is 1.8 tokens of the tiny tokenizer), and the tokens of each answer.
+PROMPT_WORDS = 140
 ANSWER_TOKENS = 128
 # The main load's answers are of all lengths between these, with the same mean. Where all answers are equally long, all streams of an engine
 # end at the same step, begin again together and so keep in step for ever, which spares the engine the mixed steps of real work.
 VARIED_TOKENS = (64, 192)
 # All clients begin at once; until their requests have drifted apart, and while the last ones end, the load is not what it is meant to be.
 UNSETTLED_SECONDS = 5
-# More than a load ever sends, so that none finds the prompts of another in a cache.
-PROMPTS_PER_LOAD = 1_000_000
+
+
+@dataclasses.dataclass
+class Load:
+    """A load generator that runs, and the file that it writes at its end."""
+
+    process: subprocess.Popen
+    file: Path
+
+    def report(self, seconds: float) -> dict:
+        """What it says of all its requests, when it has ended."""
+        if self.process.wait(seconds):
+            raise SystemExit(f"a load generator ended with {self.process.returncode}")
+        return json.loads(self.file.read_text())["targets"][0]["rounds"][0]["all"]
 
 
 class Lab:
@@ -38,15 +53,17 @@ class Lab:
         self.options = options
         self.figures: dict = {"loads": []}
         self.started = 0
+        self.reports = tempfile.TemporaryDirectory(prefix="lab-")
 
-    def start_load(self, target: str, streams: int, seconds: float, tokens: tuple[int, int] = VARIED_TOKENS) -> subprocess.Popen:
-        """Begins a closed loop of `streams` clients, whose prompts no other load has."""
+    def start_load(self, target: str, streams: int, seconds: float, tokens: tuple[int, int] = VARIED_TOKENS) -> "Load":
+        """Begins a closed loop of `streams` clients. The words of its prompts are new: `hostler bench` makes others each time."""
         self.started += 1
-        flags = ["--target", target, "--streams", str(streams), "--duration", f"{seconds}s"]
-        flags += ["--least-tokens", str(tokens[0]), "--max-tokens", str(tokens[1])]
-        flags += ["--prompt-bytes", str(PROMPT_BYTES), "--ignore-eos", "--model", self.options.model, "--json"]
-        flags += ["--first-prompt", str(self.started * PROMPTS_PER_LOAD)]
-        return subprocess.Popen([self.options.hostler, "sim", "load", *flags], stdout=subprocess.PIPE, text=True)
+        file = Path(self.reports.name) / f"{self.started}.json"
+        least, most = tokens
+        flags = ["--target", target, "--concurrency", str(streams), "--warm-up", "0s", "--duration", f"{seconds}s", "--api", "completions"]
+        flags += ["--output-tokens", str((least + most) // 2), "--output-spread", str((most - least) / (most + least)), "--ignore-eos"]
+        flags += ["--input-tokens", str(PROMPT_WORDS), "--model", self.options.model, "--quiet", "--json", str(file)]
+        return Load(subprocess.Popen([self.options.hostler, "bench", "sustained", *flags], stdout=subprocess.DEVNULL), file)
 
     def load(self, name: str, targets: list[str], engines: list[str], streams: int, tokens: tuple[int, int] = VARIED_TOKENS) -> dict:
         """Loads the targets at the same time. Tokens are counted by the engines, in the middle of the load."""
@@ -56,21 +73,19 @@ class Lab:
         first, since = sum(map(generated, engines)), time.monotonic()
         time.sleep(seconds - UNSETTLED_SECONDS - 1)
         rate = (sum(map(generated, engines)) - first) / (time.monotonic() - since)
-        reports = [json.loads(each.communicate(timeout=seconds + 180)[0]) for each in started]
+        reports = [each.report(seconds + 180) for each in started]
         figure = {
             "name": name,
             "streams": streams * len(targets),
             "tokens_per_second": round(rate),
             "requests": sum(report["requests"] for report in reports),
-            "events": sum(report["events"] for report in reports),
-            "failed": sum(report["requests"] - report["succeeded"] for report in reports),
-            "first_event_ms": {key: max(report["first_event_ms"][key] for report in reports) for key in ("p50", "p99")},
-            "between_events_ms": {key: max(report["between_events_ms"][key] for report in reports) for key in ("p50", "p99")},
+            "events": sum(report["ttft_ms"]["count"] + report["itl_ms"]["count"] for report in reports),
+            "failed": sum(report["requests"] - report["complete"] for report in reports),
+            "first_event_ms": {key: max(report["ttft_ms"][key] for report in reports) for key in ("p50", "p99")},
+            "between_events_ms": {key: max(report["itl_ms"][key] for report in reports) for key in ("p50", "p99")},
         }
         self.figures["loads"].append(figure)
         say(json.dumps(figure))
-        if figure["failed"] == figure["requests"]:
-            raise SystemExit(f"nothing was answered: {reports[0]['errors']}")
         return figure
 
     def plain(self) -> None:
@@ -124,7 +139,7 @@ class Lab:
         say("hostler ps:\n" + run(self.options.hostler, "ps", "--admin", up.socket))
         say("hostler advise:\n" + run(self.options.hostler, "advise", "--admin", up.socket))
         self.figures["gpus"] = [replica.get("gpus") for replica in replicas(self.options.hostler, up.socket)]
-        load.communicate(timeout=180)
+        load.report(180)
 
     def kill_one(self, up: Up) -> None:
         """SIGKILL for the whole group of one engine under load: which streams end with an error, and when it serves again."""
@@ -138,15 +153,15 @@ class Lab:
         there = now()["in_flight"]
         os.killpg(victim["engine_pid"], signal.SIGKILL)
         killed = time.monotonic()
-        report = json.loads(load.communicate(timeout=180)[0])
-        say(f"killed {victim['id']} with about {there} requests in flight; of {report['requests']}: {json.dumps(report['errors'])}")
+        report = load.report(180)
+        say(f"killed {victim['id']} with about {there} requests in flight; of {report['requests']}: {json.dumps(report['failed'])}")
 
         def back() -> bool:
             state = now()
             return state["phase"] == "ready" and state["restarts"] == victim["restarts"] + 1
 
         wait_until("the killed engine serves again", back)
-        self.figures["kill"] = {"in_flight": there, "errors": report["errors"], "back_after": round(time.monotonic() - killed)}
+        self.figures["kill"] = {"in_flight": there, "failed": report["failed"], "back_after": round(time.monotonic() - killed)}
         say(f"it serves again after {self.figures['kill']['back_after']} s")
 
     def table(self) -> None:

@@ -23,8 +23,8 @@ COMPLETION = b'{"model":"simulated","prompt":"still there?","max_tokens":2}'
 class Target:
     """One running service and what is measured of it."""
 
-    def __init__(self, *flags: str, keyed: bool = False):
-        """Starts it; `flags` are settings of the router. With `keyed` it wants a key, and there is one for the model that it serves."""
+    def __init__(self, *flags: str, stall: float, keyed: bool = False):
+        """Starts it; `flags` are settings of the router, which lets clients stall for so many seconds. With `keyed` it wants a key, and there is one for the model that it serves."""
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-hardening-"))
         self.key = ""
         if keyed:
@@ -34,7 +34,8 @@ class Target:
             flags = (*flags, "--keys-file", str(file))
         own = ["--engine", "simulated", "--replicas", "2", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
         own += ["--operators-socket", str(self.folder / "router.sock")]
-        self.process = Process("up", ["up", *own, *flags, "--", "--sim-step-ms", "5"], self.folder)
+        variables = {"HOSTLER_TEST_CLIENT_STALL_MS": str(round(stall * 1000))}
+        self.process = Process("up", ["up", *own, *flags, "--", "--sim-step-ms", "5"], self.folder, variables)
         self.address, self.admin = (host_and_port(self.process.printed(word, 10)) for word in ("edge", "admin"))
         self.socket = self.process.printed("socket", 10)
         self.process.printed("ready", 60)

@@ -91,8 +91,8 @@ def alive(*, session: int | None = None, group: int | None = None) -> dict[int, 
 class Process:
     """One running hostler command: its standard output as lines, its standard error in a file."""
 
-    def __init__(self, name: str, arguments: list[str], folder: Path):
-        """Starts `hostler ARGUMENTS`; `name` names its log file in `folder`."""
+    def __init__(self, name: str, arguments: list[str], folder: Path, variables: dict[str, str] | None = None):
+        """Starts `hostler ARGUMENTS`; `name` names its log file in `folder`, `variables` are more of its environment."""
         self.name = name
         self.log = folder / f"{name}.stderr"
         self.killed = False
@@ -104,7 +104,7 @@ class Process:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                env=environment(),
+                env=environment() | (variables or {}),
             )
         self.lines: list[str] = []
         self._printed = threading.Condition()

@@ -153,6 +153,7 @@ def dice():
     return random.Random(seed)
 
 
+@pytest.mark.smoke
 def test_a_chat_through_two_routers_stays_where_its_beginning_is_cached(fleet: Fleet):
     messages = [{"role": "system", "content": " ".join(WORDS * 12)}]
     turns: list[Placed] = []

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import pytest
 
 from fleet import MODEL, Fleet, Replica, own_model
 from processes import alive, wait_until
@@ -24,6 +25,7 @@ def complete(edge: str, prompt: str = "short", tokens: int = 4) -> httpx2.Respon
     return httpx2.post(f"{edge}/completions", json=body, timeout=30)
 
 
+@pytest.mark.smoke
 def test_a_killed_engine_breaks_only_its_own_streams_and_comes_back(fleet: Fleet):
     router = fleet.routers[0]
     streams = [Stream(router.edge, ENDLESS) for _ in range(16)]

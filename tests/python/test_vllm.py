@@ -175,6 +175,7 @@ def test_a_completion_is_what_the_engine_says(pair: Pair, name, stream):
     assert routed["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.smoke
 def test_thirty_two_streams_at_once_each_say_what_the_engine_says(pair: Pair):
     prompts = [[(37 * number + 11 * place) % 4000 for place in range(8 + number % 5)] for number in range(32)]
     questions = [{"model": pair.model, "prompt": prompt, "max_tokens": 24} for prompt in prompts]
@@ -221,6 +222,7 @@ def test_the_threads_of_each_engines_core_take_turns_as_the_agent_asks(vllm_flee
         assert all("EngineCore" in line and "every 0.5 ms" in line for line in said), said
 
 
+@pytest.mark.smoke
 def test_every_engine_and_name_is_listed_and_serves(vllm_fleet: Fleet):
     router = vllm_fleet.routers[0]
     before = {replica.id: replica.served for replica in router.replicas()}

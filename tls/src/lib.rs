@@ -49,12 +49,15 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Two digits for each byte, in small letters.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The bytes of a hexadecimal text in small letters, when it has just this many.
-fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+#[must_use]
+pub fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits: Option<Vec<u8>> =
         text.bytes().map(|letter| char::from(letter).to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
     let digits = digits.filter(|digits| digits.len() == 2 * N && !text.bytes().any(|letter| letter.is_ascii_uppercase()))?;

@@ -140,11 +140,7 @@ pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> S
         add(value.as_encoded_bytes());
     }
     add(version.map(|version| version.to_string()).unwrap_or_default().as_bytes());
-    let mut text = String::new();
-    for byte in hash.finalize() {
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
+    hostler_tls::hex(&hash.finalize())
 }
 
 #[cfg(test)]

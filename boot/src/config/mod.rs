@@ -69,14 +69,19 @@ pub enum ConfigError {
 }
 
 /// Settings of earlier releases, and what to do without them.
-const REMOVED_SETTINGS: [(&str, &str); 8] = [
+const REMOVED_SETTINGS: [(&str, &str); 10] = [
     (
         "router.operators_need_key",
-        "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, and \
-         router.metrics_need_key says whether the metrics page needs one",
+        "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, \
+         and router.metrics_need_key says whether the metrics page needs one",
+    ),
+    ("router.certificate_lifetime", "leave it out; a node's certificate holds for 24 h, and its agent renews it after 16 h"),
+    ("router.client_stall_timeout", "leave it out; a client that takes nothing of its answer for 5 min is disconnected"),
+    (
+        "router.max_held_bytes",
+        "leave it out; the bodies of waiting requests may have 1 GiB in all, and router.max_queued bounds their number",
     ),
     ("router.max_held", "it is called router.max_queued now"),
-    ("router.max_held_bytes", "it is called router.max_queued_bytes now"),
     ("router.longest_wait", "it is called router.max_queue_wait now"),
     ("router.poison_for", "it is called router.crash_suspect_ttl now"),
     ("router.max_reading_bytes", "it is called router.max_buffered_body_bytes now"),

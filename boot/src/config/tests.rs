@@ -83,16 +83,14 @@ fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
 
 #[test]
 fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(b"[router]\noperators_need_key = \"always\"\n").unwrap();
-    let sources = SettingSources { file: Some(file.path()), ..SettingSources::default() };
-    let error = Settings::load(&[Section::of::<Example>("router")], &sources).unwrap_err().to_string();
-    assert!(error.contains(":2: `router.operators_need_key` is no setting any more: leave it out"), "{error}");
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(b"[router]\nmax_held = 5\n").unwrap();
-    let sources = SettingSources { file: Some(file.path()), ..SettingSources::default() };
-    let error = Settings::load(&[Section::of::<Example>("router")], &sources).unwrap_err().to_string();
-    assert!(error.ends_with(":2: `router.max_held` is no setting any more: it is called router.max_queued now"), "{error}");
+    for (setting, hint) in REMOVED_SETTINGS {
+        let (section, key) = setting.split_once('.').unwrap();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write!(file, "[{section}]\n{key} = \"always\"\n").unwrap();
+        let sources = SettingSources { file: Some(file.path()), ..SettingSources::default() };
+        let error = Settings::load(&[Section::of::<Example>("router")], &sources).unwrap_err().to_string();
+        assert!(error.ends_with(&format!(":2: `{setting}` is no setting any more: {hint}")), "{error}");
+    }
 }
 
 #[test]

@@ -233,7 +233,7 @@ fn room_ends_with_more_than_three_steps_pending_or_memory_in_use() {
     assert!(room(3 * 8192, 0.97, 8192));
     assert!(!room(3 * 8192 + 1, 0.0, 8192));
     assert!(!room(0, 0.98, 8192));
-    assert!(room(8192, f64::NAN, 0), "what is unknown holds nobody back");
+    assert!(room(3 * u64::from(DEFAULT_TOKEN_BUDGET), f64::NAN, 0), "what is unknown holds nobody back");
 }
 
 fn figure() -> impl Strategy<Value = f64> {

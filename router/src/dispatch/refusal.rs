@@ -6,7 +6,7 @@ use hostler_placement::queue::QueueFull;
 
 use super::crash_suspects::{Ban, TrialQueueFull};
 use crate::fleet::{FleetView, Phase, Replica};
-use crate::placement::Overload;
+use crate::placement::{MAX_QUEUED_BYTES, Overload};
 
 /// When a client may try again for which there was no place in the queue.
 const QUEUE_FULL_RETRY_SECONDS: u64 = 5;
@@ -91,7 +91,10 @@ impl From<Overload> for Refusal {
                 message: match full {
                     QueueFull::Requests => "as many requests wait for a replica, of all or of yours, as router.max_queued allows".into(),
                     QueueFull::Bytes => {
-                        "requests that wait for a replica, all or yours, have as many bytes as router.max_queued_bytes allows".into()
+                        format!(
+                            "requests that wait for a replica, all or yours, have as many bytes as may wait ({} GiB in all)",
+                            MAX_QUEUED_BYTES >> 30
+                        )
                     }
                 },
                 retry_after: QUEUE_FULL_RETRY_SECONDS,

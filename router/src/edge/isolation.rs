@@ -7,11 +7,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
+use hostler_tls::hex;
 use sha2::{Digest, Sha256};
 
 use super::body_format::BodyFormat;
 use super::peek::Peek;
-use crate::keys::{KeyFileError, random, read_private};
+use crate::keys::{KeyFileError, read_private};
+use crate::random::random;
 
 /// SHA-256 hashes blocks of so many bytes; RFC 2104 pads its key to one.
 const HASH_BLOCK: usize = 64;
@@ -59,7 +61,7 @@ impl Isolation {
         // With the length of the first, no two pairs are the same text.
         let length = (tenant.len() as u64).to_le_bytes();
         let salt = hmac(&self.secret, &[&length, tenant.as_bytes(), own.as_bytes()]);
-        salt.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&salt)
     }
 
     /// The request's body with its tenant's salt; `None` where there is no prompt that it could be for.
@@ -118,7 +120,7 @@ pub(crate) fn default_secret_path() -> PathBuf {
 /// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.
 fn create_secret(path: &Path) -> std::io::Result<()> {
     let random: [u8; SECRET_BYTES] = random()?;
-    let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let secret = hex(&random);
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }

@@ -19,7 +19,6 @@ pub use file::{KeyEntry, KeyFileError, KeyStatus, Timestamp, change, list, read_
 pub(crate) use guard::{AdminGuard, guard_pages};
 pub(crate) use reload::watch_file;
 use ring::KeyRing;
-pub(crate) use secret::random;
 pub use secret::{Digest, InvalidKey, Secret, find_key_id};
 
 /// Where Anthropic's SDKs put the key.

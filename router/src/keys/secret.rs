@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use hostler_tls::{hex, parse_hex};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
+
+use crate::random::random;
 
 /// Every key begins so: scanners for leaked secrets find it, and people see what it is.
 const KEY_PREFIX: &str = "hk_";
@@ -26,19 +29,6 @@ pub struct Secret(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is no key: keys look like {KEY_PREFIX}ID_SECRET, {} letters and digits in all", KEY_PREFIX.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
 pub struct InvalidKey;
-
-/// Bytes of the system's generator.
-///
-/// # Errors
-/// When it gives none.
-pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
-    let mut random = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(random)
-}
 
 impl Secret {
     /// A key that nobody has seen.
@@ -121,21 +111,15 @@ impl TryFrom<String> for Digest {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let wrong = "64 hexadecimal digits were expected";
-        let mut digest = [0; 32];
-        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(wrong);
-        }
-        for (byte, digits) in digest.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = std::str::from_utf8(digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok()).ok_or(wrong)?;
-        }
-        Ok(Self(digest))
+        // A file written by hand may have capitals.
+        let digest = parse_hex(&text.to_ascii_lowercase());
+        digest.map(Self).ok_or("64 hexadecimal digits were expected")
     }
 }
 
 impl From<Digest> for String {
     fn from(digest: Digest) -> Self {
-        digest.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&digest.0)
     }
 }
 

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::{Exchange, Lane};
+use crate::random::random;
 
 /// The lanes of one attachment. Requests take turns on them.
 #[derive(Debug, Default)]
@@ -82,9 +83,7 @@ impl Tickets {
     /// # Errors
     /// When the operating system has no randomness to give.
     pub fn issue(self: &Arc<Self>, lanes: &Arc<Lanes>) -> std::io::Result<Ticket> {
-        let mut secret = [0; 16];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut secret)?;
-        let secret = Bytes::copy_from_slice(&secret);
+        let secret = Bytes::copy_from_slice(&random::<16>()?);
         self.0.lock().insert(secret.clone(), lanes.clone());
         Ok(Ticket { secret, tickets: self.clone() })
     }

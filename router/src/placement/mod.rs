@@ -24,7 +24,7 @@ pub use decisions::{DecisionLog, PlacementDecision, PlacementOutcome};
 pub use feedback::PlacementFeedback;
 pub use prefill_windows::PrefillWindows;
 pub use prompt::{CacheLevel, PlacementRequest, Prompt};
-pub use queue::{DispatchTurn, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
+pub use queue::{DispatchTurn, MAX_QUEUED_BYTES, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
 use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
@@ -34,9 +34,6 @@ use feedback::OutputLengths;
 
 /// Decisions that can be explained afterwards.
 const MAX_RECORDED_DECISIONS: usize = 10_000;
-
-/// Tokens that a step computes where nobody knows: vLLM's default on smaller GPUs.
-const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 
 /// Blocks of text that a replica of unknown size is taken to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
@@ -384,7 +381,6 @@ impl Placer {
 /// worked out once for all.
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
     let (own, load) = (&replica.local_load, &replica.load);
-    let budget = replica.state.wire.token_budget;
     Candidate {
         replica: 0,
         matched: 0,
@@ -393,7 +389,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
         context: own.context_tokens().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
         capacity: kv_capacity_tokens(replica),
         kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
-        budget: if budget == 0 { DEFAULT_TOKEN_BUDGET } else { budget },
+        budget: replica.state.wire.token_budget,
         overdue: own.overdue_seconds(seconds),
         rates: Rates::default(),
         doubtful: view.is_last_resort(replica, now),

@@ -70,6 +70,9 @@ struct ModelQueues {
     slots: SlotQuota,
 }
 
+/// Most bytes that the bodies of waiting requests may have together: as much as a router reads of bodies at once.
+pub const MAX_QUEUED_BYTES: u64 = 1 << 30;
+
 /// How much may wait.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {

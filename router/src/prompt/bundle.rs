@@ -56,7 +56,7 @@ pub(super) struct ShortHash<'a>(pub(super) &'a FilesHash);
 
 impl fmt::Display for ShortHash<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..6].iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+        formatter.write_str(&hostler_tls::hex(&self.0[..6]))
     }
 }
 

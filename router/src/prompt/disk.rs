@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use hostler_tls::{hex, parse_hex};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
@@ -146,18 +147,8 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bundle)
 }
 
-fn hex(hash: &FilesHash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn parse_name(path: &Path) -> Option<FilesHash> {
-    let name = path.file_name()?.to_str()?;
-    let digits = name.len() == 64 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let mut hash = FilesHash::default();
-    for (index, byte) in hash.iter_mut().enumerate().take_while(|_| digits) {
-        *byte = u8::from_str_radix(name.get(2 * index..2 * index + 2)?, 16).ok()?;
-    }
-    digits.then_some(hash)
+    parse_hex(path.file_name()?.to_str()?)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::tool_call::ToolCall;
 use crate::engine::Prompt;
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
-use crate::sse::{DONE, EventStream, EventWriter};
+use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::push_escaped;
 
 /// Answers one request.
@@ -35,8 +35,7 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
     let prompts = vec![Prompt { tokens, limit }];
     let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
     if answer.options.stream {
-        let writer = EventWriter::Chat(ChatEvents::new(answer, tool_call));
-        return Ok(events(EventStream::new(generation, writer)));
+        return Ok(events(EventStream::new(generation, ChatEvents::new(answer, tool_call))));
     }
     let choices = collect(&generation).await?;
     let cached_tokens = generation.mailbox.cached_tokens();
@@ -103,7 +102,7 @@ fn push_choice(json: &mut Vec<u8>, answer: &Answer, tool_call: Option<&ToolCall>
 
 /// The events of a streamed chat.
 #[derive(Debug)]
-pub(crate) struct ChatEvents {
+struct ChatEvents {
     answer: Answer,
     tool_call: Option<ToolCall>,
     /// All events begin like this, up to the index of the choice.
@@ -114,45 +113,12 @@ pub(crate) struct ChatEvents {
 }
 
 impl ChatEvents {
-    pub(crate) fn new(answer: Answer, tool_call: Option<ToolCall>) -> Self {
+    fn new(answer: Answer, tool_call: Option<ToolCall>) -> Self {
         let Answer { id, created, model, .. } = &answer;
         let (id, model) = (json_string(id), json_string(model));
         let head = format!(r#"data: {{"id":{id},"object":"chat.completion.chunk","created":{created},"model":{model},"choices":["#);
         let generated = vec![0; answer.options.choices];
         Self { answer, tool_call, head: head.into_bytes(), generated, started: false }
-    }
-
-    /// Appends the events of new tokens; before the first ones, the events that open
-    /// each choice.
-    pub(crate) fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
-        if !std::mem::replace(&mut self.started, true) {
-            for choice in 0..self.generated.len() {
-                events.push_back(self.role_event(choice, cached));
-            }
-        }
-        let position = self.generated[delta.choice];
-        self.generated[delta.choice] += delta.tokens.len();
-        let contents = match &self.tool_call {
-            None => vec![self.text_contents(delta)],
-            Some(call) => call.stream_contents(position, &delta.tokens, delta.finish),
-        };
-        let last = contents.len() - 1;
-        for (index, content) in contents.into_iter().enumerate() {
-            let finish = delta.finish.filter(|_| index == last);
-            events.push_back(self.event(delta, &content, finish, cached));
-        }
-    }
-
-    /// Appends the events after the last token.
-    pub(crate) fn end(&mut self, cached: usize, events: &mut VecDeque<Bytes>) {
-        if self.answer.options.include_usage {
-            let mut event = self.head.clone();
-            event.extend_from_slice(br#"],"usage":"#);
-            self.answer.chat_usage(self.generated.iter().sum(), cached).push_last(&mut event);
-            let _ = write!(event, ",\"system_fingerprint\":\"{}\"}}\n\n", self.answer.fingerprint);
-            events.push_back(event.into());
-        }
-        events.push_back(Bytes::from_static(DONE));
     }
 
     fn role_event(&self, choice: usize, cached: usize) -> Bytes {
@@ -207,5 +173,38 @@ impl ChatEvents {
             event.extend_from_slice(br#","usage":"#);
             self.answer.usage(generated, cached).push_continuous(event);
         }
+    }
+}
+
+impl WriteEvents for ChatEvents {
+    /// Before the first tokens, the events that open each choice.
+    fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
+        if !std::mem::replace(&mut self.started, true) {
+            for choice in 0..self.generated.len() {
+                events.push_back(self.role_event(choice, cached));
+            }
+        }
+        let position = self.generated[delta.choice];
+        self.generated[delta.choice] += delta.tokens.len();
+        let contents = match &self.tool_call {
+            None => vec![self.text_contents(delta)],
+            Some(call) => call.stream_contents(position, &delta.tokens, delta.finish),
+        };
+        let last = contents.len() - 1;
+        for (index, content) in contents.into_iter().enumerate() {
+            let finish = delta.finish.filter(|_| index == last);
+            events.push_back(self.event(delta, &content, finish, cached));
+        }
+    }
+
+    fn end(&mut self, cached: usize, events: &mut VecDeque<Bytes>) {
+        if self.answer.options.include_usage {
+            let mut event = self.head.clone();
+            event.extend_from_slice(br#"],"usage":"#);
+            self.answer.chat_usage(self.generated.iter().sum(), cached).push_last(&mut event);
+            let _ = write!(event, ",\"system_fingerprint\":\"{}\"}}\n\n", self.answer.fingerprint);
+            events.push_back(event.into());
+        }
+        events.push_back(Bytes::from_static(DONE));
     }
 }

@@ -16,7 +16,7 @@ use super::prompt::prompts;
 use crate::engine::Prompt;
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
-use crate::sse::{DONE, EventStream, EventWriter};
+use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{decode, push_escaped};
 
 /// Answers one request.
@@ -33,7 +33,7 @@ pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>
     let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
     if answer.options.stream {
         let writer = CompletionEvents::new(answer, generation.choices);
-        return Ok(events(EventStream::new(generation, EventWriter::Completions(writer))));
+        return Ok(events(EventStream::new(generation, writer)));
     }
     let choices = collect(&generation).await?;
     Ok(json(StatusCode::OK, whole(&answer, &choices, generation.mailbox.cached_tokens())))
@@ -73,7 +73,7 @@ fn token_ids(answer: &Answer, tokens: &[u32]) -> String {
 
 /// The events of a streamed completion.
 #[derive(Debug)]
-pub(crate) struct CompletionEvents {
+struct CompletionEvents {
     answer: Answer,
     /// All events begin like this, up to the choices.
     head: Vec<u8>,
@@ -89,15 +89,16 @@ struct Progress {
 }
 
 impl CompletionEvents {
-    pub(crate) fn new(answer: Answer, choices: usize) -> Self {
+    fn new(answer: Answer, choices: usize) -> Self {
         let Answer { id, created, model, .. } = &answer;
         let (id, model) = (json_string(id), json_string(model));
         let head = format!(r#"data: {{"id":{id},"object":"text_completion","created":{created},"model":{model},"choices":["#);
         Self { answer, head: head.into_bytes(), choices: vec![Progress::default(); choices] }
     }
+}
 
-    /// Appends the event of new tokens.
-    pub(crate) fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
+impl WriteEvents for CompletionEvents {
+    fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
         let options = &self.answer.options;
         let progress = &mut self.choices[delta.choice];
         let mut event = Vec::with_capacity(self.head.len() + 8 * delta.tokens.len() + 192);
@@ -135,8 +136,7 @@ impl CompletionEvents {
         events.push_back(event.into());
     }
 
-    /// Appends the events after the last token.
-    pub(crate) fn end(&mut self, cached: usize, events: &mut VecDeque<Bytes>) {
+    fn end(&mut self, cached: usize, events: &mut VecDeque<Bytes>) {
         if self.answer.options.include_usage {
             let mut event = self.head.clone();
             event.extend_from_slice(br#"],"usage":"#);

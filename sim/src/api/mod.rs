@@ -19,14 +19,14 @@ mod tests;
 mod tokenize;
 mod tool_call;
 
-pub(crate) use chat::{ChatEvents, chat};
-pub(crate) use completions::{CompletionEvents, completions};
+pub(crate) use chat::chat;
+pub(crate) use completions::completions;
 pub(crate) use embeddings::embeddings;
 pub(crate) use errors::{ApiError, check_type, not_found, wrong_method};
 pub(crate) use invocation::{ADAPTER, parse_invocation};
 pub(crate) use models::models;
 pub(crate) use operate::{collective_rpc, is_sleeping, load_adapter, sleep, unload_adapter, wake_up};
-pub(crate) use responses::{ResponseEvents, responses, stored_response};
+pub(crate) use responses::{responses, stored_response};
 pub(crate) use tokenize::{detokenize, tokenize};
 
 use std::sync::Arc;

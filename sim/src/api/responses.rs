@@ -17,7 +17,7 @@ use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
 use crate::response_store::{CancelError, QUEUED, ResponseStore};
-use crate::sse::{EventStream, EventWriter};
+use crate::sse::{EventStream, WriteEvents};
 use crate::tokens::push_escaped;
 
 /// Answers one request.
@@ -47,7 +47,6 @@ pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) 
         return Ok(json(StatusCode::OK, writer.run(generation)));
     }
     if writer.answer.options.stream {
-        let writer = EventWriter::Responses(Box::new(writer));
         return Ok(events(EventStream::new(generation, writer)));
     }
     Ok(json(StatusCode::OK, writer.whole(&generation).await?))
@@ -100,7 +99,7 @@ struct Echo {
 
 /// The events of a streamed response; also the writer of whole ones.
 #[derive(Debug)]
-pub(crate) struct ResponseEvents {
+struct ResponseEvents {
     answer: Answer,
     /// Where it is kept.
     stored: Option<ResponseStore>,
@@ -143,25 +142,6 @@ impl ResponseEvents {
     fn keep(&self, response: &str) {
         if let Some(stored) = &self.stored {
             stored.complete(&self.answer.id, response.to_owned());
-        }
-    }
-
-    /// Appends the events of new tokens, with those that open and close the response.
-    pub(crate) fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
-        if self.sequence == 0 {
-            self.open(events);
-        }
-        if !delta.tokens.is_empty() {
-            let start = self.text.len();
-            push_escaped(&delta.tokens, &mut self.text);
-            self.generated += delta.tokens.len();
-            let text = String::from_utf8_lossy(&self.text[start..]);
-            let head = format!(r#"{{"content_index":0,"delta":"{text}","#);
-            let body = format!(r#"{head}"item_id":"{}","logprobs":[],"output_index":0"#, self.message_id);
-            events.push_back(self.event("response.output_text.delta", &body));
-        }
-        if let Some(finish) = delta.finish {
-            self.close(finish, cached, events);
         }
     }
 
@@ -250,5 +230,26 @@ impl ResponseEvents {
         format!(
             r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},"instructions":null,"metadata":null,"model":{model},"object":"response","output":[{output}],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"none","tools":{tools},"top_p":1.0,"background":false,"max_output_tokens":{most},"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":{text},"top_logprobs":null,"truncation":"disabled","usage":{usage},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
         )
+    }
+}
+
+impl WriteEvents for ResponseEvents {
+    /// With the events that open and close the response.
+    fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
+        if self.sequence == 0 {
+            self.open(events);
+        }
+        if !delta.tokens.is_empty() {
+            let start = self.text.len();
+            push_escaped(&delta.tokens, &mut self.text);
+            self.generated += delta.tokens.len();
+            let text = String::from_utf8_lossy(&self.text[start..]);
+            let head = format!(r#"{{"content_index":0,"delta":"{text}","#);
+            let body = format!(r#"{head}"item_id":"{}","logprobs":[],"output_index":0"#, self.message_id);
+            events.push_back(self.event("response.output_text.delta", &body));
+        }
+        if let Some(finish) = delta.finish {
+            self.close(finish, cached, events);
+        }
     }
 }

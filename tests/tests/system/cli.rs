@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::CHAT;
-use crate::harness::{Ended, Endpoint, Program, Workplace, chat, chat_stream, hostler, is_alive, until};
+use crate::harness::{Ended, Endpoint, PROGRAM, Program, Workplace, chat, chat_stream, hostler, is_alive, until};
 
 /// URL and body of a printed `curl` line.
 fn parsed(line: &str) -> (std::net::SocketAddr, String, Value) {
@@ -182,4 +182,22 @@ async fn a_model_without_vllm_is_refused_saying_what_was_looked_for() {
 async fn a_router_that_is_not_there_is_said_so() {
     let refused = hostler(&["ps", "--admin", "127.0.0.1:1"]).await;
     assert_fails_with(&refused, &["cannot reach a router's admin listener at 127.0.0.1:1", "--admin HOST:PORT"]);
+}
+
+/// An empty variable counts as none, as the XDG specification has it: a checkout may hold anybody's files.
+#[test]
+fn the_working_directory_is_no_users_folder_where_a_variable_is_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    for place in ["hostler", ".config/hostler"].map(|place| folder.path().join(place)) {
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("hostler.toml"), "[someone_elses]\n").unwrap();
+    }
+    let reads_it = |home: &str, config: &str| {
+        let mut command = std::process::Command::new(PROGRAM);
+        command.args(["keys", "list"]).current_dir(&folder).env_clear().env("HOME", home).env("XDG_CONFIG_HOME", config);
+        String::from_utf8(command.output().unwrap().stderr).unwrap().contains("someone_elses")
+    };
+    let here = folder.path().to_str().unwrap();
+    assert!(reads_it("", here) && reads_it(here, ""), "what is named is read");
+    assert!(!reads_it("", "") && !reads_it("/nowhere", ""), "an empty variable names nothing");
 }

@@ -10,10 +10,6 @@ fn isolation() -> Isolation {
     Isolation { secret: vec![7; 32] }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn salted(tenant: &str, body: &str) -> Result<Option<SaltedBody>, String> {
     salted_as("application/json; charset=utf-8", "/v1/chat/completions", tenant, body)
 }

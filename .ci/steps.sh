@@ -1,0 +1,49 @@
+# What .ci/run and .ci/full share; sourced at the root of the repository. Steps run once each, and the end says what each runner said of itself.
+set -euo pipefail
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 NEXTEST_PROFILE=ci
+# Built once, with what the tests need of each crate; make builds no other one where this is set.
+export HOSTLER_BIN="$PWD/target/debug/hostler"
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/hostler"
+logs="$PWD/target/ci"
+mkdir -p "$logs"
+
+# Lines by which runners sum up: nextest, pytest, node, netns and hardening, chaos; else the last one counts.
+sums='^ *Summary \[|^=+ .* in [0-9.]+s|^(ℹ|#) (pass|fail|skipped) |[0-9]+ passed, [0-9]+ failed|[0-9]+ of [0-9]+ as expected'
+
+# step NAME COMMAND…: runs it once, with its output in a log too; its failure ends the run.
+step() {
+    local name=$1 since=$SECONDS log status=0
+    shift
+    log="$logs/${name//[^A-Za-z0-9]/-}.log"
+    printf '\n== %s (%s)\n' "$name" "$(date +%H:%M:%S)"
+    "$@" 2>&1 | tee "$log" || status=$?
+    ended "$name" "$((SECONDS - since)) s" "$status" "$(grep -E "$sums" "$log" || tail -n 1 "$log")"
+    # Passed at a second try: a bug to be mended, which nobody should have to look for.
+    grep -E '^ *FLAKY ' "$log" >>"$logs/flaky" || true
+    return "$status"
+}
+
+# skipped NAME WHY: a step that this machine cannot run.
+skipped() { ended "$1" skipped 0 "$2"; }
+
+ended() {
+    printf '%s\n' "$4" | awk -v name="$1" -v time="$2" -v verdict="$([ "$3" = 0 ] && echo ok || echo FAILED)" \
+        'NR == 1 { printf "%-6s %-34s %8s  %s\n", verdict, name, time, $0; next } { printf "%51s %s\n", "", $0 }' >>"$logs/summary"
+}
+
+summary() {
+    printf '\n== what each step said (%d s in all)\n' "$SECONDS"
+    cat "$logs/summary"
+    if [ -s "$logs/flaky" ]; then
+        printf '\n== FLAKY: failed once, passed at the second try; find out why\n'
+        sort -u "$logs/flaky"
+    fi
+}
+
+# wanted PROGRAM PACKAGE: whether the machine has it, after an attempt to install it.
+wanted() {
+    if ! command -v "$1" >/dev/null && [ "$(id -u)" = 0 ]; then
+        apt-get update -qq && apt-get install -y -qq "$2" >/dev/null
+    fi
+    command -v "$1" >/dev/null
+}

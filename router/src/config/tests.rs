@@ -1,0 +1,11 @@
+//! What no user sets.
+
+use super::*;
+
+#[test]
+fn what_only_tests_set_has_its_constant_when_settings_are_read() {
+    let read: RouterConfig = serde_json::from_str("{}").unwrap();
+    assert_eq!((read.certificate_lifetime, read.client_stall_timeout), (CERTIFICATE_LIFETIME, CLIENT_STALL_TIMEOUT));
+    let refused = serde_json::from_str::<RouterConfig>(r#"{"client_stall_timeout": "1s"}"#).unwrap_err().to_string();
+    assert!(refused.contains("unknown field `client_stall_timeout`"), "{refused}");
+}
