@@ -19,7 +19,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::lanes::{Lane, Lanes};
 use crate::fleet::{Sessions, attach};
-use crate::join::{Connection, Fence, Joining, Peer};
+use crate::join::{Connection, Joining, Peer};
+use crate::member::Fence;
 use crate::metrics::RouterMetrics;
 use crate::tls::FleetAuthority;
 

@@ -3,14 +3,18 @@
 //! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `carry`; state comes in
 //! through `link` → `fleet`.
 
+pub mod access_log;
 pub mod admission;
+mod cache_level;
 pub mod lanes;
 mod config;
+mod direct_writer;
 pub mod dispatch;
 pub mod edge;
 pub mod fleet;
 pub mod grpc;
 mod join;
+mod member;
 pub mod keys;
 mod agent_endpoint;
 mod metrics;
@@ -18,6 +22,7 @@ mod exposures;
 mod operators;
 pub mod placement;
 pub mod prompt;
+pub mod sse;
 pub mod sticky;
 mod tls;
 
@@ -34,9 +39,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
-pub use config::{NeedKey, RouterConfig};
+pub use config::{AccessFormat, NeedKey, RouterConfig};
 use dispatch::{Dispatch, CrashSuspects, RetryBudgets};
-use edge::access::{AccessLog, AccessLogError, Writing};
+use access_log::{AccessLog, AccessLogError, Writing};
 use edge::{Edge, Isolation, MediaHosts, NoHost, Reading};
 use fleet::{Caches, Fleet, Sessions};
 use grpc::{Bookings, Watches};

@@ -11,8 +11,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tokio::time::Instant;
 
-use crate::dispatch::TokenUsage;
-use crate::placement::CacheLevel;
+use crate::cache_level::CacheLevel;
+use crate::sse::TokenUsage;
 pub(crate) use fleet_figures::MetricsSnapshot;
 
 /// How an answer that had begun came to its end.

@@ -8,9 +8,7 @@ mod external;
 mod crash_suspects;
 mod refusal;
 mod relay;
-mod sse_scanner;
 mod failover;
-mod answer_parser;
 mod usage_bounds;
 
 use std::future::poll_fn;
@@ -28,19 +26,16 @@ pub(crate) use external::ExternalPlacement;
 pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch};
 pub use refusal::Refusal;
 pub use relay::{RelayContext, Relay};
-use sse_scanner::is_engine_death;
-pub use sse_scanner::{Dialect, SseScanner};
 use failover::RetryContext;
-pub use answer_parser::TokenUsage;
-use answer_parser::{FinishState, AnswerParser};
 pub use usage_bounds::Work;
 
 use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::lanes::Exchange;
-use crate::edge::access::Entry;
+use crate::access_log::Entry;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
+use crate::sse::{AnswerParser, Dialect, FinishState, TokenUsage, is_engine_death};
 use crate::sticky::{Keep, Named};
 use binding::Binding;
 

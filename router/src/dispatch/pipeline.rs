@@ -9,9 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::crash_suspects::TrialProgress;
-use super::sse_scanner::{ChunkOutcome, SseScanner};
-use super::answer_parser::{FinishState, AnswerParser};
-use crate::edge::Outlet;
+use crate::direct_writer::Outlet;
+use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 use crate::sticky::Watch;
 
 /// An answer on its way, shared by the two that may pass it on.

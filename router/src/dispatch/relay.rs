@@ -17,16 +17,15 @@ use tokio::time::{Instant, Sleep};
 
 use super::pipeline::AnswerPipeline;
 use super::crash_suspects::CrashWatch;
-use super::sse_scanner::{ChunkOutcome, SseScanner};
-use super::answer_parser::{AnswerParser, TokenUsage};
 use super::usage_bounds::UsageBounds;
 use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::lanes::Exchange;
-use crate::edge::Outlet;
-use crate::edge::access::Entry;
+use crate::direct_writer::Outlet;
+use crate::access_log::Entry;
 use crate::fleet::{InFlight, Replica};
 use crate::metrics::{AnswerOutcome, RouterMetrics};
 use crate::placement::PlacementFeedback;
+use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 use crate::sticky::Watch;
 
 /// What lives as long as the answer does.
@@ -106,7 +105,7 @@ fn flushing_state(message: String) -> RelayState {
 impl Relay {
     /// The rest of `exchange` after its head and `first` piece. `watch` reads which response it is, where that is remembered.
     #[must_use]
-    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<super::Dialect>, watch: Option<Watch>, held: RelayContext) -> Self {
+    pub fn new(exchange: Exchange, first: Option<Bytes>, dialect: Option<Dialect>, watch: Option<Watch>, held: RelayContext) -> Self {
         let passage = dialect.and_then(|dialect| held.crash_watch.trial_progress(dialect.token_marker()));
         let flow = AnswerPipeline::new(dialect.map(SseScanner::new), watch, passage);
         // The first piece comes by again.

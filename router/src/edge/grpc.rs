@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::access::Entry;
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
+use crate::access_log::Entry;
 use crate::grpc::{self, Service, status};
 use crate::keys::Caller;
 use crate::keys::Unauthenticated;

@@ -1,7 +1,5 @@
 //! Headers across the router: all of them, as they were written, but for those that concern one connection only.
 
-use std::sync::Arc;
-
 use hostler_proto::agent::v1::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use xxhash_rust::xxh3::xxh3_64;
@@ -28,9 +26,6 @@ const ENGINES_PRIORITY: &str = "x-vllm-priority";
 
 /// Headers of the whole way by which it is decided, here and in engines, what a request is and may do.
 const DECISIVE: [&str; 5] = ["content-type", "content-length", "content-encoding", ADAPTER, ENGINES_PRIORITY];
-
-/// What a client calls its request is remembered up to this many bytes.
-const CLIENT_ID_BYTES: usize = 128;
 
 /// Headers of one connection (RFC 9110 §7.6.1), and those that are made anew for the next one.
 fn is_own(name: &HeaderName) -> bool {
@@ -101,12 +96,6 @@ pub(super) fn tenant(headers: &HeaderMap, user: Option<&str>) -> u64 {
         (None, Some(user)) => xxh3_64(user.as_bytes()),
         (None, None) => 0,
     }
-}
-
-/// What a client calls its request.
-pub(super) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
-    let name = headers.get("x-request-id")?.to_str().ok()?;
-    (name.len() <= CLIENT_ID_BYTES).then(|| name.into())
 }
 
 /// Tells the client how to ask about its request, and the reason of its placement where it wants that at once.

@@ -4,7 +4,7 @@
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
 use sha2::{Digest, Sha256};
@@ -108,11 +108,6 @@ pub(super) struct Plain<'a> {
     pub(super) content: Content<'a>,
     pub(super) body: &'a Bytes,
     pub(super) peek: &'a Peek<'a>,
-}
-
-/// Where the secret is kept unless a setting says so: empty where no folder can be thought of.
-pub(crate) fn usual_path() -> PathBuf {
-    hostler_boot::home::state_dir().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
 }
 
 /// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.

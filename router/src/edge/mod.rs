@@ -1,6 +1,5 @@
 //! The OpenAI-compatible edge: accepts connections and answers requests, most of them with what an engine says.
 
-pub mod access;
 mod body;
 mod clock;
 mod connections;
@@ -15,7 +14,6 @@ mod invocation;
 mod isolation;
 mod media;
 mod ollama;
-mod outlet;
 mod own;
 mod peek;
 mod reply;
@@ -28,9 +26,7 @@ pub use body::Reading;
 pub(crate) use body::Unread;
 pub use connections::serve;
 pub use isolation::Isolation;
-pub(crate) use isolation::usual_path as usual_secret;
 pub use media::{MediaHosts, NoHost};
-pub(crate) use outlet::Outlet;
 pub use routes::Edge;
 pub(crate) use submit::{Declined, Inquiry};
 

@@ -13,9 +13,9 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::ollama::Retold;
-use super::outlet::Outlet;
 use super::submit::Declined;
 use crate::admission::{LimitKind, LimitExceeded};
+use crate::direct_writer::Outlet;
 use crate::dispatch::{Refusal, Relay};
 use crate::keys::Unauthenticated;
 

@@ -10,7 +10,6 @@ use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
-use super::access::{AccessLog, Entry};
 use super::body::Reading;
 use super::framing::Flaw;
 use super::head::check_head;
@@ -21,6 +20,7 @@ use super::ollama;
 use super::own;
 use super::reply::{self, EdgeBody};
 use super::submit::Inquiry;
+use crate::access_log::{AccessLog, Entry};
 use crate::admission::Admission;
 use crate::config::RouterConfig;
 use crate::dispatch::{Dispatch, Refusal};

@@ -8,7 +8,6 @@ use http::uri::PathAndQuery;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::access::Entry;
 use super::body::NoRoom;
 use super::content::Content;
 use super::form;
@@ -20,11 +19,13 @@ use super::peek::{Peek, is_nobodys_json, peek};
 use super::routes::Edge;
 use super::state::owner;
 use super::work::{computes_nothing, tokens, work};
+use crate::access_log::{Entry, client_id};
 use crate::admission::{UsageEstimate, LimitKind, LimitExceeded, Permit};
-use crate::dispatch::{Answer, Dialect, OutboundRequest, Refusal, ExternalPlacement};
+use crate::dispatch::{Answer, OutboundRequest, Refusal, ExternalPlacement};
 use crate::keys::{Caller, Role};
 use crate::metrics::RefusalReason;
 use crate::placement::{PlacementRequest, QueueShare};
+use crate::sse::Dialect;
 use crate::sticky::{Keep, Named};
 
 /// Said to callers whose use is limited.
@@ -203,7 +204,7 @@ impl Edge {
             tenant: tenant(&caller).unwrap_or_default(),
             queue_share: guest,
             queue_slot: None,
-            client_id: headers::client_id(&headers),
+            client_id: client_id(&headers),
             placement_request: PlacementRequest {
                 model: peek.model.filter(|model| !model.is_empty()),
                 path: route.to_owned(),

@@ -22,7 +22,7 @@ use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::lanes::{Lanes, Tickets};
 use crate::dispatch::CrashSuspects;
-use crate::join::{Attached, Member};
+use crate::member::{Attached, Member};
 use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.

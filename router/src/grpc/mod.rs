@@ -26,7 +26,7 @@ use tonic_health::pb::health_server::{self, HealthServer};
 use tower::ServiceExt;
 
 use crate::dispatch::Answer;
-use crate::edge::access::Entry;
+use crate::access_log::Entry;
 use crate::edge::{Edge, Inquiry};
 use crate::keys::Caller;
 use deadline::Deadline;

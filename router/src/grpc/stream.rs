@@ -19,7 +19,7 @@ use super::deadline::{self, Deadline};
 use super::engine::{Answered, Usage};
 use super::status;
 use crate::dispatch::Relay;
-use crate::edge::access::Entry;
+use crate::access_log::Entry;
 use crate::placement::PlacementDecision;
 
 /// The longest event that is read. Log probabilities of a long prompt make the longest.

@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 use tonic::Request;
 use tonic::transport::server::Connected;
 
-use super::{Fence, Member};
+use crate::member::{Fence, Member};
 
 /// How long a connection without a certificate may last where agents need one: it is for asking for one, which takes up to 15 s (`agent/src/join`).
 const STRANGERS_STAY: Duration = Duration::from_secs(20);

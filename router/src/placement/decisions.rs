@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use hostler_placement::cost::{Decision, Scored, Why};
 use parking_lot::Mutex;
 
-use super::{ChosenReplica, CacheLevel, Prompt};
+use super::{ChosenReplica, Prompt};
+use crate::cache_level::CacheLevel;
 
 /// Bytes of a path that are remembered. It is the client's, and may be long.
 const MAX_PATH_BYTES: usize = 128;

@@ -10,8 +10,8 @@ use hostler_placement::rates::FirstToken;
 use tokio::time::Instant;
 
 use super::{Placer, Prompt, PlacementDecision};
-use crate::dispatch::TokenUsage;
 use crate::fleet::{InFlight, Own};
+use crate::sse::TokenUsage;
 
 /// Tokens of an answer of which nothing is known.
 const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;

@@ -24,9 +24,10 @@ pub use decisions::{PlacementOutcome, PlacementDecision, DecisionLog};
 pub use prefill_windows::PrefillWindows;
 pub use queue::{QueueLimits, QueueShare, RequestQueue, WaitEstimate, Overload, QueueSlot, DispatchTurn};
 pub use feedback::PlacementFeedback;
-pub use prompt::{PlacementRequest, CacheLevel, Prompt};
+pub use prompt::{PlacementRequest, Prompt};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
+use crate::cache_level::CacheLevel;
 use crate::fleet::{Booking, Fleet, FleetView, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;

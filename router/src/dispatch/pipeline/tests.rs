@@ -4,7 +4,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::dispatch::Dialect;
+use crate::sse::Dialect;
 
 /// An event stream whose client is the other side of a connection.
 async fn stream() -> (Arc<AnswerPipeline>, TcpStream) {

@@ -20,11 +20,11 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::access::Entry;
 use super::headers;
 use super::reply::{self, EdgeBody};
 use super::routes::Edge;
 use super::submit::Inquiry;
+use crate::access_log::Entry;
 use crate::dispatch::{self, Relay};
 use crate::keys::Caller;
 use crate::metrics::RefusalReason;

@@ -45,7 +45,7 @@ impl Dialect {
     }
 
     /// What each event has that tells of new tokens: front-ends send others before they have any.
-    pub(super) fn token_marker(self) -> &'static [u8] {
+    pub(crate) fn token_marker(self) -> &'static [u8] {
         match self {
             Self::OpenAi | Self::Other => b"\n\n",
             Self::Responses => b".delta\n",
@@ -101,7 +101,7 @@ impl Dialect {
 /// Whether an error says that the engine's core is dead, as vLLM's Python front-end does until it exits 2 to 5 s later (the Rust one breaks off).
 /// Any other internal error is the request's own, whatever it repeats of the request.
 #[must_use]
-pub(super) fn is_engine_death(error: &[u8]) -> bool {
+pub(crate) fn is_engine_death(error: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Error<'a> {
         #[serde(borrow)]

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use http::Method;
 use tokio::time::Instant;
 
-use super::AccessFormat;
-use crate::dispatch::TokenUsage;
+use crate::config::AccessFormat;
 use crate::metrics::AnswerOutcome;
+use crate::sse::TokenUsage;
 
 /// Bytes of a client's own word that are written; the rest is cut.
 const MOST_BYTES: usize = 128;

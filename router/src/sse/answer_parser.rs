@@ -22,7 +22,7 @@ pub struct TokenUsage {
 
 /// How far the choices of an answer are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum FinishState {
+pub(crate) enum FinishState {
     /// None has a finish reason.
     #[default]
     None,
@@ -75,7 +75,7 @@ const CACHE_WRITTEN: usize = 4;
 
 /// A reader of one answer or event. What is not JSON tells nothing.
 #[derive(Debug)]
-pub(super) struct AnswerParser {
+pub(crate) struct AnswerParser {
     /// The field of an event that may have the usage, besides the event itself; empty for none.
     nested_field: &'static [u8],
     containers: [JsonContainer; DEPTH],
@@ -104,7 +104,7 @@ pub(super) struct AnswerParser {
 impl AnswerParser {
     /// A reader of an answer, or of an event whose usage may also stand in its field `inner`.
     #[must_use]
-    pub(super) fn new(inner: &'static str) -> Self {
+    pub(crate) fn new(inner: &'static str) -> Self {
         Self {
             nested_field: inner.as_bytes(),
             containers: [JsonContainer::Root; DEPTH],
@@ -126,13 +126,13 @@ impl AnswerParser {
 
     /// A reader that no answer tells anything.
     #[must_use]
-    pub(super) fn inert() -> Self {
+    pub(crate) fn inert() -> Self {
         Self { is_root_closed: true, ..Self::new("") }
     }
 
     /// What a whole answer or event says.
     #[must_use]
-    pub(super) fn parse(json: &[u8], inner: &'static str) -> Self {
+    pub(crate) fn parse(json: &[u8], inner: &'static str) -> Self {
         let mut told = Self::new(inner);
         told.feed(json);
         told
@@ -141,7 +141,7 @@ impl AnswerParser {
     /// The usage in the root of a whole answer or event. Mostly it is the only one in there and stands near the end: then what follows it
     /// shows where it stands, and nothing before it needs to be read.
     #[must_use]
-    pub(super) fn parse_usage(json: &[u8]) -> Option<TokenUsage> {
+    pub(crate) fn parse_usage(json: &[u8]) -> Option<TokenUsage> {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
         // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
         let at = USAGE.find(json)?;
@@ -153,7 +153,7 @@ impl AnswerParser {
     }
 
     /// Takes in what comes next.
-    pub(super) fn feed(&mut self, mut piece: &[u8]) {
+    pub(crate) fn feed(&mut self, mut piece: &[u8]) {
         loop {
             if self.in_string {
                 piece = self.read_string(piece);
@@ -170,7 +170,7 @@ impl AnswerParser {
 
     /// What was used, where the engine has said any of it.
     #[must_use]
-    pub(super) fn usage(&self) -> Option<TokenUsage> {
+    pub(crate) fn usage(&self) -> Option<TokenUsage> {
         let [prompt, completion, cached, read, written] = self.numbers;
         prompt.or(completion)?;
         let apart = read.unwrap_or(0).saturating_add(written.unwrap_or(0));
@@ -179,13 +179,13 @@ impl AnswerParser {
 
     /// Whether the end of it has been read.
     #[must_use]
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.is_root_closed
     }
 
     /// How far the choices are.
     #[must_use]
-    pub(super) fn finish_state(&self) -> FinishState {
+    pub(crate) fn finish_state(&self) -> FinishState {
         self.finish_state
     }
 

@@ -14,29 +14,18 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::dispatch::TokenUsage;
+use crate::config::AccessFormat;
 use crate::keys::Caller;
 use crate::metrics::AnswerOutcome;
+use crate::sse::TokenUsage;
 use line::Line;
 use writer::Lines;
 pub use writer::{AccessLogError, Writing};
 
-/// How the access log looks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum AccessFormat {
-    /// There is none.
-    Off,
-    /// One readable line a request: `name=value`.
-    #[default]
-    Text,
-    /// One JSON object a request.
-    Json,
-}
+/// What a client calls its request is remembered up to this many bytes.
+const CLIENT_ID_BYTES: usize = 128;
 
 /// Where lines go.
 #[derive(Debug, Clone, Default)]
@@ -62,7 +51,7 @@ impl AccessLog {
         let line = Box::new(Line {
             method: method.clone(),
             path: path.map(|path| line::cut(path.path())),
-            client_id: super::headers::client_id(headers),
+            client_id: client_id(headers),
             trace: headers.get("traceparent").and_then(|parent| trace_id(parent.as_bytes())),
             ..Line::new(Instant::now())
         });
@@ -162,6 +151,12 @@ impl Entry {
             note(line);
         }
     }
+}
+
+/// What a client calls its request.
+pub(crate) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
+    let name = headers.get("x-request-id")?.to_str().ok()?;
+    (name.len() <= CLIENT_ID_BYTES).then(|| name.into())
 }
 
 /// The trace that a request is part of, by W3C's `traceparent`: version, trace, parent and flags in hexadecimal, with hyphens between.

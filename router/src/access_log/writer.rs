@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
 
-use super::AccessFormat;
 use super::line::Line;
+use crate::config::AccessFormat;
 
 /// Lines that may wait, of about 400 bytes. At 20 ms a round that is 400,000 requests a second; more wait only where writing is stuck.
 const MOST_WAITING: usize = 8192;

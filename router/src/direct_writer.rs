@@ -130,7 +130,7 @@ impl Free<'_> {
 
 /// A client's connection, as the HTTP library reads and writes it.
 #[derive(Debug)]
-pub(super) enum Wire {
+pub(crate) enum Wire {
     /// In plain text.
     Plain(OwnedReadHalf, Arc<Outlet>),
     /// With TLS, which nobody else may write to.
@@ -139,7 +139,7 @@ pub(super) enum Wire {
 
 impl Wire {
     /// The connection, with TLS upon it or without.
-    pub(super) fn new(stream: Stream) -> Self {
+    pub(crate) fn new(stream: Stream) -> Self {
         match stream {
             Stream::Plain(socket) => {
                 let (read, outlet) = Outlet::over(socket);
@@ -150,7 +150,7 @@ impl Wire {
     }
 
     /// Where others may write.
-    pub(super) fn outlet(&self) -> Option<Arc<Outlet>> {
+    pub(crate) fn outlet(&self) -> Option<Arc<Outlet>> {
         match self {
             Self::Plain(_, outlet) => Some(outlet.clone()),
             Self::Tls(_) => None,
