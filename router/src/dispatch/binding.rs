@@ -6,8 +6,8 @@ use std::time::Duration;
 use hostler_placement::hold::Waiting;
 use tokio::time::Instant;
 
-use super::crash_suspects::{TrialConstraints, Clearance, TrialEstimate, CrashWatch};
 use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
+use crate::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstimate};
 use crate::fleet::Replica;
 use crate::placement::{ChosenReplica, Prompt, DispatchTurn};
 
@@ -71,7 +71,7 @@ impl Dispatch {
             let bars = (clearance == Clearance::NeedsTrial).then(|| watched.trial_constraints(eligible, place.as_ref()));
             if let Some(bars) = bars
                 && let Some(chosen) = self.choose_for_trial(prompt, tried, &bars)
-                && watched.begin_trial(&chosen.replica, trial_estimate(prompt, &chosen, &bars))
+                && watched.begin_trial(&chosen.replica.engine_life(), trial_estimate(prompt, &chosen, &bars))
             {
                 return Ok(Some(Binding { chosen, queued_for: since.elapsed(), turn: None }));
             }
@@ -119,8 +119,8 @@ impl Dispatch {
                 self.placer.choose(prompt, &elsewhere, Instant::now())
             })
         };
-        let alone = beside(&|replica| bars.is_allowed(replica) && !bars.is_occupied(replica)).flatten();
-        alone.or_else(|| beside(&|replica| bars.is_allowed(replica)).flatten())
+        let alone = beside(&|replica| bars.is_allowed(&replica.engine_life()) && !bars.is_occupied(&replica.id)).flatten();
+        alone.or_else(|| beside(&|replica| bars.is_allowed(&replica.engine_life())).flatten())
     }
 
     fn bind_retry(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Binding> {

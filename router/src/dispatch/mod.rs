@@ -5,7 +5,6 @@ mod binding;
 mod retry_budget;
 mod pipeline;
 mod external;
-mod crash_suspects;
 mod refusal;
 mod relay;
 mod failover;
@@ -23,15 +22,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 pub use retry_budget::{RetryBudgets, RetryBudget};
 pub(crate) use external::ExternalPlacement;
-pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch};
 pub use refusal::Refusal;
 pub use relay::{RelayContext, Relay};
 use failover::RetryContext;
 pub use usage_bounds::Work;
 
-use crate::admission::{OutputTokens, Permit, ActualUsage};
-use crate::lanes::Exchange;
 use crate::access_log::Entry;
+use crate::admission::{OutputTokens, Permit, ActualUsage};
+use crate::crash_suspects::{self, CrashSuspects, CrashWatch};
+use crate::lanes::Exchange;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementRequest, QueueShare, RequestQueue, PlacementFeedback, Placer, Prompt, PlacementDecision, QueueSlot};
@@ -240,7 +239,7 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && watched.record_engine_loss(&replica) {
+                    if broken.fault == wire::Fault::EngineLost && watched.record_engine_loss(&replica.engine_life()) {
                         excused += 1;
                     }
                     watched.end_trial();

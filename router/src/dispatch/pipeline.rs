@@ -8,7 +8,7 @@ use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::crash_suspects::TrialProgress;
+use crate::crash_suspects::TrialProgress;
 use crate::direct_writer::Outlet;
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 use crate::sticky::Watch;

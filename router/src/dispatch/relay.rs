@@ -16,10 +16,10 @@ use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
 use super::pipeline::AnswerPipeline;
-use super::crash_suspects::CrashWatch;
 use super::usage_bounds::UsageBounds;
 use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::lanes::Exchange;
+use crate::crash_suspects::CrashWatch;
 use crate::direct_writer::Outlet;
 use crate::access_log::Entry;
 use crate::fleet::{InFlight, Replica};
@@ -131,7 +131,7 @@ impl Relay {
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
             self.pipeline.lock().last_progress_at = Instant::now();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
-                let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
+                let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
             }
             return Poll::Ready(piece);
         }
@@ -198,7 +198,7 @@ impl Relay {
             ChunkOutcome::Forward(bytes) => bytes,
             ChunkOutcome::Failed { bytes, is_engine_dead: died } => {
                 if died {
-                    let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
+                    let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
                 }
                 self.fail("engine_error", "the engine reported an error".into());
                 self.state = flushing_state("the engine reported an error".into());

@@ -20,8 +20,8 @@ use super::caches::{CacheUpdate, Caches};
 use super::directives::Directives;
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
+use crate::crash_suspects::CrashSuspects;
 use crate::lanes::{Lanes, Tickets};
-use crate::dispatch::CrashSuspects;
 use crate::member::{Attached, Member};
 use crate::prompt::{FilesHash, Prompts};
 

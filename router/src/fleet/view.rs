@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::cache::Cache;
 use super::directives::Directives;
 use super::own::Own;
+use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
 use crate::prompt::{FilesHash, Reader};
 
@@ -149,6 +150,11 @@ impl Replica {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state.phase == Phase::Ready && self.lanes.is_available()
+    }
+
+    /// The present life of its engine.
+    pub(crate) fn engine_life(&self) -> EngineLife {
+        EngineLife { replica: self.id.clone(), epoch: self.epoch }
     }
 
     /// Whether a request for `model` may be sent there.

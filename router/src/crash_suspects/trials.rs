@@ -6,7 +6,8 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::suspect_table::{Fingerprint, EngineLife};
+use super::standing::Fingerprint;
+use crate::engine_life::EngineLife;
 
 /// Suspects that are on trial together at most. A death among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
 /// eight at a time, five hundred take nine rounds on seven engines.
@@ -52,13 +53,13 @@ pub(super) struct TrialDemand {
 
 /// What a trial begins with.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::dispatch) struct TrialEstimate {
+pub(crate) struct TrialEstimate {
     /// Predicted time to the first token.
-    pub(in crate::dispatch) first_token: Duration,
+    pub(crate) first_token: Duration,
     /// Whether it shows each token when it is there.
-    pub(in crate::dispatch) is_stream: bool,
+    pub(crate) is_stream: bool,
     /// How many may be on trial together.
-    pub(in crate::dispatch) max_concurrent: usize,
+    pub(crate) max_concurrent: usize,
 }
 
 /// A suspect whose answer has not ended.

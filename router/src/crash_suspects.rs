@@ -17,11 +17,11 @@
 //! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node tell of, they are one death of a request that this
 //! router has not sent there.
 
+mod standing;
 mod suspect_record;
 mod suspect_table;
 mod trials;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -33,12 +33,13 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
-use crate::fleet::Replica;
-pub(super) use suspect_table::TrialConstraints;
-pub use suspect_table::{Ban, Fingerprint};
-use suspect_table::{EngineLife, SuspectStanding, SuspectTable};
+use crate::engine_life::EngineLife;
+pub(crate) use suspect_table::TrialConstraints;
+use standing::SuspectStanding;
+pub use standing::{Ban, Fingerprint};
+use suspect_table::SuspectTable;
 use trials::TrialDemand;
-pub(super) use trials::TrialEstimate;
+pub(crate) use trials::TrialEstimate;
 
 /// Suspects that may wait for a replica; further ones are refused with 429.
 const MAX_QUEUED_SUSPECTS: usize = 4096;
@@ -56,7 +57,7 @@ const TRIAL_TOKENS: usize = 3;
 /// Names a request by its content and its tenant, so that no tenant can have another's request refused; `None` for one without a body, which asks
 /// nothing that kills. All routers with the same key file agree, since tenants are known by name.
 #[must_use]
-pub(super) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
+pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
     (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
 }
 
@@ -107,7 +108,7 @@ impl CrashSuspects {
     }
 
     /// Watches a request that is about to be sent.
-    pub(super) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> CrashWatch {
+    pub(crate) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> CrashWatch {
         let fingerprint = fingerprint.filter(|_| !self.ttl.is_zero());
         CrashWatch { crash_suspects: self.clone(), fingerprint, trial_id: None, is_answered: false, sent_at: Instant::now() }
     }
@@ -146,7 +147,7 @@ fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
 
 /// What the record says to a request that wants to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Clearance {
+pub(crate) enum Clearance {
     /// It may go where it likes.
     Free,
     /// It may go where a trial may begin.
@@ -173,7 +174,7 @@ impl CrashWatch {
     ///
     /// # Errors
     /// When it is refused.
-    pub(super) fn clearance(&self) -> Result<Clearance, Ban> {
+    pub(crate) fn clearance(&self) -> Result<Clearance, Ban> {
         let Some(fingerprint) = self.fingerprint.filter(|_| self.crash_suspects.has_suspects()) else { return Ok(Clearance::Free) };
         let now = Instant::now();
         self.crash_suspects.with_table(|table| match table.standing(fingerprint, now) {
@@ -185,7 +186,7 @@ impl CrashWatch {
     }
 
     /// Where a suspect may be tried now, if there are so many replicas that it could go to at all; it may have `waited` for it.
-    pub(super) fn trial_constraints(&self, eligible: usize, waited: Option<&TrialWaiter>) -> TrialConstraints {
+    pub(crate) fn trial_constraints(&self, eligible: usize, waited: Option<&TrialWaiter>) -> TrialConstraints {
         let now = Instant::now();
         let waiting = self.crash_suspects.queued_count.load(Ordering::Relaxed).max(1);
         let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.waiting_since));
@@ -194,9 +195,9 @@ impl CrashWatch {
     }
 
     /// Begins its trial at a replica, if that is still possible.
-    pub(super) fn begin_trial(&mut self, replica: &Replica, expected: TrialEstimate) -> bool {
+    pub(crate) fn begin_trial(&mut self, life: &EngineLife, expected: TrialEstimate) -> bool {
         let Some(fingerprint) = self.fingerprint else { return true };
-        self.trial_id = self.crash_suspects.table.lock().begin_trial(fingerprint, &engine_life(replica), expected, Instant::now());
+        self.trial_id = self.crash_suspects.table.lock().begin_trial(fingerprint, life, expected, Instant::now());
         self.trial_id.is_some()
     }
 
@@ -204,7 +205,7 @@ impl CrashWatch {
     ///
     /// # Errors
     /// When as many wait as may.
-    pub(super) fn queue_for_trial(&self) -> Result<TrialWaiter, TrialQueueFull> {
+    pub(crate) fn queue_for_trial(&self) -> Result<TrialWaiter, TrialQueueFull> {
         if self.crash_suspects.queued_count.fetch_add(1, Ordering::Relaxed) >= MAX_QUEUED_SUSPECTS {
             self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
             return Err(TrialQueueFull);
@@ -213,17 +214,17 @@ impl CrashWatch {
     }
 
     /// It is sent now.
-    pub(super) fn mark_sent(&mut self, now: Instant) {
+    pub(crate) fn mark_sent(&mut self, now: Instant) {
         self.sent_at = now;
     }
 
     /// Its engine is lost: the connection broke, or the engine says that its core is dead. Whether others are to blame: it may be tried again then, however
     /// often it was.
-    pub(super) fn record_engine_loss(&mut self, replica: &Replica) -> bool {
+    pub(crate) fn record_engine_loss(&mut self, life: &EngineLife) -> bool {
         let Some(fingerprint) = self.fingerprint else { return false };
         let now = Instant::now();
         let blamed = self.crash_suspects.update_table(|table| {
-            let blamed = table.blame(fingerprint, &engine_life(replica), self.sent_at, now);
+            let blamed = table.blame(fingerprint, life, self.sent_at, now);
             if let Some(trial) = self.trial_id.take() {
                 table.trials().end(trial, fingerprint, false, now);
             }
@@ -234,7 +235,7 @@ impl CrashWatch {
     }
 
     /// Its engine has begun to answer: it does not hang.
-    pub(super) fn mark_answered(&mut self) {
+    pub(crate) fn mark_answered(&mut self) {
         self.is_answered = true;
         if let Some(trial) = self.trial_id {
             self.crash_suspects.table.lock().trials().mark_answered(trial, Instant::now());
@@ -242,12 +243,12 @@ impl CrashWatch {
     }
 
     /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
-    pub(super) fn trial_progress(&self, token: &'static [u8]) -> Option<TrialProgress> {
+    pub(crate) fn trial_progress(&self, token: &'static [u8]) -> Option<TrialProgress> {
         self.trial_id.map(|trial| TrialProgress { crash_suspects: self.crash_suspects.clone(), trial_id: trial, token_marker: token, remaining_tokens: TRIAL_TOKENS })
     }
 
     /// It was answered, whole.
-    pub(super) fn clear_suspicion(&mut self) {
+    pub(crate) fn clear_suspicion(&mut self) {
         if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial_id.is_some() || self.crash_suspects.has_suspects()) {
             let now = Instant::now();
             let trial = self.trial_id.take();
@@ -262,7 +263,7 @@ impl CrashWatch {
     }
 
     /// The trial has ended, and nothing is known by it.
-    pub(super) fn end_trial(&mut self) {
+    pub(crate) fn end_trial(&mut self) {
         if let (Some(trial), Some(fingerprint)) = (self.trial_id.take(), self.fingerprint) {
             self.crash_suspects.update_table(|table| table.trials().end(trial, fingerprint, false, Instant::now()));
         }
@@ -281,7 +282,7 @@ impl Drop for CrashWatch {
 
 /// Counts the first tokens of a stream that is on trial.
 #[derive(Debug)]
-pub(super) struct TrialProgress {
+pub(crate) struct TrialProgress {
     crash_suspects: Arc<CrashSuspects>,
     trial_id: u64,
     /// What each event with a token has.
@@ -291,7 +292,7 @@ pub(super) struct TrialProgress {
 
 impl TrialProgress {
     /// Takes in a piece of the stream; whether the trial is over.
-    pub(super) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
+    pub(crate) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
         if only_keeps_alive(piece) {
             return false;
         }
@@ -305,40 +306,36 @@ impl TrialProgress {
 
 impl TrialConstraints {
     /// How many may be on trial together.
-    pub(in crate::dispatch) fn max_concurrent(&self) -> usize {
+    pub(crate) fn max_concurrent(&self) -> usize {
         self.max_concurrent
     }
 
     /// Whether the suspect may be tried there.
-    pub(in crate::dispatch) fn is_allowed(&self, replica: &Replica) -> bool {
-        let is = |life: &EngineLife| life.replica == replica.id && life.epoch == replica.epoch;
-        self.required_engine.as_ref().map_or_else(|| !self.closed_replicas.contains(&replica.id), is) && !self.crashed_engines.iter().any(is)
+    pub(crate) fn is_allowed(&self, engine: &EngineLife) -> bool {
+        let is_open = || !self.closed_replicas.contains(&engine.replica);
+        self.required_engine.as_ref().map_or_else(is_open, |only| only == engine) && !self.crashed_engines.contains(engine)
     }
 
     /// Whether others of which one may yet kill run there.
-    pub(in crate::dispatch) fn is_occupied(&self, replica: &Replica) -> bool {
-        self.required_engine.is_none() && self.occupied_replicas.contains(&replica.id)
+    pub(crate) fn is_occupied(&self, replica: &Arc<str>) -> bool {
+        self.required_engine.is_none() && self.occupied_replicas.contains(replica)
     }
-}
-
-fn engine_life(replica: &Replica) -> EngineLife {
-    EngineLife { replica: replica.id.clone(), epoch: replica.epoch }
 }
 
 /// As many suspects wait as may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TrialQueueFull;
+pub(crate) struct TrialQueueFull;
 
 /// Counts one that waits for its trial.
 #[derive(Debug)]
-pub(super) struct TrialWaiter {
+pub(crate) struct TrialWaiter {
     crash_suspects: Arc<CrashSuspects>,
     waiting_since: Instant,
 }
 
 impl TrialWaiter {
     /// Waits for a moment at which it may be worth while to ask again.
-    pub(super) async fn wait_for_change(&self) {
+    pub(crate) async fn wait_for_change(&self) {
         let _ = timeout(POLL_INTERVAL, self.crash_suspects.change_notify.notified()).await;
     }
 }
@@ -346,22 +343,6 @@ impl TrialWaiter {
 impl Drop for TrialWaiter {
     fn drop(&mut self) {
         self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl fmt::Display for Ban {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.deaths.len();
-        write!(
-            formatter,
-            "this request is refused for another {} s: it was in flight when {count} engines died (",
-            self.remaining.as_secs().max(1)
-        )?;
-        for (index, (replica, ago)) in self.deaths.iter().enumerate() {
-            let comma = if index == 0 { "" } else { ", " };
-            write!(formatter, "{comma}{replica} {} s ago", ago.as_secs())?;
-        }
-        formatter.write_str("). It is known by its exact content; do not send it again unchanged")
     }
 }
 

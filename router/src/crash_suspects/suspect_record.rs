@@ -2,8 +2,9 @@
 
 use tokio::time::Instant;
 
-use super::suspect_table::{Ban, Fingerprint, EngineLife, SuspectStanding};
+use super::standing::{Ban, Fingerprint, SuspectStanding};
 use super::trials::{MAX_CONCURRENT_TRIALS, CrashScene};
+use crate::engine_life::EngineLife;
 
 /// Deaths with which a request is refused.
 const DEATHS_TO_BAN: usize = 2;

@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use super::suspect_table::{Fingerprint, EngineLife, SuspectStanding, SuspectTable};
 use super::*;
 
 mod model;

@@ -6,8 +6,10 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
+use super::standing::{Ban, Fingerprint, SuspectStanding};
 use super::suspect_record::{Death, SuspectRecord, DeathVerdict};
 use super::trials::{TrialDemand, TrialCandidate, TrialEstimate, CrashScene, Trials};
+use crate::engine_life::EngineLife;
 
 /// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes
 /// it count for the whole time, though one whose core alone has died takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
@@ -33,24 +35,6 @@ const DEAD_BUT_READY_PERIOD: Duration = Duration::from_secs(10);
 /// How often what has lapsed is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Names a request by its content and whose it is.
-pub type Fingerprint = u128;
-
-/// One life of one engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct EngineLife {
-    /// The replica's id.
-    pub(super) replica: Arc<str>,
-    pub(super) epoch: u64,
-}
-
-impl EngineLife {
-    /// The node whose agent tells of it.
-    pub(super) fn node(&self) -> &str {
-        self.replica.rsplit_once('/').map_or(&*self.replica, |(node, _)| node)
-    }
-}
-
 /// An engine that has died.
 #[derive(Debug)]
 struct EngineCrash {
@@ -61,26 +45,9 @@ struct EngineCrash {
     scene: CrashScene,
 }
 
-/// Why a request is refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ban {
-    /// The replicas whose engines died, each with how long ago that was.
-    pub deaths: Vec<(Arc<str>, Duration)>,
-    /// For how much longer.
-    pub remaining: Duration,
-}
-
-/// What may become of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SuspectStanding {
-    Clear,
-    Suspect,
-    Banned(Ban),
-}
-
 /// Where a suspect may be tried now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::dispatch) struct TrialConstraints {
+pub(crate) struct TrialConstraints {
     /// The only engine, if it is bound to one.
     pub(super) required_engine: Option<EngineLife>,
     /// Not these: others are on trial there.
