@@ -21,9 +21,9 @@ use tokio::sync::Semaphore;
 use super::clock::{Clock, Limits, Overdue, Streams, Timed};
 use super::framing::Framed;
 use super::reply::EdgeBody;
-use super::routes::Edge;
 use crate::config::RouterConfig;
 use crate::direct_writer::Wire;
+use crate::inbound::Edge;
 
 /// The largest head of a request, and the most that is buffered of an answer beyond the socket's own buffer.
 const BUFFER_BYTES: usize = 64 * 1024;

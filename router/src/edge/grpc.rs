@@ -12,9 +12,9 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::reply::{self, EdgeBody};
-use super::routes::Edge;
 use crate::access_log::Entry;
 use crate::grpc::{self, Service, status};
+use crate::inbound::Edge;
 use crate::keys::Caller;
 use crate::keys::Unauthenticated;
 use crate::metrics::RefusalReason;

@@ -12,11 +12,11 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::ollama::Retold;
-use super::submit::Declined;
+use super::ollama_translator::Retold;
 use crate::admission::{LimitKind, LimitExceeded};
 use crate::direct_writer::Outlet;
 use crate::dispatch::{Refusal, Relay};
+use crate::inbound::{Declined, NotInflated, Unread};
 use crate::keys::Unauthenticated;
 
 /// A body of the edge: our own bytes, or an engine's answer passing through.
@@ -133,6 +133,26 @@ pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
     response
 }
 
+/// A request whose body is not there; what is left of it is not waited for.
+pub(super) fn unread_body(why: &Unread) -> Response<EdgeBody> {
+    let message = why.to_string();
+    let error = |status, kind| self::error(status, kind, &message);
+    last(match why {
+        Unread::TooLarge(_) | Unread::Bomb(NotInflated::TooLarge(_) | NotInflated::Ratio(_)) => {
+            error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError")
+        }
+        Unread::TooSlow(_) => error(StatusCode::REQUEST_TIMEOUT, "TimeoutError"),
+        Unread::Broken(_) | Unread::Bomb(NotInflated::Broken(_)) => error(StatusCode::BAD_REQUEST, "BadRequestError"),
+        Unread::Compressed(_) | Unread::Unknown(_) => {
+            let mut response = error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError");
+            let accepted = if matches!(why, Unread::Unknown(_)) { "gzip, deflate, identity" } else { "identity" };
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
+            response
+        }
+        Unread::NoRoom(_) => too_many(&message, 1),
+    })
+}
+
 /// Why a request was not passed on, or found no answer.
 pub(super) fn declined(declined: &Declined) -> Response<EdgeBody> {
     match declined {
@@ -188,4 +208,28 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
 pub(super) fn retry_after(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::inbound::NoRoom;
+
+    #[test]
+    fn a_client_learns_by_the_status_why_its_body_is_not_there() {
+        for (why, status) in [
+            (Unread::TooLarge(1), StatusCode::PAYLOAD_TOO_LARGE),
+            (Unread::Bomb(NotInflated::Ratio(200)), StatusCode::PAYLOAD_TOO_LARGE),
+            (Unread::Bomb(NotInflated::TooLarge(1)), StatusCode::PAYLOAD_TOO_LARGE),
+            (Unread::Bomb(NotInflated::Broken("cut".into())), StatusCode::BAD_REQUEST),
+            (Unread::TooSlow(Duration::from_secs(1)), StatusCode::REQUEST_TIMEOUT),
+            (Unread::NoRoom(NoRoom), StatusCode::TOO_MANY_REQUESTS),
+            (Unread::Compressed("gzip".into()), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        ] {
+            assert_eq!(unread_body(&why).status(), status, "{why}");
+        }
+        assert_eq!(unread_body(&Unread::Compressed("gzip".into())).headers()[header::ACCEPT_ENCODING], "identity");
+    }
 }

@@ -27,11 +27,9 @@ use tower::ServiceExt;
 
 use crate::dispatch::Answer;
 use crate::access_log::Entry;
-use crate::edge::{Edge, Inquiry};
+use crate::inbound::{Edge, Inquiry};
 use crate::keys::Caller;
 use deadline::Deadline;
-pub use health::Watches;
-pub use place::Bookings;
 use request::EngineRequest;
 use stream::Events;
 

@@ -10,7 +10,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::engine::{EngineError, Refused};
 use crate::dispatch::Refusal;
-use crate::edge::{Declined, Unread};
+use crate::inbound::{Declined, Unread};
 use crate::keys::Unauthenticated;
 
 /// Who names the reasons.

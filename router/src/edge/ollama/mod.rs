@@ -1,13 +1,6 @@
 //! Ollama's API: what its clients ask becomes a request for an engine, goes the way of every other, and the answer is told in their form.
 
-mod answer;
 mod catalog;
-mod messages;
-mod options;
-mod request;
-mod stream;
-
-pub(super) use stream::Retold;
 
 use std::time::SystemTime;
 
@@ -20,17 +13,13 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::headers;
+use super::ollama_translator::{Asked, Form, Retold, Teller, Wanted, error, loaded, message_of, whole};
 use super::reply::{self, EdgeBody};
-use super::routes::Edge;
-use super::submit::Inquiry;
 use crate::access_log::Entry;
 use crate::dispatch::{self, Relay};
+use crate::inbound::{Edge, Inquiry, headers};
 use crate::keys::Caller;
 use crate::metrics::RefusalReason;
-use answer::{error, loaded, message_of, whole};
-use request::{Asked, Form, Wanted};
-use stream::Teller;
 
 /// A whole answer longer than this is not retold. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
 const MOST_ANSWER_BYTES: usize = 256 * 1024 * 1024;
@@ -130,9 +119,10 @@ impl Edge {
     async fn taken_in(&self, request: Request<Incoming>, caller: &Caller) -> Result<Read, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<Entry>().unwrap_or_default();
-        let body = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
+        let body = self.read_whole(caller, &head.headers, body).await.map_err(|unread| {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.refused("body");
+            Box::new(reply::unread_body(&unread))
         })?;
         Ok(Read { headers: head.headers, entry, body })
     }

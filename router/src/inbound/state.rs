@@ -1,18 +1,12 @@
 //! Where a request may go that names a response which one engine keeps, and whose such a response is.
 
-use std::sync::Arc;
-
 use tokio::time::Instant;
 
-use super::routes::Edge;
-use super::submit::Declined;
+use super::edge::Edge;
+use super::request::Declined;
+use super::share::owner;
 use crate::keys::Caller;
 use crate::sticky::{Home, Known, Named, ask};
-
-/// Whose a response is: a tenant's, or of one key alone; everybody's where there are no keys.
-pub(super) fn owner(caller: &Caller) -> &Arc<str> {
-    if caller.tenant.is_empty() { &caller.key } else { &caller.tenant }
-}
 
 impl Edge {
     /// The only engine that can answer a request; `None` when any can, if only with its own words for a response that is not there.

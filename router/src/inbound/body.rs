@@ -7,20 +7,16 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hostler_placement::hold::has_share;
-use http::header::{self, HeaderMap, HeaderValue};
-use http::{Response, StatusCode};
+use http::header::{self, HeaderMap};
 use http_body::Body;
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::time::timeout;
 
-use self::inflate::{Inflate, NotInflated};
-use super::reply::{self, EdgeBody};
-use super::routes::Edge;
-use super::submit::guest;
+use self::inflate::Inflate;
+pub(crate) use self::inflate::NotInflated;
 use crate::config::RouterConfig;
-use crate::keys::Caller;
 use crate::placement::QueueShare;
 
 /// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
@@ -162,49 +158,8 @@ pub(crate) enum Unread {
     NoRoom(#[from] NoRoom),
 }
 
-impl Unread {
-    /// What the client is told; what is left of the body is not waited for.
-    pub(super) fn answer(&self) -> Response<EdgeBody> {
-        let message = self.to_string();
-        let error = |status, kind| reply::error(status, kind, &message);
-        reply::last(match self {
-            Self::TooLarge(_) | Self::Bomb(NotInflated::TooLarge(_) | NotInflated::Ratio(_)) => {
-                error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError")
-            }
-            Self::TooSlow(_) => error(StatusCode::REQUEST_TIMEOUT, "TimeoutError"),
-            Self::Broken(_) | Self::Bomb(NotInflated::Broken(_)) => error(StatusCode::BAD_REQUEST, "BadRequestError"),
-            Self::Compressed(_) | Self::Unknown(_) => {
-                let mut response = error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError");
-                let accepted = if matches!(self, Self::Unknown(_)) { "gzip, deflate, identity" } else { "identity" };
-                response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
-                response
-            }
-            Self::NoRoom(_) => reply::too_many(&message, 1),
-        })
-    }
-}
-
-impl Edge {
-    /// A request's body, decompressed; an answer where it cannot be had.
-    pub(super) async fn read_body<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Box<Response<EdgeBody>>>
-    where
-        B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
-    {
-        self.read_whole(caller, headers, body).await.map_err(|unread| Box::new(unread.answer()))
-    }
-
-    /// The same for APIs that have their own words for why it cannot be had.
-    pub(super) async fn read_whole<B>(&self, caller: &Caller, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
-    where
-        B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
-    {
-        read_body(&self.config, self.reading.room(guest(caller, headers, None, 0))?, headers, body).await
-    }
-}
-
-async fn read_body<B>(config: &RouterConfig, mut room: Room, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
+/// A request's body, decompressed, for which `room` is taken as it arrives.
+pub(super) async fn read_body<B>(config: &RouterConfig, mut room: Room, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,

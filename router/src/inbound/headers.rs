@@ -10,7 +10,7 @@ use crate::keys::is_credential;
 use crate::placement::PlacementDecision;
 
 /// With the value 1 on a request: the answer says why it comes from where it comes.
-pub(super) const EXPLAIN: &str = "x-hostler-explain";
+pub(crate) const EXPLAIN: &str = "x-hostler-explain";
 
 /// On an answer: the router's own number of the request, for `hostler explain`.
 const ID: &str = "x-hostler-id";
@@ -50,13 +50,13 @@ fn listed(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 /// Whether `Connection` would take a header away from the engine by which the router decides.
-pub(super) fn hides_what_decides(headers: &HeaderMap) -> bool {
+pub(crate) fn hides_what_decides(headers: &HeaderMap) -> bool {
     listed(headers).any(|listed| DECISIVE.iter().any(|decisive| listed.eq_ignore_ascii_case(decisive)))
 }
 
 /// A client's headers for the engine. The body's length travels beside them, and its compression is undone. With `credentials` the
 /// client's key is among them: where we know keys, it is ours, and no engine's business.
-pub(super) fn outgoing(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
+pub(crate) fn outgoing(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
     let listed: Vec<&str> = listed(headers).collect();
     let is_listed = |name: &HeaderName| listed.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_str()));
     headers
@@ -68,7 +68,7 @@ pub(super) fn outgoing(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
 }
 
 /// An engine's headers for the client. What is no header at all is left out.
-pub(super) fn incoming(headers: Vec<Header>) -> HeaderMap {
+pub(crate) fn incoming(headers: Vec<Header>) -> HeaderMap {
     let mut map = HeaderMap::with_capacity(headers.len() + 1);
     for (name, value) in headers.into_iter().filter_map(Header::parse) {
         if !is_own(&name) {
@@ -79,18 +79,18 @@ pub(super) fn incoming(headers: Vec<Header>) -> HeaderMap {
 }
 
 /// The turn that a client asks for by header.
-pub(super) fn priority(headers: &HeaderMap) -> Option<i32> {
+pub(crate) fn priority(headers: &HeaderMap) -> Option<i32> {
     headers.get(PRIORITY)?.to_str().ok()?.trim().parse().ok()
 }
 
 /// Whether engines may be told by header to take a request before others.
-pub(super) fn is_urgent(headers: &HeaderMap) -> bool {
+pub(crate) fn is_urgent(headers: &HeaderMap) -> bool {
     headers.get_all(ENGINES_PRIORITY).iter().any(|priority| !is_patient(priority.as_bytes()))
 }
 
 /// Who a request shares the fleet's attention with: whoever has its key. Only where there are no keys its user counts, which is but what the
 /// client says.
-pub(super) fn tenant(headers: &HeaderMap, user: Option<&str>) -> u64 {
+pub(crate) fn tenant(headers: &HeaderMap, user: Option<&str>) -> u64 {
     match (headers.get(header::AUTHORIZATION), user) {
         (Some(key), _) => xxh3_64(key.as_bytes()),
         (None, Some(user)) => xxh3_64(user.as_bytes()),
@@ -99,7 +99,7 @@ pub(super) fn tenant(headers: &HeaderMap, user: Option<&str>) -> u64 {
 }
 
 /// Tells the client how to ask about its request, and the reason of its placement where it wants that at once.
-pub(super) fn explain(headers: &mut HeaderMap, reason: &PlacementDecision, wanted: bool) {
+pub(crate) fn explain(headers: &mut HeaderMap, reason: &PlacementDecision, wanted: bool) {
     if let Ok(id) = HeaderValue::from_str(&format!("{:016x}", reason.id)) {
         headers.insert(ID, id);
     }

@@ -3,10 +3,6 @@
 use bytes::Bytes;
 use hostler_proto::agent::v1::RequestHead;
 use http::Method;
-use http::header::HeaderMap;
-use http::uri::PathAndQuery;
-use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::body::NoRoom;
 use super::content::Content;
@@ -16,81 +12,21 @@ use super::ids;
 use super::invocation;
 use super::isolation::{Plain, Salted};
 use super::peek::{Peek, is_nobodys_json, peek};
-use super::routes::Edge;
-use super::state::owner;
+use super::edge::Edge;
+use super::request::{Declined, Inquiry};
+use super::share::{guest, owner, tenant};
 use super::work::{computes_nothing, tokens, work};
 use crate::access_log::{Entry, client_id};
 use crate::admission::{UsageEstimate, LimitKind, LimitExceeded, Permit};
 use crate::dispatch::{Answer, OutboundRequest, Refusal, ExternalPlacement};
 use crate::keys::{Caller, Role};
-use crate::metrics::RefusalReason;
-use crate::placement::{PlacementRequest, QueueShare};
+use crate::placement::{PlacementRequest};
 use crate::sse::Dialect;
 use crate::sticky::{Keep, Named};
 
 /// Said to callers whose use is limited.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
     with `stream` if it takes long";
-
-/// A request for an engine, in the engine's own API, and who sends it.
-#[derive(Debug)]
-pub(crate) struct Inquiry {
-    pub(crate) method: Method,
-    pub(crate) path: PathAndQuery,
-    /// As the client sent them; those of one connection are left out on the way.
-    pub(crate) headers: HeaderMap,
-    /// Complete.
-    pub(crate) body: Bytes,
-    pub(crate) caller: Caller,
-    /// Its line in the access log.
-    pub(crate) entry: Entry,
-    /// When it came.
-    pub(crate) begun: Instant,
-}
-
-/// Why a request got no engine's answer. Each API tells it in its own form.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Declined {
-    /// It cannot be understood.
-    #[error("{0}")]
-    Malformed(String),
-    /// Its caller may not send it.
-    #[error("{0}")]
-    Forbidden(String),
-    /// Its caller, or the router, has too much in flight.
-    #[error(transparent)]
-    Limited(#[from] LimitExceeded),
-    /// The fleet cannot answer it.
-    #[error(transparent)]
-    Fleet(#[from] Refusal),
-    /// It names a response that its caller does not have.
-    #[error("Response with id '{0}' not found.")]
-    NoResponse(String),
-}
-
-impl Declined {
-    /// How it is counted.
-    fn reason(&self) -> RefusalReason {
-        match self {
-            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => RefusalReason::Request,
-            Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,
-            Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => RefusalReason::Full,
-            Self::Fleet(Refusal::CrashSuspect(_)) => RefusalReason::CrashSuspect,
-            Self::Fleet(_) => RefusalReason::Fleet,
-        }
-    }
-
-    /// The word for it in the access log.
-    fn cause(&self) -> &'static str {
-        match self {
-            Self::Malformed(_) => "malformed",
-            Self::Forbidden(_) => "forbidden",
-            Self::Limited(_) => "limited",
-            Self::Fleet(refusal) => refusal.as_str(),
-            Self::NoResponse(_) => "no_response",
-        }
-    }
-}
 
 impl Edge {
     /// Has an engine answer a request. It is read and admitted when this is called, and counted from then on: the future is to be awaited at once.
@@ -233,18 +169,6 @@ impl Edge {
         });
         Ok((outgoing, permit))
     }
-}
-
-/// Who has a turn together: a tenant's callers, or whoever has one key; `None` where there are no keys.
-fn tenant(caller: &Caller) -> Option<u64> {
-    let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
-    (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
-}
-
-/// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
-pub(super) fn guest(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
-    let tenant = tenant(caller).unwrap_or_else(|| headers::tenant(headers, user));
-    QueueShare { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
 }
 
 /// What the caller is told whose body finds no room.

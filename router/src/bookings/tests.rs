@@ -61,13 +61,3 @@ async fn bookings_end_each_at_its_time() {
     assert_eq!(fixture.after(6).0, 0);
     assert!(fixture.booked.agenda.is_empty());
 }
-
-#[test]
-fn a_booking_lasts_as_long_as_is_asked_within_a_bound() {
-    let of = |seconds, nanos| lasts(Some(&prost_types::Duration { seconds, nanos })).map_err(|status| status.code());
-    assert_eq!(lasts(None).unwrap(), HOLD);
-    assert_eq!(of(0, 250_000_000), Ok(Duration::from_millis(250)));
-    assert_eq!(of(1_000_000, 0), Ok(LONGEST_HOLD));
-    assert_eq!(of(0, 0), Err(Code::InvalidArgument));
-    assert_eq!(of(-1, 0), Err(Code::InvalidArgument));
-}

@@ -12,7 +12,7 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// In which form an answer is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(in crate::edge) enum Form {
     /// As a message: `/api/chat`.
     Chat,
     /// As text: `/api/generate`.
@@ -25,23 +25,23 @@ pub(super) enum Form {
 
 /// What a request wants.
 #[derive(Debug, PartialEq)]
-pub(super) struct Wanted {
+pub(in crate::edge) struct Wanted {
     /// The model as the client named it.
-    pub(super) model: String,
-    pub(super) form: Form,
+    pub(in crate::edge) model: String,
+    pub(in crate::edge) form: Form,
     /// Whether the answer is to come line by line.
-    pub(super) streams: bool,
+    pub(in crate::edge) streams: bool,
     /// What the engine is asked; absent where the client but has its model loaded.
-    pub(super) asked: Option<Asked>,
+    pub(in crate::edge) asked: Option<Asked>,
 }
 
 /// A request for an engine, but for its model.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asked {
-    pub(super) path: &'static str,
-    pub(super) fields: Map<String, Value>,
+pub(in crate::edge) struct Asked {
+    pub(in crate::edge) path: &'static str,
+    pub(in crate::edge) fields: Map<String, Value>,
     /// The engine's own limit of this route is a few tokens, and the client wants as many as there may be.
-    pub(super) unlimited: bool,
+    pub(in crate::edge) unlimited: bool,
 }
 
 impl Wanted {
@@ -49,7 +49,7 @@ impl Wanted {
     ///
     /// # Errors
     /// When it cannot be understood, or asks for what no engine here does.
-    pub(super) fn read(form: Form, body: &[u8]) -> Result<Self, String> {
+    pub(in crate::edge) fn read(form: Form, body: &[u8]) -> Result<Self, String> {
         let words = |error: serde_json::Error| format!("the body cannot be understood: {error}");
         let wanted = match form {
             Form::Chat => serde_json::from_slice::<Chat>(body).map_err(words)?.wanted()?,

@@ -11,66 +11,66 @@ use super::request::Form;
 
 /// A chunk of an engine's stream, or all that it says.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Completion {
+pub(in crate::edge) struct Completion {
     #[serde(default)]
-    pub(super) choices: Vec<Choice>,
-    pub(super) usage: Option<Usage>,
-    pub(super) error: Option<IgnoredAny>,
+    pub(in crate::edge) choices: Vec<Choice>,
+    pub(in crate::edge) usage: Option<Usage>,
+    pub(in crate::edge) error: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Choice {
+pub(in crate::edge) struct Choice {
     /// What is new of a chat, or all of it.
     #[serde(alias = "delta")]
-    pub(super) message: Option<Message>,
+    pub(in crate::edge) message: Option<Message>,
     /// What is new of a completion, or all of it.
-    pub(super) text: Option<String>,
-    pub(super) logprobs: Option<Logprobs>,
-    pub(super) finish_reason: Option<String>,
+    pub(in crate::edge) text: Option<String>,
+    pub(in crate::edge) logprobs: Option<Logprobs>,
+    pub(in crate::edge) finish_reason: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Message {
-    pub(super) content: Option<String>,
+pub(in crate::edge) struct Message {
+    pub(in crate::edge) content: Option<String>,
     /// vLLM's name for it; the other one is what it and others once said.
     #[serde(alias = "reasoning_content")]
-    pub(super) reasoning: Option<String>,
-    pub(super) tool_calls: Option<Vec<Call>>,
+    pub(in crate::edge) reasoning: Option<String>,
+    pub(in crate::edge) tool_calls: Option<Vec<Call>>,
 }
 
 /// A tool's call, or what is new of it.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Call {
+pub(in crate::edge) struct Call {
     #[serde(default)]
-    pub(super) index: usize,
-    pub(super) id: Option<String>,
+    pub(in crate::edge) index: usize,
+    pub(in crate::edge) id: Option<String>,
     #[serde(default)]
-    pub(super) function: Function,
+    pub(in crate::edge) function: Function,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Function {
-    pub(super) name: Option<String>,
-    pub(super) arguments: Option<String>,
+pub(in crate::edge) struct Function {
+    pub(in crate::edge) name: Option<String>,
+    pub(in crate::edge) arguments: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Logprobs {
+pub(in crate::edge) struct Logprobs {
     /// Entries have the same form in both APIs.
-    pub(super) content: Option<Box<RawValue>>,
+    pub(in crate::edge) content: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub(super) struct Usage {
+pub(in crate::edge) struct Usage {
     #[serde(default)]
-    pub(super) prompt_tokens: u64,
+    pub(in crate::edge) prompt_tokens: u64,
     #[serde(default)]
-    pub(super) completion_tokens: u64,
+    pub(in crate::edge) completion_tokens: u64,
 }
 
 /// A tool's call as Ollama's clients read it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ToldCall {
+pub(in crate::edge) struct ToldCall {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     function: ToldFunction,
@@ -88,7 +88,7 @@ impl ToldCall {
     ///
     /// # Errors
     /// When its arguments are no object, which is what clients read them as: the model was cut short, or wrote nonsense.
-    pub(super) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
+    pub(in crate::edge) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         match serde_json::from_str(arguments) {
             Ok(arguments) => Ok(Self { id, function: ToldFunction { index, name, arguments } }),
@@ -99,33 +99,33 @@ impl ToldCall {
 
 /// What is told at once: a line of a stream, or a whole answer.
 #[derive(Debug, Default)]
-pub(super) struct Told<'a> {
-    pub(super) text: &'a str,
-    pub(super) thinking: Option<&'a str>,
-    pub(super) calls: &'a [ToldCall],
-    pub(super) logprobs: Option<&'a RawValue>,
+pub(in crate::edge) struct Told<'a> {
+    pub(in crate::edge) text: &'a str,
+    pub(in crate::edge) thinking: Option<&'a str>,
+    pub(in crate::edge) calls: &'a [ToldCall],
+    pub(in crate::edge) logprobs: Option<&'a RawValue>,
     /// With the last of it.
-    pub(super) end: Option<End<'a>>,
+    pub(in crate::edge) end: Option<End<'a>>,
 }
 
 /// How an answer ended, and what it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct End<'a> {
+pub(in crate::edge) struct End<'a> {
     /// The engine's word.
-    pub(super) finish: &'a str,
-    pub(super) usage: Usage,
-    pub(super) took: Took,
+    pub(in crate::edge) finish: &'a str,
+    pub(in crate::edge) usage: Usage,
+    pub(in crate::edge) took: Took,
 }
 
 /// Times as they were measured here, beside the engine: its queue is in them, and the way there and back.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Took {
+pub(in crate::edge) struct Took {
     /// From the request to the end of its answer.
-    pub(super) total: Duration,
+    pub(in crate::edge) total: Duration,
     /// From the request to the first token; unknown where the answer came as one.
-    pub(super) prompt: Option<Duration>,
+    pub(in crate::edge) prompt: Option<Duration>,
     /// From the first token to the end; all of it where the answer came as one.
-    pub(super) answer: Duration,
+    pub(in crate::edge) answer: Duration,
 }
 
 /// The fields of a line in the order in which Ollama has them.
@@ -169,7 +169,7 @@ struct ToldMessage<'a> {
 }
 
 /// A whole answer, or a line of one without its end.
-pub(super) fn tell(form: Form, model: &str, told: &Told<'_>, now: SystemTime) -> Vec<u8> {
+pub(in crate::edge) fn tell(form: Form, model: &str, told: &Told<'_>, now: SystemTime) -> Vec<u8> {
     let chats = form == Form::Chat;
     let end = told.end;
     let line = Line {
@@ -193,7 +193,7 @@ pub(super) fn tell(form: Form, model: &str, told: &Told<'_>, now: SystemTime) ->
 }
 
 /// The answer to a request that but wants its model loaded.
-pub(super) fn loaded(form: Form, model: &str, now: SystemTime) -> Value {
+pub(in crate::edge) fn loaded(form: Form, model: &str, now: SystemTime) -> Value {
     let mut told = serde_json::json!({"model": model, "created_at": moment(now)});
     let more = match form {
         Form::Chat => serde_json::json!({"message": {"role": "assistant", "content": ""}, "done": true, "done_reason": "load"}),
@@ -211,7 +211,7 @@ pub(super) fn loaded(form: Form, model: &str, now: SystemTime) -> Value {
 ///
 /// # Errors
 /// When it is none, or calls a tool in a way that clients cannot read.
-pub(super) fn whole(form: Form, model: &str, body: &[u8], took: Duration, now: SystemTime) -> Result<Vec<u8>, String> {
+pub(in crate::edge) fn whole(form: Form, model: &str, body: &[u8], took: Duration, now: SystemTime) -> Result<Vec<u8>, String> {
     if let Form::Embed | Form::Embedding = form {
         return vectors(form, model, body, took);
     }
@@ -283,12 +283,12 @@ fn unreadable(error: serde_json::Error) -> String {
 }
 
 /// An error in Ollama's form.
-pub(super) fn error(message: &str) -> Value {
+pub(in crate::edge) fn error(message: &str) -> Value {
     serde_json::json!({"error": message})
 }
 
 /// The message of an error in OpenAI's form or Ollama's; a body in neither is its own message.
-pub(super) fn message_of(body: &[u8]) -> String {
+pub(in crate::edge) fn message_of(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Failed {
         error: Option<Value>,
@@ -308,7 +308,7 @@ fn done_reason(finish: &str) -> &'static str {
 }
 
 /// A moment as JSON has it.
-pub(super) fn moment(time: SystemTime) -> String {
+pub(in crate::edge) fn moment(time: SystemTime) -> String {
     humantime::format_rfc3339_nanos(time).to_string()
 }
 

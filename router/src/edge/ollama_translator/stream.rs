@@ -25,11 +25,11 @@ const MOST_CALL_BYTES: usize = 4 * 1024 * 1024;
 
 /// Why an answer cannot be told on; its client is told so, and its connection broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cut(pub(super) String);
+pub(in crate::edge) struct Cut(pub(in crate::edge) String);
 
 /// Turns the bytes of an event stream, however they are cut, into lines.
 #[derive(Debug)]
-pub(super) struct Teller {
+pub(in crate::edge) struct Teller {
     form: Form,
     model: String,
     /// The line of the event stream that has come so far.
@@ -53,9 +53,9 @@ struct Begun {
 
 /// When something came.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Now {
-    pub(super) instant: Instant,
-    pub(super) time: SystemTime,
+pub(in crate::edge) struct Now {
+    pub(in crate::edge) instant: Instant,
+    pub(in crate::edge) time: SystemTime,
 }
 
 impl Now {
@@ -66,7 +66,7 @@ impl Now {
 
 impl Teller {
     /// Tells an answer to a request that came at `begun`.
-    pub(super) fn new(form: Form, model: String, begun: Instant) -> Self {
+    pub(in crate::edge) fn new(form: Form, model: String, begun: Instant) -> Self {
         let (held, lines, calls) = (Vec::new(), Vec::new(), Vec::new());
         Self { form, model, held, lines, begun, first: None, calls, finish: None, usage: Usage::default() }
     }
@@ -75,7 +75,7 @@ impl Teller {
     ///
     /// # Errors
     /// When the engine says that it failed, or what it says cannot be told. What came before can be had from `lines` still.
-    pub(super) fn take(&mut self, mut bytes: &[u8], now: Now) -> Result<Vec<u8>, Cut> {
+    pub(in crate::edge) fn take(&mut self, mut bytes: &[u8], now: Now) -> Result<Vec<u8>, Cut> {
         while let Some(end) = memchr::memchr(b'\n', bytes) {
             if self.held.is_empty() {
                 self.line(&bytes[..end], now)?;
@@ -94,7 +94,7 @@ impl Teller {
     }
 
     /// What is to be sent and was not taken yet.
-    pub(super) fn lines(&mut self) -> Vec<u8> {
+    pub(in crate::edge) fn lines(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.lines)
     }
 
@@ -102,7 +102,7 @@ impl Teller {
     ///
     /// # Errors
     /// When it was not.
-    pub(super) fn end(&mut self, now: Now) -> Result<Vec<u8>, Cut> {
+    pub(in crate::edge) fn end(&mut self, now: Now) -> Result<Vec<u8>, Cut> {
         // An engine may leave out the last line's end.
         let rest = std::mem::take(&mut self.held);
         self.line(&rest, now)?;
@@ -209,7 +209,7 @@ enum State {
 const FLUSH: Duration = Duration::from_millis(200);
 
 impl Retold {
-    pub(super) fn new(relay: Box<Relay>, teller: Teller) -> Self {
+    pub(in crate::edge) fn new(relay: Box<Relay>, teller: Teller) -> Self {
         Self { relay, teller, state: State::Streaming }
     }
 
