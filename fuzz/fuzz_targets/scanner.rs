@@ -5,13 +5,13 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../router/src/dispatch/scanner.rs"]
-mod scanner;
-#[path = "../../router/src/dispatch/told.rs"]
-mod told;
+#[path = "../../router/src/sse/sse_scanner.rs"]
+mod sse_scanner;
+#[path = "../../router/src/sse/answer_parser.rs"]
+mod answer_parser;
 
-use scanner::{Dialect, Passed, Scanner};
-use told::Usage;
+use answer_parser::TokenUsage;
+use sse_scanner::{ChunkOutcome, Dialect, SseScanner};
 
 /// What is thought of a stream: what was sent, how it ended, and what it used.
 #[derive(Debug, PartialEq)]
@@ -19,18 +19,18 @@ struct Thought {
     sent: Vec<u8>,
     ended: Option<&'static str>,
     complete: bool,
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     events: u64,
 }
 
 fn think(dialect: Dialect, pieces: impl Iterator<Item = Bytes>) -> Thought {
-    let mut scanner = Scanner::new(dialect);
+    let mut scanner = SseScanner::new(dialect);
     let (mut sent, mut ended) = (Vec::new(), None);
     for piece in pieces {
-        let (bytes, end) = match scanner.pass(piece) {
-            Passed::On(bytes) => (bytes, None),
-            Passed::Failed { bytes, .. } => (bytes, Some("failed")),
-            Passed::Aborted(bytes) => (bytes, Some("aborted")),
+        let (bytes, end) = match scanner.process(piece) {
+            ChunkOutcome::Forward(bytes) => (bytes, None),
+            ChunkOutcome::Failed { bytes, .. } => (bytes, Some("failed")),
+            ChunkOutcome::Aborted(bytes) => (bytes, Some("aborted")),
         };
         sent.extend_from_slice(&bytes);
         ended = end;
@@ -39,10 +39,10 @@ fn think(dialect: Dialect, pieces: impl Iterator<Item = Bytes>) -> Thought {
         }
     }
     if ended.is_none() {
-        sent.extend_from_slice(&scanner.rest());
+        sent.extend_from_slice(&scanner.take_rest());
     }
     let _ = scanner.error_event("why");
-    Thought { sent, ended, complete: scanner.is_complete(), usage: scanner.usage(), events: scanner.events() }
+    Thought { sent, ended, complete: scanner.is_complete(), usage: scanner.usage(), events: scanner.event_count() }
 }
 
 fuzz_target!(|input: &[u8]| {
