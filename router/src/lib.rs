@@ -1,7 +1,7 @@
 //! The router: takes requests of OpenAI clients, places each on a replica, relays the answer.
 //!
-//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `carry`; state comes in
-//! through `link` → `fleet`.
+//! A request comes by `edge` (HTTP) or `grpc`, and both send it through `inbound` → `admission` → `dispatch`, which has its `prompt` read and
+//! `placement` choose → `lanes`; state comes in through `agent_endpoint` → `fleet`.
 
 pub mod access_log;
 pub mod admission;
@@ -10,7 +10,7 @@ mod cache_level;
 pub mod lanes;
 mod config;
 pub mod crash_suspects;
-mod direct_writer;
+mod direct_writing;
 mod engine_life;
 pub mod dispatch;
 pub mod edge;
@@ -25,6 +25,7 @@ mod agent_endpoint;
 mod metrics;
 mod exposures;
 mod operators;
+mod outcome;
 pub mod placement;
 pub mod prompt;
 pub mod sse;

@@ -8,7 +8,7 @@ use http::Method;
 use tokio::time::Instant;
 
 use crate::config::AccessFormat;
-use crate::metrics::AnswerOutcome;
+use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
 
 /// Bytes of a client's own word that are written; the rest is cut.

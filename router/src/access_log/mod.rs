@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::config::AccessFormat;
 use crate::keys::Caller;
-use crate::metrics::AnswerOutcome;
+use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
 use line::Line;
 use writer::Lines;

@@ -3,7 +3,6 @@
 
 mod binding;
 mod retry_budget;
-mod pipeline;
 mod external;
 mod refusal;
 mod relay;

@@ -15,15 +15,15 @@ use hostler_proto::lane::{Broken, only_keeps_alive};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::pipeline::AnswerPipeline;
 use super::usage_bounds::UsageBounds;
 use crate::admission::{OutputTokens, Permit, ActualUsage};
 use crate::lanes::Exchange;
 use crate::crash_suspects::CrashWatch;
-use crate::direct_writer::Outlet;
+use crate::direct_writing::{AnswerPipeline, Outlet};
 use crate::access_log::Entry;
 use crate::fleet::{InFlight, Replica};
-use crate::metrics::{AnswerOutcome, RouterMetrics};
+use crate::metrics::RouterMetrics;
+use crate::outcome::AnswerOutcome;
 use crate::placement::PlacementFeedback;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 use crate::sticky::Watch;

@@ -22,7 +22,7 @@ use super::clock::{Clock, Limits, Overdue, Streams, Timed};
 use super::framing::Framed;
 use super::reply::EdgeBody;
 use crate::config::RouterConfig;
-use crate::direct_writer::Wire;
+use crate::direct_writing::Wire;
 use crate::inbound::Edge;
 
 /// The largest head of a request, and the most that is buffered of an answer beyond the socket's own buffer.

@@ -17,7 +17,7 @@ use crate::grpc::{self, Service, status};
 use crate::inbound::Edge;
 use crate::keys::Caller;
 use crate::keys::Unauthenticated;
-use crate::metrics::RefusalReason;
+use crate::outcome::RefusalReason;
 
 /// What every content type of gRPC begins with.
 const TYPE: &str = "application/grpc";

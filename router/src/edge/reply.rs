@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 
 use super::ollama_translator::Retold;
 use crate::admission::{LimitKind, LimitExceeded};
-use crate::direct_writer::Outlet;
+use crate::direct_writing::Outlet;
 use crate::dispatch::{Refusal, Relay};
 use crate::inbound::{Declined, NotInflated, Unread};
 use crate::keys::Unauthenticated;

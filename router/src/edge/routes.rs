@@ -18,7 +18,7 @@ use crate::access_log::Entry;
 use crate::dispatch::Refusal;
 use crate::inbound::{Edge, Inquiry, headers};
 use crate::keys::{self, Caller, Unauthenticated};
-use crate::metrics::RefusalReason;
+use crate::outcome::RefusalReason;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
 /// updates, profiling) are for whoever runs it.

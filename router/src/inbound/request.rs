@@ -10,7 +10,7 @@ use crate::access_log::Entry;
 use crate::admission::{LimitExceeded, LimitKind};
 use crate::dispatch::Refusal;
 use crate::keys::Caller;
-use crate::metrics::RefusalReason;
+use crate::outcome::RefusalReason;
 
 /// A request for an engine, in the engine's own API, and who sends it.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use crate::access_log::Entry;
 use crate::dispatch::{self, Relay};
 use crate::inbound::{Edge, Inquiry, headers};
 use crate::keys::Caller;
-use crate::metrics::RefusalReason;
+use crate::outcome::RefusalReason;
 
 /// A whole answer longer than this is not retold. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
 const MOST_ANSWER_BYTES: usize = 256 * 1024 * 1024;

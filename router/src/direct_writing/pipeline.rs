@@ -8,52 +8,52 @@ use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::outlet::Outlet;
 use crate::crash_suspects::TrialProgress;
-use crate::direct_writer::Outlet;
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 use crate::sticky::Watch;
 
 /// An answer on its way, shared by the two that may pass it on.
 #[derive(Debug)]
-pub(super) struct AnswerPipeline(Mutex<PipelineState>);
+pub(crate) struct AnswerPipeline(Mutex<PipelineState>);
 
 /// How far an answer has come.
 #[derive(Debug)]
-pub(super) struct PipelineState {
+pub(crate) struct PipelineState {
     /// Follows an event stream.
-    pub(super) scanner: Option<SseScanner>,
+    pub(crate) scanner: Option<SseScanner>,
     /// Reads a plain answer that is too long to be read whole before it is passed on.
-    pub(super) answer_parser: Option<Box<AnswerParser>>,
+    pub(crate) answer_parser: Option<Box<AnswerParser>>,
     /// Reads which response it is, where that is remembered.
-    pub(super) response_id_reader: Option<Watch>,
+    pub(crate) response_id_reader: Option<Watch>,
     /// Ends its trial, where it is on trial.
-    pub(super) trial_progress: Option<TrialProgress>,
+    pub(crate) trial_progress: Option<TrialProgress>,
     /// Bytes of the body that were passed on.
-    pub(super) sent_bytes: u64,
+    pub(crate) sent_bytes: u64,
     /// When something last came.
-    pub(super) last_progress_at: Instant,
+    pub(crate) last_progress_at: Instant,
     /// Where pieces may be written on the spot.
-    pub(super) direct_writer: Option<Arc<Outlet>>,
+    pub(crate) direct_writer: Option<Arc<Outlet>>,
     /// What the lane's task has found wrong with a piece, for the relay.
-    pub(super) failure: Option<ChunkOutcome>,
+    pub(crate) failure: Option<ChunkOutcome>,
 }
 
 impl AnswerPipeline {
     /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
-    pub(super) fn new(scanner: Option<SseScanner>, watch: Option<Watch>, passage: Option<TrialProgress>) -> Arc<Self> {
+    pub(crate) fn new(scanner: Option<SseScanner>, watch: Option<Watch>, passage: Option<TrialProgress>) -> Arc<Self> {
         let progress = Instant::now();
         Arc::new(Self(Mutex::new(PipelineState { scanner, answer_parser: None, response_id_reader: watch, trial_progress: passage, sent_bytes: 0, last_progress_at: progress, direct_writer: None, failure: None })))
     }
 
     /// For a moment.
-    pub(super) fn lock(&self) -> MutexGuard<'_, PipelineState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PipelineState> {
         self.0.lock()
     }
 }
 
 impl PipelineState {
     /// Takes a piece in; what is to be sent of it, if anything.
-    pub(super) fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
+    pub(crate) fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
         if self.response_id_reader.as_mut().is_some_and(|watch| watch.look(&bytes)) {
             self.response_id_reader = None;
         }
