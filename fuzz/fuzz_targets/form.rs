@@ -5,9 +5,9 @@
 use libfuzzer_sys::fuzz_target;
 use memchr::memmem;
 
-#[path = "../../router/src/edge/form.rs"]
+#[path = "../../router/src/inbound/form.rs"]
 mod form;
-#[path = "../../router/src/edge/peek.rs"]
+#[path = "../../router/src/inbound/peek.rs"]
 mod peek;
 
 fuzz_target!(|input: &[u8]| {

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../router/src/edge/body/inflate.rs"]
+#[path = "../../router/src/inbound/body/inflate.rs"]
 mod inflate;
 
 use inflate::{Coding, Inflate};

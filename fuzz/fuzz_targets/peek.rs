@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-#[path = "../../router/src/edge/peek.rs"]
+#[path = "../../router/src/inbound/peek.rs"]
 mod peek;
 
 fuzz_target!(|body: &[u8]| {

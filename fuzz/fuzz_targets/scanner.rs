@@ -5,9 +5,9 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../router/src/dispatch/answer_parser.rs"]
+#[path = "../../router/src/sse/answer_parser.rs"]
 mod answer_parser;
-#[path = "../../router/src/dispatch/sse_scanner.rs"]
+#[path = "../../router/src/sse/sse_scanner.rs"]
 mod sse_scanner;
 
 use answer_parser::TokenUsage;

@@ -18,8 +18,9 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::fleet::{SessionDeps, attach};
-use crate::join::{Connection, JoinEndpoint, NewestCertificates, Peer};
+use crate::join::{Connection, JoinEndpoint, Peer};
 use crate::lanes::{Lane, Lanes};
+use crate::member::NewestCertificates;
 use crate::metrics::RouterMetrics;
 use crate::tls::FleetAuthority;
 

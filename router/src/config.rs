@@ -6,8 +6,18 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::edge::access_log::AccessFormat;
-use crate::edge::usual_secret;
+/// How the access log looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessFormat {
+    /// There is none.
+    Off,
+    /// One readable line a request: `name=value`.
+    #[default]
+    Text,
+    /// One JSON object a request.
+    Json,
+}
 
 /// A stolen certificate works for no longer, and a node may be out of reach for the last third of it.
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -211,7 +221,7 @@ impl RouterConfig {
 
     /// Where the secret for `isolate_tenants` is, if that is set.
     pub(crate) fn secret_path(&self) -> Option<PathBuf> {
-        let path = if self.secret_file.as_os_str().is_empty() { usual_secret() } else { self.secret_file.clone() };
+        let path = if self.secret_file.as_os_str().is_empty() { default_secret_path() } else { self.secret_file.clone() };
         self.isolate_tenants.then_some(path)
     }
 
@@ -226,3 +236,8 @@ impl RouterConfig {
 
 #[cfg(test)]
 mod tests;
+
+/// Where the secret is kept unless a setting says so: empty where no folder can be thought of.
+fn default_secret_path() -> PathBuf {
+    hostler_boot::home::state_dir().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
+}

@@ -1,25 +1,36 @@
 //! The router: takes requests of OpenAI clients, places each on a replica, relays the answer.
 //!
-//! A request passes `edge` → `admission` → `dispatch`, which has its `prompt` read and `placement` choose → `lanes`; state comes in
-//! through `agent_endpoint` → `fleet`.
+//! A request comes by `edge` (HTTP) or `grpc`, and both send it through `inbound` → `admission` → `dispatch`, which has its `prompt` read and
+//! `placement` choose → `lanes`; state comes in through `agent_endpoint` → `fleet`.
 
+pub mod access_log;
 pub mod admission;
 mod agent_endpoint;
+pub mod bookings;
+mod cache_level;
 mod config;
+pub mod crash_suspects;
+mod direct_writing;
 pub mod dispatch;
 pub mod edge;
+mod engine_life;
 mod exposures;
 pub mod fleet;
 pub mod grpc;
+pub mod health_watches;
+pub mod inbound;
 mod join;
 pub mod keys;
 pub mod lanes;
+mod member;
 mod metrics;
 mod operators;
+mod outcome;
 pub mod placement;
 pub mod prompt;
 mod random;
 pub mod response_affinity;
+pub mod sse;
 mod tls;
 
 use std::net::SocketAddr;
@@ -34,15 +45,17 @@ use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bin
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use access_log::{AccessLog, AccessLogError, AccessLogWriter};
 use admission::Admission;
-pub use config::{NeedKey, RouterConfig};
-use dispatch::{CrashSuspects, Dispatch, RetryBudgets};
-use edge::access_log::{AccessLog, AccessLogError, AccessLogWriter};
-use edge::{BodyMemory, Edge, InvalidMediaHost, Isolation, MediaHosts};
+use bookings::Bookings;
+pub use config::{AccessFormat, NeedKey, RouterConfig};
+use crash_suspects::CrashSuspects;
+use dispatch::{Dispatch, RetryBudgets};
 pub use exposures::Exposure;
 use fleet::{CacheReportQueue, Fleet, SessionDeps};
-use grpc::{Bookings, HealthWatchPermits};
+use health_watches::HealthWatchPermits;
 use hostler_placement::affinity::CacheIndex;
+use inbound::{BodyMemory, Edge, InvalidMediaHost, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;

@@ -11,63 +11,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tokio::time::Instant;
 
-use crate::dispatch::TokenUsage;
-use crate::placement::CacheLevel;
+use crate::cache_level::CacheLevel;
+use crate::outcome::{AnswerOutcome, RefusalReason};
+use crate::sse::TokenUsage;
 pub(crate) use fleet_figures::MetricsSnapshot;
-
-/// How an answer that had begun came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnswerOutcome {
-    /// Whole.
-    Complete,
-    /// The engine or its node broke off.
-    Broken,
-    /// The client left first.
-    ClientLeft,
-}
-
-impl AnswerOutcome {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Complete => "complete",
-            Self::Broken => "broken",
-            Self::ClientLeft => "client_left",
-        }
-    }
-}
-
-/// Why a request got no engine's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefusalReason {
-    /// The request itself: malformed, too large, or of an unknown model.
-    Request,
-    /// It shows no key, and keys are wanted.
-    NoKey,
-    /// Its key is not valid.
-    WrongKey,
-    /// The router was full.
-    Full,
-    /// Its caller has reached a limit.
-    Limit,
-    /// No replica could take it, or each attempt was lost.
-    Fleet,
-    /// It is a crash suspect.
-    CrashSuspect,
-}
-
-impl RefusalReason {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Request => "request",
-            Self::NoKey => "no_key",
-            Self::WrongKey => "wrong_key",
-            Self::Full => "full",
-            Self::Limit => "limit",
-            Self::Fleet => "fleet",
-            Self::CrashSuspect => "crash_suspect",
-        }
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hostler_placement::queue::TurnFactors;
 use tokio::time::Instant;
 
-use super::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstimate};
 use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
+use crate::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstimate};
 use crate::fleet::Replica;
 use crate::placement::{ChosenReplica, DispatchTurn, Prompt};
 
@@ -72,7 +72,7 @@ impl Dispatch {
             let constraints = (clearance == Clearance::NeedsTrial).then(|| crash_watch.trial_constraints(eligible, place.as_ref()));
             if let Some(constraints) = constraints
                 && let Some(chosen) = self.choose_for_trial(prompt, tried, &constraints)
-                && crash_watch.begin_trial(&chosen.replica, trial_estimate(prompt, &chosen, &constraints))
+                && crash_watch.begin_trial(&chosen.replica.engine_life(), trial_estimate(prompt, &chosen, &constraints))
             {
                 return Ok(Some(Binding { chosen, queued_for: since.elapsed(), turn: None }));
             }
@@ -120,8 +120,8 @@ impl Dispatch {
                 self.placer.choose(prompt, &elsewhere, Instant::now())
             })
         };
-        let alone = beside(&|replica| constraints.is_allowed(replica) && !constraints.is_occupied(replica)).flatten();
-        alone.or_else(|| beside(&|replica| constraints.is_allowed(replica)).flatten())
+        let alone = beside(&|replica| constraints.is_allowed(&replica.engine_life()) && !constraints.is_occupied(&replica.id)).flatten();
+        alone.or_else(|| beside(&|replica| constraints.is_allowed(&replica.engine_life())).flatten())
     }
 
     fn bind_retry(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Binding> {

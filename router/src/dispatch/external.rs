@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::crash_suspects::{self, Clearance};
 use super::{Dispatch, OutboundRequest, Refusal};
+use crate::crash_suspects::{self, Clearance};
 use crate::fleet::{InFlight, Replica};
 use crate::placement::PlacementDecision;
 

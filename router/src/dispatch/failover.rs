@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::binding::{Binding, has_attempts_left};
-use super::crash_suspects::{Clearance, CrashWatch};
 use super::{AttemptOutcome, Dispatch, OutboundRequest, Refusal};
+use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::fleet::Replica;
 use crate::placement::Prompt;
 

@@ -1,16 +1,12 @@
 //! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
-mod answer_parser;
 mod binding;
-mod crash_suspects;
 mod external;
 mod failover;
-mod pipeline;
 mod refusal;
 mod relay;
 mod retry_budget;
-mod sse_scanner;
 mod usage_bounds;
 
 use std::future::poll_fn;
@@ -23,25 +19,22 @@ use hostler_proto::lane::{StreamFault, WINDOW_BYTES, is_keep_alive_comment};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
-pub use answer_parser::TokenUsage;
-use answer_parser::{AnswerParser, FinishState};
-pub use crash_suspects::{Ban, CrashSuspects, CrashWatch, Fingerprint};
 pub(crate) use external::ExternalPlacement;
 use failover::RetryContext;
 pub use refusal::Refusal;
 pub use relay::{Relay, RelayContext};
 pub use retry_budget::{RetryBudget, RetryBudgets};
-use sse_scanner::is_engine_death;
-pub use sse_scanner::{Dialect, SseScanner};
 pub use usage_bounds::Work;
 
+use crate::access_log::AccessEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
-use crate::edge::access_log::AccessEntry;
+use crate::crash_suspects::{self, CrashSuspects, CrashWatch};
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementDecision, PlacementFeedback, PlacementRequest, Placer, Prompt, QueueShare, QueueSlot, RequestQueue};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
+use crate::sse::{AnswerParser, Dialect, FinishState, TokenUsage, is_engine_death};
 use binding::Binding;
 
 /// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
@@ -251,7 +244,7 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && crash_watch.record_engine_loss(&replica) {
+                    if broken.fault == wire::Fault::EngineLost && crash_watch.record_engine_loss(&replica.engine_life()) {
                         excused += 1;
                     }
                     crash_watch.end_trial();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hostler_placement::queue::QueueFull;
 
-use super::crash_suspects::{Ban, TrialQueueFull};
+use crate::crash_suspects::{Ban, TrialQueueFull};
 use crate::fleet::{FleetView, Phase, Replica};
 use crate::placement::{MAX_QUEUED_BYTES, Overload};
 

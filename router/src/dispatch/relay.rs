@@ -15,19 +15,18 @@ use hostler_proto::lane::{StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::answer_parser::{AnswerParser, TokenUsage};
-use super::crash_suspects::CrashWatch;
-use super::pipeline::AnswerPipeline;
-use super::sse_scanner::{ChunkOutcome, SseScanner};
 use super::usage_bounds::UsageBounds;
+use crate::access_log::AccessEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
-use crate::edge::DirectWriter;
-use crate::edge::access_log::AccessEntry;
+use crate::crash_suspects::CrashWatch;
+use crate::direct_writing::{AnswerPipeline, DirectWriter};
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
-use crate::metrics::{AnswerOutcome, RouterMetrics};
+use crate::metrics::RouterMetrics;
+use crate::outcome::AnswerOutcome;
 use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
+use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 
 /// What lives as long as the answer does.
 #[derive(Debug)]
@@ -109,7 +108,7 @@ impl Relay {
     pub fn new(
         exchange: Exchange,
         first_chunk: Option<Bytes>,
-        dialect: Option<super::Dialect>,
+        dialect: Option<Dialect>,
         watch: Option<ResponseIdReader>,
         context: RelayContext,
     ) -> Self {
@@ -138,7 +137,7 @@ impl Relay {
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
             self.pipeline.lock().last_progress_at = Instant::now();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
-                let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
+                let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
             }
             return Poll::Ready(piece);
         }
@@ -206,7 +205,7 @@ impl Relay {
             ChunkOutcome::Forward(bytes) => bytes,
             ChunkOutcome::Failed { bytes, is_engine_dead } => {
                 if is_engine_dead {
-                    let _ = self.context.crash_watch.record_engine_loss(&self.context.replica);
+                    let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
                 }
                 self.fail("engine_error", "the engine reported an error".into());
                 self.state = flushing_state("the engine reported an error".into());

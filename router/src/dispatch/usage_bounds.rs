@@ -1,7 +1,7 @@
 //! What a request has an engine compute, and from that the most that its answer can have used. What an answer says beyond that is a broken
 //! engine's word, or a foreign node's: it is neither charged nor learned from.
 
-use super::TokenUsage;
+use crate::sse::TokenUsage;
 
 /// What a request has an engine compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

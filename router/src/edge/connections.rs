@@ -19,11 +19,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
-use super::direct_writer::ClientStream;
 use super::framing::FramingStream;
 use super::reply::EdgeBody;
-use super::routes::Edge;
 use crate::config::RouterConfig;
+use crate::direct_writing::ClientStream;
+use crate::inbound::Edge;
 
 /// The largest head of a request, and the most that is buffered of an answer beyond the socket's own buffer.
 const BUFFER_BYTES: usize = 64 * 1024;

@@ -11,13 +11,13 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::access_log::AccessEntry;
 use super::reply::{self, EdgeBody};
-use super::routes::Edge;
+use crate::access_log::AccessEntry;
 use crate::grpc::{self, Service, status};
+use crate::inbound::Edge;
 use crate::keys::Caller;
 use crate::keys::Unauthenticated;
-use crate::metrics::RefusalReason;
+use crate::outcome::RefusalReason;
 
 /// What every content type of gRPC begins with.
 const GRPC_CONTENT_TYPE: &str = "application/grpc";

@@ -5,7 +5,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::Authority;
 use http::{Method, Request, Version};
 
-use super::headers::hides_decisive_headers;
+use crate::inbound::headers::hides_decisive_headers;
 
 /// Whether a request's head means one thing only; else what its sender is told.
 pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {

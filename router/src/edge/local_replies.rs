@@ -4,8 +4,8 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
-use super::headers::REQUEST_ID;
 use super::reply::{EdgeBody, json, no_route};
+use crate::access_log::REQUEST_ID;
 
 /// What an answer of the router's own takes from its request.
 #[derive(Debug)]

@@ -12,11 +12,11 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::direct_writer::DirectWriter;
-use super::ollama::OllamaBody;
-use super::submit::Rejection;
+use super::ollama_translator::OllamaBody;
 use crate::admission::{LimitExceeded, LimitKind};
+use crate::direct_writing::DirectWriter;
 use crate::dispatch::{Refusal, Relay};
+use crate::inbound::{BodyReadError, InflateError, Rejection};
 use crate::keys::Unauthenticated;
 
 /// A body of the edge: our own bytes, or an engine's answer passing through.
@@ -133,6 +133,28 @@ pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
     response
 }
 
+/// A request whose body is not there; what is left of it is not waited for.
+pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
+    let message = why.to_string();
+    let error = |status, kind| self::error(status, kind, &message);
+    close_after(match why {
+        BodyReadError::TooLarge(_) | BodyReadError::Decompression(InflateError::TooLarge(_) | InflateError::Ratio(_)) => {
+            error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError")
+        }
+        BodyReadError::TooSlow(_) => error(StatusCode::REQUEST_TIMEOUT, "TimeoutError"),
+        BodyReadError::Broken(_) | BodyReadError::Decompression(InflateError::Broken(_)) => {
+            error(StatusCode::BAD_REQUEST, "BadRequestError")
+        }
+        BodyReadError::CompressionOff(_) | BodyReadError::UnknownCoding(_) => {
+            let mut response = error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError");
+            let accepted = if matches!(why, BodyReadError::UnknownCoding(_)) { "gzip, deflate, identity" } else { "identity" };
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
+            response
+        }
+        BodyReadError::MemoryFull(_) => too_many_requests(&message, 1),
+    })
+}
+
 /// Why a request was not passed on, or found no answer.
 pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
     match declined {
@@ -188,4 +210,28 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
 pub(super) fn add_retry_after(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::inbound::BodyMemoryFull;
+
+    #[test]
+    fn a_client_learns_by_the_status_why_its_body_is_not_there() {
+        for (why, status) in [
+            (BodyReadError::TooLarge(1), StatusCode::PAYLOAD_TOO_LARGE),
+            (BodyReadError::Decompression(InflateError::Ratio(200)), StatusCode::PAYLOAD_TOO_LARGE),
+            (BodyReadError::Decompression(InflateError::TooLarge(1)), StatusCode::PAYLOAD_TOO_LARGE),
+            (BodyReadError::Decompression(InflateError::Broken("cut".into())), StatusCode::BAD_REQUEST),
+            (BodyReadError::TooSlow(Duration::from_secs(1)), StatusCode::REQUEST_TIMEOUT),
+            (BodyReadError::MemoryFull(BodyMemoryFull), StatusCode::TOO_MANY_REQUESTS),
+            (BodyReadError::CompressionOff("gzip".into()), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        ] {
+            assert_eq!(unread_body(&why).status(), status, "{why}");
+        }
+        assert_eq!(unread_body(&BodyReadError::CompressionOff("gzip".into())).headers()[header::ACCEPT_ENCODING], "identity");
+    }
 }

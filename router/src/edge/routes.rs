@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use hostler_boot::Shutdown;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
@@ -10,24 +9,16 @@ use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
-use super::access_log::{AccessEntry, AccessLog};
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
-use super::headers;
-use super::isolation::Isolation;
 use super::local_replies;
-use super::media::MediaHosts;
 use super::ollama;
 use super::reply::{self, EdgeBody};
-use super::request_body::BodyMemory;
-use super::submit::InboundRequest;
-use crate::admission::Admission;
-use crate::config::RouterConfig;
-use crate::dispatch::{Dispatch, Refusal};
-use crate::grpc::{Bookings, HealthWatchPermits};
-use crate::keys::{self, Caller, Keys, Unauthenticated};
-use crate::metrics::RefusalReason;
-use crate::response_affinity::ResponseAffinity;
+use crate::access_log::AccessEntry;
+use crate::dispatch::Refusal;
+use crate::inbound::{Edge, InboundRequest, headers};
+use crate::keys::{self, Caller, Unauthenticated};
+use crate::outcome::RefusalReason;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
 /// updates, profiling) are for whoever runs it.
@@ -48,35 +39,6 @@ const PROXIED_PATHS: [&str; 14] = [
     // Without a slash they are the router's own; with one, engines say where to go instead.
     "/health/",
 ];
-
-/// What answering a request needs.
-#[derive(Debug)]
-pub struct Edge {
-    /// The router's settings.
-    pub config: RouterConfig,
-    /// Who sends it?
-    pub keys: Keys,
-    /// Where is it written down?
-    pub access_log: AccessLog,
-    /// What may engines fetch for it?
-    pub media_hosts: MediaHosts,
-    /// How is it kept apart from other tenants' requests, if it is?
-    pub isolation: Option<Isolation>,
-    /// May it enter?
-    pub admission: Admission,
-    /// Is there memory for what it sends?
-    pub body_memory: BodyMemory,
-    /// Which engine keeps what it speaks of?
-    pub response_affinity: ResponseAffinity,
-    /// Where does it go?
-    pub dispatch: Dispatch,
-    /// Is there a place for who watches its health?
-    pub health_watches: HealthWatchPermits,
-    /// What do callers send themselves?
-    pub bookings: Bookings,
-    /// Does the router go on?
-    pub shutdown: Shutdown,
-}
 
 impl Edge {
     /// Answers one request; `flaw` is what is wrong with its framing. The request is in a box because each future on its way would have room
@@ -169,13 +131,6 @@ impl Edge {
         }
     }
 
-    /// The names of the models that a caller may use, for a sentence.
-    pub(super) fn known_models(&self, caller: &Caller) -> String {
-        let view = self.dispatch.fleet.view();
-        let known = view.models().into_iter().map(|model| model.id.as_str()).filter(|model| caller.may_use(model));
-        known.collect::<Vec<_>>().join(", ")
-    }
-
     /// For load balancers that know vLLM: 200 when a request could be served.
     fn health(&self) -> Response<EdgeBody> {
         let ready = self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
@@ -189,11 +144,11 @@ impl Edge {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
-        let (body, reservation) = match self.read_body(&caller, &head.headers, body).await {
+        let (body, reservation) = match self.read_body_bytes(&caller, &head.headers, body).await {
             Ok((body, reservation)) => (body, Some(reservation)),
-            Err(response) => {
+            Err(unread) => {
                 self.dispatch.metrics.count_refusal(RefusalReason::Request);
-                return *response;
+                return reply::unread_body(&unread);
             }
         };
         let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));

@@ -20,9 +20,9 @@ use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReportQueue, CacheUpdate};
 use super::view::{Load, Model, Phase, ReplicaStatus};
-use crate::dispatch::CrashSuspects;
-use crate::join::{Member, MemberAttachment};
+use crate::crash_suspects::CrashSuspects;
 use crate::lanes::{Lanes, Tickets};
+use crate::member::{Member, MemberAttachment};
 use crate::prompt::{FilesHash, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.

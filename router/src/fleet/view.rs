@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::directives::Directives;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
+use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
 use crate::prompt::{EncoderKey, FilesHash};
 
@@ -149,6 +150,11 @@ impl Replica {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state.phase == Phase::Ready && self.lanes.is_available()
+    }
+
+    /// The present life of its engine.
+    pub(crate) fn engine_life(&self) -> EngineLife {
+        EngineLife { replica: self.id.clone(), epoch: self.epoch }
     }
 
     /// Whether a request for `model` may be sent there.

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use hostler_proto::inference::v1::inference_server::SERVICE_NAME;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::edge::Edge;
+use crate::health_watches::MAX_WATCHES;
+use crate::inbound::Edge;
 
 /// How often the fleet is looked at for whoever watches it.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -21,21 +22,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The largest message of a health check: the name of a service.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Calls of `Watch` at once. A client that checks health has one for each of its connections.
-const MAX_WATCHES: usize = 1024;
-
 /// How long one lasts; who wants to watch on calls again.
 const MAX_WATCH_TIME: Duration = Duration::from_secs(3600);
-
-/// Places for calls of `Watch`.
-#[derive(Debug, Clone)]
-pub struct HealthWatchPermits(Arc<Semaphore>);
-
-impl Default for HealthWatchPermits {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_WATCHES)))
-    }
-}
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -90,7 +78,7 @@ impl health_server::Health for HealthEndpoint {
     /// Tells each change. It ends soon after drain has begun: a connection that is watched for ever would keep the router from leaving.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (health, service) = (self.clone(), request.into_inner().service);
-        let Ok(place) = self.0.health_watches.0.clone().try_acquire_owned() else {
+        let Some(place) = self.0.health_watches.try_begin() else {
             return Err(Status::resource_exhausted(format!(
                 "{MAX_WATCHES} calls of Watch are open, the most that may be: call Check now and then"
             )));
@@ -112,23 +100,24 @@ mod tests {
     use futures_util::StreamExt;
 
     use super::*;
+    use crate::health_watches::HealthWatchPermits;
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_tells_each_change_and_ends_in_time_giving_its_place_back() {
-        let HealthWatchPermits(places) = HealthWatchPermits::default();
+        let places = HealthWatchPermits::default();
         let serves = Arc::new(AtomicBool::new(false));
         let look = {
             let serves = serves.clone();
             move || Some(if serves.load(Ordering::Relaxed) { ServingStatus::Serving } else { ServingStatus::NotServing })
         };
         let begun = Instant::now();
-        let mut watch = Box::pin(changes(look, places.clone().try_acquire_owned().unwrap()));
+        let mut watch = Box::pin(changes(look, places.try_begin().unwrap()));
         assert_eq!(watch.next().await.unwrap().unwrap(), response(ServingStatus::NotServing));
         serves.store(true, Ordering::Relaxed);
         assert_eq!(watch.next().await.unwrap().unwrap(), response(ServingStatus::Serving));
         assert!(watch.next().await.is_none());
         assert!(begun.elapsed() >= MAX_WATCH_TIME && begun.elapsed() < MAX_WATCH_TIME + POLL_INTERVAL);
         drop(watch);
-        assert_eq!(places.available_permits(), MAX_WATCHES);
+        assert_eq!(places.free(), MAX_WATCHES);
     }
 }

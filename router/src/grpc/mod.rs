@@ -25,13 +25,11 @@ use tonic::{Code, Request, Status};
 use tonic_health::pb::health_server::{self, HealthServer};
 use tower::ServiceExt;
 
+use crate::access_log::AccessEntry;
 use crate::dispatch::Answer;
-use crate::edge::access_log::AccessEntry;
-use crate::edge::{Edge, InboundRequest};
+use crate::inbound::{Edge, InboundRequest};
 use crate::keys::Caller;
 use deadline::Deadline;
-pub use health::HealthWatchPermits;
-pub use place::Bookings;
 use request::EngineRequest;
 use stream::GenerateEvents;
 

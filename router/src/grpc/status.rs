@@ -10,7 +10,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::engine::{EngineError, EngineRefusal};
 use crate::dispatch::Refusal;
-use crate::edge::{BodyReadError, Rejection};
+use crate::inbound::{BodyReadError, Rejection};
 use crate::keys::Unauthenticated;
 
 /// Who names the reasons.

@@ -18,8 +18,8 @@ use super::answer;
 use super::deadline::{self, Deadline};
 use super::engine::{EngineAnswer, EngineUsage};
 use super::status;
+use crate::access_log::AccessEntry;
 use crate::dispatch::Relay;
-use crate::edge::access_log::AccessEntry;
 use crate::placement::PlacementDecision;
 
 /// The longest event that is read. Log probabilities of a long prompt make the longest.

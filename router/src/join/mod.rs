@@ -1,7 +1,6 @@
 //! Admits nodes to the fleet: a certificate for a join token, and the next one for a node that is attached. Served on the agents' port where
 //! that speaks TLS.
 
-mod member;
 mod peer;
 
 use std::sync::Arc;
@@ -16,8 +15,8 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use crate::fleet::Fleet;
+use crate::member::{Member, NewestCertificates};
 use crate::tls::FleetAuthority;
-pub(crate) use member::{Member, MemberAttachment, NewestCertificates};
 pub(crate) use peer::{Connection, Peer};
 
 /// How long looking at tokens and signing may take: the folder may be on a network file system.

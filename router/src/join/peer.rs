@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 use tonic::Request;
 use tonic::transport::server::Connected;
 
-use super::{Member, NewestCertificates};
+use crate::member::{Member, NewestCertificates};
 
 /// How long a connection without a certificate may last where agents need one: it is for asking for one, which takes up to 15 s (`agent/src/join`).
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(20);

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use hostler_placement::cost::{ChoiceReason, Decision, Scored};
 use parking_lot::Mutex;
 
-use super::{CacheLevel, ChosenReplica, Prompt};
+use super::{ChosenReplica, Prompt};
+use crate::cache_level::CacheLevel;
 
 /// Bytes of a path that are remembered. It is the client's, and may be long.
 const MAX_PATH_BYTES: usize = 128;

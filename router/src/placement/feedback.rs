@@ -10,8 +10,8 @@ use hostler_placement::rates::FirstTokenSample;
 use tokio::time::Instant;
 
 use super::{PlacementDecision, Placer, Prompt};
-use crate::dispatch::TokenUsage;
 use crate::fleet::{InFlight, LocalLoad};
+use crate::sse::TokenUsage;
 
 /// Tokens of an answer of which nothing is known.
 const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;

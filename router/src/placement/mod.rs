@@ -23,10 +23,11 @@ use tokio::time::Instant;
 pub use decisions::{DecisionLog, PlacementDecision, PlacementOutcome};
 pub use feedback::PlacementFeedback;
 pub use prefill_windows::PrefillWindows;
-pub use prompt::{CacheLevel, PlacementRequest, Prompt};
+pub use prompt::{PlacementRequest, Prompt};
 pub use queue::{DispatchTurn, MAX_QUEUED_BYTES, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub use tokenizer_upkeep::maintain_tokenizers;
 
+use crate::cache_level::CacheLevel;
 use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;

@@ -8,7 +8,6 @@ use hostler_placement::block_keys::{BlockKey, KeyChain, TEXT_BLOCK_TOKENS, token
 use hostler_prompt::EncodedPrompt;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;
-use serde::Serialize;
 use tokio::time::Instant;
 
 use super::prompt_reading::{BlockChain, PromptReading, PromptText};
@@ -30,30 +29,6 @@ const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 /// A prompt that is shorter than this many blocks is not read: what it could find cached is less than what reading it costs.
 const MIN_PROMPT_BLOCKS: usize = 2;
-
-/// How well a replica's cache is known for a request; each level is taken when the one above cannot be had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheLevel {
-    /// The prompt's tokens, and the blocks that the engine reports.
-    Exact,
-    /// The prompt's text, and what this router has sent to the replica.
-    Text,
-    /// Nothing: only how busy the replica is.
-    Load,
-}
-
-impl CacheLevel {
-    /// The word for people and scripts.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Text => "text",
-            Self::Load => "load",
-        }
-    }
-}
 
 /// What placement is asked with.
 #[derive(Debug, Clone, Default)]

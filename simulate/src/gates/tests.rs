@@ -2,7 +2,7 @@ use super::*;
 use crate::report::tests::outcome;
 
 fn panel(hostler: f64) -> Vec<Outcome> {
-    [("hostler", hostler), ("hostler-no-hold", 0.1), ("radix", 2.5), ("radix-tight", 2.2), ("least-request", 4.0), ("dynamo", 1.0)]
+    [("hostler", hostler), ("hostler-no-queue", 0.1), ("radix", 2.5), ("radix-tight", 2.2), ("least-request", 4.0), ("dynamo", 1.0)]
         .map(|(policy, ttft)| outcome("load", policy, ttft))
         .to_vec()
 }

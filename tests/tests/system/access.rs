@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hostler_router::edge::access_log::AccessFormat;
+use hostler_router::AccessFormat;
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};

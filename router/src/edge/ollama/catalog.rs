@@ -7,12 +7,12 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::answer::format_time;
 use super::{ReceivedRequest, json_response};
 use crate::dispatch::Refusal;
+use crate::edge::ollama_translator::format_time;
 use crate::edge::reply::{self, EdgeBody};
-use crate::edge::routes::Edge;
 use crate::fleet::{FleetView, Model};
+use crate::inbound::Edge;
 use crate::keys::Caller;
 
 /// The version of Ollama whose API this is. Clients compare it with what they need, so it is not ours.

@@ -1,13 +1,6 @@
 //! Ollama's API: what its clients ask becomes a request for an engine, goes the way of every other, and the answer is told in their form.
 
-mod answer;
 mod catalog;
-mod messages;
-mod options;
-mod request;
-mod stream;
-
-pub(super) use stream::OllamaBody;
 
 use std::time::SystemTime;
 
@@ -20,17 +13,16 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::access_log::AccessEntry;
-use super::headers;
+use super::ollama_translator::{
+    OllamaBody, OllamaRequest, OllamaRoute, OllamaTranslator, OpenAiRequest, error_body, error_message, model_loaded_answer,
+    translate_answer,
+};
 use super::reply::{self, EdgeBody};
-use super::routes::Edge;
-use super::submit::InboundRequest;
+use crate::access_log::AccessEntry;
 use crate::dispatch::{self, Relay};
+use crate::inbound::{Edge, InboundRequest, headers};
 use crate::keys::Caller;
-use crate::metrics::RefusalReason;
-use answer::{error_body, error_message, model_loaded_answer, translate_answer};
-use request::{OllamaRequest, OllamaRoute, OpenAiRequest};
-use stream::OllamaTranslator;
+use crate::outcome::RefusalReason;
 
 /// A whole answer longer than this is not retold. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
@@ -133,9 +125,10 @@ impl Edge {
     async fn read_request(&self, request: Request<Incoming>, caller: &Caller) -> Result<ReceivedRequest, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
-        let (body, _) = self.read_body(caller, &head.headers, body).await.inspect_err(|_| {
+        let (body, _) = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("body");
+            Box::new(reply::unread_body(&unread))
         })?;
         Ok(ReceivedRequest { headers: head.headers, log_entry: entry, body })
     }

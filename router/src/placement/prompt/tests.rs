@@ -2,6 +2,7 @@ use hostler_placement::affinity::ReplicaSlot;
 use hostler_prompt::{Dialect, PromptForm, PromptForms};
 
 use super::*;
+use crate::cache_level::CacheLevel;
 use crate::placement::tests::{FILES, Fixture};
 use crate::prompt::FilesHash;
 use crate::prompt::tests::prove;

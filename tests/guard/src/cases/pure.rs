@@ -8,7 +8,7 @@ use hostler_placement::affinity::Popularity;
 use hostler_placement::block_keys::{self, KeyChain};
 use hostler_placement::cost::{Candidate, Conditions, PricingInput, place};
 use hostler_placement::rates::Rates;
-use hostler_router::dispatch::{Dialect, SseScanner};
+use hostler_router::sse::{Dialect, SseScanner};
 
 use super::clients::EVENT;
 use crate::counted::{counting_begins, counting_ends};

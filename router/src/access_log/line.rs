@@ -1,0 +1,211 @@
+//! One line of the access log, as text or JSON. Names stand in a fixed order; what is not known is left out.
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::Method;
+use tokio::time::Instant;
+
+use crate::config::AccessFormat;
+use crate::outcome::AnswerOutcome;
+use crate::sse::TokenUsage;
+
+/// Bytes of a client's own word that are written; the rest is cut.
+const MAX_TEXT_BYTES: usize = 128;
+
+/// What is known of a request.
+#[derive(Debug)]
+pub(super) struct AccessLine {
+    /// When it ended.
+    pub(super) ended_at: SystemTime,
+    pub(super) received_at: Instant,
+    pub(super) method: Method,
+    /// A copy: a slice would keep all that was read with the request's head as long as the request lives.
+    pub(super) path: Option<Box<str>>,
+    pub(super) client_id: Option<Arc<str>>,
+    pub(super) trace: Option<u128>,
+    pub(super) key: Arc<str>,
+    pub(super) tenant: Arc<str>,
+    /// 0: it has none.
+    pub(super) id: u64,
+    pub(super) model: Option<Box<str>>,
+    pub(super) replica: Option<Arc<str>>,
+    pub(super) attempts: usize,
+    pub(super) queued: Duration,
+    pub(super) first_byte: Option<Duration>,
+    pub(super) total: Duration,
+    pub(super) usage: Option<TokenUsage>,
+    /// Of an answer that had begun.
+    pub(super) outcome: Option<AnswerOutcome>,
+    pub(super) cause: Option<&'static str>,
+    /// None: the client left before there was an answer.
+    pub(super) status: Option<u16>,
+    pub(super) bytes: u64,
+}
+
+impl AccessLine {
+    pub(super) fn new(begun: Instant) -> Self {
+        Self {
+            ended_at: SystemTime::UNIX_EPOCH,
+            received_at: begun,
+            method: Method::default(),
+            path: None,
+            client_id: None,
+            trace: None,
+            key: Arc::default(),
+            tenant: Arc::default(),
+            id: 0,
+            model: None,
+            replica: None,
+            attempts: 0,
+            queued: Duration::ZERO,
+            first_byte: None,
+            total: Duration::ZERO,
+            usage: None,
+            outcome: None,
+            cause: None,
+            status: None,
+            bytes: 0,
+        }
+    }
+
+    /// How it ended, in a word.
+    fn outcome(&self) -> &'static str {
+        match (self.outcome, self.status) {
+            (Some(outcome), _) => outcome.as_str(),
+            (None, None) => AnswerOutcome::ClientLeft.as_str(),
+            (None, Some(status)) if self.cause.is_some() || status >= 400 => "refused",
+            (None, Some(_)) => AnswerOutcome::Complete.as_str(),
+        }
+    }
+
+    /// Why, where it was not answered well.
+    fn cause(&self) -> Option<&'static str> {
+        let of_status = |status: u16| match status {
+            // An engine's own refusal is an answer.
+            _ if self.outcome.is_some() => "engine",
+            404 | 405 => "no_route",
+            408 => "slow_body",
+            413 => "too_large",
+            415 => "media_type",
+            429 => "limited",
+            403 => "forbidden",
+            400..=499 => "malformed",
+            _ => "not_ready",
+        };
+        self.cause.or_else(|| self.status.filter(|status| *status >= 400).map(of_status))
+    }
+
+    /// Appends the line, newline included.
+    pub(super) fn write(&self, format: AccessFormat, out: &mut String) {
+        let mut fields = LineFormatter { json: format == AccessFormat::Json, out };
+        fields.begin(self.ended_at);
+        fields.word("id", (self.id != 0).then_some(Hex(self.id.into(), 16)));
+        fields.number("status", self.status);
+        fields.word("outcome", Some(self.outcome()));
+        fields.word("cause", self.cause());
+        fields.text("method", Some(self.method.as_str()));
+        fields.text("path", self.path.as_deref());
+        fields.text("model", self.model.as_deref());
+        fields.text("key", Some(&*self.key).filter(|key| !key.is_empty()));
+        fields.text("tenant", Some(&*self.tenant).filter(|tenant| !tenant.is_empty()));
+        fields.text("replica", self.replica.as_deref());
+        fields.number("attempts", Some(self.attempts).filter(|attempts| *attempts > 0));
+        fields.number("tokens_in", self.usage.map(|usage| usage.prompt_tokens));
+        fields.number("tokens_out", self.usage.map(|usage| usage.completion_tokens));
+        fields.number("tokens_cached", self.usage.and_then(|usage| usage.cached_tokens));
+        fields.seconds("queued", self.replica.is_some().then_some(self.queued));
+        fields.seconds("first", self.first_byte);
+        fields.seconds("total", Some(self.total));
+        fields.number("bytes", Some(self.bytes));
+        fields.text("client_id", self.client_id.as_deref());
+        fields.word("trace", self.trace.map(|trace| Hex(trace, 32)));
+        fields.end();
+    }
+}
+
+/// A client's word, cut.
+pub(super) fn truncate(word: &str) -> Box<str> {
+    word[..word.floor_char_boundary(MAX_TEXT_BYTES)].into()
+}
+
+/// A number in so many hexadecimal digits.
+struct Hex(u128, usize);
+
+impl fmt::Display for Hex {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:0width$x}", self.0, width = self.1)
+    }
+}
+
+/// To a tenth of a millisecond, without the detour through a number of floating point.
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{:04}", self.0.as_secs(), self.0.subsec_micros() / 100)
+    }
+}
+
+/// Writes names and values in one of the two forms. Nothing here can fail: the sink is a string.
+struct LineFormatter<'a> {
+    json: bool,
+    out: &'a mut String,
+}
+
+impl LineFormatter<'_> {
+    fn begin(&mut self, at: SystemTime) {
+        let at = humantime::format_rfc3339_millis(at);
+        let _ = if self.json { write!(self.out, "{{\"time\":\"{at}\"") } else { write!(self.out, "{at}") };
+    }
+
+    fn end(&mut self) {
+        self.out.push_str(if self.json { "}\n" } else { "\n" });
+    }
+
+    fn name(&mut self, name: &str) {
+        let _ = if self.json { write!(self.out, ",\"{name}\":") } else { write!(self.out, " {name}=") };
+    }
+
+    fn number(&mut self, name: &str, value: Option<impl fmt::Display>) {
+        if let Some(value) = value {
+            self.name(name);
+            let _ = write!(self.out, "{value}");
+        }
+    }
+
+    fn seconds(&mut self, name: &str, value: Option<Duration>) {
+        self.number(name, value.map(Seconds));
+    }
+
+    /// A word of ours, which needs no escape.
+    fn word(&mut self, name: &str, value: Option<impl fmt::Display>) {
+        let Some(value) = value else { return };
+        self.name(name);
+        let _ = if self.json { write!(self.out, "\"{value}\"") } else { write!(self.out, "{value}") };
+    }
+
+    /// Somebody else's word: cut, and whatever could end the value, the line or the terminal's good mood is escaped.
+    fn text(&mut self, name: &str, value: Option<&str>) {
+        let Some(value) = value else { return };
+        self.name(name);
+        let value = &value[..value.floor_char_boundary(MAX_TEXT_BYTES)];
+        let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b'=');
+        if !self.json && !value.is_empty() && value.bytes().all(is_plain) {
+            self.out.push_str(value);
+            return;
+        }
+        self.out.push('"');
+        for char in value.chars() {
+            match char {
+                '"' | '\\' => self.out.extend(['\\', char]),
+                ' '..='~' => self.out.push(char),
+                _ => char.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                    let _ = write!(self.out, "\\u{unit:04x}");
+                }),
+            }
+        }
+        self.out.push('"');
+    }
+}

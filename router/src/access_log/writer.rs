@@ -1,0 +1,174 @@
+//! The one thread that writes the access log, so that a full disk or a stopped terminal holds up no request. It takes what has gathered every
+//! few milliseconds: a request then costs no wake-up and a busy router writes many lines at once.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::counter::Counter;
+
+use super::line::AccessLine;
+use crate::config::AccessFormat;
+
+/// Lines that may wait, of about 400 bytes. At 20 ms a round that is 400,000 requests a second; more wait only where writing is stuck.
+const MAX_QUEUED_LINES: usize = 8192;
+
+/// How long lines gather.
+const BATCH_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often a file is looked for where it ought to be.
+const ROTATION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the last lines may take on shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Bytes that are written at once, about.
+const WRITE_BYTES: usize = 64 * 1024;
+
+/// The log cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("router.access_log_file: cannot open {}: {source}", path.display())]
+pub struct AccessLogError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+/// What the queue carries: a line, or nothing, which is the end. The queue has all its places from the beginning, so they are small.
+type QueuedLine = Option<Box<AccessLine>>;
+
+/// The requests' end.
+#[derive(Debug, Clone)]
+pub(super) struct LineSender {
+    sender: SyncSender<QueuedLine>,
+    dropped: Counter,
+}
+
+impl LineSender {
+    /// Never waits: a line for which there is no room is counted and lost.
+    pub(super) fn send(&self, line: Box<AccessLine>) {
+        if self.sender.try_send(Some(line)).is_err() {
+            self.dropped.inc();
+        }
+    }
+}
+
+/// The thread; [`Writing::end`] has it write what is left.
+#[derive(Debug, Default)]
+pub struct AccessLogWriter(Option<(SyncSender<QueuedLine>, JoinHandle<()>)>);
+
+impl AccessLogWriter {
+    /// Waits a moment until what was sent is written. A thread that is stuck is left behind.
+    pub async fn flush(self) {
+        let Some((sender, thread)) = self.0 else { return };
+        let deadline = tokio::time::Instant::now() + FLUSH_TIMEOUT;
+        let mut told = sender.try_send(None).is_ok();
+        while !thread.is_finished() && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            told = told || sender.try_send(None).is_ok();
+        }
+    }
+}
+
+/// Opens the file and starts the thread.
+pub(super) fn start(format: AccessFormat, path: &Path, dropped: Counter) -> Result<(LineSender, AccessLogWriter), AccessLogError> {
+    let failed = |source| AccessLogError { path: path.to_owned(), source };
+    let sink = LogSink::new(path).map_err(failed)?;
+    let (sender, receiver) = sync_channel(MAX_QUEUED_LINES);
+    let thread = Builder::new().name("access-log".into()).spawn(move || write_lines(&receiver, format, sink)).map_err(failed)?;
+    Ok((LineSender { sender: sender.clone(), dropped }, AccessLogWriter(Some((sender, thread)))))
+}
+
+fn write_lines(receiver: &Receiver<QueuedLine>, format: AccessFormat, mut sink: LogSink) {
+    let mut text = String::new();
+    let mut looked = Instant::now();
+    // The router holds a sender, and so does every request.
+    while let Ok(first) = receiver.recv() {
+        let mut ends = append_line(first, format, &mut text);
+        if !ends {
+            wait_for_batch();
+        }
+        if looked.elapsed() >= ROTATION_CHECK_INTERVAL {
+            looked = Instant::now();
+            sink.reopen_if_moved();
+        }
+        // Until nothing is left of what has gathered.
+        while !ends && let Ok(line) = receiver.try_recv() {
+            ends = append_line(line, format, &mut text);
+            if text.len() >= WRITE_BYTES {
+                sink.write(&mut text);
+            }
+        }
+        sink.write(&mut text);
+        if ends {
+            return;
+        }
+    }
+}
+
+/// Appends a line; true at the end.
+fn append_line(line: QueuedLine, format: AccessFormat, text: &mut String) -> bool {
+    if let Some(line) = &line {
+        line.write(format, text);
+    }
+    line.is_none()
+}
+
+/// Lets lines gather. Whoever waits at the channel instead is woken for each of them, at the cost of the request that sends it.
+#[expect(clippy::disallowed_methods, reason = "this thread is no runtime's")]
+fn wait_for_batch() {
+    std::thread::sleep(BATCH_INTERVAL);
+}
+
+/// Where lines end up.
+#[derive(Debug)]
+struct LogSink {
+    /// None: standard error.
+    file: Option<(PathBuf, File)>,
+    /// Said once, until it works again.
+    is_failing: bool,
+}
+
+impl LogSink {
+    fn new(path: &Path) -> std::io::Result<Self> {
+        let file = if path.as_os_str().is_empty() { None } else { Some((path.to_owned(), open(path)?)) };
+        Ok(Self { file, is_failing: false })
+    }
+
+    /// Opens the file anew where it was moved away or removed, as whoever rotates logs does.
+    fn reopen_if_moved(&mut self) {
+        let Some((path, file)) = &mut self.file else { return };
+        let id = |of: std::fs::Metadata| (of.dev(), of.ino());
+        let is_there = std::fs::metadata(&*path).ok().map(id) == file.metadata().ok().map(id);
+        if !is_there && let Ok(anew) = open(path) {
+            *file = anew;
+        }
+    }
+
+    /// Writes the text, which is empty then.
+    fn write(&mut self, text: &mut String) {
+        let written = match &mut self.file {
+            Some((_, file)) => file.write_all(text.as_bytes()),
+            None => std::io::stderr().write_all(text.as_bytes()),
+        };
+        text.clear();
+        match written {
+            Ok(()) => self.is_failing = false,
+            Err(error) if !self.is_failing => {
+                self.is_failing = true;
+                tracing::warn!(%error, "the access log cannot be written; requests are answered without");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+}
+
+#[cfg(test)]
+mod tests;

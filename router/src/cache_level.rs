@@ -1,0 +1,27 @@
+//! How much of a replica's cache placement knows, from best to worst.
+
+use serde::Serialize;
+
+/// How well a replica's cache is known for a request; each level is taken when the one above cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheLevel {
+    /// The prompt's tokens, and the blocks that the engine reports.
+    Exact,
+    /// The prompt's text, and what this router has sent to the replica.
+    Text,
+    /// Nothing: only how busy the replica is.
+    Load,
+}
+
+impl CacheLevel {
+    /// The word for people and scripts.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Text => "text",
+            Self::Load => "load",
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Requests that kill engines: one that was in flight when an engine died is a *suspect*. It is tried again, alone among suspects on its replica until its
+//! engine has given the first tokens; with a second death it is refused everywhere. So it is known which request is the cause, and which ones only ran beside it.
+//!
+//! Where the suspects that wait could not all be tried within seconds (`trials::TRIAL_START_TARGET`), several are on trial together. A death then bans nobody, but
+//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `crash_suspect_ttl`, for
+//! any number of routers of which no two try suspects on one replica at the same moment:
+//!
+//! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
+//! - one that kills later kills two, if nobody else is on trial or has passed there. Else it is spared, twice; then its trial lasts as long as its answer, up
+//!   to 30 s, and nobody is tried beside it: four, and where it strikes while it is tried among g, `floor(log2 g)` more, seven at most;
+//! - one that kills nothing is refused if it was there when four engines died, or two, of which the second had no other suspect to blame: it alone was on
+//!   trial, or there. No request that kills engines within its trial brings that about;
+//! - a trial begins within `TRIAL_START_TARGET` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
+//!   there at further deaths may wait longer, since it is tried among fewer.
+//!
+//! The tests prove it on a model of a fleet. The dispatch asks and records what it sees; sessions record what agents report, which is how several routers share
+//! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node report, they are one death of a request that this
+//! router has not sent there.
+
+mod standing;
+mod suspect_record;
+mod suspect_table;
+mod trials;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hostler_proto::agent::v1 as wire;
+use hostler_proto::lane::is_keep_alive_comment;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
+
+use crate::engine_life::EngineLife;
+use standing::SuspectStanding;
+pub use standing::{Ban, Fingerprint};
+use suspect_table::SuspectTable;
+pub(crate) use suspect_table::TrialConstraints;
+use trials::TrialDemand;
+pub(crate) use trials::TrialEstimate;
+
+/// Suspects that may be queued for a trial; further ones are refused with 429.
+const MAX_QUEUED_SUSPECTS: usize = 4096;
+
+/// While a suspect waits, places are looked for this often even if nothing was heard: replicas come back and trials run out of time silently.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Those that wait and are woken when a trial has ended: a few more than may begin then. The others look by themselves.
+const MAX_WOKEN: usize = 2 * trials::MAX_CONCURRENT_TRIALS;
+
+/// Tokens, about, after which a stream's trial has ended. What kills an engine does so when its front-end or its grammar reads the request, while its images
+/// are encoded, in its prefill, or in the first steps that sample from it. That is concluded from where vLLM does what depends on a request, not measured.
+const TRIAL_TOKENS: usize = 3;
+
+/// Names a request by its content and its tenant, so that no tenant can have another's request refused; `None` for one without a body, which asks
+/// nothing that kills. All routers with the same key file agree, since tenants are known by name.
+#[must_use]
+pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
+    (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
+}
+
+/// The one record of suspects of a router.
+#[derive(Debug)]
+pub struct CrashSuspects {
+    table: Mutex<SuspectTable>,
+    /// Those in the table: nobody looks further while there are none.
+    suspect_count: AtomicUsize,
+    queued_count: AtomicUsize,
+    /// A trial has ended, or somebody's standing has changed.
+    change_notify: Notify,
+    ttl: Duration,
+}
+
+impl CrashSuspects {
+    /// A record in which a death counts for `ttl`; zero keeps none.
+    #[must_use]
+    pub fn new(ttl: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            table: Mutex::new(SuspectTable::new(ttl, Instant::now())),
+            suspect_count: AtomicUsize::new(0),
+            queued_count: AtomicUsize::new(0),
+            change_notify: Notify::new(),
+            ttl,
+        })
+    }
+
+    /// An agent has reported the death of one of `replica`'s engines.
+    pub fn record_reported_death(&self, replica: &str, death: &wire::EngineCrash) {
+        if self.ttl.is_zero() || death.requests.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        // A clock that began after that knows no such moment: then it was long ago, and too long.
+        let Some(at) = now.checked_sub(Duration::from_millis(death.age_ms)) else { return };
+        let life = EngineLife { replica: replica.into(), epoch: death.epoch };
+        let named = death.requests.iter().take(suspect_table::MAX_REQUESTS_PER_DEATH);
+        let requests: Vec<Fingerprint> = named.copied().map(Fingerprint::from).collect();
+        let refused = self.update_table(|table| table.record_reported_death(&life, &requests, at, now));
+        refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
+    }
+
+    /// Requests with a death to their name, for the metrics.
+    #[must_use]
+    pub fn suspect_count(&self) -> usize {
+        self.with_table(|table| table.suspect_count())
+    }
+
+    /// Watches a request that is about to be sent.
+    pub(crate) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> CrashWatch {
+        let fingerprint = fingerprint.filter(|_| !self.ttl.is_zero());
+        CrashWatch { crash_suspects: self.clone(), fingerprint, trial_id: None, is_answered: false, sent_at: Instant::now() }
+    }
+
+    fn has_suspects(&self) -> bool {
+        self.suspect_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Reads or changes the table after what has expired is removed.
+    fn with_table<T>(&self, inspect: impl FnOnce(&mut SuspectTable) -> T) -> T {
+        let mut table = self.table.lock();
+        table.sweep(Instant::now());
+        let seen = inspect(&mut table);
+        self.suspect_count.store(table.suspect_count(), Ordering::Relaxed);
+        seen
+    }
+
+    /// Changes the table, and wakes those who wait.
+    fn update_table<T>(&self, change: impl FnOnce(&mut SuspectTable) -> T) -> T {
+        let changed = self.with_table(change);
+        let waiting = self.queued_count.load(Ordering::Relaxed);
+        (0..waiting.min(MAX_WOKEN)).for_each(|_| self.change_notify.notify_one());
+        changed
+    }
+}
+
+fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
+    let replicas: Vec<&str> = ban.deaths.iter().map(|(replica, _)| &**replica).collect();
+    tracing::warn!(
+        request = format!("{fingerprint:032x}"),
+        ?replicas,
+        seconds = ban.remaining.as_secs(),
+        "a request is refused from now on: engines have died with it"
+    );
+}
+
+/// What the record says to a request that wants to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clearance {
+    /// It may go where it likes.
+    Free,
+    /// It may go where a trial may begin.
+    NeedsTrial,
+    /// The same request is being tried.
+    Wait,
+}
+
+/// A request as the record sees it, from before its first attempt to its last byte. Dropped before its engine has answered
+/// anything, it keeps its place on trial for a while.
+#[derive(Debug)]
+pub struct CrashWatch {
+    crash_suspects: Arc<CrashSuspects>,
+    fingerprint: Option<Fingerprint>,
+    trial_id: Option<u64>,
+    /// Its engine has begun to answer.
+    is_answered: bool,
+    /// When its attempt under way was sent.
+    sent_at: Instant,
+}
+
+impl CrashWatch {
+    /// Whether it may go now.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub(crate) fn clearance(&self) -> Result<Clearance, Ban> {
+        let Some(fingerprint) = self.fingerprint.filter(|_| self.crash_suspects.has_suspects()) else { return Ok(Clearance::Free) };
+        let now = Instant::now();
+        self.crash_suspects.with_table(|table| match table.standing(fingerprint, now) {
+            SuspectStanding::Clear => Ok(Clearance::Free),
+            SuspectStanding::Banned(ban) => Err(ban),
+            SuspectStanding::Suspect if !table.is_on_trial(fingerprint, now) => Ok(Clearance::NeedsTrial),
+            SuspectStanding::Suspect => Ok(Clearance::Wait),
+        })
+    }
+
+    /// Where a suspect may be tried now, if there are so many replicas that it could go to at all; it may have `waited` for it.
+    pub(crate) fn trial_constraints(&self, eligible: usize, waited: Option<&TrialWaiter>) -> TrialConstraints {
+        let now = Instant::now();
+        let waiting = self.crash_suspects.queued_count.load(Ordering::Relaxed).max(1);
+        let waited = waited.map_or(Duration::ZERO, |waiting| now.saturating_duration_since(waiting.waiting_since));
+        let demand = TrialDemand { waiting, eligible, waited };
+        self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), demand, now)
+    }
+
+    /// Begins its trial at a replica, if that is still possible.
+    pub(crate) fn begin_trial(&mut self, life: &EngineLife, expected: TrialEstimate) -> bool {
+        let Some(fingerprint) = self.fingerprint else { return true };
+        self.trial_id = self.crash_suspects.table.lock().begin_trial(fingerprint, life, expected, Instant::now());
+        self.trial_id.is_some()
+    }
+
+    /// Leave to wait for a trial.
+    ///
+    /// # Errors
+    /// When as many wait as may.
+    pub(crate) fn queue_for_trial(&self) -> Result<TrialWaiter, TrialQueueFull> {
+        if self.crash_suspects.queued_count.fetch_add(1, Ordering::Relaxed) >= MAX_QUEUED_SUSPECTS {
+            self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
+            return Err(TrialQueueFull);
+        }
+        Ok(TrialWaiter { crash_suspects: self.crash_suspects.clone(), waiting_since: Instant::now() })
+    }
+
+    /// It is sent now.
+    pub(crate) fn mark_sent(&mut self, now: Instant) {
+        self.sent_at = now;
+    }
+
+    /// Its engine is lost: the connection broke, or the engine says that its core is dead. Whether others are to blame: it may be tried again then, however
+    /// often it was.
+    pub(crate) fn record_engine_loss(&mut self, life: &EngineLife) -> bool {
+        let Some(fingerprint) = self.fingerprint else { return false };
+        let now = Instant::now();
+        let blamed = self.crash_suspects.update_table(|table| {
+            let blamed = table.blame(fingerprint, life, self.sent_at, now);
+            if let Some(trial) = self.trial_id.take() {
+                table.trials().end(trial, fingerprint, false, now);
+            }
+            blamed
+        });
+        blamed.ban.iter().for_each(|ban| log_ban(fingerprint, ban));
+        blamed.is_excused
+    }
+
+    /// Its engine has begun to answer: it does not hang.
+    pub(crate) fn mark_answered(&mut self) {
+        self.is_answered = true;
+        if let Some(trial) = self.trial_id {
+            self.crash_suspects.table.lock().trials().mark_answered(trial, Instant::now());
+        }
+    }
+
+    /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
+    pub(crate) fn trial_progress(&self, token_marker: &'static [u8]) -> Option<TrialProgress> {
+        self.trial_id.map(|trial_id| TrialProgress {
+            crash_suspects: self.crash_suspects.clone(),
+            trial_id,
+            token_marker,
+            remaining_tokens: TRIAL_TOKENS,
+        })
+    }
+
+    /// It was answered, whole.
+    pub(crate) fn clear_suspicion(&mut self) {
+        if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial_id.is_some() || self.crash_suspects.has_suspects()) {
+            let now = Instant::now();
+            let trial = self.trial_id.take();
+            let cleared = self.crash_suspects.with_table(|table| {
+                trial.iter().for_each(|trial| table.trials().end(*trial, fingerprint, true, now));
+                table.acquit(fingerprint, now)
+            });
+            if cleared || trial.is_some() {
+                self.crash_suspects.update_table(|_| ());
+            }
+        }
+    }
+
+    /// The trial has ended, and nothing is known by it.
+    pub(crate) fn end_trial(&mut self) {
+        if let (Some(trial), Some(fingerprint)) = (self.trial_id.take(), self.fingerprint) {
+            self.crash_suspects.update_table(|table| table.trials().end(trial, fingerprint, false, Instant::now()));
+        }
+    }
+}
+
+impl Drop for CrashWatch {
+    fn drop(&mut self) {
+        if self.is_answered {
+            self.end_trial();
+        } else if let (Some(trial), Some(fingerprint)) = (self.trial_id.take(), self.fingerprint) {
+            self.crash_suspects.update_table(|table| table.trials().abandon(trial, fingerprint, Instant::now()));
+        }
+    }
+}
+
+/// Counts the first tokens of a stream that is on trial.
+#[derive(Debug)]
+pub(crate) struct TrialProgress {
+    crash_suspects: Arc<CrashSuspects>,
+    trial_id: u64,
+    /// What each event with a token has.
+    token_marker: &'static [u8],
+    remaining_tokens: usize,
+}
+
+impl TrialProgress {
+    /// Takes in a piece of the stream; whether the trial is over.
+    pub(crate) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
+        if is_keep_alive_comment(piece) {
+            return false;
+        }
+        self.remaining_tokens = self.remaining_tokens.saturating_sub(memchr::memmem::find_iter(piece, self.token_marker).count());
+        if self.remaining_tokens == 0 {
+            self.crash_suspects.update_table(|table| table.trials().pass(self.trial_id, Instant::now()));
+        }
+        self.remaining_tokens == 0
+    }
+}
+
+impl TrialConstraints {
+    /// How many may be on trial together.
+    pub(crate) fn max_concurrent(&self) -> usize {
+        self.max_concurrent
+    }
+
+    /// Whether the suspect may be tried there.
+    pub(crate) fn is_allowed(&self, engine: &EngineLife) -> bool {
+        let is_open = || !self.closed_replicas.contains(&engine.replica);
+        self.required_engine.as_ref().map_or_else(is_open, |only| only == engine) && !self.crashed_engines.contains(engine)
+    }
+
+    /// Whether others of which one may yet kill run there.
+    pub(crate) fn is_occupied(&self, replica: &Arc<str>) -> bool {
+        self.required_engine.is_none() && self.occupied_replicas.contains(replica)
+    }
+}
+
+/// As many suspects wait as may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TrialQueueFull;
+
+/// Counts one that waits for its trial.
+#[derive(Debug)]
+pub(crate) struct TrialWaiter {
+    crash_suspects: Arc<CrashSuspects>,
+    waiting_since: Instant,
+}
+
+impl TrialWaiter {
+    /// Waits for a moment at which it may be worth while to ask again.
+    pub(crate) async fn wait_for_change(&self) {
+        let _ = timeout(POLL_INTERVAL, self.crash_suspects.change_notify.notified()).await;
+    }
+}
+
+impl Drop for TrialWaiter {
+    fn drop(&mut self) {
+        self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

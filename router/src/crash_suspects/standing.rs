@@ -1,0 +1,41 @@
+//! Names a request, and says what is held against it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Names a request by its content and whose it is.
+pub type Fingerprint = u128;
+
+/// Why a request is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ban {
+    /// The replicas whose engines died, each with how long ago that was.
+    pub deaths: Vec<(Arc<str>, Duration)>,
+    /// For how much longer.
+    pub remaining: Duration,
+}
+
+/// What may become of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SuspectStanding {
+    Clear,
+    Suspect,
+    Banned(Ban),
+}
+
+impl fmt::Display for Ban {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.deaths.len();
+        write!(
+            formatter,
+            "this request is refused for another {} s: it was in flight when {count} engines died (",
+            self.remaining.as_secs().max(1)
+        )?;
+        for (index, (replica, ago)) in self.deaths.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(formatter, "{comma}{replica} {} s ago", ago.as_secs())?;
+        }
+        formatter.write_str("). It is known by its exact content; do not send it again unchanged")
+    }
+}

@@ -1,0 +1,237 @@
+//! Who was in flight at which engine's death, and what follows from it: the rule of `crash_suspects` as a pure table, with time as an argument.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::time::Instant;
+
+use super::standing::{Ban, Fingerprint, SuspectStanding};
+use super::suspect_record::{Death, DeathVerdict, SuspectRecord};
+use super::trials::{CrashScene, TrialCandidate, TrialDemand, TrialEstimate, Trials};
+use crate::engine_life::EngineLife;
+
+/// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes
+/// it count for the whole time, though one whose core alone has died takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
+/// engine was restarted for a reason of its own, or has only dropped a connection.
+pub(super) const UNCONFIRMED_TTL: Duration = Duration::from_secs(10);
+
+/// Requests that are remembered because agents have reported them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
+/// when this is full.
+pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
+
+/// Those that this router has lost itself are remembered up to this number: agents that report more than there are do not displace them.
+const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
+
+/// Requests of one death; an honest agent reports no more.
+pub(super) const MAX_REQUESTS_PER_DEATH: usize = 4096;
+
+/// Deaths that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
+pub(super) const MAX_CRASHES: usize = 1024;
+
+/// How long an engine that has died may look ready: its connections break first, its process ends up to 8 s later.
+const DEAD_BUT_READY_PERIOD: Duration = Duration::from_secs(10);
+
+/// How often what has lapsed is looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// An engine that has died.
+#[derive(Debug)]
+struct EngineCrash {
+    life: EngineLife,
+    /// When that became known.
+    known_at: Instant,
+    /// Who of this router's suspects was there then.
+    scene: CrashScene,
+}
+
+/// Where a suspect may be tried now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TrialConstraints {
+    /// The only engine, if it is bound to one.
+    pub(super) required_engine: Option<EngineLife>,
+    /// Not these: others are on trial there.
+    pub(super) closed_replicas: Vec<Arc<str>>,
+    /// Not these: they have just died.
+    pub(super) crashed_engines: Vec<EngineLife>,
+    /// These only if there are no others.
+    pub(super) occupied_replicas: Vec<Arc<str>>,
+    /// How many may be on trial together.
+    pub(super) max_concurrent: usize,
+}
+
+/// What a death made of a request that was lost in it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct BlameOutcome {
+    /// It is refused from now on.
+    pub(super) ban: Option<Ban>,
+    /// It was there beside those that are to blame.
+    pub(super) is_excused: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SuspectTable {
+    /// How long a death counts.
+    ttl: Duration,
+    records: FxHashMap<Fingerprint, SuspectRecord>,
+    trials: Trials,
+    /// The engines that died within the window, oldest first.
+    crashes: Vec<EngineCrash>,
+    /// Records with a death that counts.
+    suspect_count: usize,
+    last_sweep: Instant,
+}
+
+impl SuspectTable {
+    pub(super) fn new(ttl: Duration, now: Instant) -> Self {
+        Self { ttl, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
+    }
+
+    /// Requests with a death to their name.
+    pub(super) fn suspect_count(&self) -> usize {
+        self.suspect_count
+    }
+
+    /// The trials, for what changes nobody's standing.
+    pub(super) fn trials(&mut self) -> &mut Trials {
+        &mut self.trials
+    }
+
+    pub(super) fn standing(&self, fingerprint: Fingerprint, now: Instant) -> SuspectStanding {
+        self.records.get(&fingerprint).map_or(SuspectStanding::Clear, |record| record.standing(now))
+    }
+
+    /// An engine was lost to this request, which it was sent at `sent`.
+    pub(super) fn blame(&mut self, fingerprint: Fingerprint, life: &EngineLife, sent: Instant, now: Instant) -> BlameOutcome {
+        // A request that came to a dead engine has not killed it.
+        if self.crashes.iter().any(|fallen| fallen.life == *life && fallen.known_at <= sent) {
+            return BlameOutcome::default();
+        }
+        let scene = self.record_crash(life, now, now);
+        let until = now + UNCONFIRMED_TTL.min(self.ttl);
+        self.charge(fingerprint, Death::new(life, now, until, true), &scene, now)
+    }
+
+    /// An agent says that an engine died at `at` with these requests in flight. Gives back those that are refused from now on.
+    pub(super) fn record_reported_death(
+        &mut self,
+        life: &EngineLife,
+        requests: &[Fingerprint],
+        at: Instant,
+        now: Instant,
+    ) -> Vec<(Fingerprint, Ban)> {
+        let until = at + self.ttl;
+        if until <= now {
+            return Vec::new();
+        }
+        let requests = &requests[..requests.len().min(MAX_REQUESTS_PER_DEATH)];
+        let own = self.record_crash(life, at, now);
+        // What never got there, or was over, is not to blame.
+        let named: FxHashSet<Fingerprint> = requests.iter().copied().collect();
+        let kept = |list: &[Fingerprint]| list.iter().copied().filter(|one| named.contains(one)).collect();
+        let suspects =
+            requests.iter().filter(|one| self.records.get(one).is_some_and(|record| record.is_suspect_before(life, now))).count();
+        let scene = CrashScene { on_trial: kept(&own.on_trial), passed: kept(&own.passed), reported_suspects: suspects };
+        let charged = requests.iter().filter_map(|request| {
+            let is_witnessed = own.on_trial.contains(request) || own.passed.binary_search(request).is_ok();
+            let death = Death::new(life, at, until, is_witnessed);
+            Some((*request, self.charge(*request, death, &scene, now).ban?))
+        });
+        charged.collect()
+    }
+
+    /// The request was answered well; whether that changed anything.
+    pub(super) fn acquit(&mut self, fingerprint: Fingerprint, now: Instant) -> bool {
+        let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
+        // Agents may report it again for as long.
+        record.acquit(now + self.ttl);
+        self.suspect_count -= 1;
+        true
+    }
+
+    /// Where this suspect may be tried.
+    pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, demand: TrialDemand, now: Instant) -> TrialConstraints {
+        let max_concurrent = self.trials.max_concurrent(demand);
+        let fallen = self.crashes.iter().filter(move |fallen| fallen.known_at + DEAD_BUT_READY_PERIOD > now);
+        TrialConstraints {
+            required_engine: self.trials.bound_engine(fingerprint, now).cloned(),
+            closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), max_concurrent, now),
+            crashed_engines: fallen.map(|fallen| fallen.life.clone()).collect(),
+            occupied_replicas: if max_concurrent == 1 { self.trials.occupied_replicas(demand.eligible) } else { Vec::new() },
+            max_concurrent,
+        }
+    }
+
+    /// Whether the same request is on trial already.
+    pub(super) fn is_on_trial(&self, fingerprint: Fingerprint, now: Instant) -> bool {
+        self.trials.is_on_trial(fingerprint, now)
+    }
+
+    /// Lets a suspect go to this engine; `None` when it may not.
+    pub(super) fn begin_trial(
+        &mut self,
+        fingerprint: Fingerprint,
+        life: &EngineLife,
+        expected: TrialEstimate,
+        now: Instant,
+    ) -> Option<u64> {
+        let candidate = self.trial_candidate(fingerprint, now);
+        self.trials.begin(candidate, life, expected, now)
+    }
+
+    fn trial_candidate(&self, fingerprint: Fingerprint, now: Instant) -> TrialCandidate {
+        let record = self.records.get(&fingerprint);
+        let (max_concurrent, is_long) = record.map_or((super::trials::MAX_CONCURRENT_TRIALS, false), |record| record.trial_terms(now));
+        TrialCandidate { fingerprint, max_concurrent, is_long }
+    }
+
+    /// Forgets what has lapsed; it looks every second at most.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        if now < self.last_sweep + SWEEP_INTERVAL {
+            return;
+        }
+        self.last_sweep = now;
+        let remembered = self.ttl.max(DEAD_BUT_READY_PERIOD);
+        self.crashes.retain(|fallen| fallen.known_at + remembered > now);
+        self.trials.expire(now);
+        self.records.retain(|_, record| record.remove_expired(now));
+        self.suspect_count = self.records.values().filter(|record| record.is_suspect()).count();
+    }
+
+    /// Records, trials and deaths that are kept.
+    #[cfg(test)]
+    pub(super) fn lengths(&self) -> (usize, usize, usize) {
+        (self.records.len(), self.trials.len(), self.crashes.len())
+    }
+
+    /// An engine has died; who was there.
+    fn record_crash(&mut self, life: &EngineLife, known_at: Instant, now: Instant) -> CrashScene {
+        if let Some(fallen) = self.crashes.iter().find(|fallen| fallen.life == *life) {
+            return fallen.scene.clone();
+        }
+        let scene = self.trials.scene_at(life, now);
+        if self.crashes.len() >= MAX_CRASHES {
+            self.crashes.remove(0);
+        }
+        self.crashes.push(EngineCrash { life: life.clone(), known_at, scene: scene.clone() });
+        scene
+    }
+
+    /// Blames a death on a request.
+    fn charge(&mut self, fingerprint: Fingerprint, death: Death, scene: &CrashScene, now: Instant) -> BlameOutcome {
+        let most = if death.is_witnessed { MAX_RECORDS } else { MAX_REPORTED_RECORDS };
+        if !self.records.contains_key(&fingerprint) && self.records.len() >= most {
+            return BlameOutcome::default();
+        }
+        let record = self.records.entry(fingerprint).or_default();
+        let (was_suspect, was_refused) = (record.is_suspect(), record.is_banned(now));
+        let verdict = record.charge(death, |record| record.judge(fingerprint, scene, now));
+        self.suspect_count += usize::from(!was_suspect && record.is_suspect());
+        let ban = match record.standing(now) {
+            SuspectStanding::Banned(ban) if !was_refused => Some(ban),
+            _ => None,
+        };
+        BlameOutcome { ban, is_excused: matches!(verdict, DeathVerdict::Shared(_) | DeathVerdict::Spared) }
+    }
+}

@@ -1,0 +1,284 @@
+//! Which suspects are on trial where, and whether another one may begin there: a pure table, with time as an argument.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use tokio::time::Instant;
+
+use super::standing::Fingerprint;
+use crate::engine_life::EngineLife;
+
+/// Suspects that are on trial together at most. A death among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
+/// eight at a time, five hundred take nine rounds on seven engines.
+pub(super) const MAX_CONCURRENT_TRIALS: usize = 8;
+
+/// Suspects are tried one at a time on each replica as long as the trials of all have begun after about this time, and together where not.
+pub(super) const TRIAL_START_TARGET: Duration = Duration::from_secs(3);
+
+/// A trial lasts no longer: longer than a hang takes to be noticed (10 s, unless the agent is configured otherwise).
+pub(super) const MAX_TRIAL_DURATION: Duration = Duration::from_secs(30);
+
+/// Beyond twice the predicted time to the first token, so much longer an engine may take before it looks as if it hung, and a plain answer, which shows its
+/// first token with its last, is on trial.
+const HANG_MARGIN: Duration = Duration::from_secs(1);
+
+/// After its first byte, an answer is on trial no longer than this, whether or not its client reads on.
+const TRIAL_AFTER_FIRST_BYTE: Duration = Duration::from_secs(1);
+
+/// One that was given up on trial, before its engine had answered anything, keeps its place for so long at most: the engine may hang, and who comes
+/// next would be blamed for it. An agent notices a hang after 10 s, unless configured otherwise.
+const ABANDONED_TRIAL_TTL: Duration = Duration::from_secs(15);
+
+/// A suspect that wants to be tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TrialCandidate {
+    pub(super) fingerprint: Fingerprint,
+    /// The most that may be on trial together with it, itself included.
+    pub(super) max_concurrent: usize,
+    /// Its trial lasts as long as its answer: it may be one that kills late.
+    pub(super) is_long: bool,
+}
+
+/// How many want to be tried, and where.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TrialDemand {
+    /// Suspects that wait.
+    pub(super) waiting: usize,
+    /// Replicas that they may go to.
+    pub(super) eligible: usize,
+    /// How long this one has waited.
+    pub(super) waited: Duration,
+}
+
+/// What a trial begins with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TrialEstimate {
+    /// Predicted time to the first token.
+    pub(crate) first_token: Duration,
+    /// Whether it shows each token when it is there.
+    pub(crate) is_stream: bool,
+    /// How many may be on trial together.
+    pub(crate) max_concurrent: usize,
+}
+
+/// A suspect whose answer has not ended.
+#[derive(Debug)]
+struct Trial {
+    id: u64,
+    life: EngineLife,
+    candidate: TrialCandidate,
+    began_at: Instant,
+    /// When an engine that does not hang has answered.
+    answer_due_at: Instant,
+    /// When it has passed, unless something else is known before.
+    ends_at: Instant,
+    /// Whoever had it has left.
+    is_abandoned: bool,
+}
+
+/// Who was at an engine when it died.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct CrashScene {
+    /// Those on trial.
+    pub(super) on_trial: Vec<Fingerprint>,
+    /// Those that had passed their trial and ran on, in order.
+    pub(super) passed: Vec<Fingerprint>,
+    /// How many suspects an agent says were there; one where it has not said it.
+    pub(super) reported_suspects: usize,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Trials {
+    /// Those that have not passed.
+    active: Vec<Trial>,
+    /// Those that have, by request, as long as their answers last.
+    passed: FxHashMap<Fingerprint, Vec<Trial>>,
+    next_id: u64,
+    /// How long trials last, on average over the last few.
+    mean_duration: Option<Duration>,
+}
+
+impl Trial {
+    fn is_active(&self, now: Instant) -> bool {
+        self.ends_at > now
+    }
+}
+
+impl Trials {
+    /// How many may be on trial together, for all that wait to have begun in time.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "small numbers; `as` saturates"
+    )]
+    pub(super) fn max_concurrent(&self, demand: TrialDemand) -> usize {
+        let Some(mean_duration) = self.mean_duration else { return 1 };
+        let left = TRIAL_START_TARGET.saturating_sub(demand.waited).as_secs_f64();
+        // Rounds in what is left of the time, this one included.
+        let rounds = 1.0 + (left / mean_duration.as_secs_f64().max(0.001)).floor();
+        if left == 0.0 {
+            return MAX_CONCURRENT_TRIALS;
+        }
+        let group = demand.waiting as f64 / (demand.eligible.max(1) as f64 * rounds);
+        (group.ceil() as usize).clamp(1, MAX_CONCURRENT_TRIALS)
+    }
+
+    /// The replicas where this one may not begin, as the others there stand.
+    pub(super) fn closed_replicas(&self, candidate: TrialCandidate, max_concurrent: usize, now: Instant) -> Vec<Arc<str>> {
+        let open = || self.active.iter().filter(|trial| trial.is_active(now));
+        let mut closed: Vec<Arc<str>> = Vec::new();
+        for trial in open() {
+            let replica = &trial.life.replica;
+            if !closed.contains(replica) && !self.may_begin(candidate, replica, max_concurrent, now) {
+                closed.push(replica.clone());
+            }
+        }
+        closed
+    }
+
+    fn may_begin(&self, candidate: TrialCandidate, replica: &Arc<str>, max_concurrent: usize, now: Instant) -> bool {
+        let (mut beside, mut most) = (0, candidate.max_concurrent.min(max_concurrent));
+        for trial in self.active.iter().filter(|trial| trial.is_active(now) && trial.life.replica == *replica) {
+            beside += 1;
+            most = most.min(trial.candidate.max_concurrent);
+            // Beside one that an engine should have answered by now there is nothing to be gained.
+            if trial.answer_due_at <= now {
+                most = 0;
+            }
+        }
+        beside == 0 || beside < most
+    }
+
+    /// Replicas where some that have passed run on, if there may be others: one of them may be one that kills late.
+    pub(super) fn occupied_replicas(&self, replicas: usize) -> Vec<Arc<str>> {
+        if self.passed.len() >= replicas {
+            return Vec::new();
+        }
+        self.passed.values().flatten().map(|trial| trial.life.replica.clone()).collect()
+    }
+
+    /// Whether the same request is on trial.
+    pub(super) fn is_on_trial(&self, fingerprint: Fingerprint, now: Instant) -> bool {
+        self.active.iter().any(|trial| trial.candidate.fingerprint == fingerprint && trial.is_active(now))
+    }
+
+    /// Where the same request has passed its trial and runs on: nowhere else may another copy of it go for a while, lest one that kills late kill several.
+    pub(super) fn bound_engine(&self, fingerprint: Fingerprint, now: Instant) -> Option<&EngineLife> {
+        let running = self.passed.get(&fingerprint)?.iter();
+        running.filter(|trial| trial.began_at + MAX_TRIAL_DURATION > now).map(|trial| &trial.life).next()
+    }
+
+    /// Begins a trial, unless it may not begin there.
+    pub(super) fn begin(&mut self, candidate: TrialCandidate, life: &EngineLife, expected: TrialEstimate, now: Instant) -> Option<u64> {
+        self.expire(now);
+        let bound = self.bound_engine(candidate.fingerprint, now).map(|bound| bound == life);
+        let has_passed = bound == Some(true);
+        let may_begin = has_passed || self.may_begin(candidate, &life.replica, expected.max_concurrent, now);
+        if bound == Some(false) || self.is_on_trial(candidate.fingerprint, now) || !may_begin {
+            return None;
+        }
+        let wait = (expected.first_token * 2 + HANG_MARGIN).min(MAX_TRIAL_DURATION);
+        self.mean_duration.get_or_insert(expected.first_token);
+        self.next_id += 1;
+        let ends_at = now + if expected.is_stream || candidate.is_long { MAX_TRIAL_DURATION } else { wait };
+        let trial = Trial {
+            id: self.next_id,
+            life: life.clone(),
+            candidate,
+            began_at: now,
+            answer_due_at: now + wait,
+            ends_at,
+            is_abandoned: false,
+        };
+        if has_passed {
+            self.insert_passed(trial);
+        } else {
+            self.active.push(trial);
+        }
+        Some(self.next_id)
+    }
+
+    /// An answer on trial has begun.
+    pub(super) fn mark_answered(&mut self, number: u64, now: Instant) {
+        if let Some(trial) = self.active.iter_mut().find(|trial| trial.id == number && !trial.candidate.is_long) {
+            trial.ends_at = trial.ends_at.min(now + TRIAL_AFTER_FIRST_BYTE);
+        }
+    }
+
+    /// Its engine has given the first tokens and lives: the trial is over, the answer not yet. Whether that changed anything.
+    pub(super) fn pass(&mut self, number: u64, now: Instant) -> bool {
+        let Some(at) = self.active.iter().position(|trial| trial.id == number && !trial.candidate.is_long) else { return false };
+        let trial = self.active.swap_remove(at);
+        self.record_duration(trial.began_at, now);
+        self.insert_passed(trial);
+        true
+    }
+
+    /// The answer has ended, `well` or not.
+    pub(super) fn end(&mut self, number: u64, fingerprint: Fingerprint, well: bool, now: Instant) {
+        if let Some(at) = self.active.iter().position(|trial| trial.id == number) {
+            let trial = self.active.swap_remove(at);
+            if well && !trial.candidate.is_long {
+                self.record_duration(trial.began_at, trial.ends_at.min(now));
+            }
+        } else if let Some(running) = self.passed.get_mut(&fingerprint) {
+            running.retain(|trial| trial.id != number);
+            if running.is_empty() {
+                self.passed.remove(&fingerprint);
+            }
+        }
+    }
+
+    /// It was given up before there was an answer.
+    pub(super) fn abandon(&mut self, number: u64, fingerprint: Fingerprint, now: Instant) {
+        match self.active.iter_mut().find(|trial| trial.id == number && trial.ends_at > now) {
+            Some(trial) => (trial.ends_at, trial.is_abandoned) = (trial.ends_at.min(now + ABANDONED_TRIAL_TTL), true),
+            None => self.end(number, fingerprint, false, now),
+        }
+    }
+
+    /// Who is there.
+    pub(super) fn scene_at(&self, life: &EngineLife, now: Instant) -> CrashScene {
+        let (mut on_trial, mut passed) = (Vec::new(), Vec::new());
+        for trial in self.active.iter().filter(|trial| trial.life == *life && (trial.is_active(now) || !trial.is_abandoned)) {
+            let list = if trial.is_active(now) { &mut on_trial } else { &mut passed };
+            list.push(trial.candidate.fingerprint);
+        }
+        passed.extend(self.passed.values().flatten().filter(|trial| trial.life == *life).map(|trial| trial.candidate.fingerprint));
+        passed.sort_unstable();
+        passed.dedup();
+        CrashScene { on_trial, passed, reported_suspects: 1 }
+    }
+
+    /// Those whose time on trial is over have passed, or are forgotten where nobody waits for them any more.
+    pub(super) fn expire(&mut self, now: Instant) {
+        for trial in self.active.extract_if(.., |trial| !trial.is_active(now)).collect::<Vec<_>>() {
+            if trial.is_abandoned {
+                continue;
+            }
+            // A stream that shows nothing for so long says nothing of the others.
+            if trial.ends_at <= trial.answer_due_at {
+                self.record_duration(trial.began_at, trial.ends_at);
+            }
+            self.insert_passed(trial);
+        }
+    }
+
+    /// Trials that are remembered.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.active.len() + self.passed.values().map(Vec::len).sum::<usize>()
+    }
+
+    fn insert_passed(&mut self, trial: Trial) {
+        self.passed.entry(trial.candidate.fingerprint).or_default().push(trial);
+    }
+
+    fn record_duration(&mut self, begun: Instant, ended: Instant) {
+        let lasted = ended.saturating_duration_since(begun);
+        self.mean_duration = Some(self.mean_duration.map_or(lasted, |mean_duration| (mean_duration * 3 + lasted) / 4));
+    }
+}

@@ -1,0 +1,50 @@
+use std::future::poll_fn;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::sse::Dialect;
+
+/// An event stream whose client is the other side of a connection.
+async fn stream() -> (Arc<AnswerPipeline>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (client, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
+    let server = accepted.unwrap().0;
+    server.writable().await.unwrap();
+    let (_, outlet) = DirectWriter::split(server);
+    poll_fn(|context| outlet.poll_flush(context)).await.unwrap();
+    let flow = AnswerPipeline::new(Some(SseScanner::new(Dialect::OpenAi)), None, None);
+    flow.lock().direct_writer = Some(outlet);
+    (flow, client.unwrap())
+}
+
+fn take(flow: &AnswerPipeline, piece: &'static str) -> ConsumeOutcome {
+    flow.consume(Bytes::from_static(piece.as_bytes()))
+}
+
+#[tokio::test]
+async fn whole_events_are_written_at_once_and_halves_wait_for_their_other_half() {
+    let (flow, mut client) = stream().await;
+    assert!(matches!(take(&flow, "data: {\"a\":1}\n\ndata: {"), ConsumeOutcome::Consumed));
+    assert!(matches!(take(&flow, "}\n\n"), ConsumeOutcome::Consumed));
+    let mut received = [0; 35];
+    client.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"F\r\ndata: {\"a\":1}\n\n\r\nA\r\ndata: {}\n\n\r\n");
+    let flow = flow.lock();
+    assert_eq!((flow.sent_bytes, flow.scanner.as_ref().unwrap().event_count()), (25, 2));
+}
+
+#[tokio::test]
+async fn nothing_that_follows_a_failure_is_written() {
+    for failure in ["data: {\"error\":{}}\n\n", "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"] {
+        let (flow, mut client) = stream().await;
+        assert!(matches!(take(&flow, failure), ConsumeOutcome::ConsumedAndWake));
+        assert!(matches!(take(&flow, "data: [DONE]\n\n"), ConsumeOutcome::Declined(_)), "{failure}");
+        assert!(flow.lock().failure.is_some());
+        drop(flow);
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert!(received.is_empty(), "the relay sends what the client gets of a failure");
+    }
+}

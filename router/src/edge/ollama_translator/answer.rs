@@ -1,0 +1,328 @@
+//! What an engine answers, and how it is told to a client of Ollama's API: one JSON object for a whole answer, or one a line.
+
+use std::time::{Duration, SystemTime};
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::request::OllamaRoute;
+
+/// A chunk of an engine's stream, or all that it says.
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::edge) struct CompletionChunk {
+    #[serde(default)]
+    pub(in crate::edge) choices: Vec<ChunkChoice>,
+    pub(in crate::edge) usage: Option<ChunkUsage>,
+    pub(in crate::edge) error: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::edge) struct ChunkChoice {
+    /// What is new of a chat, or all of it.
+    #[serde(alias = "delta")]
+    pub(in crate::edge) message: Option<ChunkMessage>,
+    /// What is new of a completion, or all of it.
+    pub(in crate::edge) text: Option<String>,
+    pub(in crate::edge) logprobs: Option<ChunkLogprobs>,
+    pub(in crate::edge) finish_reason: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::edge) struct ChunkMessage {
+    pub(in crate::edge) content: Option<String>,
+    /// vLLM's name for it; the other one is what it and others once said.
+    #[serde(alias = "reasoning_content")]
+    pub(in crate::edge) reasoning: Option<String>,
+    pub(in crate::edge) tool_calls: Option<Vec<ChunkToolCall>>,
+}
+
+/// A tool's call, or what is new of it.
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::edge) struct ChunkToolCall {
+    #[serde(default)]
+    pub(in crate::edge) index: usize,
+    pub(in crate::edge) id: Option<String>,
+    #[serde(default)]
+    pub(in crate::edge) function: ChunkFunction,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::edge) struct ChunkFunction {
+    pub(in crate::edge) name: Option<String>,
+    pub(in crate::edge) arguments: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(in crate::edge) struct ChunkLogprobs {
+    /// Entries have the same form in both APIs.
+    pub(in crate::edge) content: Option<Box<RawValue>>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub(in crate::edge) struct ChunkUsage {
+    #[serde(default)]
+    pub(in crate::edge) prompt_tokens: u64,
+    #[serde(default)]
+    pub(in crate::edge) completion_tokens: u64,
+}
+
+/// A tool's call as Ollama's clients read it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(in crate::edge) struct OllamaToolCall {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    function: OllamaFunction,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct OllamaFunction {
+    index: usize,
+    name: String,
+    arguments: Map<String, Value>,
+}
+
+impl OllamaToolCall {
+    /// A call that is complete.
+    ///
+    /// # Errors
+    /// When its arguments are no object, which is what clients read them as: the model was cut short, or wrote nonsense.
+    pub(in crate::edge) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+        match serde_json::from_str(arguments) {
+            Ok(arguments) => Ok(Self { id, function: OllamaFunction { index, name, arguments } }),
+            Err(_) => Err(format!("the model called `{name}` with arguments that are no JSON object, or was cut short while it did")),
+        }
+    }
+}
+
+/// What is told at once: a line of a stream, or a whole answer.
+#[derive(Debug, Default)]
+pub(in crate::edge) struct AnswerPart<'a> {
+    pub(in crate::edge) text: &'a str,
+    pub(in crate::edge) thinking: Option<&'a str>,
+    pub(in crate::edge) tool_calls: &'a [OllamaToolCall],
+    pub(in crate::edge) logprobs: Option<&'a RawValue>,
+    /// With the last of it.
+    pub(in crate::edge) end: Option<AnswerEnd<'a>>,
+}
+
+/// How an answer ended, and what it took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::edge) struct AnswerEnd<'a> {
+    /// The engine's word.
+    pub(in crate::edge) finish_reason: &'a str,
+    pub(in crate::edge) usage: ChunkUsage,
+    pub(in crate::edge) timings: AnswerTimings,
+}
+
+/// Times as they were measured here, beside the engine: its queue is in them, and the way there and back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::edge) struct AnswerTimings {
+    /// From the request to the end of its answer.
+    pub(in crate::edge) total: Duration,
+    /// From the request to the first token; unknown where the answer came as one.
+    pub(in crate::edge) prompt: Option<Duration>,
+    /// From the first token to the end; all of it where the answer came as one.
+    pub(in crate::edge) answer: Duration,
+}
+
+/// The fields of a line in the order in which Ollama has them.
+#[derive(Serialize)]
+struct OllamaLine<'a> {
+    model: &'a str,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<OllamaMessage<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a RawValue>,
+    done: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done_reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_duration: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct OllamaMessage<'a> {
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tool_calls: &'a [OllamaToolCall],
+}
+
+/// A whole answer, or a line of one without its end.
+pub(in crate::edge) fn encode_line(form: OllamaRoute, model: &str, told: &AnswerPart<'_>, now: SystemTime) -> Vec<u8> {
+    let chats = form == OllamaRoute::Chat;
+    let end = told.end;
+    let line = OllamaLine {
+        model,
+        created_at: format_time(now),
+        message: chats.then_some(OllamaMessage {
+            role: "assistant",
+            content: told.text,
+            thinking: told.thinking,
+            tool_calls: told.tool_calls,
+        }),
+        response: (!chats).then_some(told.text),
+        thinking: told.thinking.filter(|_| !chats),
+        logprobs: told.logprobs,
+        done: end.is_some(),
+        done_reason: end.map(|end| done_reason(end.finish_reason)),
+        total_duration: end.map(|end| nanoseconds(end.timings.total)),
+        // Models here are loaded before anybody asks.
+        load_duration: end.map(|_| 0),
+        prompt_eval_count: end.map(|end| end.usage.prompt_tokens),
+        prompt_eval_duration: end.and_then(|end| end.timings.prompt).map(nanoseconds),
+        eval_count: end.map(|end| end.usage.completion_tokens),
+        eval_duration: end.map(|end| nanoseconds(end.timings.answer)),
+    };
+    serde_json::to_vec(&line).expect("a line has only names for keys")
+}
+
+/// The answer to a request that but wants its model loaded.
+pub(in crate::edge) fn model_loaded_answer(form: OllamaRoute, model: &str, now: SystemTime) -> Value {
+    let mut told = serde_json::json!({"model": model, "created_at": format_time(now)});
+    let more = match form {
+        OllamaRoute::Chat => serde_json::json!({"message": {"role": "assistant", "content": ""}, "done": true, "done_reason": "load"}),
+        OllamaRoute::Generate => serde_json::json!({"response": "", "done": true, "done_reason": "load"}),
+        OllamaRoute::Embed => return serde_json::json!({"model": model, "embeddings": []}),
+        OllamaRoute::Embedding => return serde_json::json!({"embedding": []}),
+    };
+    if let (Value::Object(told), Value::Object(more)) = (&mut told, more) {
+        told.extend(more);
+    }
+    told
+}
+
+/// An engine's whole answer, retold.
+///
+/// # Errors
+/// When it is none, or calls a tool in a way that clients cannot read.
+pub(in crate::edge) fn translate_answer(
+    form: OllamaRoute,
+    model: &str,
+    body: &[u8],
+    took: Duration,
+    now: SystemTime,
+) -> Result<Vec<u8>, String> {
+    if let OllamaRoute::Embed | OllamaRoute::Embedding = form {
+        return translate_embeddings(form, model, body, took);
+    }
+    let CompletionChunk { choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
+    let ChunkChoice { message, text, logprobs, finish_reason } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
+    let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let calls = tool_calls.unwrap_or_default().into_iter().enumerate().map(|(index, call)| {
+        let ChunkFunction { name, arguments } = call.function;
+        OllamaToolCall::new(index, call.id, name.unwrap_or_default(), arguments.as_deref().unwrap_or_default())
+    });
+    let calls = calls.collect::<Result<Vec<_>, String>>()?;
+    let finish = finish_reason.unwrap_or_default();
+    let took = AnswerTimings { total: took, prompt: None, answer: took };
+    let told = AnswerPart {
+        text: content.as_deref().or(text.as_deref()).unwrap_or_default(),
+        thinking: reasoning.as_deref().filter(|thinking| !thinking.is_empty()),
+        tool_calls: &calls,
+        logprobs: logprobs.as_ref().and_then(|logprobs| logprobs.content.as_deref()),
+        end: Some(AnswerEnd { finish_reason: &finish, usage: usage.unwrap_or_default(), timings: took }),
+    };
+    Ok(encode_line(form, model, &told, now))
+}
+
+/// Embeddings, every number as the engine wrote it.
+fn translate_embeddings(form: OllamaRoute, model: &str, body: &[u8], took: Duration) -> Result<Vec<u8>, String> {
+    #[derive(Deserialize)]
+    struct Vectors<'a> {
+        #[serde(borrow)]
+        data: Vec<Vector<'a>>,
+        usage: Option<ChunkUsage>,
+    }
+    #[derive(Deserialize)]
+    struct Vector<'a> {
+        index: usize,
+        #[serde(borrow)]
+        embedding: &'a RawValue,
+    }
+    #[derive(Serialize)]
+    struct Embedded<'a> {
+        model: &'a str,
+        embeddings: Vec<&'a RawValue>,
+        total_duration: u64,
+        load_duration: u64,
+        prompt_eval_count: u64,
+    }
+    #[derive(Serialize)]
+    struct One<'a> {
+        embedding: &'a RawValue,
+    }
+    let Vectors { mut data, usage } = serde_json::from_slice(body).map_err(unreadable_answer)?;
+    data.sort_by_key(|vector| vector.index);
+    let told = if form == OllamaRoute::Embedding {
+        let embedding = data.first().ok_or("the engine's answer is empty")?.embedding;
+        serde_json::to_vec(&One { embedding })
+    } else {
+        serde_json::to_vec(&Embedded {
+            model,
+            embeddings: data.iter().map(|vector| vector.embedding).collect(),
+            total_duration: nanoseconds(took),
+            load_duration: 0,
+            prompt_eval_count: usage.unwrap_or_default().prompt_tokens,
+        })
+    };
+    Ok(told.expect("an answer has only names for keys"))
+}
+
+fn unreadable_answer(error: serde_json::Error) -> String {
+    format!("the engine's answer cannot be read: {error}")
+}
+
+/// An error in Ollama's form.
+pub(in crate::edge) fn error_body(message: &str) -> Value {
+    serde_json::json!({"error": message})
+}
+
+/// The message of an error in OpenAI's form or Ollama's; a body in neither is its own message.
+pub(in crate::edge) fn error_message(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Failed {
+        error: Option<Value>,
+        detail: Option<Value>,
+    }
+    let told = serde_json::from_slice::<Failed>(body).ok().and_then(|failed| {
+        let error = failed.error.or(failed.detail)?;
+        let message = error.get("message").unwrap_or(&error);
+        Some(message.as_str().map_or_else(|| message.to_string(), str::to_owned))
+    });
+    told.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned())
+}
+
+/// Ollama's word for why an answer ended.
+fn done_reason(finish: &str) -> &'static str {
+    if finish == "length" { "length" } else { "stop" }
+}
+
+/// A moment as JSON has it.
+pub(in crate::edge) fn format_time(time: SystemTime) -> String {
+    humantime::format_rfc3339_nanos(time).to_string()
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,11 @@
+//! What clients of Ollama's API ask, as a request for an engine; and the engine's answer in their form.
+
+mod answer;
+mod messages;
+mod options;
+mod request;
+mod stream;
+
+pub(super) use answer::{error_body, error_message, format_time, model_loaded_answer, translate_answer};
+pub(super) use request::{OllamaRequest, OllamaRoute, OpenAiRequest};
+pub(super) use stream::{OllamaBody, OllamaTranslator};

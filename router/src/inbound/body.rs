@@ -1,0 +1,268 @@
+//! Reads a request's body to its end, within bounds of size, time and memory, and undoes its compression where that is allowed.
+
+mod inflate;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hostler_placement::queue::has_fair_share;
+use http::header::{self, HeaderMap};
+use http_body::Body;
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::time::timeout;
+
+pub(crate) use self::inflate::InflateError;
+use self::inflate::Inflater;
+use crate::config::RouterConfig;
+use crate::placement::QueueShare;
+
+/// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// Up to this a body is small: most conversations are.
+const SMALL_PIECES: usize = 4;
+
+/// Of the whole memory, this part is for small bodies alone.
+const SMALL_BODY_DIVISOR: usize = 8;
+
+/// Memory for bodies that arrive, and for those of requests that no answer has begun of, shared by all connections: among tenants by what is free, as
+/// the places to wait are. Large bodies do not take all of it, so that there is room for what others say.
+#[derive(Debug, Clone)]
+pub struct BodyMemory(Arc<BodyMemoryPool>);
+
+#[derive(Debug)]
+struct BodyMemoryPool {
+    max_pieces: usize,
+    usage: Mutex<BodyMemoryUsage>,
+}
+
+#[derive(Debug, Default)]
+struct BodyMemoryUsage {
+    total: usize,
+    tenants: FxHashMap<u64, usize>,
+}
+
+impl BodyMemory {
+    /// For so many bytes at once.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self(Arc::new(BodyMemoryPool { max_pieces: (most / PIECE_BYTES).max(1), usage: Mutex::default() }))
+    }
+
+    /// Room for a guest's body that is there already.
+    pub(crate) fn reserve(&self, guest: QueueShare) -> Result<BodyReservation, BodyMemoryFull> {
+        let mut room = BodyReservation { memory: self.clone(), tenant: guest.tenant, weight: guest.weight, pieces: 0 };
+        room.grow(usize::try_from(guest.bytes).unwrap_or(usize::MAX))?;
+        Ok(room)
+    }
+
+    /// Whether a body of so many bytes finds room when there is no other, within what is for large ones.
+    pub(crate) fn can_fit(&self, bytes: usize) -> bool {
+        self.0.large_body_pieces() > bytes / PIECE_BYTES
+    }
+}
+
+impl BodyMemoryPool {
+    fn large_body_pieces(&self) -> usize {
+        self.max_pieces - self.max_pieces / SMALL_BODY_DIVISOR
+    }
+}
+
+/// The memory of one body, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct BodyReservation {
+    memory: BodyMemory,
+    tenant: u64,
+    weight: f64,
+    pieces: usize,
+}
+
+/// The memory for bodies is taken.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("the bodies of other requests, all or yours, take the memory that router.max_buffered_body_bytes allows: try again soon")]
+pub(crate) struct BodyMemoryFull;
+
+impl BodyReservation {
+    /// The same reservation for the whole body of `share`, now that it is known whose it is.
+    pub(crate) fn transfer_to(mut self, share: QueueShare) -> Result<Self, BodyMemoryFull> {
+        if self.tenant != share.tenant {
+            let memory = self.memory.clone();
+            drop(self);
+            return memory.reserve(share);
+        }
+        self.grow(usize::try_from(share.bytes).unwrap_or(usize::MAX))?;
+        Ok(self)
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
+        let wanted = bytes / PIECE_BYTES + 1;
+        let more = wanted.saturating_sub(self.pieces);
+        if more > 0 {
+            let pieces = &*self.memory.0;
+            let most = if wanted > SMALL_PIECES { pieces.large_body_pieces() } else { pieces.max_pieces };
+            let mut taken = pieces.usage.lock();
+            let free = most.saturating_sub(taken.total);
+            let own = taken.tenants.get(&self.tenant).copied().unwrap_or_default();
+            // What this body has already does not count against the rest of it.
+            if free < more || !has_fair_share((own - self.pieces) as u64, free as u64, self.weight) {
+                return Err(BodyMemoryFull);
+            }
+            taken.total += more;
+            taken.tenants.insert(self.tenant, own + more);
+            self.pieces = wanted;
+        }
+        Ok(())
+    }
+
+    /// The body that it is for, which has the room for as long as any part of it is held anywhere.
+    pub(crate) fn wrap(self, body: Bytes) -> Bytes {
+        Bytes::from_owner(ReservedBody { body, _reservation: self })
+    }
+}
+
+struct ReservedBody {
+    body: Bytes,
+    _reservation: BodyReservation,
+}
+
+impl AsRef<[u8]> for ReservedBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+impl Drop for BodyReservation {
+    fn drop(&mut self) {
+        if self.pieces == 0 {
+            return;
+        }
+        let mut taken = self.memory.0.usage.lock();
+        taken.total -= self.pieces;
+        if let Some(own) = taken.tenants.get_mut(&self.tenant) {
+            *own -= self.pieces;
+            if *own == 0 {
+                taken.tenants.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+/// Why a request's body is not there.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum BodyReadError {
+    #[error("the request body is larger than the {0} bytes that router.max_body_bytes allows")]
+    TooLarge(usize),
+    #[error("the request body did not arrive within {} s", .0.as_secs_f64())]
+    TooSlow(Duration),
+    #[error("the request body could not be read: {0}")]
+    Broken(String),
+    #[error("the Content-Encoding `{0}` is not accepted: send the body as it is, or set router.decompress_bodies for gzip and deflate")]
+    CompressionOff(String),
+    #[error("the Content-Encoding `{0}` is not accepted: send the body as it is, or as gzip or deflate")]
+    UnknownCoding(String),
+    #[error("the request body is not decompressed: {0}")]
+    Decompression(InflateError),
+    #[error(transparent)]
+    MemoryFull(#[from] BodyMemoryFull),
+}
+
+/// A request's body, decompressed, for which `room` is taken as it arrives.
+pub(super) async fn read_body<B>(
+    config: &RouterConfig,
+    room: &mut BodyReservation,
+    headers: &HeaderMap,
+    body: B,
+) -> Result<Bytes, BodyReadError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let coding = content_coding(headers, config.decompress_bodies)?;
+    let most = config.max_body_bytes;
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > most) {
+        return Err(BodyReadError::TooLarge(most));
+    }
+    let read = async {
+        match coding {
+            // Few bodies are compressed, and the others have no room for what that needs.
+            Some(coding) => Box::pin(read_compressed(Inflater::new(coding, most), body, room)).await,
+            None => read_plain(body, most, room).await,
+        }
+    };
+    timeout(config.body_timeout, read).await.unwrap_or(Err(BodyReadError::TooSlow(config.body_timeout)))
+}
+
+/// The next bytes of a body.
+async fn next_bytes<B>(body: &mut B) -> Result<Option<Bytes>, BodyReadError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    while let Some(frame) = body.frame().await {
+        // Trailers say nothing to an engine.
+        if let Ok(bytes) = frame.map_err(|error| BodyReadError::Broken(error.to_string()))?.into_data() {
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
+}
+
+async fn read_plain<B>(mut body: B, most: usize, room: &mut BodyReservation) -> Result<Bytes, BodyReadError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let Some(first) = next_bytes(&mut body).await? else { return Ok(Bytes::new()) };
+    let mut all = BytesMut::new();
+    // Most bodies come in one piece, which then is the body.
+    let mut only = Some(first);
+    loop {
+        let length = all.len() + only.as_ref().map_or(0, Bytes::len);
+        if length > most {
+            return Err(BodyReadError::TooLarge(most));
+        }
+        room.grow(length)?;
+        let Some(more) = next_bytes(&mut body).await? else { break };
+        if let Some(first) = only.take() {
+            all = BytesMut::from(first);
+        }
+        all.extend_from_slice(&more);
+    }
+    Ok(only.unwrap_or_else(|| all.freeze()))
+}
+
+async fn read_compressed<B>(mut inflate: Inflater, mut body: B, room: &mut BodyReservation) -> Result<Bytes, BodyReadError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    while let Some(bytes) = next_bytes(&mut body).await? {
+        // Some thousand bytes may become a million, which takes a millisecond: others get their turn between.
+        for part in bytes.chunks(inflate::STEP_BYTES) {
+            inflate.push(part).map_err(BodyReadError::Decompression)?;
+            room.grow(inflate.output_bytes())?;
+            tokio::task::yield_now().await;
+        }
+    }
+    inflate.finish().map_err(BodyReadError::Decompression)
+}
+
+/// How the body is compressed, if it is and we take that.
+fn content_coding(headers: &HeaderMap, allowed: bool) -> Result<Option<inflate::ContentCoding>, BodyReadError> {
+    let mut codings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let (Some(first), second) = (codings.next(), codings.next()) else { return Ok(None) };
+    let name = String::from_utf8_lossy(first.as_bytes()).trim().to_ascii_lowercase();
+    match (inflate::ContentCoding::parse(&name), second) {
+        _ if (name == "identity" || name.is_empty()) && second.is_none() => Ok(None),
+        (Some(coding), None) if allowed => Ok(Some(coding)),
+        _ if allowed => Err(BodyReadError::UnknownCoding(name)),
+        _ => Err(BodyReadError::CompressionOff(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

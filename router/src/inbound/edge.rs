@@ -1,0 +1,73 @@
+//! What all APIs of the edge share: settings, callers, memory, and the way to the fleet. Each adds what it does with it.
+
+use bytes::Bytes;
+use hostler_boot::Shutdown;
+use http::header::HeaderMap;
+use http_body::Body;
+
+use super::body::{BodyMemory, BodyReadError, BodyReservation, read_body};
+use super::isolation::Isolation;
+use super::media::MediaHosts;
+use super::share::queue_share;
+use crate::access_log::AccessLog;
+use crate::admission::Admission;
+use crate::bookings::Bookings;
+use crate::config::RouterConfig;
+use crate::dispatch::Dispatch;
+use crate::health_watches::HealthWatchPermits;
+use crate::keys::{Caller, Keys};
+use crate::response_affinity::ResponseAffinity;
+
+/// What answering a request needs.
+#[derive(Debug)]
+pub struct Edge {
+    /// The router's settings.
+    pub config: RouterConfig,
+    /// Who sends it?
+    pub keys: Keys,
+    /// Where is it written down?
+    pub access_log: AccessLog,
+    /// What may engines fetch for it?
+    pub media_hosts: MediaHosts,
+    /// How is it kept apart from other tenants' requests, if it is?
+    pub isolation: Option<Isolation>,
+    /// May it enter?
+    pub admission: Admission,
+    /// Is there memory for what it sends?
+    pub body_memory: BodyMemory,
+    /// Which engine keeps what it speaks of?
+    pub response_affinity: ResponseAffinity,
+    /// Where does it go?
+    pub dispatch: Dispatch,
+    /// Is there a place for who watches its health?
+    pub health_watches: HealthWatchPermits,
+    /// What do callers send themselves?
+    pub bookings: Bookings,
+    /// Does the router go on?
+    pub shutdown: Shutdown,
+}
+
+impl Edge {
+    /// A request's body, decompressed, within the bounds that all bodies have, and the memory that it has.
+    pub(crate) async fn read_body_bytes<B>(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<(Bytes, BodyReservation), BodyReadError>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let mut reservation = self.body_memory.reserve(queue_share(caller, headers, None, 0))?;
+        let body = read_body(&self.config, &mut reservation, headers, body).await?;
+        Ok((body, reservation))
+    }
+
+    /// The names of the models that a caller may use, for a sentence.
+    pub(crate) fn known_models(&self, caller: &Caller) -> String {
+        let view = self.dispatch.fleet.view();
+        let known = view.models().into_iter().map(|model| model.id.as_str()).filter(|model| caller.may_use(model));
+        known.collect::<Vec<_>>().join(", ")
+    }
+}

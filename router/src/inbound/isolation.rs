@@ -1,0 +1,198 @@
+//! Keeps what engines have cached of one tenant's prompts from being noticed by another: every prompt gets a `cache_salt` that only its
+//! tenant's prompts have, made of the tenant's name and a secret of the routers. Our own index takes the same salt.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use bytes::{Bytes, BytesMut};
+use hostler_tls::hex;
+use sha2::{Digest, Sha256};
+
+use super::content::BodyFormat;
+use super::peek::Peek;
+use crate::keys::{KeyFileError, read_private};
+use crate::random::random;
+
+/// SHA-256 hashes blocks of so many bytes; RFC 2104 pads its key to one.
+const HASH_BLOCK: usize = 64;
+
+/// Bytes of a secret that the router makes itself.
+const SECRET_BYTES: usize = 32;
+
+/// Routes with prompts whose requests have no salt, as of vLLM 0.32; with what to use instead.
+const UNSALTED_ROUTES: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
+
+/// Makes salts.
+pub struct Isolation {
+    secret: Vec<u8>,
+}
+
+/// Not the secret.
+impl std::fmt::Debug for Isolation {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Isolation")
+    }
+}
+
+impl Isolation {
+    /// Reads the secret, which is made first where there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read or written, or others may read it.
+    pub fn open(path: &Path) -> Result<Self, KeyFileError> {
+        let wrong = |message: &str| KeyFileError::Invalid { path: path.to_owned(), message: message.into() };
+        if path.as_os_str().is_empty() {
+            return Err(wrong("there is no home folder to keep the secret in: say where with router.secret_file"));
+        }
+        if !path.exists() {
+            create_secret(path).map_err(|source| KeyFileError::Io { verb: "write", path: path.to_owned(), source })?;
+        }
+        let secret = read_private(path)?.trim().as_bytes().to_vec();
+        if secret.len() < SECRET_BYTES {
+            return Err(wrong("a secret has at least 32 characters: remove the file, and a new one is made"));
+        }
+        Ok(Self { secret })
+    }
+
+    /// The salt of a tenant's prompts; those that the client salts itself are apart from its others too.
+    fn salt(&self, tenant: &str, own: &str) -> String {
+        // With the length of the first, no two pairs are the same text.
+        let length = (tenant.len() as u64).to_le_bytes();
+        let salt = hmac(&self.secret, &[&length, tenant.as_bytes(), own.as_bytes()]);
+        hex(&salt)
+    }
+
+    /// The request's body with its tenant's salt; `None` where there is no prompt that it could be for.
+    ///
+    /// # Errors
+    /// When the request cannot be kept apart; in words for the client.
+    pub(super) fn add_salt(&self, request: &UnsaltedRequest<'_>) -> Result<Option<SaltedBody>, String> {
+        let UnsaltedRequest { tenant, route, content, body, peek } = request;
+        if body.is_empty() {
+            return Ok(None);
+        }
+        if let Some((_, instead)) = UNSALTED_ROUTES.iter().find(|(unsalted, _)| unsalted == route) {
+            return Err(format!("tenants' caches are kept apart here, which engines cannot do for {route}: use {instead}"));
+        }
+        match content {
+            BodyFormat::Json => {}
+            // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound. Words beside them may be guessed.
+            BodyFormat::Form(_) => {
+                let refused = |field| {
+                    format!("tenants' caches are kept apart here, which engines cannot do for the field `{field}` of a form: leave it out")
+                };
+                return peek.prompt_field.as_ref().map_or(Ok(None), |field| Err(refused(field)));
+            }
+            BodyFormat::Other => {
+                return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
+            }
+        }
+        // Anything else is a prompt to no engine.
+        if !body.trim_ascii_start().starts_with(b"{") {
+            return Ok(None);
+        }
+        let own = match (peek.raw_salts.last(), peek.salt.as_deref()) {
+            (None | Some(&"null"), _) => "",
+            (Some(_), Some(own)) if !own.is_empty() => own,
+            _ => return Err("cache_salt is a string that is not empty".into()),
+        };
+        Ok(Some(SaltedBody::new(body, &peek.raw_salts, self.salt(tenant, own))))
+    }
+}
+
+/// A request as its client sent it.
+#[derive(Debug)]
+pub(super) struct UnsaltedRequest<'a> {
+    pub(super) tenant: &'a str,
+    pub(super) route: &'a str,
+    pub(super) content: BodyFormat<'a>,
+    pub(super) body: &'a Bytes,
+    pub(super) peek: &'a Peek<'a>,
+}
+
+/// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.
+fn create_secret(path: &Path) -> std::io::Result<()> {
+    let random: [u8; SECRET_BYTES] = random()?;
+    let secret = hex(&random);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(format!(".{:016x}", fastrand::u64(..)));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+    let written = writeln!(file, "{secret}").and_then(|()| file.sync_all()).and_then(|()| match std::fs::hard_link(&draft, path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
+    });
+    // The link is the secret now, and a draft that stays harms nobody.
+    let _ = std::fs::remove_file(&draft);
+    written
+}
+
+/// HMAC-SHA256 (RFC 2104) of the parts, one after another.
+fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut padded = [0_u8; HASH_BLOCK];
+    if key.len() > HASH_BLOCK {
+        padded[..32].copy_from_slice(&Sha256::digest(key));
+    } else {
+        padded[..key.len()].copy_from_slice(key);
+    }
+    let begin = |pad: u8| Sha256::new_with_prefix(padded.map(|byte| byte ^ pad));
+    let inner = parts.iter().fold(begin(0x36), |hash, part| hash.chain_update(part)).finalize();
+    begin(0x5c).chain_update(inner).finalize().into()
+}
+
+/// A body with another salt than it came with.
+#[derive(Debug)]
+pub(super) struct SaltedBody {
+    pub(super) body: Bytes,
+    pub(super) salt: String,
+    /// Offsets and lengths, in the old body, of the values that were replaced.
+    replaced: Vec<(usize, usize)>,
+}
+
+impl SaltedBody {
+    /// `body`, a JSON object in which the values `own` are the client's salts, with `salt` instead of each of them. Engines differ in what
+    /// they make of a name that stands twice: some take the last, some refuse; so none is added where there is one.
+    fn new(body: &Bytes, own: &[&str], salt: String) -> Self {
+        let value = format!("\"{salt}\"");
+        let mut salted = BytesMut::with_capacity(body.len() + value.len() + 32);
+        let replaced: Vec<(usize, usize)> = own.iter().map(|own| (offset(body, own), own.len())).collect();
+        let mut copied = 0;
+        for (at, length) in &replaced {
+            salted.extend_from_slice(&body[copied..*at]);
+            salted.extend_from_slice(value.as_bytes());
+            copied = at + length;
+        }
+        let end = body.trim_ascii_end().len().saturating_sub(1);
+        if own.is_empty() {
+            let within = body[..end].trim_ascii_end();
+            // At the end, so that everything else stays where it is.
+            salted.extend_from_slice(within);
+            let comma = if within.ends_with(b"{") { "" } else { "," };
+            salted.extend_from_slice(format!("{comma}\"cache_salt\":{value}}}").as_bytes());
+        } else {
+            salted.extend_from_slice(&body[copied..]);
+        }
+        Self { body: salted.freeze(), salt, replaced }
+    }
+
+    /// Where the value `part` of the `old` body is now.
+    pub(super) fn relocate(&self, old: &Bytes, part: &str) -> Bytes {
+        let at = offset(old, part);
+        let before = self.replaced.iter().filter(|(replaced, _)| *replaced < at);
+        let (count, removed) = before.fold((0, 0), |(count, removed), (_, length)| (count + 1, removed + length));
+        let at = at + count * (self.salt.len() + 2) - removed;
+        self.body.slice(at..at + part.len())
+    }
+}
+
+/// Where a part of the body begins.
+fn offset(body: &Bytes, part: &str) -> usize {
+    part.as_ptr().addr() - body.as_ptr().addr()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,29 @@
+//! The way of every request into the fleet, whatever API it came by: its body is read within bounds, it is peeked at, admitted and dispatched.
+
+mod body;
+mod content;
+mod edge;
+mod form;
+pub(crate) mod headers;
+mod ids;
+mod invocation;
+mod isolation;
+mod media;
+mod peek;
+mod request;
+mod share;
+mod state;
+mod submit;
+mod work;
+
+pub use body::BodyMemory;
+#[cfg(test)]
+pub(crate) use body::BodyMemoryFull;
+pub(crate) use body::{BodyReadError, InflateError};
+pub use edge::Edge;
+pub use isolation::Isolation;
+pub use media::{InvalidMediaHost, MediaHosts};
+pub(crate) use request::{InboundRequest, Rejection};
+
+#[cfg(test)]
+mod tests;

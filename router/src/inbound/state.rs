@@ -1,0 +1,41 @@
+//! Where a request may go that names a response which one engine keeps, and whose such a response is.
+
+use tokio::time::Instant;
+
+use super::edge::Edge;
+use super::request::Rejection;
+use super::share::response_owner;
+use crate::keys::Caller;
+use crate::response_affinity::{EngineInstance, ResponseLookup, ResponseReference, query_replicas};
+
+impl Edge {
+    /// The only engine that can answer a request; `None` when any can, if only with its own words for a response that is not there.
+    ///
+    /// Where keys say who is who, a response is found only if it came through this router: nobody else knows whose it is. Without keys
+    /// the replicas are asked.
+    ///
+    /// # Errors
+    /// When it names a response that its caller does not have.
+    pub(super) async fn find_required_engine(
+        &self,
+        named: &ResponseReference,
+        caller: &Caller,
+    ) -> Result<Option<EngineInstance>, Rejection> {
+        let Some(id) = named.id() else { return Ok(None) };
+        let view = self.dispatch.fleet.view();
+        let knows_callers = !caller.key.is_empty();
+        let owner = response_owner(caller);
+        match self.response_affinity.look_up(id, owner, &view, Instant::now()) {
+            ResponseLookup::Found(home) => Ok(Some(home)),
+            ResponseLookup::Unavailable | ResponseLookup::Unknown if knows_callers => Err(Rejection::NoResponse(id.to_owned())),
+            ResponseLookup::Unavailable => Ok(None),
+            ResponseLookup::Unknown => {
+                let home = query_replicas(&view, id).await;
+                if let Some(home) = &home {
+                    self.response_affinity.record(id, home.clone(), owner, Instant::now());
+                }
+                Ok(home)
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The way of every request into the fleet, whatever API it came by: peeked at, admitted, dispatched.
+
+use bytes::Bytes;
+use hostler_proto::agent::v1::RequestHead;
+use http::Method;
+
+use super::body::BodyMemoryFull;
+use super::content::BodyFormat;
+use super::edge::Edge;
+use super::form;
+use super::headers;
+use super::ids;
+use super::invocation;
+use super::isolation::{SaltedBody, UnsaltedRequest};
+use super::peek::{Peek, is_invalid_for_engines, peek};
+use super::request::{InboundRequest, Rejection};
+use super::share::{queue_share, response_owner, tenant_hash};
+use super::work::{computes_nothing, estimate_tokens, estimate_work};
+use crate::access_log::{AccessEntry, client_id};
+use crate::admission::{LimitExceeded, LimitKind, Permit, UsageEstimate};
+use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal};
+use crate::keys::{Caller, Role};
+use crate::placement::PlacementRequest;
+use crate::response_affinity::{ResponseRecorder, ResponseReference};
+use crate::sse::Dialect;
+
+/// Said to callers whose use is limited.
+const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
+    with `stream` if it takes long";
+
+impl Edge {
+    /// Has an engine answer a request. It is read and admitted when this is called, and counted from then on: the future is to be awaited at once.
+    ///
+    /// # Errors
+    /// When no engine does; an engine's own refusal is an answer.
+    pub(crate) fn submit(&self, inquiry: InboundRequest) -> impl Future<Output = Result<Answer, Rejection>> {
+        let (entry, caller) = (inquiry.log_entry.clone(), inquiry.caller.clone());
+        // Not within the future, which would keep room for the inquiry as long as the request waits.
+        let prepared = self.prepare(inquiry);
+        async move {
+            let submitted = async {
+                let (mut outgoing, permit) = prepared?;
+                outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, &caller).await?;
+                Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?)
+            };
+            submitted.await.inspect_err(|declined| self.count_rejection(declined, &entry))
+        }
+    }
+
+    /// Has a replica chosen for a request that its caller sends itself, which counts like any other until it is dropped.
+    ///
+    /// # Errors
+    /// When it may not be sent, or no replica can take it.
+    pub(crate) async fn reserve(&self, inquiry: InboundRequest) -> Result<(ExternalPlacement, Permit), Rejection> {
+        let entry = inquiry.log_entry.clone();
+        let caller = inquiry.caller.clone();
+        let reserved = async {
+            let (outgoing, permit) = self.prepare(inquiry)?;
+            Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?, permit))
+        };
+        reserved.await.inspect_err(|declined| self.count_rejection(declined, &entry))
+    }
+
+    fn count_rejection(&self, declined: &Rejection, entry: &AccessEntry) {
+        entry.record_refusal(declined.as_str());
+        self.dispatch.metrics.count_refusal(declined.refusal_reason());
+    }
+
+    /// A refusal that does not name models which its caller may not use.
+    fn hide_other_models(&self, refusal: Refusal, caller: &Caller) -> Refusal {
+        match refusal {
+            Refusal::UnknownModel { model, .. } if caller.models.is_some() => {
+                Refusal::UnknownModel { model, known: self.known_models(caller) }
+            }
+            refusal => refusal,
+        }
+    }
+
+    /// Whether it depends on what a body says what its caller may do. Of a form that is which model it asks for, and nothing else.
+    fn needs_readable_body(&self, content: BodyFormat<'_>, caller: &Caller) -> bool {
+        let by_key = if matches!(content, BodyFormat::Form(_)) { caller.models.is_some() } else { self.keys.are_required() };
+        by_key || self.isolation.is_some()
+    }
+
+    /// Looks at what an engine would fetch for a request. A sound has any bytes; whatever else a body is called, an engine might read it as JSON.
+    fn check_media(&self, content: BodyFormat<'_>, body: &[u8], entry: &AccessEntry) -> Result<(), Rejection> {
+        if matches!(content, BodyFormat::Form(_)) {
+            return Ok(());
+        }
+        self.media_hosts.check(body, self.isolation.is_some()).map_err(|message| {
+            entry.record_refusal("media");
+            Rejection::Malformed(message)
+        })
+    }
+
+    /// A request that may enter, as it will be sent.
+    pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<(Box<OutboundRequest>, Permit), Rejection> {
+        let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
+        let content = BodyFormat::from_headers(&headers);
+        let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
+        let route = invocation::effective_route(path.path(), &peek);
+        let named = invocation::model_from_header(path.path(), &headers).map_err(Rejection::Malformed)?;
+        let id = ids::next_request_id();
+        entry.set_request(id, named.as_deref().or(peek.model.as_deref()));
+        check_permission(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Rejection::Forbidden)?;
+        if caller.role != Role::Admin && (peek.is_urgent || headers::asks_engine_priority(&headers)) {
+            return Err(Rejection::Forbidden(priority_refused_message(&caller)));
+        }
+        peek.model = named.or(peek.model);
+        self.check_media(content, &body, &entry)?;
+        let plain = UnsaltedRequest { tenant: response_owner(&caller), route, content, body: &body, peek: &peek };
+        let salted = match &self.isolation {
+            Some(isolation) if !computes_nothing(route) => isolation.add_salt(&plain).map_err(Rejection::Malformed)?,
+            _ => None,
+        };
+        let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
+        let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let room = reservation
+            .map_or_else(|| self.body_memory.reserve(guest), |reservation| reservation.transfer_to(guest))
+            .map_err(|full| memory_limit_exceeded(&full))?;
+        let names = ResponseReference::parse(&method, route, peek.previous_response_id.as_deref());
+        if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
+            return Err(Rejection::Malformed(NO_BACKGROUND.into()));
+        }
+        let work = estimate_work(route, body.len(), &peek);
+        let most_output = peek.max_output.count();
+        let output = if work.generates() { self.dispatch.placer.expected_output_tokens(most_output) } else { 0 };
+        let input = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
+        let permit =
+            self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
+        if let Some(chosen) = peek
+            .response_id
+            .as_deref()
+            .filter(|id| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(&caller), begun))
+        {
+            let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
+            return Err(Rejection::Forbidden(message));
+        }
+        let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.relocate(&body, text));
+        let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| part(text)).collect() };
+        let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
+        let (body, salt) = salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
+        // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
+        let body = room.wrap(body);
+        let outgoing = Box::new(OutboundRequest {
+            id,
+            priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
+            tenant: tenant_hash(&caller).unwrap_or_default(),
+            queue_share: guest,
+            queue_slot: None,
+            client_id: client_id(&headers),
+            placement_request: PlacementRequest {
+                model: peek.model.filter(|model| !model.is_empty()),
+                path: route.to_owned(),
+                prompt_parts: text,
+                cache_salt: salt,
+                max_output_tokens: if work.generates() { most_output } else { Some(0) },
+                is_stream: peek.is_stream,
+                required_engine: None,
+                body: body.clone(),
+            },
+            dialect: Dialect::for_path(route),
+            work,
+            stored_response: names
+                .creates_response()
+                .then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: response_owner(&caller).clone() }),
+            referenced_response: names,
+            head: RequestHead {
+                method: method.as_str().to_owned(),
+                path: path.as_str().to_owned(),
+                headers: headers::headers_for_engine(&headers, !self.keys.are_required()),
+                body_bytes: body.len() as u64,
+                guided: peek.is_guided,
+                ..RequestHead::default()
+            },
+            body,
+            log_entry: entry,
+            received_at: begun,
+        });
+        Ok((outgoing, permit))
+    }
+}
+
+/// What the caller is told whose body finds no room.
+fn memory_limit_exceeded(full: &BodyMemoryFull) -> LimitExceeded {
+    LimitExceeded { message: full.to_string(), retry_after: 1, limit: LimitKind::Router }
+}
+
+/// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
+fn clamp_priority(caller: &Caller, asked: i32) -> i32 {
+    if caller.role == Role::Admin { asked } else { asked.max(0) }
+}
+
+/// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since
+/// other releases may read it.
+fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
+    if path != invocation::PATH || caller.models.is_none() {
+        return caller.check_permission(method, path, peek.model.as_deref());
+    }
+    let named = named.ok_or_else(invocation::missing_model_message)?;
+    [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.check_permission(method, path, Some(model)))
+}
+
+/// What a caller is told that may not go before others, where engines schedule by priority.
+fn priority_refused_message(caller: &Caller) -> String {
+    format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
+}
+
+/// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
+/// unless what its caller may do depends on it.
+fn peek_body<'a>(content: BodyFormat<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+    match content {
+        _ if body.is_empty() => Ok(Peek::default()),
+        BodyFormat::Other => Ok(Peek::default()),
+        BodyFormat::Form(kind) => form::peek(kind, body).or_else(|odd| if depends { Err(odd.to_string()) } else { Ok(Peek::default()) }),
+        BodyFormat::Json => match peek(body) {
+            Err(_) if !depends && is_invalid_for_engines(body) => Ok(Peek::default()),
+            peeked => peeked.map_err(|error| error.to_string()),
+        },
+    }
+}

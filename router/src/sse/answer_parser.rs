@@ -1,0 +1,336 @@
+//! What an engine says of an answer in the answer's own JSON: what it used, and whether it finished. Read by structure while the pieces pass,
+//! in a few bytes of memory however long the answer is.
+//!
+//! By structure, because engines repeat in an answer what the request had: the schemas of tools and of the text, the arguments of calls. What
+//! stands in there is the client's word, whatever it looks like.
+
+use std::sync::LazyLock;
+
+use memchr::memchr2;
+use memchr::memmem::Finder;
+
+/// What the engine says it used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TokenUsage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of the answer.
+    pub completion_tokens: u64,
+    /// Tokens of the prompt that were cached, where the engine says so.
+    pub cached_tokens: Option<u64>,
+}
+
+/// How far the choices of an answer are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum FinishState {
+    /// None has a finish reason.
+    #[default]
+    None,
+    /// One has.
+    Finished,
+    /// One was given up by its engine, which was stopped.
+    Abort,
+}
+
+/// Containers that lead to what is looked for. No engine nests them deeper than `response.usage.input_tokens_details`.
+const DEPTH: usize = 4;
+
+/// The longest name or word that is looked for has 27 bytes.
+const WORD_BYTES: usize = 28;
+
+/// A container that is looked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JsonContainer {
+    /// The answer or event itself.
+    Root,
+    /// What an event is about.
+    Inner,
+    Choices,
+    Choice,
+    Usage,
+    Details,
+}
+
+/// What the next value is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JsonField {
+    Other,
+    Inner,
+    Choices,
+    FinishReason,
+    Usage,
+    /// The Cohere API has its numbers below this.
+    Tokens,
+    Details,
+    /// One of the `numbers`.
+    Number(usize),
+}
+
+const PROMPT: usize = 0;
+const COMPLETION: usize = 1;
+const CACHED: usize = 2;
+/// The Messages API counts those of the prompt that were cached, and those that are cached now, apart from the others.
+const CACHE_READ: usize = 3;
+const CACHE_WRITTEN: usize = 4;
+
+/// A reader of one answer or event. What is not JSON reports nothing.
+#[derive(Debug)]
+pub(crate) struct AnswerParser {
+    /// The field of an event that may have the usage, besides the event itself; empty for none.
+    nested_field: &'static [u8],
+    containers: [JsonContainer; DEPTH],
+    depth: usize,
+    /// Containers open below them that are passed over.
+    skipped_depth: usize,
+    /// The root has been closed.
+    is_root_closed: bool,
+    /// More came after that, so it was none.
+    has_trailing_data: bool,
+    /// The next string is a name.
+    is_name_expected: bool,
+    field: JsonField,
+    in_string: bool,
+    /// The next byte of the string stands behind a backslash.
+    escaped: bool,
+    /// Whether the string is one that matters.
+    is_captured: bool,
+    captured: [u8; WORD_BYTES],
+    /// More than the word can have where the string is too long for it.
+    captured_bytes: usize,
+    numbers: [Option<u64>; 5],
+    finish_state: FinishState,
+}
+
+impl AnswerParser {
+    /// A reader of an answer, or of an event whose usage may also stand in its field `inner`.
+    #[must_use]
+    pub(crate) fn new(inner: &'static str) -> Self {
+        Self {
+            nested_field: inner.as_bytes(),
+            containers: [JsonContainer::Root; DEPTH],
+            depth: 0,
+            skipped_depth: 0,
+            is_root_closed: false,
+            has_trailing_data: false,
+            is_name_expected: false,
+            field: JsonField::Other,
+            in_string: false,
+            escaped: false,
+            is_captured: false,
+            captured: [0; WORD_BYTES],
+            captured_bytes: 0,
+            numbers: [None; 5],
+            finish_state: FinishState::None,
+        }
+    }
+
+    /// A parser that ignores every answer.
+    #[must_use]
+    pub(crate) fn inert() -> Self {
+        Self { is_root_closed: true, ..Self::new("") }
+    }
+
+    /// What a whole answer or event says.
+    #[must_use]
+    pub(crate) fn parse(json: &[u8], inner: &'static str) -> Self {
+        let mut parser = Self::new(inner);
+        parser.feed(json);
+        parser
+    }
+
+    /// The usage in the root of a whole answer or event. Mostly it is the only one in there and stands near the end: then what follows it
+    /// shows where it stands, and nothing before it needs to be read.
+    #[must_use]
+    pub(crate) fn parse_usage(json: &[u8]) -> Option<TokenUsage> {
+        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
+        // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
+        let at = USAGE.find(json)?;
+        let mut parser = Self { depth: 1, field: JsonField::Usage, ..Self::new("") };
+        parser.feed(&json[at + USAGE.needle().len()..]);
+        // A field of anything deeper would be followed by the end of that, and then by the end of the root.
+        let is_in_root = parser.is_root_closed && !parser.has_trailing_data;
+        if is_in_root { parser.usage() } else { Self::parse(json, "").usage() }
+    }
+
+    /// Takes in what comes next.
+    pub(crate) fn feed(&mut self, mut piece: &[u8]) {
+        loop {
+            if self.in_string {
+                piece = self.read_string(piece);
+            }
+            if self.skipped_depth > 0 {
+                let Some(at) = piece.iter().position(|byte| matches!(byte, b'"' | b'{' | b'}' | b'[' | b']')) else { return };
+                piece = &piece[at..];
+            }
+            let Some((byte, rest)) = piece.split_first() else { return };
+            self.read_byte(*byte);
+            piece = rest;
+        }
+    }
+
+    /// What was used, where the engine has said any of it.
+    #[must_use]
+    pub(crate) fn usage(&self) -> Option<TokenUsage> {
+        let [prompt, completion, cached, read, written] = self.numbers;
+        prompt.or(completion)?;
+        let apart = read.unwrap_or(0).saturating_add(written.unwrap_or(0));
+        Some(TokenUsage {
+            prompt_tokens: prompt.unwrap_or(0).saturating_add(apart),
+            completion_tokens: completion.unwrap_or(0),
+            cached_tokens: cached.or(read),
+        })
+    }
+
+    /// Whether the end of it has been read.
+    #[must_use]
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_root_closed
+    }
+
+    /// How far the choices are.
+    #[must_use]
+    pub(crate) fn finish_state(&self) -> FinishState {
+        self.finish_state
+    }
+
+    /// The rest of a string, as far as it is here; what follows it.
+    fn read_string<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
+        let mut from = usize::from(std::mem::take(&mut self.escaped)).min(piece.len());
+        loop {
+            match memchr2(b'"', b'\\', &piece[from..]).map(|at| from + at) {
+                Some(at) if piece[at] == b'"' => {
+                    self.capture(&piece[..at]);
+                    self.in_string = false;
+                    self.end_string();
+                    return &piece[at + 1..];
+                }
+                Some(at) if at + 1 < piece.len() => from = at + 2,
+                escape => {
+                    self.escaped = escape.is_some();
+                    self.capture(piece);
+                    return &[];
+                }
+            }
+        }
+    }
+
+    /// Remembers a part of a string that matters. No word that is looked for has escapes.
+    fn capture(&mut self, part: &[u8]) {
+        if !self.is_captured {
+            return;
+        }
+        match self.captured.get_mut(self.captured_bytes..self.captured_bytes + part.len()) {
+            Some(word) => {
+                word.copy_from_slice(part);
+                self.captured_bytes += part.len();
+            }
+            None => {
+                self.is_captured = false;
+                self.captured_bytes = 0;
+            }
+        }
+    }
+
+    /// A string is whole.
+    fn end_string(&mut self) {
+        if self.skipped_depth > 0 {
+            return;
+        }
+        if self.is_name_expected {
+            self.field = self.match_field();
+            if let JsonField::Number(number) = self.field {
+                self.numbers[number] = None;
+            }
+        } else if self.field == JsonField::FinishReason && self.finish_state != FinishState::Abort {
+            self.finish_state = if &self.captured[..self.captured_bytes] == b"abort" { FinishState::Abort } else { FinishState::Finished };
+        }
+    }
+
+    /// The field of the name that was just read.
+    fn match_field(&self) -> JsonField {
+        let word = &self.captured[..self.captured_bytes];
+        match (self.innermost(), word) {
+            (Some(JsonContainer::Root), word) if !self.nested_field.is_empty() && word == self.nested_field => JsonField::Inner,
+            (Some(JsonContainer::Root | JsonContainer::Inner), b"usage") => JsonField::Usage,
+            (Some(JsonContainer::Root), b"choices") => JsonField::Choices,
+            (Some(JsonContainer::Choice), b"finish_reason") => JsonField::FinishReason,
+            (Some(JsonContainer::Usage), b"prompt_tokens" | b"input_tokens") => JsonField::Number(PROMPT),
+            (Some(JsonContainer::Usage), b"completion_tokens" | b"output_tokens") => JsonField::Number(COMPLETION),
+            (Some(JsonContainer::Usage | JsonContainer::Details), b"cached_tokens") => JsonField::Number(CACHED),
+            (Some(JsonContainer::Usage), b"cache_read_input_tokens") => JsonField::Number(CACHE_READ),
+            (Some(JsonContainer::Usage), b"cache_creation_input_tokens") => JsonField::Number(CACHE_WRITTEN),
+            (Some(JsonContainer::Usage), b"prompt_tokens_details" | b"input_tokens_details") => JsonField::Details,
+            (Some(JsonContainer::Usage), b"tokens") => JsonField::Tokens,
+            _ => JsonField::Other,
+        }
+    }
+
+    /// A byte outside of strings.
+    fn read_byte(&mut self, byte: u8) {
+        match byte {
+            b'"' => {
+                self.in_string = true;
+                self.is_captured = self.skipped_depth == 0 && (self.is_name_expected || self.field == JsonField::FinishReason);
+                self.captured_bytes = 0;
+            }
+            b'{' | b'[' => self.open_container(byte == b'{'),
+            b'}' | b']' => self.close_container(),
+            _ if self.skipped_depth > 0 => {}
+            b':' => self.is_name_expected = false,
+            b',' => {
+                self.has_trailing_data |= self.is_root_closed;
+                self.field = JsonField::Other;
+                self.is_name_expected = self.innermost().is_some_and(|place| place != JsonContainer::Choices);
+            }
+            b'0'..=b'9' => {
+                if let JsonField::Number(number) = self.field {
+                    let digits = self.numbers[number].unwrap_or(0);
+                    self.numbers[number] = Some(digits.saturating_mul(10).saturating_add(u64::from(byte - b'0')));
+                }
+            }
+            // Of a fraction the whole part counts; less than nothing is nothing.
+            b'.' | b'e' | b'E' | b'-' => self.field = JsonField::Other,
+            _ => {}
+        }
+    }
+
+    fn open_container(&mut self, is_object: bool) {
+        let wanted = match (self.innermost(), self.field, is_object) {
+            _ if self.skipped_depth > 0 || self.is_root_closed || self.depth == DEPTH => None,
+            (None, _, true) => Some(JsonContainer::Root),
+            (_, JsonField::Inner, true) => Some(JsonContainer::Inner),
+            (_, JsonField::Choices, false) => Some(JsonContainer::Choices),
+            (Some(JsonContainer::Choices), _, true) => Some(JsonContainer::Choice),
+            (_, JsonField::Usage | JsonField::Tokens, true) => Some(JsonContainer::Usage),
+            (_, JsonField::Details, true) => Some(JsonContainer::Details),
+            _ => None,
+        };
+        self.field = JsonField::Other;
+        match wanted {
+            Some(place) => {
+                self.containers[self.depth] = place;
+                self.depth += 1;
+                self.is_name_expected = place != JsonContainer::Choices;
+            }
+            None => self.skipped_depth += 1,
+        }
+    }
+
+    fn close_container(&mut self) {
+        if self.skipped_depth > 0 {
+            self.skipped_depth -= 1;
+        } else {
+            self.has_trailing_data |= self.is_root_closed;
+            self.depth = self.depth.saturating_sub(1);
+            self.is_root_closed |= self.depth == 0;
+            self.field = JsonField::Other;
+        }
+    }
+
+    fn innermost(&self) -> Option<JsonContainer> {
+        self.containers[..self.depth].last().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,397 @@
+//! Reads an event stream as it passes, without changing a byte: is it finished, has it failed, what did it use.
+//!
+//! It lets whole events through and buffers a last half one, so that an error event can always be appended. A success needs a
+//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died. Finish reasons and usage are read by structure ([`AnswerParser`]),
+//! but only of events that seem to have one.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem::Finder;
+use serde::Deserialize;
+
+use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
+
+/// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
+const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
+
+/// What stays buffered of such an event: no more of its end than this can be cut off it without being seen.
+const OVERLAP_BYTES: usize = 4;
+
+/// How a stream of this route ends and fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// `/v1/chat/completions` and `/v1/completions`: a finish reason, then `[DONE]`.
+    OpenAi,
+    /// `/v1/responses`: ends with a `response.completed`, `.incomplete` or `.failed` event.
+    Responses,
+    /// `/v1/messages`: ends with `message_stop`.
+    Anthropic,
+    /// Any other event stream: ends when it ends.
+    Other,
+}
+
+impl Dialect {
+    /// The dialect of a route.
+    #[must_use]
+    pub fn for_path(path: &str) -> Self {
+        match path {
+            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
+            "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Anthropic,
+            _ => Self::Other,
+        }
+    }
+
+    /// What each event has that tells of new tokens: front-ends send others before they have any.
+    pub(crate) fn token_marker(self) -> &'static [u8] {
+        match self {
+            Self::OpenAi | Self::Other => b"\n\n",
+            Self::Responses => b".delta\n",
+            Self::Anthropic => b"event: content_block_delta",
+        }
+    }
+
+    /// Whether an event of this name is the end of a whole answer.
+    fn is_final_event(self, name: &[u8]) -> bool {
+        match self {
+            Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
+            Self::Anthropic => name == b"message_stop",
+            Self::OpenAi | Self::Other => false,
+        }
+    }
+
+    /// Whether an event of this name may say what was used.
+    fn has_usage_field(self, name: &[u8]) -> bool {
+        match self {
+            Self::Responses => self.is_final_event(name),
+            Self::Anthropic => matches!(name, b"message_start" | b"message_delta"),
+            Self::OpenAi | Self::Other => true,
+        }
+    }
+
+    /// The field of an event in which that may stand, if not in the event itself.
+    fn nested_field(self) -> &'static str {
+        match self {
+            Self::OpenAi => "",
+            Self::Responses => "response",
+            Self::Anthropic => "message",
+            // As the Cohere API has it.
+            Self::Other => "delta",
+        }
+    }
+
+    /// The event that tells a client of this dialect that its answer has failed.
+    #[must_use]
+    pub fn error_event(self, message: &str) -> Bytes {
+        let (event, data) = match self {
+            Self::OpenAi | Self::Other => {
+                ("", serde_json::json!({"error": {"message": message, "type": "InternalServerError", "param": null, "code": 502}}))
+            }
+            Self::Responses => {
+                ("event: error\n", serde_json::json!({"type": "error", "code": "server_error", "message": message, "param": null}))
+            }
+            Self::Anthropic => ("event: error\n", serde_json::json!({"type": "error", "error": {"type": "api_error", "message": message}})),
+        };
+        format!("{event}data: {data}\n\n").into()
+    }
+}
+
+/// Whether an error says that the engine's core is dead, as vLLM's Python front-end does until it exits 2 to 5 s later (the Rust one breaks off).
+/// Any other internal error is the request's own, whatever it repeats of the request.
+#[must_use]
+pub(crate) fn is_engine_death(error: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Error<'a> {
+        #[serde(borrow)]
+        error: Option<Said<'a>>,
+        #[serde(borrow)]
+        message: Option<Cow<'a, str>>,
+    }
+    #[derive(Deserialize)]
+    struct Said<'a> {
+        #[serde(borrow)]
+        message: Cow<'a, str>,
+    }
+    // An answer may also be the one event of a stream.
+    let data = EventFields::parse(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
+    let Ok(Error { error, message }) = serde_json::from_slice::<Error<'_>>(data) else { return false };
+    let message = error.map(|error| error.message).or(message);
+    message.is_some_and(|message| message.starts_with("EngineCore encountered an issue"))
+}
+
+/// What to do with the bytes just read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ChunkOutcome {
+    /// Send these, which may be none.
+    Forward(Bytes),
+    /// Send these, then end the answer as broken: they end with the engine's own error event.
+    Failed {
+        /// What is to be sent.
+        bytes: Bytes,
+        /// The error is that the engine's core is dead.
+        is_engine_dead: bool,
+    },
+    /// Send these, then our own error event: the engine gave up on the answer while pretending to finish it.
+    Aborted(Bytes),
+}
+
+/// Follows one event stream.
+#[derive(Debug)]
+pub struct SseScanner {
+    dialect: Dialect,
+    buffer: BytesMut,
+    /// What is buffered belongs to an event whose beginning has been let through.
+    partial_event: Option<Box<PartialEvent>>,
+    has_finish: bool,
+    has_done_marker: bool,
+    usage: Option<TokenUsage>,
+    event_count: u64,
+}
+
+/// An event that is let through in parts.
+#[derive(Debug)]
+struct PartialEvent {
+    parser: AnswerParser,
+    /// It ends the answer well.
+    is_final: bool,
+    /// It is an error.
+    is_error: bool,
+}
+
+enum EventVerdict {
+    Fine,
+    Error { is_engine_dead: bool },
+    Abort,
+}
+
+impl SseScanner {
+    /// A scanner at the beginning of a stream.
+    #[must_use]
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            buffer: BytesMut::new(),
+            partial_event: None,
+            has_finish: false,
+            has_done_marker: false,
+            usage: None,
+            event_count: 0,
+        }
+    }
+
+    /// Takes in what was read and says what may be sent.
+    pub fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
+        let bytes = if self.buffer.is_empty() {
+            bytes
+        } else {
+            self.buffer.extend_from_slice(&bytes);
+            self.buffer.split().freeze()
+        };
+        let mut begin = 0;
+        while let Some(end) = event_end(&bytes[begin..]) {
+            match self.scan_event(&bytes[begin..begin + end]) {
+                EventVerdict::Fine => begin += end,
+                EventVerdict::Error { is_engine_dead } => {
+                    return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead };
+                }
+                EventVerdict::Abort => return ChunkOutcome::Aborted(bytes.slice(..begin)),
+            }
+            self.event_count += 1;
+            self.partial_event = None;
+        }
+        if bytes.len() - begin > MAX_BUFFERED_EVENT_BYTES {
+            let end = bytes.len() - OVERLAP_BYTES;
+            if matches!(self.scan_part(&bytes[begin..end]), EventVerdict::Abort) {
+                return ChunkOutcome::Aborted(bytes.slice(..begin));
+            }
+            begin = end;
+        }
+        self.buffer.extend_from_slice(&bytes[begin..]);
+        ChunkOutcome::Forward(bytes.slice(..begin))
+    }
+
+    /// The event that tells the client that its answer has failed; it closes an event of which a part has been sent.
+    #[must_use]
+    pub fn error_event(&self, message: &str) -> Bytes {
+        let event = self.dialect.error_event(message);
+        if self.partial_event.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
+    }
+
+    /// What is still buffered; called when the stream has ended.
+    pub fn take_rest(&mut self) -> Bytes {
+        let rest = self.buffer.split().freeze();
+        // An engine may leave out the last blank line.
+        if !rest.is_empty() {
+            self.scan_event(&rest);
+            self.event_count += 1;
+        }
+        rest
+    }
+
+    /// Whether the stream, now that it has ended, gave a whole answer.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match self.dialect {
+            Dialect::OpenAi => self.has_finish && self.has_done_marker,
+            Dialect::Responses | Dialect::Anthropic => self.has_finish,
+            Dialect::Other => true,
+        }
+    }
+
+    /// The last usage seen.
+    #[must_use]
+    pub fn usage(&self) -> Option<TokenUsage> {
+        self.usage
+    }
+
+    /// Events seen.
+    #[must_use]
+    pub fn event_count(&self) -> u64 {
+        self.event_count
+    }
+
+    fn scan_event(&mut self, event: &[u8]) -> EventVerdict {
+        static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
+        if self.partial_event.is_some() {
+            return self.scan_last_part(event);
+        }
+        let EventFields { name, data } = EventFields::parse(event);
+        if is_error(name, data) {
+            return EventVerdict::Error { is_engine_dead: data.is_some_and(is_engine_death) };
+        }
+        let ends = self.dialect.is_final_event(name);
+        self.has_finish |= ends && !self.dialect.has_usage_field(name);
+        let Some(data) = data else { return EventVerdict::Fine };
+        match self.dialect {
+            Dialect::OpenAi if data.starts_with(b"[DONE]") => self.has_done_marker = true,
+            Dialect::OpenAi if has_finish_reason(data) => return self.apply_answer(&AnswerParser::parse(data, ""), false),
+            // Clients may have it with every event.
+            Dialect::OpenAi if USAGE.find(data).is_some() => self.merge_usage(AnswerParser::parse_usage(data)),
+            Dialect::OpenAi => {}
+            Dialect::Other if USAGE.find(data).is_none() => {}
+            Dialect::Responses | Dialect::Anthropic if !self.dialect.has_usage_field(name) => {}
+            _ => return self.apply_answer(&AnswerParser::parse(data, self.dialect.nested_field()), ends),
+        }
+        EventVerdict::Fine
+    }
+
+    /// A part of an event that is too long to be buffered.
+    fn scan_part(&mut self, part: &[u8]) -> EventVerdict {
+        let dialect = self.dialect;
+        let long = match &mut self.partial_event {
+            Some(long) => {
+                long.parser.feed(part);
+                long
+            }
+            none => {
+                let EventFields { name, data } = EventFields::parse(part);
+                let parser = if dialect.has_usage_field(name) {
+                    AnswerParser::parse(data.unwrap_or_default(), dialect.nested_field())
+                } else {
+                    AnswerParser::inert()
+                };
+                none.insert(Box::new(PartialEvent { parser, is_final: dialect.is_final_event(name), is_error: is_error(name, data) }))
+            }
+        };
+        if dialect == Dialect::OpenAi && long.parser.finish_state() == FinishState::Abort {
+            EventVerdict::Abort
+        } else {
+            EventVerdict::Fine
+        }
+    }
+
+    /// The last part of such an event.
+    fn scan_last_part(&mut self, part: &[u8]) -> EventVerdict {
+        let verdict = self.scan_part(part);
+        let Some(long) = self.partial_event.take() else { return verdict };
+        let verdict = match verdict {
+            EventVerdict::Fine if long.is_error => EventVerdict::Error { is_engine_dead: false },
+            EventVerdict::Fine => self.apply_answer(&long.parser, long.is_final),
+            verdict => verdict,
+        };
+        // What follows has to know that it has begun.
+        self.partial_event = Some(long);
+        verdict
+    }
+
+    /// What an event says of the answer, which it `ends` if it is whole.
+    fn apply_answer(&mut self, parser: &AnswerParser, ends: bool) -> EventVerdict {
+        self.has_finish |= ends && parser.is_complete();
+        if self.dialect == Dialect::OpenAi {
+            match parser.finish_state() {
+                FinishState::Abort => return EventVerdict::Abort,
+                FinishState::Finished => self.has_finish = true,
+                FinishState::None => {}
+            }
+        }
+        self.merge_usage(parser.usage());
+        EventVerdict::Fine
+    }
+
+    /// The last event of a message need not repeat how long the prompt was.
+    fn merge_usage(&mut self, usage: Option<TokenUsage>) {
+        if let Some(usage) = usage {
+            let before = self.usage.unwrap_or_default();
+            self.usage = Some(TokenUsage {
+                prompt_tokens: usage.prompt_tokens.max(before.prompt_tokens),
+                cached_tokens: usage.cached_tokens.or(before.cached_tokens),
+                ..usage
+            });
+        }
+    }
+}
+
+/// Whether an event is an engine's error. No client has a word in the name of an event, nor in the first field of its data.
+fn is_error(name: &[u8], data: Option<&[u8]>) -> bool {
+    name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":"))
+}
+
+/// Whether there is a finish reason in an event. Nearly all have one that is null.
+fn has_finish_reason(data: &[u8]) -> bool {
+    static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
+    FINISH.find_iter(data).any(|at| data[at + FINISH.needle().len()..].trim_ascii_start().starts_with(b"\""))
+}
+
+/// What is read of an event: the first field of each name.
+struct EventFields<'a> {
+    /// Empty when it has none.
+    name: &'a [u8],
+    data: Option<&'a [u8]>,
+}
+
+impl<'a> EventFields<'a> {
+    fn parse(event: &'a [u8]) -> Self {
+        let (mut name, mut data) = (None, None);
+        let mut begin = 0;
+        while begin < event.len() {
+            let end = memchr::memchr(b'\n', &event[begin..]).map_or(event.len(), |at| begin + at);
+            let line = &event[begin..end];
+            if let Some(value) = line.strip_prefix(b"data:") {
+                data = data.or(Some(value));
+            } else if let Some(value) = line.strip_prefix(b"event:") {
+                name = name.or(Some(value));
+            }
+            begin = end + 1;
+        }
+        let trimmed = |value: &'a [u8]| value.strip_prefix(b" ").unwrap_or(value).trim_ascii_end();
+        Self { name: name.map_or(b"", trimmed), data: data.map(trimmed) }
+    }
+}
+
+/// Length of the first event with its blank line, if it is whole.
+fn event_end(bytes: &[u8]) -> Option<usize> {
+    let newlines = memchr::memchr_iter(b'\n', bytes);
+    for at in newlines {
+        match &bytes[at + 1..] {
+            [b'\n', ..] => return Some(at + 2),
+            [b'\r', b'\n', ..] => return Some(at + 3),
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;
