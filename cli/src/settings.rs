@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::telemetry::LogConfig;
-use hostler_boot::{Section, Settings, SettingSources};
+use hostler_boot::{Section, SettingSources, Settings};
 use hostler_router::RouterConfig;
 
 /// What comes after `--` on the command line.

@@ -14,8 +14,8 @@ use clap::{Arg, ArgAction, ArgMatches};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-pub use document::{markdown, example_file};
-pub use schema::{ValueKind, Section, Setting};
+pub use document::{example_file, markdown};
+pub use schema::{Section, Setting, ValueKind};
 
 /// What is wrong with the configuration, and where.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,10 @@ const REMOVED_SETTINGS: [(&str, &str); 4] = [
     ),
     ("router.certificate_lifetime", "leave it out; a node's certificate holds for 24 h, and its agent renews it after 16 h"),
     ("router.client_stall_timeout", "leave it out; a client that takes nothing of its answer for 5 min is disconnected"),
-    ("router.max_held_bytes", "leave it out; the bodies of waiting requests may have 1 GiB in all, and router.max_queued bounds their number"),
+    (
+        "router.max_held_bytes",
+        "leave it out; the bodies of waiting requests may have 1 GiB in all, and router.max_queued bounds their number",
+    ),
 ];
 
 /// Where settings come from besides their defaults.

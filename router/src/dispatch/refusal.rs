@@ -91,7 +91,10 @@ impl From<Overload> for Refusal {
                 message: match full {
                     Full::Requests => "as many requests wait for a replica, of all or of yours, as router.max_held allows".into(),
                     Full::Bytes => {
-                        format!("requests that wait for a replica, all or yours, have as many bytes as may wait ({} GiB in all)", MAX_QUEUED_BYTES >> 30)
+                        format!(
+                            "requests that wait for a replica, all or yours, have as many bytes as may wait ({} GiB in all)",
+                            MAX_QUEUED_BYTES >> 30
+                        )
                     }
                 },
                 retry_after: QUEUE_FULL_RETRY_SECONDS,

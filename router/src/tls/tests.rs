@@ -41,5 +41,8 @@ fn an_authority_secures_the_agents_port_alone() {
     let security = RouterTls::load(&config).unwrap();
     let (here, everywhere): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "[::]:2".parse().unwrap());
     security.check_plain_text(&config, here, everywhere).unwrap();
-    assert!(matches!(security.check_plain_text(&config, everywhere, everywhere), Err(TlsSetupError::PlainText { setting: "router.listen", .. })));
+    assert!(matches!(
+        security.check_plain_text(&config, everywhere, everywhere),
+        Err(TlsSetupError::PlainText { setting: "router.listen", .. })
+    ));
 }
