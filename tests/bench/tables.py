@@ -41,7 +41,7 @@ class Table:
 
     def markdown(self) -> str:
         """For a page: a section of its own."""
-        return "\n\n".join([f"## {self.title}", textwrap.fill(self.about, 150), self.grid()])
+        return "\n\n".join([f"## {self.title}", textwrap.fill(self.about, 100), self.grid()])
 
     def grid(self) -> str:
         """The rows alone, for a page."""
@@ -58,8 +58,8 @@ def tables(runs: Runs) -> list[Table]:
 def events(runs: Runs) -> Table | None:
     """CPU for a streamed event."""
     about = (
-        "CPU time in microseconds for one event, all streams being open at once; every engine gives one event to each of its streams every 100 ms. "
-        "The figure after the range is the part of nginx's median."
+        "CPU time in microseconds for one event. All streams are open at once; every engine gives one event to each of its streams every 100 "
+        "ms. The figure after the range is the share of nginx's median."
     )
     return costs(runs, "CPU time for a streamed event", about, COSTS[:4])
 
@@ -67,8 +67,9 @@ def events(runs: Runs) -> Table | None:
 def requests(runs: Runs) -> Table | None:
     """CPU for a request."""
     about = (
-        "CPU time in microseconds for one request without streaming and its answer of one token: 256 clients with prompts of 64 bytes, 64 clients "
-        "with prompts of 100 kB, each asking again as soon as it has its answer. The figure after the range is the part of nginx's median."
+        "CPU time in microseconds for one request without streaming and its answer of one token. 256 clients have prompts of 64 bytes, 64 "
+        "clients have prompts of 100 kB; each sends its next request as soon as it has its answer. The figure after the range is the share of"
+        " nginx's median."
     )
     return costs(runs, "CPU time for a request", about, COSTS[4:])
 
@@ -90,9 +91,9 @@ def costs(runs: Runs, title: str, about: str, scenarios: Iterable[str]) -> Table
 def core(runs: Runs) -> Table | None:
     """Requests in a second through one CPU."""
     about = (
-        "The tiny requests again, with the router (or the peer) alone on one CPU and everything else on the others. `used` is how much of its CPU it"
-        " used: well below 1, the engines, the agent and the load generator were what held it up, and `at all of it` is what the same cost would "
-        "give with nothing else in the way: requests a second divided by the part used."
+        "The tiny requests again, with the router (or the peer) alone on one CPU and everything else on the others. `used` is how much of its"
+        " CPU it used. Well below 1, the engines, the agent and the load generator were the limit. `at all of it` is what the same cost would"
+        " give with nothing else in the way: requests a second divided by the part used."
     )
     rows = [["", "requests/s", "used", "at all of it", "held up by"]]
     for way in runs.ways("core"):
@@ -117,10 +118,10 @@ def at_full_core(run: Run) -> float | None:
 def low_latency(runs: Runs) -> Table | None:
     """What a way adds when little is going on."""
     about = (
-        "Streamed chats of about 128 tokens in and 64 out, 100 a second at random times, engines with steps of 5 ms: milliseconds to the first token"
-        " and between tokens, p50 and p99. `direct` is the time itself, the others are what they add to the same quantile in the same repetition. "
-        "The load generator knows times to 3 %, so less than some 0.2 ms is nothing; `late` is how late it began requests itself (p99), which counts"
-        " as waiting."
+        "Streamed chats of about 128 tokens in and 64 out, 100 a second at random times, engines with steps of 5 ms. The columns are "
+        "milliseconds to the first token and between tokens, p50 and p99. `direct` is the time itself; the others are what they add to the "
+        "same quantile in the same repetition. The load generator knows times to 3 %, so less than some 0.2 ms is nothing. `late` is how late"
+        " it began requests itself (p99), which counts as waiting."
     )
     rows = [["", *QUANTILES, "late"]]
     for way in runs.ways("latency"):
@@ -132,9 +133,9 @@ def low_latency(runs: Runs) -> Table | None:
 def half_latency(runs: Runs) -> Table | None:
     """What a way adds at half of what it can do."""
     about = (
-        "The same at half of what the way itself gave 256 clients (`chats/s`): what it adds to the engines alone at that same rate, which were "
-        "measured just before and have columns of their own. At this rate load generator, engines and router share a busy machine: p99 is mostly the"
-        " wait for a CPU."
+        "The same at half of what the way itself gave 256 clients (`chats/s`). The figures are what it adds to the engines alone at that same"
+        " rate, which were measured just before and have columns of their own. At this rate load generator, engines and router share a busy "
+        "machine: p99 is mostly the wait for a CPU."
     )
     rows = [["", "chats/s", *QUANTILES, "direct: first p99", "between p99", "late"]]
     for way in runs.ways("latency"):
@@ -161,9 +162,9 @@ def _beside_direct(runs: Runs, way: str, name: str) -> Value:
 def footprint(runs: Runs) -> Table | None:
     """Memory and start."""
     about = (
-        "Resident memory in MB two seconds after the start, and how much more it is with 1,000 open streams that wait for their next event, when "
-        "each has had one. `start` is the time from the start until a request through it is answered; hostler's holds the start of its agent and of "
-        "both engines, the others find engines that run."
+        "Resident memory in MB two seconds after the start, and how much more it is with 1,000 open streams that wait for their next event, "
+        "when each has had one. `start` is the time from the start until a request through it is answered. Hostler's includes the start of "
+        "its agent and of both engines; the others find engines that run."
     )
     rows = [["", "MB at rest", "MB per 1,000 idle streams", "CPU at rest, ms/s", "start, seconds"]]
     kinds = [subjects(runs, ["footprint"], kind) for kind in ("rss", "idle", "resting")]
@@ -177,9 +178,10 @@ def footprint(runs: Runs) -> Table | None:
 def context(runs: Runs) -> Table | None:
     """What else happened meanwhile, to judge the figures by."""
     about = (
-        "Medians, to judge the other tables by: CPU time of both engines and of the load generator for one event or request, how many of these there"
-        " were in a second, the time of whole requests in milliseconds, and how many CPUs the router or the peer used. Where engines and load move "
-        "between ways, so did the machine, or a way made them work differently; all share the CPUs, so requests a second are no limit of a router."
+        "Medians, to judge the other tables by: CPU time of both engines and of the load generator for one event or request, how many of "
+        "these there were in a second, the time of whole requests in milliseconds, and how many CPUs the router or the peer used. Where "
+        "engines and load differ between ways, so did the machine, or a way made them work differently. All share the CPUs, so requests a "
+        "second are no limit of a router."
     )
     columns = {"engines": "cpu.engines", "load": "cpu.load", "per second": "per_second", "p50": "p50_ms", "p99": "p99_ms", "CPUs": "share"}
     rows = [["", "", *columns]]
