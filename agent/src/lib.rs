@@ -7,10 +7,12 @@ pub mod advise;
 pub mod cache;
 mod config;
 pub mod crashes;
+mod dial;
 pub mod engine;
 mod engine_client;
 pub mod prompt_files;
 pub mod gpu;
+pub mod gpu_watch;
 pub mod host;
 pub mod join;
 pub mod keeper;
@@ -21,6 +23,7 @@ pub mod plan;
 pub mod probe;
 mod process;
 mod run_dir;
+mod sizes;
 pub mod traffic;
 pub mod uplink;
 pub mod vllm;
@@ -317,7 +320,7 @@ impl Agent {
 
     /// Watches the GPUs that engines run on, until `end`.
     fn watch_gpus(&self, state: &NodeState, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
-        let watched = |replica: &node::Replica| gpu::WatchedReplica {
+        let watched = |replica: &node::Replica| gpu_watch::WatchedReplica {
             name: format!("{}/{}", self.node, replica.index),
             gpus: replica.traits.setup.gpus.clone(),
             engine: replica.engine.clone(),
@@ -326,7 +329,7 @@ impl Agent {
         let driver = self.driver.clone();
         async move {
             if let Some(driver) = driver {
-                gpu::watch(driver, watched, end).await;
+                gpu_watch::watch(driver, watched, end).await;
             }
         }
     }

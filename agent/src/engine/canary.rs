@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::http::{Client, FetchError};
+use crate::engine_client::{ApiClient, FetchError};
 use super::watched_engine::WatchedEngine;
 use crate::process::activity::{Activity, ProcessSnapshot};
 use crate::traffic::Traffic;
@@ -39,14 +39,14 @@ pub(super) enum CanaryOutcome {
 /// Asks one life of an engine for test completions.
 #[derive(Debug)]
 pub(super) struct Canary {
-    client: Client,
+    client: ApiClient,
     /// It has been answered before.
     has_answered: bool,
 }
 
 impl Canary {
     pub(super) fn new(subject: &WatchedEngine) -> Self {
-        Self { client: Client::new(&subject.socket), has_answered: false }
+        Self { client: ApiClient::new(&subject.socket), has_answered: false }
     }
 
     /// Asks once, and waits for as long as a completion may take.

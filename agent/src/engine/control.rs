@@ -12,7 +12,7 @@ use tokio::time::timeout;
 pub(super) use self::routes::is_asleep;
 use self::routes::{NO_SLEEP_ROUTE, SLEEP_DEADLINE, parse_adapter};
 pub(super) use self::desired_adapters::DesiredAdapters;
-use super::http::{Client, FetchError};
+use crate::engine_client::{ApiClient, FetchError};
 use super::{Engine, Phase, EngineShared, Status};
 
 /// Orders that wait for the one at work.
@@ -234,7 +234,7 @@ impl ControlTask {
                 "level 2 would forget the weights of LoRA adapter {name} and nothing reads those again: unload it first, or use level 1"
             )));
         }
-        let mut client = Client::new(engine.socket());
+        let mut client = ApiClient::new(engine.socket());
         // Asked before requests are turned away for nothing.
         is_asleep(&mut client).await?;
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
@@ -259,7 +259,7 @@ impl ControlTask {
     }
 
     async fn wake(&self, engine: &Engine, level: u8) -> Result<(), ControlError> {
-        let mut client = Client::new(engine.socket());
+        let mut client = ApiClient::new(engine.socket());
         routes::wake(&client, level, self.config.startup_timeout).await?;
         let awake = async {
             while is_asleep(&mut client).await? {
@@ -289,7 +289,7 @@ impl ControlTask {
             }
             // Loading again after some replicas have failed must not fail on the others.
             Some(Some(_)) => {}
-            None => routes::load(&Client::new(engine.socket()), &adapter).await?,
+            None => routes::load(&ApiClient::new(engine.socket()), &adapter).await?,
         }
         self.desired_adapters.send_modify(|_| ());
         let noted = await_status(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
@@ -313,7 +313,7 @@ impl ControlTask {
         let unloaded = async {
             await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
             tokio::time::sleep(UNLOAD_DELAY).await;
-            routes::unload(&Client::new(engine.socket()), &name).await
+            routes::unload(&ApiClient::new(engine.socket()), &name).await
         };
         let unloaded = unloaded.await;
         if unloaded.is_ok() {

@@ -10,8 +10,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::health::{ModelCard, HealthEvent};
+use super::health::HealthEvent;
 use super::log::{EngineLog, is_sign_of_loading};
+use super::model_card::ModelCard;
 use super::startup_progress::{LogFacts, StartupProgress, StartupLogParser};
 use crate::cache;
 use crate::keeper::KeeperNotices;

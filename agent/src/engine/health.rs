@@ -11,7 +11,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, DesiredAdapters};
-use super::http::{Client, FetchError, Reply};
+use super::model_card::ModelCard;
+use crate::engine_client::{ApiClient, FetchError, Reply};
 use super::watched_engine::WatchedEngine;
 use super::{canary, watchdog};
 use crate::process::activity::ProcessSnapshot;
@@ -47,15 +48,6 @@ const TOKENIZE: &str = "/tokenize";
 /// Routes that a front-end must have, and for what.
 const REQUIRED_ROUTES: [(&str, &str); 2] = [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
-/// One model as the engine describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelCard {
-    /// The name that requests use.
-    pub id: String,
-    /// The engine's own JSON object, unchanged.
-    pub raw: Bytes,
-}
-
 /// What was learnt about the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
@@ -75,7 +67,7 @@ pub(crate) enum HealthEvent {
 
 /// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.
 pub(crate) async fn watch(subject: WatchedEngine, news: mpsc::Sender<HealthEvent>) {
-    let mut client = Client::new(&subject.socket);
+    let mut client = ApiClient::new(&subject.socket);
     let mut wanted = subject.desired_adapters.clone();
     let Some(models) = await_ready(&mut client, &subject.socket, &news, &mut wanted).await else {
         return;
@@ -104,7 +96,7 @@ pub(crate) async fn watch(subject: WatchedEngine, news: mpsc::Sender<HealthEvent
 
 /// Asks until the engine is healthy and names its models; `None` when nobody listens any more.
 async fn await_ready(
-    client: &mut Client,
+    client: &mut ApiClient,
     socket: &Path,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
@@ -138,7 +130,7 @@ async fn await_ready(
 
 /// A route that is needed beside those that told that the engine is ready, if its front-end does not have it. Both of vLLM's answer a GET
 /// of a route that they do not have with 404, and of one that wants POST with 405.
-async fn missing_route(client: &mut Client, front_end: FrontEndInUse) -> Option<String> {
+async fn missing_route(client: &mut ApiClient, front_end: FrontEndInUse) -> Option<String> {
     for (route, purpose) in REQUIRED_ROUTES {
         // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
@@ -156,7 +148,7 @@ async fn missing_route(client: &mut Client, front_end: FrontEndInUse) -> Option<
 }
 
 /// The models of an engine that has become healthy, with the adapters that it had in its last life.
-async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch::Receiver<DesiredAdapters>) -> Result<Vec<ModelCard>, String> {
+async fn read_all_models(client: &mut ApiClient, socket: &Path, wanted: &mut watch::Receiver<DesiredAdapters>) -> Result<Vec<ModelCard>, String> {
     let models = read_models(client).await?;
     let now = wanted.borrow_and_update().clone();
     if now.adapters.is_empty() {
@@ -168,7 +160,7 @@ async fn read_all_models(client: &mut Client, socket: &Path, wanted: &mut watch:
 
 /// Asks a ready engine for its health and its models; says why it is to be given up, or nothing when nobody listens any more.
 async fn await_unhealthy(
-    client: &mut Client,
+    client: &mut ApiClient,
     subject: &WatchedEngine,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
@@ -235,7 +227,7 @@ fn health_error(answer: &Result<Reply, FetchError>) -> Option<String> {
     }
 }
 
-async fn read_models(client: &mut Client) -> Result<Vec<ModelCard>, String> {
+async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
     let reply = client.get("/v1/models", MODELS_DEADLINE).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
     if reply.status != StatusCode::OK {
         return Err(format!("/v1/models has status {}", reply.status.as_u16()));

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use zeromq::{PubSocket, Socket};
 
-use super::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use super::*;
 use crate::process::orphans::{keepers_of, orphans};
 use crate::traffic::RouterKey;

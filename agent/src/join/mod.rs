@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use crate::AgentConfig;
 use crate::run_dir;
-use crate::uplink::dial::{DialError, dial};
+use crate::dial::{DialError, dial};
 pub(crate) use identity::Identity;
 
 /// How long a router may take to sign.

@@ -17,7 +17,6 @@ pub mod what_if;
 
 use std::path::Path;
 
-pub(crate) use self::error::format_gib;
 pub use self::error::{ModelDoesNotFit, PlanError, Alternative};
 pub use self::front_end::FrontEndChoice;
 pub use self::layout::{GpuLayout, GpuGroupLayout, UnusedGpu, SizeReason};
@@ -28,7 +27,6 @@ pub use self::setup::{CacheFormat, EnginePlanSetup, StepLimits};
 pub use self::shape::ModelShape;
 pub use self::survey::{Inventory, PlanPreview, PreviewRequest, probe_installed, plan_inventory, preview};
 pub use self::weights::WeightFormat;
-pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, Links};
 use crate::host::{ReplicaPlan, EngineProgram};

@@ -24,11 +24,11 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
 use super::transfers::TransferQueue;
-use super::dial::{DialError, dial};
 use super::orders;
 use super::backoff::{MAX_DELAY, Backoff};
 use super::relay;
 use super::report::Reporter;
+use crate::dial::{DialError, dial};
 use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
 use crate::node::REPORT_INTERVAL;

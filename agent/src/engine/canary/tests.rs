@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::super::Phase;
 use super::super::health::tests::{Resting, Watched};
-use super::super::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use super::*;
 
 const S: Duration = Duration::from_secs(1);

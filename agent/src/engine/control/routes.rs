@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Adapter, ControlError};
-use crate::engine::ModelCard;
-use crate::engine::http::{Client, FetchError, Reply};
+use crate::engine::model_card::ModelCard;
+use crate::engine_client::{ApiClient, FetchError, Reply};
 
 /// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
 pub(super) const SLEEP_DEADLINE: Duration = Duration::from_secs(180);
@@ -27,13 +27,13 @@ pub(super) const NO_SLEEP_ROUTE: &str =
 pub(super) const NO_ADAPTER_ROUTE: &str =
     "this engine takes no adapters at run time: start it with --enable-lora (and --max-loras, --max-lora-rank) among agent.engine_args";
 
-pub(super) async fn sleep(client: &Client, level: u8) -> Result<(), ControlError> {
+pub(super) async fn sleep(client: &ApiClient, level: u8) -> Result<(), ControlError> {
     check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE)
 }
 
 /// Returns when the engine has said yes to each step, not when it is awake. After level 1 its weights are in the host's memory; after level 2
 /// they are read within `reading`, before there is a cache again, which would take the memory that reading needs.
-pub(super) async fn wake(client: &Client, level: u8, reading: Duration) -> Result<(), ControlError> {
+pub(super) async fn wake(client: &ApiClient, level: u8, reading: Duration) -> Result<(), ControlError> {
     if level == 1 {
         return check_result(client.post("/wake_up", "", SLEEP_DEADLINE).await, NO_SLEEP_ROUTE);
     }
@@ -44,7 +44,7 @@ pub(super) async fn wake(client: &Client, level: u8, reading: Duration) -> Resul
 }
 
 /// Whether it sleeps. Its health and its list of models do not tell.
-pub(in crate::engine) async fn is_asleep(client: &mut Client) -> Result<bool, ControlError> {
+pub(in crate::engine) async fn is_asleep(client: &mut ApiClient) -> Result<bool, ControlError> {
     #[derive(Deserialize)]
     struct Answer {
         is_sleeping: bool,
@@ -55,12 +55,12 @@ pub(in crate::engine) async fn is_asleep(client: &mut Client) -> Result<bool, Co
     Ok(answer.is_sleeping)
 }
 
-pub(super) async fn load(client: &Client, adapter: &Adapter) -> Result<(), ControlError> {
+pub(super) async fn load(client: &ApiClient, adapter: &Adapter) -> Result<(), ControlError> {
     let body = json!({"lora_name": adapter.name, "lora_path": adapter.path}).to_string();
     check_result(client.post("/v1/load_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTER_ROUTE)
 }
 
-pub(super) async fn unload(client: &Client, name: &str) -> Result<(), ControlError> {
+pub(super) async fn unload(client: &ApiClient, name: &str) -> Result<(), ControlError> {
     let body = json!({"lora_name": name}).to_string();
     check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_DEADLINE).await, NO_ADAPTER_ROUTE)
 }

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::super::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use super::super::tests::{Fixture, start_with};
 use super::routes::{NO_ADAPTER_ROUTE, NO_SLEEP_ROUTE, check_reply};
 use super::*;
 use crate::engine::ModelCard;
-use crate::engine::http::Reply;
+use crate::engine_client::Reply;
 use crate::traffic::RouterKey;
 use http::StatusCode;
 

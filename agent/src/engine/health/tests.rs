@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use super::super::{LogFacts, FrontEndInUse, Phase, Status};
 use super::*;
 use crate::probe::EngineMetrics;

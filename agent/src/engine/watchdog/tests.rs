@@ -4,7 +4,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::super::Phase;
 use super::super::health::tests::{Resting, Watched, waits};
-use super::super::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use super::*;
 use crate::probe::EngineMetrics;
 

@@ -17,7 +17,7 @@ use super::*;
 use crate::cache::kv_event::{KvEvent, BlocksStored};
 use crate::cache::{self, CacheLogWriter};
 use crate::crashes::RequestFingerprint;
-use crate::engine::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use crate::engine::start_order::StartOrder;
 use crate::engine::{Engine, EngineSpec};
 use crate::prompt_files::PromptFileSource;

@@ -40,7 +40,7 @@ pub enum FetchError {
 
 /// A client of one engine. After any error it connects anew.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct ApiClient {
     socket: PathBuf,
     connection: Option<Connection>,
 }
@@ -52,7 +52,7 @@ struct Connection {
     _mover: AbortOnDropHandle<()>,
 }
 
-impl Client {
+impl ApiClient {
     /// A client that has not connected yet.
     pub(crate) fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), connection: None }
