@@ -114,6 +114,11 @@ impl EngineClient {
         }
     }
 
+    /// Whether a connection is kept.
+    fn has_idle(&self) -> bool {
+        !self.idle.lock().is_empty()
+    }
+
     fn take_idle(&self) -> Option<Connection> {
         self.idle.lock().pop_back().map(|idle| idle.connection)
     }

@@ -1,16 +1,13 @@
-//! A small HTTP/1.1 client over a Unix socket for health, models, metrics and the engine's control routes: one kept connection, a deadline and a cap on every reply. Requests of users do not come this way.
+//! The client for an engine's health, models, metrics and control routes: whole answers, a deadline and a cap on each. Requests of users do not come this way.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tokio_util::task::AbortOnDropHandle;
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+
+use super::{EngineClient, OutgoingRequest, RequestError};
 
 /// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
@@ -38,81 +35,73 @@ pub enum FetchError {
     Broken(String),
 }
 
-/// A client of one engine. After any error it connects anew.
-#[derive(Debug)]
-pub(crate) struct ApiClient {
-    socket: PathBuf,
-    connection: Option<Connection>,
+impl From<RequestError> for FetchError {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Connect(error) => Self::Connect(error),
+            error => Self::Broken(error.to_string()),
+        }
+    }
 }
 
+/// A client of one engine's API. It keeps one connection for what it reads; after any error it connects anew.
 #[derive(Debug)]
-struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    /// Moves the bytes; ends with the connection.
-    _mover: AbortOnDropHandle<()>,
+pub(crate) struct ApiClient {
+    client: EngineClient,
 }
 
 impl ApiClient {
     /// A client that has not connected yet.
     pub(crate) fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned(), connection: None }
+        Self { client: EngineClient::new(socket.to_owned()) }
     }
 
     /// Reads one page, connecting first if need be, all within `deadline`.
     pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<Reply, FetchError> {
-        let kept = self.connection.take();
         let exchange = async {
-            if let Some(mut connection) = kept {
-                // The engine may just have closed an idle connection, which says nothing about its health.
-                if let Ok(reply) = connection.ask(get(path)?).await {
-                    return Ok((connection, reply));
-                }
+            // The engine may just have closed an idle connection, which says nothing about its health.
+            if self.client.has_idle()
+                && let Ok(reply) = exchange(&self.client, get(path)?).await
+            {
+                return Ok(reply);
             }
-            let mut connection = self.connect().await?;
-            let reply = connection.ask(get(path)?).await?;
-            Ok((connection, reply))
+            exchange(&self.client, get(path)?).await
         };
-        let (connection, reply) = tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))??;
-        self.connection = Some(connection);
-        Ok(reply)
+        tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
     /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
     /// have obeyed although its answer is lost.
     pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<Reply, FetchError> {
-        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Full::new(json.into())).map_err(broken)?;
-        let exchange = async { self.connect().await?.ask(request).await };
-        tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
-    }
-
-    async fn connect(&self) -> Result<Connection, FetchError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(FetchError::Connect)?;
-        let (sender, mover) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| FetchError::Broken(error.to_string()))?;
-        let mover = tokio::spawn(async move {
-            // Whoever waits for the reply gets the same error.
-            let _ = mover.await;
-        });
-        Ok(Connection { sender, _mover: AbortOnDropHandle::new(mover) })
+        let request = OutgoingRequest::post_json(path, json.into()).ok_or_else(|| invalid_path(path))?;
+        let own = EngineClient::new(self.client.socket.clone());
+        tokio::time::timeout(deadline, exchange(&own, request)).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 }
 
-impl Connection {
-    async fn ask(&mut self, mut request: Request<Full<Bytes>>) -> Result<Reply, FetchError> {
-        request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
-        self.sender.ready().await.map_err(broken)?;
-        let response = self.sender.send_request(request).await.map_err(broken)?;
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(broken)?.to_bytes();
-        Ok(Reply { status: head.status, body })
+/// Sends a request and reads all of its answer.
+async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<Reply, FetchError> {
+    let (head, mut answer) = client.request(request, || {}).await?;
+    let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let status = status.ok_or_else(|| FetchError::Broken(format!("{} is no status of HTTP", head.status)))?;
+    let mut body = BytesMut::new();
+    while let Some(piece) = answer.next_chunk().await {
+        let piece = piece?;
+        if body.len() + piece.len() > MAX_BODY_BYTES {
+            return Err(FetchError::Broken(format!("the answer has more than {} MiB", MAX_BODY_BYTES >> 20)));
+        }
+        body.extend_from_slice(&piece);
     }
+    answer.recycle();
+    Ok(Reply { status, body: body.freeze() })
 }
 
-fn get(path: &str) -> Result<Request<Full<Bytes>>, FetchError> {
-    Request::get(path).body(Full::default()).map_err(broken)
+fn get(path: &str) -> Result<OutgoingRequest, FetchError> {
+    OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))
 }
 
-fn broken(error: impl std::fmt::Display) -> FetchError {
-    FetchError::Broken(error.to_string())
+fn invalid_path(path: &str) -> FetchError {
+    FetchError::Broken(format!("{path} is no path of HTTP"))
 }
 
 #[cfg(test)]

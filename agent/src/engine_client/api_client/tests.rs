@@ -1,10 +1,12 @@
 //! The client against sockets that answer, close, hang and talk too much. The scripted socket here also serves the tests of the probes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 
@@ -86,7 +88,7 @@ async fn replies_of_any_status_come_back_over_one_connection() {
         assert_eq!(reply.status.as_u16(), expected);
         assert_eq!(reply.body, "at /metrics/?name[]=a:b");
     }
-    assert!(client.connection.is_some());
+    assert!(client.client.has_idle());
 }
 
 #[tokio::test]
@@ -95,7 +97,7 @@ async fn a_hanging_engine_costs_the_deadline_and_no_more() {
     let mut client = ApiClient::new(&engine.socket);
     let error = client.get("/health", Duration::from_millis(50)).await.unwrap_err();
     assert!(matches!(error, FetchError::Timeout(_)), "{error}");
-    assert!(client.connection.is_none());
+    assert!(!client.client.has_idle());
 }
 
 #[tokio::test]
