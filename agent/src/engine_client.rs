@@ -3,6 +3,7 @@
 //! an answer has been read to its end.
 
 mod answer;
+pub(crate) mod api_client;
 mod outgoing;
 
 use std::collections::VecDeque;
@@ -19,6 +20,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
 pub(crate) use answer::EngineResponse;
+pub(crate) use api_client::{ApiClient, ApiReply, FetchError};
 pub(crate) use outgoing::OutgoingRequest;
 
 /// How long connections stay open without a request. The engine is told to keep them an hour.
@@ -116,6 +118,11 @@ impl EngineClient {
                 Err(error) => return Err(RequestError::Connect(error)),
             }
         }
+    }
+
+    /// Whether a connection is kept.
+    fn has_idle(&self) -> bool {
+        !self.idle.lock().is_empty()
     }
 
     fn take_idle(&self) -> Option<Connection> {

@@ -7,9 +7,11 @@ pub mod advise;
 pub mod cache;
 mod config;
 pub mod crashes;
+mod dial;
 pub mod engine;
 mod engine_client;
 pub mod gpu;
+pub mod gpu_watch;
 pub mod host;
 pub mod join;
 pub mod keeper;
@@ -21,6 +23,7 @@ pub mod probe;
 mod process;
 pub mod prompt_files;
 mod run_dir;
+mod sizes;
 pub mod traffic;
 pub mod uplink;
 pub mod vllm;
@@ -320,7 +323,7 @@ impl Agent {
 
     /// Watches the GPUs that engines run on, until `end`.
     fn watch_gpus(&self, state: &NodeState, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
-        let watched = |replica: &node::Replica| gpu::WatchedReplica {
+        let watched = |replica: &node::Replica| gpu_watch::WatchedReplica {
             name: format!("{}/{}", self.node, replica.index),
             gpus: replica.traits.setup.gpus.clone(),
             engine: replica.engine.clone(),
@@ -329,7 +332,7 @@ impl Agent {
         let driver = self.driver.clone();
         async move {
             if let Some(driver) = driver {
-                gpu::watch(driver, watched, end).await;
+                gpu_watch::watch(driver, watched, end).await;
             }
         }
     }

@@ -6,8 +6,8 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::http::{EngineApiClient, FetchError};
 use super::monitored_engine::MonitoredEngine;
+use crate::engine_client::{ApiClient, FetchError};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 use crate::traffic::Traffic;
 
@@ -39,14 +39,14 @@ pub(super) enum CanaryOutcome {
 /// Asks one life of an engine for test completions.
 #[derive(Debug)]
 pub(super) struct Canary {
-    client: EngineApiClient,
+    client: ApiClient,
     /// It has been answered before.
     has_answered: bool,
 }
 
 impl Canary {
     pub(super) fn new(subject: &MonitoredEngine) -> Self {
-        Self { client: EngineApiClient::new(&subject.socket), has_answered: false }
+        Self { client: ApiClient::new(&subject.socket), has_answered: false }
     }
 
     /// Asks once, and waits for as long as a completion may take.

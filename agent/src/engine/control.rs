@@ -12,8 +12,8 @@ use tokio::time::timeout;
 pub(super) use self::desired_adapters::DesiredAdapters;
 pub(super) use self::routes::is_asleep;
 use self::routes::{NO_SLEEP_ROUTE, SLEEP_TIMEOUT, parse_adapter};
-use super::http::{EngineApiClient, FetchError};
 use super::{Engine, EngineShared, EngineStatus, Phase};
+use crate::engine_client::{ApiClient, FetchError};
 
 /// Orders that wait for the one at work.
 const MAX_QUEUED_REQUESTS: usize = 8;
@@ -234,7 +234,7 @@ impl ControlTask {
                 "level 2 would forget the weights of LoRA adapter {name} and nothing reads those again: unload it first, or use level 1"
             )));
         }
-        let mut client = EngineApiClient::new(engine.socket());
+        let mut client = ApiClient::new(engine.socket());
         // Asked before requests are turned away for nothing.
         is_asleep(&mut client).await?;
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
@@ -263,7 +263,7 @@ impl ControlTask {
     }
 
     async fn wake(&self, engine: &Engine, level: u8) -> Result<(), ControlError> {
-        let mut client = EngineApiClient::new(engine.socket());
+        let mut client = ApiClient::new(engine.socket());
         routes::wake(&client, level, self.config.startup_timeout).await?;
         let awake = async {
             while is_asleep(&mut client).await? {
@@ -293,7 +293,7 @@ impl ControlTask {
             }
             // Loading again after some replicas have failed must not fail on the others.
             Some(Some(_)) => {}
-            None => routes::load(&EngineApiClient::new(engine.socket()), &adapter).await?,
+            None => routes::load(&ApiClient::new(engine.socket()), &adapter).await?,
         }
         self.desired_adapters.send_modify(|_| ());
         let noted = await_status(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
@@ -317,7 +317,7 @@ impl ControlTask {
         let unloaded = async {
             await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
             tokio::time::sleep(UNLOAD_DELAY).await;
-            routes::unload(&EngineApiClient::new(engine.socket()), &name).await
+            routes::unload(&ApiClient::new(engine.socket()), &name).await
         };
         let unloaded = unloaded.await;
         if unloaded.is_ok() {

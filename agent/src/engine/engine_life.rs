@@ -10,8 +10,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::health::{HealthEvent, ModelCard};
+use super::health::HealthEvent;
 use super::log::{EngineLog, is_loading_marker};
+use super::model_card::ModelCard;
 use super::startup_progress::{LogFacts, StartupLogParser, StartupProgress};
 use crate::cache;
 use crate::keeper::KeeperNotices;

@@ -11,9 +11,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, DesiredAdapters};
-use super::http::{EngineApiClient, EngineApiReply, FetchError};
+use super::model_card::ModelCard;
 use super::monitored_engine::MonitoredEngine;
 use super::{canary, watchdog};
+use crate::engine_client::{ApiClient, ApiReply, FetchError};
 use crate::process::activity::ProcessSnapshot;
 use crate::vllm::FrontEndInUse;
 
@@ -48,15 +49,6 @@ const TOKENIZE: &str = "/tokenize";
 const REQUIRED_ROUTES: [(&str, &str); 2] =
     [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
-/// One model as the engine describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelCard {
-    /// The name that requests use.
-    pub id: String,
-    /// The engine's own JSON object, unchanged.
-    pub raw: Bytes,
-}
-
 /// What was learnt about the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
@@ -76,7 +68,7 @@ pub(crate) enum HealthEvent {
 
 /// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.
 pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEvent>) {
-    let mut client = EngineApiClient::new(&subject.socket);
+    let mut client = ApiClient::new(&subject.socket);
     let mut wanted = subject.desired_adapters.clone();
     let Some(models) = await_ready(&mut client, &subject.socket, &news, &mut wanted).await else {
         return;
@@ -105,7 +97,7 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
 
 /// Asks until the engine is healthy and names its models; `None` when nobody listens any more.
 async fn await_ready(
-    client: &mut EngineApiClient,
+    client: &mut ApiClient,
     socket: &Path,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
@@ -139,7 +131,7 @@ async fn await_ready(
 
 /// A route that is needed beside those that told that the engine is ready, if its front-end does not have it. Both of vLLM's answer a GET
 /// of a route that they do not have with 404, and of one that wants POST with 405.
-async fn missing_route(client: &mut EngineApiClient, front_end: FrontEndInUse) -> Option<String> {
+async fn missing_route(client: &mut ApiClient, front_end: FrontEndInUse) -> Option<String> {
     for (route, purpose) in REQUIRED_ROUTES {
         // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
@@ -158,7 +150,7 @@ async fn missing_route(client: &mut EngineApiClient, front_end: FrontEndInUse) -
 
 /// The models of an engine that has become healthy, with the adapters that it had in its last life.
 async fn read_all_models(
-    client: &mut EngineApiClient,
+    client: &mut ApiClient,
     socket: &Path,
     wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Result<Vec<ModelCard>, String> {
@@ -173,7 +165,7 @@ async fn read_all_models(
 
 /// Asks a ready engine for its health and its models; says why it is to be given up, or nothing when nobody listens any more.
 async fn await_unhealthy(
-    client: &mut EngineApiClient,
+    client: &mut ApiClient,
     subject: &MonitoredEngine,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
@@ -217,7 +209,7 @@ struct HealthFailures(u32);
 
 impl HealthFailures {
     /// Takes an answer into account; says why the engine is to be given up when there have been too many bad ones.
-    fn record(&mut self, answer: &Result<EngineApiReply, FetchError>) -> Option<String> {
+    fn record(&mut self, answer: &Result<ApiReply, FetchError>) -> Option<String> {
         let Some(reason) = health_error(answer) else {
             self.0 = 0;
             return None;
@@ -232,7 +224,7 @@ impl HealthFailures {
 }
 
 /// What is wrong with a health answer, if anything.
-fn health_error(answer: &Result<EngineApiReply, FetchError>) -> Option<String> {
+fn health_error(answer: &Result<ApiReply, FetchError>) -> Option<String> {
     match answer {
         Ok(reply) if reply.status == StatusCode::OK => None,
         Ok(reply) => Some(format!("status {}", reply.status.as_u16())),
@@ -240,7 +232,7 @@ fn health_error(answer: &Result<EngineApiReply, FetchError>) -> Option<String> {
     }
 }
 
-async fn read_models(client: &mut EngineApiClient) -> Result<Vec<ModelCard>, String> {
+async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
     let reply = client.get("/v1/models", MODELS_TIMEOUT).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
     if reply.status != StatusCode::OK {
         return Err(format!("/v1/models has status {}", reply.status.as_u16()));

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 
 use zeromq::{PubSocket, Socket};
 
-use super::http::tests::Scripted;
 use super::*;
+use crate::engine_client::api_client::tests::Scripted;
 use crate::process::orphans::{keepers_of, orphans};
 use crate::traffic::RouterKey;
 

@@ -19,7 +19,8 @@ use crate::lane::RequestBody;
 pub(crate) struct OutgoingRequest {
     head: Bytes,
     piece: Bytes,
-    body: RequestBody,
+    /// Where more of the body comes from; `None` for a request that was whole from the start.
+    body: Option<RequestBody>,
     /// Bytes of the body that have not come from the router.
     remaining_bytes: u64,
     is_head: bool,
@@ -48,7 +49,31 @@ impl OutgoingRequest {
         }
         text.extend_from_slice(b"\r\n");
         let is_head = method == Method::HEAD;
-        Some(Self { head: text.into(), piece: Bytes::new(), body, remaining_bytes: head.body_bytes, is_head, is_untouched: true })
+        Some(Self {
+            head: text.into(),
+            piece: Bytes::new(),
+            body: Some(body),
+            remaining_bytes: head.body_bytes,
+            is_head,
+            is_untouched: true,
+        })
+    }
+
+    /// A request of the agent itself for a page.
+    pub(super) fn get(path: &str) -> Option<Self> {
+        Self::whole("GET", path, "", Bytes::new())
+    }
+
+    /// A request of the agent itself with a JSON body, which may be empty.
+    pub(super) fn post_json(path: &str, json: Bytes) -> Option<Self> {
+        let headers = format!("content-type: application/json\r\ncontent-length: {}\r\n", json.len());
+        Self::whole("POST", path, &headers, json)
+    }
+
+    fn whole(method: &str, path: &str, headers: &str, body: Bytes) -> Option<Self> {
+        let path = PathAndQuery::try_from(path).ok()?;
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: engine\r\n{headers}\r\n");
+        Some(Self { head: head.into(), piece: body, body: None, remaining_bytes: 0, is_head: false, is_untouched: true })
     }
 
     /// Whether no engine has seen anything of it.
@@ -89,8 +114,11 @@ impl OutgoingRequest {
     /// Sends what is there; ready when all of it has been sent.
     pub(super) fn poll_send(&mut self, connection: &mut Connection, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
         while !self.is_sent() {
-            if self.piece.is_empty() && self.remaining_bytes > 0 {
-                match self.body.poll_bytes(context) {
+            if self.piece.is_empty()
+                && self.remaining_bytes > 0
+                && let Some(body) = &self.body
+            {
+                match body.poll_bytes(context) {
                     Poll::Ready(Ok(Some(piece))) => self.take_chunk(piece)?,
                     Poll::Ready(Ok(None)) => {
                         return Poll::Ready(Err(StreamFault::protocol("the router sent less than it announced").into()));

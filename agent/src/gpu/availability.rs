@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::driver_thread::DriverTimeout;
 use super::nvml::{self, GpuHealth, GpuProcess, GpuUsage};
 use super::{Gpu, GpuDriver};
-use crate::plan::{format_gib, scaled};
+use crate::sizes::{format_gib, scaled};
 
 /// How long a process that is ending may take until its memory is free; the driver clears up tens of GiB within a second or two.
 const RELEASE_GRACE: Duration = Duration::from_secs(3);

@@ -1,10 +1,10 @@
 //! Which CPU cores each engine gets: those next to its GPUs, as far as this process may use them, divided among the engines that share them.
 //! The division is pure; the rest reads sysfs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
+use super::locality::{GpuLocality, parse_cpu_list};
 use super::{Gpu, GpuDriver};
 
 /// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its scheduler.
@@ -15,22 +15,6 @@ const CORES_BESIDE_GPUS: usize = 2;
 pub struct CpuBinding {
     /// CPUs by their number in the kernel, ascending; never empty.
     pub cpus: Vec<u32>,
-}
-
-/// What is next to a GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct GpuLocality {
-    cpus: BTreeSet<u32>,
-}
-
-impl GpuLocality {
-    /// The CPUs that the driver names, else those of sysfs.
-    pub(super) fn of(pci: &str, named: Vec<u32>) -> Self {
-        let list = Path::new("/sys/bus/pci/devices").join(pci).join("local_cpulist");
-        let listed = || fs::read_to_string(list).ok().filter(|_| !pci.is_empty()).map(|list| parse_cpu_list(&list)).unwrap_or_default();
-        let cpus = if named.is_empty() { listed() } else { named };
-        Self { cpus: cpus.into_iter().collect() }
-    }
 }
 
 /// What each replica's engine is bound to, in their order; replicas are given by their GPUs. Those that are not bound are explained in the
@@ -108,16 +92,7 @@ fn cores(cpus: &[u32]) -> Vec<Vec<u32>> {
     cores
 }
 
-/// A list as the kernel writes it: `0-3,8,10-11`.
-fn parse_cpu_list(text: &str) -> Vec<u32> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.trim().parse::<u32>().ok()?..=last.trim().parse::<u32>().ok()?)
-    };
-    text.split(',').filter_map(range).flatten().collect()
-}
-
-/// The opposite of `cpu_list`.
+/// The opposite of `parse_cpu_list`.
 fn format_cpu_list(cpus: &[u32]) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &cpu in cpus {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use nvml_wrapper::Nvml;
 use tokio::sync::{oneshot, watch};
 
-use super::cpu_binding::GpuLocality;
 use super::driver_thread::{DriverThread, DriverTimeout};
+use super::locality::GpuLocality;
 use super::nvml::{self, LibraryError};
 use super::{Gpu, GpuReadings, NvlinkTopology};
 
@@ -45,8 +45,8 @@ struct DriverShared {
 
 /// A whole GPU with the thread for questions about it.
 #[derive(Debug)]
-pub(super) struct WholeGpu {
-    pub(super) gpu: Gpu,
+pub(crate) struct WholeGpu {
+    pub(crate) gpu: Gpu,
     locality: GpuLocality,
     thread: DriverThread,
 }
@@ -97,12 +97,12 @@ impl GpuDriver {
         self.shared.readings.subscribe()
     }
 
-    pub(super) fn readings_sender(&self) -> &watch::Sender<Arc<GpuReadings>> {
+    pub(crate) fn readings_sender(&self) -> &watch::Sender<Arc<GpuReadings>> {
         &self.shared.readings
     }
 
     /// The whole GPU with this UUID.
-    pub(super) fn whole_gpu(&self, uuid: &str) -> Option<&WholeGpu> {
+    pub(crate) fn whole_gpu(&self, uuid: &str) -> Option<&WholeGpu> {
         self.shared.whole_gpus.iter().find(|whole| whole.gpu.uuid == uuid)
     }
 
@@ -114,7 +114,7 @@ impl GpuDriver {
 
 impl WholeGpu {
     /// Asks about this GPU; `Silent` when the driver does not answer within ten seconds.
-    pub(super) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, DriverTimeout> {
+    pub(crate) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, DriverTimeout> {
         self.thread.call(question).await
     }
 }

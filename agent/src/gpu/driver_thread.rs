@@ -19,7 +19,7 @@ type DriverCall = Box<dyn FnOnce(&Arc<Nvml>) + Send>;
 
 /// The driver does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DriverTimeout;
+pub(crate) struct DriverTimeout;
 
 /// A thread that ends with its last question once this is dropped.
 #[derive(Debug)]

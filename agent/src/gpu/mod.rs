@@ -1,24 +1,21 @@
-//! The GPUs of this host: what they are, which of them this process may use, how they do, and what becomes of an engine whose GPU fails. All
+//! The GPUs of this host: what they are, which of them this process may use, and how they do. All
 //! talk with NVIDIA's driver is in here, on threads of its own; nothing on the path of a request asks it anything.
 
 mod availability;
 mod cpu_binding;
 mod driver;
 mod driver_thread;
-mod incident;
 mod links;
-mod nvml;
+mod locality;
+pub(crate) mod nvml;
 mod readings;
 pub mod visible;
-mod watch;
-mod xid;
 
 pub use availability::{GpuAvailability, StartObstacle};
 pub use cpu_binding::{CpuBinding, plan_cpu_bindings};
 pub use driver::{DriverError, GpuDriver};
 pub use links::NvlinkTopology;
 pub use readings::{GpuReading, GpuReadings};
-pub use watch::{WatchedReplica, watch};
 
 /// One GPU, or one slice of a GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -153,7 +153,7 @@ pub(super) fn read_local_cpus(driver: &Nvml, index: u32) -> Vec<u32> {
 
 /// How a whole GPU is beyond its figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GpuHealth {
+pub(crate) enum GpuHealth {
     /// It can be asked.
     Reachable,
     /// It has fallen off the bus.
@@ -163,7 +163,7 @@ pub(super) enum GpuHealth {
 }
 
 /// Reads a whole GPU and gives a reading to each of `gpus`, which is itself or its slices. The last XID is not known here.
-pub(super) fn read(driver: &Nvml, index: u32, gpus: &[Gpu]) -> (GpuHealth, Vec<GpuReading>) {
+pub(crate) fn read(driver: &Nvml, index: u32, gpus: &[Gpu]) -> (GpuHealth, Vec<GpuReading>) {
     let mut standing = GpuHealth::Reachable;
     let whole = match driver.device_by_index(index) {
         Ok(device) => read_whole(&device, &mut standing),
@@ -289,11 +289,11 @@ pub(super) fn read_usage(driver: &Nvml, gpu: &Gpu) -> (GpuHealth, GpuUsage) {
 }
 
 /// What the driver reports by itself: an XID, or that something has changed.
-pub(super) type GpuEvent = Option<u64>;
+pub(crate) type GpuEvent = Option<u64>;
 
 /// Tells the events of one GPU until nobody listens. A set of events belongs to one thread, so each GPU has a thread for this too; that also
 /// says which GPU it was, which a lost one may not be able to.
-pub(super) fn forward_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Sender<GpuEvent>) {
+pub(crate) fn forward_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Sender<GpuEvent>) {
     let set = match register_events(driver, index, EVENTS).or_else(|_| register_events(driver, index, BASIC_EVENTS)) {
         Ok(set) => set,
         Err(error) => {

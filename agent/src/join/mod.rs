@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::AgentConfig;
+use crate::dial::{DialError, dial};
 use crate::run_dir;
-use crate::uplink::dial::{DialError, dial};
 pub(crate) use identity::Identity;
 
 /// How long a router may take to sign.

@@ -1,8 +1,8 @@
 //! GPUs that are described instead of found, so that a login node can plan for a compute node: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG
 //! slices, and several kinds are separated by commas.
 
-use super::weights::scaled;
 use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
+use crate::sizes::scaled;
 
 /// A slice's name rounds its memory up: `1g.10gb` has 9.5 to 9.75 GiB, `3g.40gb` 39.2 to 39.6.
 const SLICE_MEMORY_FACTOR: f64 = 0.95;

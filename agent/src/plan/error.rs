@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::memory::MemoryBudget;
-use super::setup::GIB;
 use crate::gpu::Gpu;
+use crate::sizes::format_gib;
 
 /// Why nothing can be planned.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -161,13 +161,4 @@ impl fmt::Display for Alternative {
             Self::Gpus { tp, gib } => write!(out, "{tp} GPUs of {gib} GiB joined by NVLink"),
         }
     }
-}
-
-/// Bytes as GiB with one digit after the point, rounded half up; small ones as MiB.
-pub(crate) fn format_gib(bytes: u64) -> String {
-    if (1..GIB / 10).contains(&bytes) {
-        return format!("{} MiB", bytes >> 20);
-    }
-    let tenths = (u128::from(bytes) * 10 + u128::from(GIB) / 2) / u128::from(GIB);
-    format!("{}.{} GiB", tenths / 10, tenths % 10)
 }

@@ -4,9 +4,10 @@
 use super::error::{Alternative, ModelDoesNotFit, PlanError};
 use super::memory::MemoryBudget;
 use super::model::{ModelFacts, ModelInfo};
-use super::setup::{EnginePlanSetup, GIB};
+use super::setup::EnginePlanSetup;
 use super::weights::quantized_sizes;
 use crate::gpu::{Gpu, NvlinkTopology};
+use crate::sizes::GIB;
 
 /// The least context with which a model is started where its own does not fit.
 const MIN_CONTEXT: u32 = 8_192;

@@ -1,10 +1,10 @@
 //! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
 
 use super::model::ModelFacts;
-use super::setup::{EnginePlanSetup, GIB, KvCacheFormat, StepLimits};
+use super::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 use super::shape::ModelShape;
-use super::weights::scaled;
 use crate::gpu::Gpu;
+use crate::sizes::{GIB, scaled};
 
 /// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate on the safe side: contexts and workspaces
 /// take half to three quarters of a GiB, vLLM's graphs of small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of

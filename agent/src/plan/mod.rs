@@ -17,7 +17,6 @@ mod weights;
 
 use std::path::Path;
 
-pub(crate) use self::error::format_gib;
 pub use self::error::{Alternative, ModelDoesNotFit, PlanError};
 pub use self::front_end::FrontEndChoice;
 pub use self::host_resources::HostResources;
@@ -28,7 +27,6 @@ pub use self::model::{ModelFacts, ModelInfo, WeightSizeSource};
 pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
 pub use self::weights::WeightFormat;
-pub(crate) use self::weights::scaled;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{EngineProgram, ReplicaPlan};

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::shape::ModelShape;
-use super::weights::{self, WeightFormat, scaled};
+use super::weights::{self, WeightFormat};
 use crate::prompt_files;
+use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
 
 /// What is known of the model that shall be served.

@@ -4,17 +4,14 @@
 use std::time::Duration;
 
 use super::model::{ModelFacts, ModelInfo};
-use super::weights::scaled;
 use crate::config::{AgentConfig, Profile};
 use crate::gpu::Gpu;
 use crate::host::EngineProgram;
+use crate::sizes::{GIB, scaled};
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::arguments::{expand_config_file, value_of};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;
-
-/// Bytes in a GiB.
-pub(super) const GIB: u64 = 1 << 30;
 
 /// vLLM makes graphs for steps of at most this many tokens by itself.
 const DEFAULT_GRAPH_TOKENS: u32 = 512;

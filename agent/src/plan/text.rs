@@ -3,12 +3,12 @@
 pub(super) mod json;
 
 use super::Plan;
-use super::error::format_gib;
 use super::layout::{GpuGroupLayout, GpuLayout, SizeReason};
 use super::memory::MemoryBudget;
 use super::model::{ModelFacts, ModelInfo, WeightSizeSource};
 use crate::config::Profile;
 use crate::gpu::Gpu;
+use crate::sizes::format_gib;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::{FlagChoice, FlagOrigin, FrontEndInUse};
 

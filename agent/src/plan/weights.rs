@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::shape::ModelShape;
+use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
 
 /// Bits of a parameter in the four-bit formats with their scales: a 16-bit scale and a zero point for each group of 128.
@@ -101,17 +102,6 @@ impl WeightFormat {
         let kept = parameters.embeddings + if self.experts_only { parameters.attention } else { 0 };
         kept * self.plain_bytes + scaled(parameters.total() - kept, bits / 8.0)
     }
-}
-
-/// A number of bytes for so many parameters. Exact to one in 2^53, which no size here reaches.
-#[allow(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "sizes are far below 2^53 and positive"
-)]
-pub(crate) fn scaled(count: u64, factor: f64) -> u64 {
-    (count as f64 * factor).round() as u64
 }
 
 /// What the weights would take in the two formats to which people turn when a model does not fit: one byte a parameter, and four bits.

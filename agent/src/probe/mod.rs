@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::metrics::{EngineDetails, EngineMetrics};
-use crate::engine::http::{EngineApiClient, FetchError};
+use crate::engine_client::{ApiClient, FetchError};
 use crate::traffic::Traffic;
 
 /// How long one reading may take.
@@ -99,13 +99,13 @@ enum ReadError {
 /// Knows which of the two pages this engine has: the filtered one, or the whole.
 #[derive(Debug)]
 struct MetricsReader {
-    client: EngineApiClient,
+    client: ApiClient,
     path: String,
 }
 
 impl MetricsReader {
     fn new(socket: &Path, path: String) -> Self {
-        Self { client: EngineApiClient::new(socket), path }
+        Self { client: ApiClient::new(socket), path }
     }
 
     async fn read(&mut self) -> Result<String, ReadError> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
-use crate::engine::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 use crate::traffic::RouterKey;
 
 const INTERVAL: Duration = Duration::from_millis(50);

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use self::tokenizer_spec::TokenizerSpec;
 pub(crate) use self::tokenizer_spec::{hub_cache, resolve_folder};
 use crate::config::AgentConfig;
-use crate::engine::http::EngineApiClient;
+use crate::engine_client::ApiClient;
 use crate::host::EngineProgram;
 
 /// The files of a bundle, in their order there, so that equal files make equal bundles.
@@ -160,7 +160,7 @@ impl PromptFileSource {
 
 /// Asks the simulated engine, which has a tokenizer and a configuration and nothing else.
 async fn fetch_from_engine(socket: &Path) -> Result<Bundle, PromptFilesError> {
-    let mut client = EngineApiClient::new(socket);
+    let mut client = ApiClient::new(socket);
     let mut files = Vec::new();
     for name in &BUNDLE_FILES[..2] {
         let path = format!("/sim/model/{name}");

@@ -5,7 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 use super::*;
-use crate::engine::http::tests::Scripted;
+use crate::engine_client::api_client::tests::Scripted;
 
 /// A folder with these files.
 fn folder(files: &[(&str, &str)]) -> TempDir {

@@ -1,7 +1,6 @@
 //! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
 
 mod backoff;
-pub(crate) mod dial;
 mod orders;
 mod relay;
 mod report;

@@ -24,11 +24,11 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::Uplink;
 use super::backoff::{Backoff, MAX_DELAY};
-use super::dial::{DialError, dial};
 use super::orders;
 use super::relay;
 use super::report::Reporter;
 use super::transfers::TransferQueue;
+use crate::dial::{DialError, dial};
 use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
 use crate::node::REPORT_INTERVAL;
@@ -191,7 +191,9 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Se
         let first = from_router.message().await?;
         Ok::<_, Status>((from_router, first))
     };
-    let welcomed = timeout(WELCOME_TIMEOUT, welcomed).await.map_err(|_| SessionEnd::Lost("no welcome within 10 s".into()))?;
+    let welcomed = timeout(WELCOME_TIMEOUT, welcomed)
+        .await
+        .map_err(|_| SessionEnd::Lost(format!("no welcome within {} s", WELCOME_TIMEOUT.as_secs())))?;
     let (from_router, first) = welcomed.map_err(|status| {
         // With another certificate it could be welcome.
         if status.code() == Code::Unauthenticated {
@@ -232,7 +234,8 @@ async fn open_lane(
     request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(ticket));
     let mut client = AgentLinkClient::new(channel).max_decoding_message_size(hostler_proto::wire::MAX_MESSAGE_BYTES);
     let opened = timeout(WELCOME_TIMEOUT, client.carry(request)).await;
-    let mut batches = opened.map_err(|_| SessionEnd::Lost("a lane was not opened within 10 s".into()))??.into_inner();
+    let mut batches =
+        opened.map_err(|_| SessionEnd::Lost(format!("a lane was not opened within {} s", WELCOME_TIMEOUT.as_secs())))??.into_inner();
     let uplink = uplink.clone();
     let guard = LaneGuard(lane);
     Ok(AbortOnDropHandle::new(tokio::spawn(async move {

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use super::super::Phase;
 use super::super::health::tests::{Resting, Watched};
-use super::super::http::tests::Scripted;
 use super::*;
+use crate::engine_client::api_client::tests::Scripted;
 
 const S: Duration = Duration::from_secs(1);
 

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{LoraAdapter, routes};
-use crate::engine::ModelCard;
-use crate::engine::http::EngineApiClient;
+use crate::engine::model_card::ModelCard;
+use crate::engine_client::ApiClient;
 
 /// What whoever reads the engine's models must see to: a change of it means that they are to be read again now.
 #[derive(Debug, Clone, Default)]
@@ -31,7 +31,7 @@ impl DesiredAdapters {
 
     /// Loads what this life lacks. What cannot be loaded is logged, and stays a finding: the model itself can serve all the same.
     pub(in crate::engine) async fn restore(&self, socket: &Path, models: &[ModelCard]) {
-        let client = EngineApiClient::new(socket);
+        let client = ApiClient::new(socket);
         for adapter in self.missing_adapters(models) {
             match routes::load(&client, adapter).await {
                 Ok(()) => tracing::info!(name = adapter.name, "LoRA adapter loaded again"),

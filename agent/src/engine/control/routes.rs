@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{ControlError, LoraAdapter};
-use crate::engine::ModelCard;
-use crate::engine::http::{EngineApiClient, EngineApiReply, FetchError};
+use crate::engine::model_card::ModelCard;
+use crate::engine_client::{ApiClient, ApiReply, FetchError};
 
 /// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
 pub(super) const SLEEP_TIMEOUT: Duration = Duration::from_secs(180);
@@ -27,13 +27,13 @@ pub(super) const NO_SLEEP_ROUTE: &str =
 pub(super) const NO_ADAPTER_ROUTE: &str =
     "this engine takes no adapters at run time: start it with --enable-lora (and --max-loras, --max-lora-rank) among agent.engine_args";
 
-pub(super) async fn sleep(client: &EngineApiClient, level: u8) -> Result<(), ControlError> {
+pub(super) async fn sleep(client: &ApiClient, level: u8) -> Result<(), ControlError> {
     check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)
 }
 
 /// Returns when the engine has said yes to each step, not when it is awake. After level 1 its weights are in the host's memory; after level 2
 /// they are read within `reading`, before there is a cache again, which would take the memory that reading needs.
-pub(super) async fn wake(client: &EngineApiClient, level: u8, reading: Duration) -> Result<(), ControlError> {
+pub(super) async fn wake(client: &ApiClient, level: u8, reading: Duration) -> Result<(), ControlError> {
     if level == 1 {
         return check_result(client.post("/wake_up", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE);
     }
@@ -44,7 +44,7 @@ pub(super) async fn wake(client: &EngineApiClient, level: u8, reading: Duration)
 }
 
 /// Whether it sleeps. Its health and its list of models do not tell.
-pub(in crate::engine) async fn is_asleep(client: &mut EngineApiClient) -> Result<bool, ControlError> {
+pub(in crate::engine) async fn is_asleep(client: &mut ApiClient) -> Result<bool, ControlError> {
     #[derive(Deserialize)]
     struct Answer {
         is_sleeping: bool,
@@ -55,12 +55,12 @@ pub(in crate::engine) async fn is_asleep(client: &mut EngineApiClient) -> Result
     Ok(answer.is_sleeping)
 }
 
-pub(super) async fn load(client: &EngineApiClient, adapter: &LoraAdapter) -> Result<(), ControlError> {
+pub(super) async fn load(client: &ApiClient, adapter: &LoraAdapter) -> Result<(), ControlError> {
     let body = json!({"lora_name": adapter.name, "lora_path": adapter.path}).to_string();
     check_result(client.post("/v1/load_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
 
-pub(super) async fn unload(client: &EngineApiClient, name: &str) -> Result<(), ControlError> {
+pub(super) async fn unload(client: &ApiClient, name: &str) -> Result<(), ControlError> {
     let body = json!({"lora_name": name}).to_string();
     check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
@@ -77,12 +77,12 @@ pub(super) fn parse_adapter(card: &ModelCard) -> Option<LoraAdapter> {
     Some(LoraAdapter { name: card.id.clone(), path: root.unwrap_or_default() })
 }
 
-fn check_result(reply: Result<EngineApiReply, FetchError>, no_route: &'static str) -> Result<(), ControlError> {
+fn check_result(reply: Result<ApiReply, FetchError>, no_route: &'static str) -> Result<(), ControlError> {
     check_reply(&reply.map_err(ControlError::Unreachable)?, no_route)
 }
 
 /// What an answer of the engine means. A route that is missing gives FastAPI's own 404, one that refuses the engine's words.
-pub(super) fn check_reply(reply: &EngineApiReply, no_route: &'static str) -> Result<(), ControlError> {
+pub(super) fn check_reply(reply: &ApiReply, no_route: &'static str) -> Result<(), ControlError> {
     #[derive(Deserialize)]
     struct Refusal {
         error: Message,

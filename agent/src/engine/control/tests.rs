@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::super::http::tests::Scripted;
 use super::super::tests::{Fixture, start_with};
 use super::routes::{NO_ADAPTER_ROUTE, NO_SLEEP_ROUTE, check_reply};
 use super::*;
 use crate::engine::ModelCard;
-use crate::engine::http::EngineApiReply;
+use crate::engine_client::ApiReply;
+use crate::engine_client::api_client::tests::Scripted;
 use crate::traffic::RouterKey;
 use http::StatusCode;
 
 const MODELS: &str = r#"{"data":[{"id":"tiny","parent":null},{"id":"poet","parent":"tiny","root":"/poet"}]}"#;
 
-fn reply(status: u16, body: &'static str) -> EngineApiReply {
-    EngineApiReply { status: StatusCode::from_u16(status).unwrap(), body: body.into() }
+fn reply(status: u16, body: &'static str) -> ApiReply {
+    ApiReply { status: StatusCode::from_u16(status).unwrap(), body: body.into() }
 }
 
 fn card(raw: &'static str) -> ModelCard {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::http::tests::Scripted;
 use super::super::{EngineStatus, FrontEndInUse, LogFacts, Phase};
 use super::*;
+use crate::engine_client::api_client::tests::Scripted;
 use crate::probe::EngineMetrics;
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
@@ -157,7 +157,7 @@ async fn a_python_front_end_is_not_asked_for_tokenize() {
 
 #[test]
 fn only_bad_answers_in_a_row_count() {
-    let reply = |status| Ok(EngineApiReply { status, body: Bytes::new() });
+    let reply = |status| Ok(ApiReply { status, body: Bytes::new() });
     let (good, bad) = (reply(StatusCode::OK), reply(StatusCode::SERVICE_UNAVAILABLE));
     let mut tally = HealthFailures::default();
     for answer in [&bad, &bad, &good, &bad, &Err(FetchError::Broken("torn".to_owned()))] {

@@ -4,8 +4,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::super::Phase;
 use super::super::health::tests::{Resting, Watched, waits};
-use super::super::http::tests::Scripted;
 use super::*;
+use crate::engine_client::api_client::tests::Scripted;
 use crate::probe::EngineMetrics;
 
 const S: Duration = Duration::from_secs(1);

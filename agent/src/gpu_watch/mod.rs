@@ -1,6 +1,9 @@
 //! Watches the GPUs that engines run on: reads each once a second, listens for faults, and has the engines on a GPU that fails restarted or
 //! taken out of service. Only engines on that GPU are touched.
 
+mod incident;
+mod xid;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +12,10 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::incident::{GpuIncident, IncidentKind, IncidentResponse, respond};
-use super::nvml::{self, GpuEvent, GpuHealth};
-use super::{Gpu, GpuDriver, GpuReading, GpuReadings};
+use self::incident::{GpuIncident, IncidentKind, IncidentResponse, respond};
 use crate::engine::{Engine, Phase};
+use crate::gpu::nvml::{self, GpuEvent, GpuHealth};
+use crate::gpu::{Gpu, GpuDriver, GpuReading, GpuReadings};
 
 /// Between two readings of a GPU. A GPU that is lost without an XID is noticed within this time.
 const READ_INTERVAL: Duration = Duration::from_secs(1);

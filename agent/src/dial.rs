@@ -53,7 +53,7 @@ pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>)
         None => Stream::Plain(stream),
         Some(config) => {
             let secured = timeout(HANDSHAKE_TIMEOUT, hostler_tls::connect(stream, config)).await;
-            secured.map_err(|_| DialError::Unreachable(NO_HANDSHAKE.into()))?.map_err(|error| tls_error(&error))?
+            secured.map_err(|_| no_handshake())?.map_err(|error| tls_error(&error))?
         }
     };
     // The channel would dial again by itself; the session does, and knows why.
@@ -75,7 +75,10 @@ pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>)
     connected.map_err(|error| DialError::unreachable(&error))
 }
 
-const NO_HANDSHAKE: &str = "no TLS handshake within 10 s: does the router have its fleet's folder (router.tls_dir)?";
+fn no_handshake() -> DialError {
+    let limit = HANDSHAKE_TIMEOUT.as_secs();
+    DialError::Unreachable(format!("no TLS handshake within {limit} s: does the router have its fleet's folder (router.tls_dir)?"))
+}
 
 fn tls_error(error: &std::io::Error) -> DialError {
     match describe_for_agent(error) {

@@ -1,10 +1,12 @@
 //! The client against sockets that answer, close, hang and talk too much. The scripted socket here also serves the tests of the probes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 
@@ -80,28 +82,28 @@ const LONG: Duration = Duration::from_secs(20);
 async fn replies_of_any_status_come_back_over_one_connection() {
     let mut statuses = [200, 503, 404].into_iter();
     let engine = Scripted::start(Box::new(move |path| statuses.next().map(|status| (status, format!("at {path}")))));
-    let mut client = EngineApiClient::new(&engine.socket);
+    let mut client = ApiClient::new(&engine.socket);
     for expected in [200, 503, 404] {
         let reply = client.get("/metrics/?name[]=a:b", LONG).await.unwrap();
         assert_eq!(reply.status.as_u16(), expected);
         assert_eq!(reply.body, "at /metrics/?name[]=a:b");
     }
-    assert!(client.connection.is_some());
+    assert!(client.client.has_idle());
 }
 
 #[tokio::test]
 async fn a_hanging_engine_costs_the_deadline_and_no_more() {
     let engine = Scripted::start(Box::new(|_| None));
-    let mut client = EngineApiClient::new(&engine.socket);
+    let mut client = ApiClient::new(&engine.socket);
     let error = client.get("/health", Duration::from_millis(50)).await.unwrap_err();
     assert!(matches!(error, FetchError::Timeout(_)), "{error}");
-    assert!(client.connection.is_none());
+    assert!(!client.client.has_idle());
 }
 
 #[tokio::test]
 async fn nobody_listening_is_told_apart() {
     let directory = tempfile::tempdir().unwrap();
-    let mut client = EngineApiClient::new(&directory.path().join("s"));
+    let mut client = ApiClient::new(&directory.path().join("s"));
     let error = client.get("/health", LONG).await.unwrap_err();
     assert!(matches!(error, FetchError::Connect(_)), "{error}");
 }
@@ -120,7 +122,7 @@ async fn a_connection_the_engine_closed_is_replaced_without_an_error() {
             stream.write_all(reply).await.unwrap();
         }
     });
-    let mut client = EngineApiClient::new(&socket);
+    let mut client = ApiClient::new(&socket);
     for _ in 0..2 {
         assert_eq!(client.get("/health", LONG).await.unwrap().body, "ok");
     }
@@ -130,7 +132,7 @@ async fn a_connection_the_engine_closed_is_replaced_without_an_error() {
 #[tokio::test]
 async fn a_reply_over_the_cap_is_an_error() {
     let engine = Scripted::start(Box::new(|_| Some((200, "x".repeat(MAX_BODY_BYTES + 1)))));
-    let mut client = EngineApiClient::new(&engine.socket);
+    let mut client = ApiClient::new(&engine.socket);
     let error = client.get("/metrics", LONG).await.unwrap_err();
     assert!(matches!(error, FetchError::Broken(_)), "{error}");
 }

@@ -1,0 +1,12 @@
+//! A model that an engine serves, as the engine describes it.
+
+use bytes::Bytes;
+
+/// One model as the engine describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelCard {
+    /// The name that requests use.
+    pub id: String,
+    /// The engine's own JSON object, unchanged.
+    pub raw: Bytes,
+}

@@ -1,0 +1,108 @@
+//! The client for an engine's health, models, metrics and control routes: whole answers, a deadline and a cap on each. Requests of users do not come this way.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+
+use super::{EngineClient, OutgoingRequest, RequestError};
+
+/// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
+const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+
+/// What the engine answered.
+#[derive(Debug)]
+pub(crate) struct ApiReply {
+    /// The status, whatever it is.
+    pub(crate) status: StatusCode,
+    /// The whole body.
+    pub(crate) body: Bytes,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// Nobody listens at the socket.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] io::Error),
+    /// The deadline passed.
+    #[error("no answer within {} s", .0.as_secs_f32())]
+    Timeout(Duration),
+    /// The connection or the reply broke.
+    #[error("the connection broke: {0}")]
+    Broken(String),
+}
+
+impl From<RequestError> for FetchError {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Connect(error) => Self::Connect(error),
+            error => Self::Broken(error.to_string()),
+        }
+    }
+}
+
+/// A client of one engine's API. It keeps one connection for what it reads; after any error it connects anew.
+#[derive(Debug)]
+pub(crate) struct ApiClient {
+    client: EngineClient,
+}
+
+impl ApiClient {
+    /// A client that has not connected yet.
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self { client: EngineClient::new(socket.to_owned()) }
+    }
+
+    /// Reads one page, connecting first if need be, all within `deadline`.
+    pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<ApiReply, FetchError> {
+        let exchange = async {
+            // The engine may just have closed an idle connection, which says nothing about its health.
+            if self.client.has_idle()
+                && let Ok(reply) = exchange(&self.client, get(path)?).await
+            {
+                return Ok(reply);
+            }
+            exchange(&self.client, get(path)?).await
+        };
+        tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
+    }
+
+    /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
+    /// have obeyed although its answer is lost.
+    pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<ApiReply, FetchError> {
+        let request = OutgoingRequest::post_json(path, json.into()).ok_or_else(|| invalid_path(path))?;
+        let own = EngineClient::new(self.client.socket.clone());
+        tokio::time::timeout(deadline, exchange(&own, request)).await.map_err(|_| FetchError::Timeout(deadline))?
+    }
+}
+
+/// Sends a request and reads all of its answer.
+async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<ApiReply, FetchError> {
+    let (head, mut answer) = client.request(request, || {}).await?;
+    let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let status = status.ok_or_else(|| FetchError::Broken(format!("{} is no status of HTTP", head.status)))?;
+    let mut body = BytesMut::new();
+    while let Some(piece) = answer.next_chunk().await {
+        let piece = piece?;
+        if body.len() + piece.len() > MAX_BODY_BYTES {
+            return Err(FetchError::Broken(format!("the answer has more than {} MiB", MAX_BODY_BYTES >> 20)));
+        }
+        body.extend_from_slice(&piece);
+    }
+    answer.recycle();
+    Ok(ApiReply { status, body: body.freeze() })
+}
+
+fn get(path: &str) -> Result<OutgoingRequest, FetchError> {
+    OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))
+}
+
+fn invalid_path(path: &str) -> FetchError {
+    FetchError::Broken(format!("{path} is no path of HTTP"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

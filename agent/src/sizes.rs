@@ -1,0 +1,24 @@
+//! Arithmetic with sizes in bytes, and how people read them.
+
+/// Bytes in a GiB.
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// `count` times `factor`, rounded. Exact to one in 2^53, which no size here reaches.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "sizes are far below 2^53 and positive"
+)]
+pub(crate) fn scaled(count: u64, factor: f64) -> u64 {
+    (count as f64 * factor).round() as u64
+}
+
+/// Bytes as GiB with one digit after the point, rounded half up; small ones as MiB.
+pub(crate) fn format_gib(bytes: u64) -> String {
+    if (1..GIB / 10).contains(&bytes) {
+        return format!("{} MiB", bytes >> 20);
+    }
+    let tenths = (u128::from(bytes) * 10 + u128::from(GIB) / 2) / u128::from(GIB);
+    format!("{}.{} GiB", tenths / 10, tenths % 10)
+}
