@@ -12,8 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hostler_http1::{Connection, Stream};
-use hostler_proto::agent::v1::ResponseHead;
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::{Broken, ResponseHead};
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};

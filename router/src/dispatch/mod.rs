@@ -18,14 +18,13 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_proto::agent::v1 as wire;
-use hostler_proto::lane::{Broken, WINDOW_BYTES, only_keeps_alive};
+use hostler_proto::lane::{Broken, Fault, Header, RequestHead, ResponseHead, WINDOW_BYTES, only_keeps_alive};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub use retry_budget::{RetryBudgets, RetryBudget};
 pub(crate) use external::ExternalPlacement;
-pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch};
+pub use crash_suspects::{Ban, Fingerprint, CrashSuspects, CrashWatch, MAX_REQUESTS_PER_DEATH, ReportedDeath};
 pub use refusal::Refusal;
 pub use relay::{RelayContext, Relay};
 use sse_scanner::is_engine_death;
@@ -95,7 +94,7 @@ pub struct OutboundRequest {
     /// What the client calls it.
     pub client_id: Option<Arc<str>>,
     /// Its head; the replica's index and the estimates are filled in.
-    pub head: wire::RequestHead,
+    pub head: RequestHead,
     /// Its body, complete; its memory counts as taken until nobody holds any of it.
     pub body: Bytes,
     /// The dialect of its event stream, should the answer be one.
@@ -116,7 +115,7 @@ pub struct OutboundRequest {
 #[derive(Debug)]
 pub struct Answer {
     /// Status and headers as the engine sent them.
-    pub head: wire::ResponseHead,
+    pub head: ResponseHead,
     /// The body.
     pub body: Box<Relay>,
     /// Why it comes from where it comes.
@@ -125,7 +124,7 @@ pub struct Answer {
 
 /// An attempt that has got as far as its first bytes.
 struct StartedAnswer {
-    head: wire::ResponseHead,
+    head: ResponseHead,
     first_chunk: Option<Bytes>,
     exchange: Exchange,
     /// Gone when another replica is tried.
@@ -164,7 +163,7 @@ impl StartedAnswer {
             }
         }
         if work.generates() && ABORT_MARKER.find(&body).is_some() && AnswerParser::parse(&body, "").finish_state() == FinishState::Abort {
-            return Err(Broken { fault: wire::Fault::EngineStopped, message: ABORT_MESSAGE.into() });
+            return Err(Broken { fault: Fault::EngineStopped, message: ABORT_MESSAGE.into() });
         }
         if work.is_some() && is_whole {
             self.usage = AnswerParser::parse_usage(&body);
@@ -179,7 +178,7 @@ impl StartedAnswer {
     }
 
     fn has_content_type(&self, wanted: &[u8]) -> bool {
-        let has = |header: &wire::Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
+        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
         self.head.headers.iter().any(has)
     }
 }
@@ -201,7 +200,7 @@ impl Dispatch {
     pub async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
-        outgoing.head.fingerprint = fingerprint.map(Into::into);
+        outgoing.head.fingerprint = fingerprint;
         let mut watched = self.crash_suspects.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
         watched.clearance()?;
@@ -245,7 +244,7 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && watched.record_engine_loss(&replica) {
+                    if broken.fault == Fault::EngineLost && watched.record_engine_loss(&replica) {
                         excused += 1;
                     }
                     watched.end_trial();
@@ -288,7 +287,7 @@ impl Dispatch {
         drop(turn);
         let settle = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
-        let head = wire::RequestHead {
+        let head = RequestHead {
             replica: replica.index,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
@@ -337,7 +336,7 @@ impl Dispatch {
         begun.in_flight = Some(in_flight);
         match begun.buffer_json_body(work).await {
             Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
-                AttemptOutcome::Lost(Broken { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
+                AttemptOutcome::Lost(Broken { fault: Fault::EngineLost, message: "the engine's core died".into() })
             }
             Ok(()) => AttemptOutcome::Started(begun),
             Err(broken) => AttemptOutcome::Lost(broken),
@@ -351,7 +350,7 @@ impl Dispatch {
         exchange: &Exchange,
         in_flight: &mut InFlight,
         mut settle: Option<Duration>,
-    ) -> Result<(wire::ResponseHead, Option<Bytes>), Broken> {
+    ) -> Result<(ResponseHead, Option<Bytes>), Broken> {
         let begins = async {
             let head = poll_fn(|context| exchange.poll_head(context)).await?;
             Ok((head, poll_fn(|context| exchange.poll_body(context)).await?))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hostler_proto::agent::v1::Header;
+use hostler_proto::lane::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hostler_proto::agent::v1::Fault;
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::{Broken, Fault};
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};

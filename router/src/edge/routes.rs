@@ -195,7 +195,7 @@ impl Edge {
         };
         let mut response = Response::new(EdgeBody::Relay(answer.body));
         *response.status_mut() =
-            u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+            StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         *response.headers_mut() = headers::incoming(answer.head.headers);
         if response.status().is_redirection() {
             own::relative(response.headers_mut());

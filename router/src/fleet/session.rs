@@ -21,7 +21,7 @@ use super::directives::Directives;
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
 use crate::lanes::{Lanes, Tickets};
-use crate::dispatch::CrashSuspects;
+use crate::dispatch::{CrashSuspects, MAX_REQUESTS_PER_DEATH, ReportedDeath};
 use crate::join::{Attached, Member};
 use crate::prompt::{FilesHash, Prompts};
 
@@ -215,7 +215,7 @@ impl Session {
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.deaths.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.deaths.iter().for_each(|death| self.sessions.poison.record_reported_death(&id, death));
+            replica.deaths.iter().map(reported_death).for_each(|death| self.sessions.poison.record_reported_death(&id, &death));
         }
         let replicas = report.replicas.into_iter().map(change).collect();
         self.sessions.fleet.update(Update::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
@@ -257,6 +257,11 @@ impl Session {
 
 fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
     files.hash[..].try_into().ok()
+}
+
+fn reported_death(death: &wire::Death) -> ReportedDeath {
+    let requests = death.requests.iter().take(MAX_REQUESTS_PER_DEATH).copied().map(u128::from).collect();
+    ReportedDeath { epoch: death.epoch, age: Duration::from_millis(death.age_ms), requests }
 }
 
 fn change(report: wire::ReplicaReport) -> Change {

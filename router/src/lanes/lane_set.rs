@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use hostler_proto::agent::v1::RequestHead;
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::{Broken, RequestHead};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 

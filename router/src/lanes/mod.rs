@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
-use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Broken, Inbox, MAX_BODY_BYTES, Outbox, InlineConsumer, WINDOW_BYTES};
+use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch};
+use hostler_proto::lane::{Broken, Inbox, InlineConsumer, MAX_BODY_BYTES, Outbox, RequestHead, ResponseHead, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -62,7 +62,7 @@ impl Lane {
         if open.is_lost {
             return Err(Broken::lane_lost());
         }
-        self.outbox.push(Frame::new(id, Kind::Request(head)));
+        self.outbox.push(Frame::new(id, Kind::Request(head.into())));
         let unsent = self.send_body(id, body, WINDOW_BYTES);
         open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body: unsent });
         Ok(Exchange { id, lane: self.clone(), inbox })
@@ -89,7 +89,7 @@ impl Lane {
                         inbox.body(bytes, id, &self.outbox);
                     }
                 }
-                Kind::Response(head) => call.inbox.head(head),
+                Kind::Response(head) => call.inbox.head(head.into()),
                 Kind::Credit(bytes) => {
                     let unsent = std::mem::take(&mut call.unsent_body);
                     if !unsent.is_empty() {

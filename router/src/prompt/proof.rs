@@ -8,8 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hostler_prompt::proof::{Coverage, Proved, compare, samples};
 use hostler_prompt::{Dialect, Encoder};
-use hostler_proto::agent::v1::{Header, RequestHead};
-use hostler_proto::lane::Broken;
+use hostler_proto::lane::{Broken, Header, RequestHead};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -87,7 +86,7 @@ impl Asked<'_> {
             }
             answer.extend_from_slice(&piece);
         }
-        Ok((u16::try_from(head.status).unwrap_or(0), answer))
+        Ok((head.status, answer))
     }
 }
 

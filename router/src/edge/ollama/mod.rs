@@ -163,7 +163,7 @@ struct Reader {
 
 async fn retell_answer(reader: Reader, answer: dispatch::Answer) -> Response<EdgeBody> {
     let Reader { form, model, streams, begun, explain } = reader;
-    let status = u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+    let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let mut heads = headers::incoming(answer.head.headers);
     headers::explain(&mut heads, &answer.decision, explain);
     let is_stream = heads.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
