@@ -13,6 +13,7 @@ pub mod grpc;
 mod join;
 pub mod keys;
 mod agent_endpoint;
+pub mod background;
 mod metrics;
 mod exposures;
 mod operators;
@@ -31,9 +32,11 @@ use hostler_boot::admin::AdminPages;
 use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bind};
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
+use background::BackgroundTasks;
 pub use config::{NeedKey, RouterConfig};
 use dispatch::{Dispatch, CrashSuspects, RetryBudgets};
 use edge::access::{AccessLog, AccessLogError, Writing};
@@ -212,18 +215,20 @@ impl Router {
         let guard = self.guard();
         // The connections may be stopped when their time is over, while the process goes on.
         let serving = shutdown.child();
-        let end = CancellationToken::new();
+        let tasks = BackgroundTasks::default();
+        let end = tasks.end();
         let metrics = self.metrics;
         let (access, writing) = self.access_log;
-        let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), end.clone());
+        let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), &tasks);
         let index = Arc::new(Index::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
         let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
         let poison = CrashSuspects::new(self.config.crash_suspect_ttl);
         let sessions = Sessions {
+            tasks: tasks.clone(),
             fleet: fleet.clone(),
             poison: poison.clone(),
-            caches: Caches::start(index.clone(), fleet.clone(), end.clone()),
+            caches: Caches::start(index.clone(), fleet.clone(), &tasks),
             prompts: prompts.clone(),
             tickets: Arc::default(),
             router_life: fastrand::u64(1..),
@@ -237,9 +242,9 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
+        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts.clone(), metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
         let bounds = QueueLimits { max_requests: self.config.max_queued, max_bytes: self.config.max_queued_bytes, max_wait: self.config.max_queue_wait };
-        let hold = RequestQueue::start(placer.clone(), bounds, end.clone());
+        let hold = RequestQueue::start(placer.clone(), bounds, &tasks);
         let overview = RouterAdmin {
             fleet: fleet.clone(),
             crash_suspects: poison.clone(),
@@ -264,7 +269,7 @@ impl Router {
         };
         let drain_timeout = self.config.drain_timeout;
         let edge = Arc::new(Edge {
-            bookings: Bookings::start(dispatch.queue.clone(), end.clone()),
+            bookings: Bookings::start(dispatch.queue.clone(), &tasks),
             shutdown: serving.clone(),
             access,
             media: self.media,
@@ -283,9 +288,12 @@ impl Router {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             serving.stop();
         }
-        end.cancel();
+        tasks.finish(CLOSE_TIMEOUT).await;
         for task in [link, admin, readers, renewals, keys] {
             join_within(CLOSE_TIMEOUT, task).await;
+        }
+        if timeout(CLOSE_TIMEOUT, prompts.finish()).await.is_err() {
+            tracing::debug!("leaving while a model's files are being read");
         }
         writing.end().await;
     }

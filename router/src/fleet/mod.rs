@@ -13,7 +13,7 @@ mod writer;
 
 pub use cache::{Cache, CacheFigures};
 pub use caches::Caches;
-pub use directives::Directives;
+pub use directives::{Directives, ReplicaOrder};
 pub use own::{Booking, InFlight, Own};
 pub use session::Sessions;
 pub(crate) use session::attach;

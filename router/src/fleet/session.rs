@@ -11,19 +11,19 @@ use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message as FromAgent;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
-use hostler_proto::agent::v1::directive::Order;
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::caches::{CacheUpdate, Caches};
+use super::caches::{CacheReport, CacheUpdate, Caches};
 use super::directives::Directives;
 use super::view::{Load, Model, Phase, State};
 use super::writer::{Change, Fleet, Update};
+use crate::background::BackgroundTasks;
 use crate::lanes::{Lanes, Tickets};
 use crate::dispatch::{CrashSuspects, MAX_REQUESTS_PER_DEATH, ReportedDeath};
 use crate::join::{Attached, Member};
-use crate::prompt::{FilesHash, Prompts};
+use crate::prompt::{FilesHash, FilesPiece, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -40,6 +40,8 @@ const ASKED_AGAIN: Duration = Duration::from_secs(5);
 /// What every session needs.
 #[derive(Debug)]
 pub struct Sessions {
+    /// Where sessions and lanes run.
+    pub tasks: BackgroundTasks,
     /// Where updates go.
     pub fleet: Fleet,
     /// Where the deaths of engines go.
@@ -90,7 +92,8 @@ pub(crate) async fn attach(
     };
     let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
-    tokio::spawn(async move {
+    let tasks = sessions.tasks.clone();
+    tasks.spawn(async move {
         let attachment = sessions.attachments.fetch_add(1, Ordering::Relaxed);
         let node = hello.node.clone();
         let session = Session {
@@ -190,9 +193,9 @@ impl Session {
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.report(report).await,
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.answered(answer),
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Cache(report)) })) => {
-                    self.cache(report);
+                    self.cache(cache_report(report));
                 }
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.sessions.prompts.part(part),
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.file_part(part),
                 Ok(Some(_)) => tracing::debug!("an unexpected message of an agent is ignored"),
                 Ok(None) => return Status::ok("the agent left"),
                 Err(status) => return status,
@@ -207,7 +210,7 @@ impl Session {
         } else if report.sequence != self.next {
             tracing::warn!(expected = self.next, got = report.sequence, "a report is missing: asking for a snapshot");
             // Should the order be lost, the next report shows again that it is needed.
-            self.directives.tell(Order::Resync(wire::Resync {}));
+            self.directives.resync();
             return;
         }
         self.next = self.next.wrapping_add(1);
@@ -225,7 +228,7 @@ impl Session {
 impl Session {
     /// Passes a cache report on, never waiting: load, phase and lease come by the same stream and must not be late. Where the writer of
     /// the index is behind, the report is dropped and the whole cache asked for later.
-    fn cache(&mut self, report: wire::CacheReport) {
+    fn cache(&mut self, report: CacheReport) {
         let index = report.index;
         if report.snapshot {
             self.behind.remove(&index);
@@ -241,15 +244,24 @@ impl Session {
         if !self.behind.is_empty() && self.asked.elapsed() > ASKED_AGAIN && self.sessions.caches.has_room() {
             self.asked = Instant::now();
             let indices = self.behind.iter().copied().collect();
-            self.directives.tell(Order::ResyncCache(wire::Replicas { indices }));
+            self.directives.resync_cache(indices);
         }
+    }
+
+    fn file_part(&self, part: wire::FilePart) {
+        let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
+            tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
+            return;
+        };
+        let content = if part.error.is_empty() { Ok(part.data) } else { Err(part.error) };
+        self.sessions.prompts.part(&hash, FilesPiece { offset: part.offset, content });
     }
 
     /// A replica has files that may not be here yet.
     fn offer(&self, files: &wire::PromptFiles) {
         let Some(hash) = files_hash(files) else { return };
         let fetch = || {
-            self.directives.tell(Order::FetchFiles(wire::FetchFiles { hash: files.hash.clone() }));
+            self.directives.fetch_files(&hash);
         };
         self.sessions.prompts.offered(hash, files.bytes, &fetch);
     }
@@ -257,6 +269,11 @@ impl Session {
 
 fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
     files.hash[..].try_into().ok()
+}
+
+fn cache_report(report: wire::CacheReport) -> CacheReport {
+    let wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest } = report;
+    CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest }
 }
 
 fn reported_death(death: &wire::Death) -> ReportedDeath {

@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 use super::status;
 use crate::admission::Permit;
+use crate::background::BackgroundTasks;
 use crate::dispatch::ExternalPlacement;
 use crate::fleet::InFlight;
 use crate::keys::Caller;
@@ -61,17 +61,12 @@ struct Booking {
 }
 
 impl Bookings {
-    /// Starts the task that ends bookings; it ends with `end`.
+    /// Starts the task that ends bookings.
     #[must_use]
-    pub fn start(hold: RequestQueue, end: CancellationToken) -> Self {
+    pub fn start(hold: RequestQueue, tasks: &BackgroundTasks) -> Self {
         let bookings = Self(Arc::new(Shared { booked: Mutex::default(), hold, news: Notify::new() }));
         let expiring = bookings.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = end.cancelled() => {}
-                () = expiring.expire() => {}
-            }
-        });
+        tasks.spawn(async move { expiring.expire().await });
         bookings
     }
 

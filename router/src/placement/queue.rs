@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
+use crate::background::BackgroundTasks;
 use super::{ChosenReplica, Placer, Prompt};
 
 /// While somebody waits, replicas are looked at this often even if nothing was heard: reports come every 10 ms at most.
@@ -156,9 +156,9 @@ impl ModelQueues {
 }
 
 impl RequestQueue {
-    /// Starts the task that wakes; it ends with `end`.
+    /// Starts the task that wakes.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, bounds: QueueLimits, end: CancellationToken) -> Self {
+    pub fn start(placer: Arc<Placer>, bounds: QueueLimits, tasks: &BackgroundTasks) -> Self {
         let shared = QueueState {
             placer,
             queues: Mutex::new(ModelQueues { by_model: FxHashMap::default(), slots: Places::new(bounds.max_requests, bounds.max_bytes) }),
@@ -170,12 +170,7 @@ impl RequestQueue {
         };
         let hold = Self(Arc::new(shared));
         let waking = hold.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = waking.run() => {}
-                () = end.cancelled() => {}
-            }
-        });
+        tasks.spawn(async move { waking.run().await });
         hold
     }
 

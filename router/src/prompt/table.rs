@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_prompt::{Dialect, Encoder, Forms, Stats};
-use hostler_proto::agent::v1::FilePart;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use super::files::{BUNDLE_BYTES, Short};
-use super::transfer::Transfer;
+use super::transfer::{FilesPiece, Transfer};
 use super::{FilesHash, Made, Reader, Standing};
 
 /// The most models whose files are kept. An encoder of a large vocabulary takes about 100 MiB.
@@ -148,7 +147,7 @@ impl Table {
     }
 
     /// A piece has come; gives back the bundle when it was the last one. Then `made` is to be called.
-    pub(super) fn part(&mut self, hash: &FilesHash, part: &FilePart, now: Instant) -> Option<(Life, Vec<u8>)> {
+    pub(super) fn part(&mut self, hash: &FilesHash, part: FilesPiece, now: Instant) -> Option<(Life, Vec<u8>)> {
         let entry = self.entries.get_mut(hash)?;
         // A piece of a transfer that broke, or of one that was asked for twice.
         let Stage::Coming(transfer) = &mut entry.stage else { return None };

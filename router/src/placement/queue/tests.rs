@@ -22,7 +22,7 @@ impl Fixture {
 
     fn on(placed: Placement, most: usize, longest: Duration) -> Self {
         let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait: longest };
-        let hold = RequestQueue::start(placed.placer.clone(), bounds, CancellationToken::new());
+        let hold = RequestQueue::start(placed.placer.clone(), bounds, &BackgroundTasks::default());
         Self { placed, hold, log: Arc::default() }
     }
 
@@ -245,7 +245,7 @@ async fn requests_for_another_model_are_not_held_up() {
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
     let (placed, seats) = Placement::known(2).await;
-    let hold = RequestQueue::start(placed.placer.clone(), QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG }, CancellationToken::new());
+    let hold = RequestQueue::start(placed.placer.clone(), QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG }, &BackgroundTasks::default());
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(seats[0], &cached.token_keys(16));
     let full = placed.fleet.view().replicas[0].own.enter(Booking { tokens: 30_000, uncached: 30_000, due: f64::MAX }, None);

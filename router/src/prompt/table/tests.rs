@@ -16,8 +16,8 @@ fn reader(files: FilesHash) -> Reader {
     Reader { files, dialect: Dialect::Python }
 }
 
-fn piece(offset: u64, data: &[u8]) -> FilePart {
-    FilePart { offset, data: data.to_vec().into(), ..FilePart::default() }
+fn piece(offset: u64, data: &[u8]) -> FilesPiece {
+    FilesPiece { offset, content: Ok(data.to_vec().into()) }
 }
 
 fn ready() -> Made {
@@ -28,7 +28,7 @@ fn ready() -> Made {
 fn with_encoder(files: FilesHash, now: Instant) -> (Table, Life) {
     let mut table = Table::default();
     table.offered(files, 2, false, now);
-    let (life, _) = table.part(&files, &piece(0, b"ab"), now).unwrap();
+    let (life, _) = table.part(&files, piece(0, b"ab"), now).unwrap();
     table.made(&files, life, ready(), now);
     (table, life)
 }
@@ -40,8 +40,8 @@ fn files_are_asked_for_once_while_they_come() {
     assert_eq!(table.offered(files, 4, false, now), Next::Fetch);
     assert_eq!(table.offered(files, 4, false, now), Next::Nothing);
     assert_eq!(table.standing(&reader(files), now), Standing::Loading);
-    assert!(table.part(&files, &piece(0, b"ab"), now).is_none());
-    let (life, content) = table.part(&files, &piece(2, b"cd"), now).unwrap();
+    assert!(table.part(&files, piece(0, b"ab"), now).is_none());
+    let (life, content) = table.part(&files, piece(2, b"cd"), now).unwrap();
     assert_eq!(content, b"abcd");
     assert_eq!(table.standing(&reader(files), now), Standing::Loading);
     assert_eq!(table.offered(files, 4, false, now), Next::Nothing);
@@ -54,20 +54,20 @@ fn files_are_asked_for_once_while_they_come() {
 fn a_transfer_that_stalls_is_asked_for_again_by_the_next_offer() {
     let (mut table, now, files) = (Table::default(), Instant::now(), hash(1));
     table.offered(files, 4, false, now);
-    table.part(&files, &piece(0, b"ab"), now);
+    table.part(&files, piece(0, b"ab"), now);
     let later = now + 10 * SECOND;
     assert_eq!(table.standing(&reader(files), later), Standing::Missing);
     assert_eq!(table.offered(files, 4, false, later), Next::Fetch);
-    assert!(table.part(&files, &piece(0, b"abcd"), later).is_some(), "it begins from the start");
+    assert!(table.part(&files, piece(0, b"abcd"), later).is_some(), "it begins from the start");
 }
 
 #[test]
 fn a_transfer_that_breaks_is_asked_for_again_after_a_pause() {
     let (mut table, now, files) = (Table::default(), Instant::now(), hash(1));
     table.offered(files, 4, false, now);
-    assert!(table.part(&files, &piece(1, b"ab"), now).is_none());
+    assert!(table.part(&files, piece(1, b"ab"), now).is_none());
     assert_eq!(table.standing(&reader(files), now), Standing::Missing);
-    assert!(table.part(&files, &piece(0, b"abcd"), now).is_none(), "what was still on its way is passed over");
+    assert!(table.part(&files, piece(0, b"abcd"), now).is_none(), "what was still on its way is passed over");
     assert_eq!(table.offered(files, 4, false, now + 9 * SECOND), Next::Nothing);
     assert_eq!(table.offered(files, 4, false, now + 10 * SECOND), Next::Fetch);
 }
