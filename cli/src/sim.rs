@@ -32,7 +32,7 @@ pub(crate) async fn run(sim: Sim) -> anyhow::Result<()> {
     hostler_boot::telemetry::init(&LogConfig::default())?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers()?;
     match sim {
         Sim::Engine(args) => tokio::select! {
             served = hostler_sim::serve(args, shutdown.wait_drain()) => served?,

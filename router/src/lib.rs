@@ -32,7 +32,6 @@ use hostler_boot::admin::AdminPages;
 use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bind};
 use tokio::net::TcpListener;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use admission::Admission;
@@ -217,8 +216,7 @@ impl Router {
         let serving = shutdown.child();
         let tasks = BackgroundTasks::default();
         let end = tasks.end();
-        let metrics = self.metrics;
-        let (access, writing) = self.access_log;
+        let (metrics, (access, writing)) = (self.metrics, self.access_log);
         let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), &tasks);
         let index = Arc::new(Index::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
@@ -292,9 +290,7 @@ impl Router {
         for task in [link, admin, readers, renewals, keys] {
             join_within(CLOSE_TIMEOUT, task).await;
         }
-        if timeout(CLOSE_TIMEOUT, prompts.finish()).await.is_err() {
-            tracing::debug!("leaving while a model's files are being read");
-        }
+        prompts.finish(CLOSE_TIMEOUT).await;
         writing.end().await;
     }
 }

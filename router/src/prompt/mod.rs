@@ -291,10 +291,12 @@ impl Prompts {
         }
     }
 
-    /// Waits until nothing is being read or made into an encoder: what a thread has begun it ends.
-    pub async fn finish(&self) {
+    /// Waits until nothing is being read or made into an encoder, for `limit` at most: what a thread has begun it ends.
+    pub async fn finish(&self, limit: Duration) {
         self.0.building.close();
-        self.0.building.wait().await;
+        if tokio::time::timeout(limit, self.0.building.wait()).await.is_err() {
+            tracing::debug!("leaving while a model's files are being read");
+        }
     }
 
     /// Makes an encoder of `bundle`, or of what the disk has, on a blocking thread; then the table knows the result.
