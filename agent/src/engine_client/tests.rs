@@ -95,7 +95,7 @@ async fn write(engine: &mut UnixStream, text: &str) {
     engine.write_all(text.as_bytes()).await.unwrap();
 }
 
-async fn end(outcome: Outcome) -> Result<(u32, String), String> {
+async fn end(outcome: Outcome) -> Result<(u16, String), String> {
     let (status, body) = timeout(LONG, outcome).await.unwrap().unwrap()?;
     Ok((status, String::from_utf8(body).unwrap()))
 }
