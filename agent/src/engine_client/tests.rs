@@ -102,7 +102,7 @@ async fn end(outcome: Outcome) -> Result<(u16, String), String> {
 
 const ANSWER: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n";
 
-fn answered() -> Result<(u32, String), String> {
+fn answered() -> Result<(u16, String), String> {
     Ok((200, "ab".into()))
 }
 
