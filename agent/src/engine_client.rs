@@ -13,8 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hostler_http1::{Connection, Stream};
-use hostler_proto::agent::v1::ResponseHead;
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{ResponseHead, StreamFault};
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};

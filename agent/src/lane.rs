@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use hostler_proto::agent::v1::frame::Kind;
-use hostler_proto::agent::v1::{Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Credit, Inbox, MAX_BODY_BYTES, Outbox, StreamFault};
+use hostler_proto::agent::v1::{Frame, FrameBatch};
+use hostler_proto::lane::{Credit, Inbox, MAX_BODY_BYTES, Outbox, RequestHead, ResponseHead, StreamFault};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -83,7 +83,7 @@ impl Lane {
                 if running.insert(id, shared.clone()).is_some() {
                     tracing::error!(id, "a router used a request's id twice; the earlier request is lost");
                 }
-                began.push(IncomingRequest { head, stream: RequestStream { id, lane: self.clone(), shared } });
+                began.push(IncomingRequest { head: head.into(), stream: RequestStream { id, lane: self.clone(), shared } });
                 continue;
             }
             if matches!(kind, Kind::Cancel(_)) {
@@ -145,7 +145,7 @@ impl RequestStream {
 
     /// Begins the answer.
     pub fn send_head(&self, head: ResponseHead) {
-        self.send_frame(Kind::Response(head));
+        self.send_frame(Kind::Response(head.into()));
     }
 
     /// Sends a piece of the answer as soon as there is credit for it.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 /// The two stages and the tasks that must end before the role does. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -105,16 +105,17 @@ impl Shutdown {
         }
     }
 
-    /// Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into drain, and the next one of any of them into stop.
+    /// Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into drain, and the next one of any of them into stop, while the handle is kept.
     ///
     /// # Errors
     /// When the process may not install signal handlers.
-    pub fn install_signal_handlers(&self) -> std::io::Result<()> {
+    #[must_use = "signals are heard while it is kept"]
+    pub fn install_signal_handlers(&self) -> std::io::Result<AbortOnDropHandle<()>> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
         let shutdown = self.clone();
-        tokio::spawn(async move {
+        Ok(AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
                 let hung_up = tokio::select! {
                     _ = interrupt.recv() => false,
@@ -130,8 +131,7 @@ impl Shutdown {
                 shutdown.by_hang_up.store(hung_up, Ordering::Relaxed);
                 shutdown.drain();
             }
-        });
-        Ok(())
+        })))
     }
 }
 

@@ -8,7 +8,7 @@ pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers()?;
     prepare_and_run(config, shutdown).await
 }
 

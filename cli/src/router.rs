@@ -12,7 +12,7 @@ pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
     let router = Router::bind(config).await?;
     let shutdown = Shutdown::new();
-    shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers()?;
     announce(&router);
     router.run(shutdown).await;
     Ok(())

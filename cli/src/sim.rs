@@ -17,7 +17,7 @@ pub(crate) async fn run(Sim::Engine(args): Sim) -> anyhow::Result<()> {
     hostler_boot::telemetry::init(&LogConfig::default())?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers()?;
     tokio::select! {
         served = hostler_sim::serve(args, shutdown.wait_drain()) => Ok(served?),
         () = shutdown.wait_stop() => Ok(()),

@@ -41,7 +41,7 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
 
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers()?;
     let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
     let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
     announce(&router);

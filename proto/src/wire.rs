@@ -1,10 +1,8 @@
-//! How both ends tune the connection that carries everything, and how HTTP headers and names of requests travel on it.
+//! How both ends tune the connection that carries everything, and how names of requests travel on it.
 
 use std::time::Duration;
 
-use http::header::{HeaderName, HeaderValue};
-
-use crate::agent::v1::{Fingerprint, Header};
+use crate::agent::v1::Fingerprint;
 
 /// HTTP/2 windows in bytes: large enough that only the lanes' own credit ever slows a stream.
 pub const HTTP2_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
@@ -20,20 +18,6 @@ pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Unacknowledged bytes for this long mean the same, also where pings still wait to be sent.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
-
-impl Header {
-    /// A header on its way out.
-    #[must_use]
-    pub fn new(name: &HeaderName, value: &HeaderValue) -> Self {
-        Self { name: name.as_str().as_bytes().to_vec().into(), value: value.as_bytes().to_vec().into() }
-    }
-
-    /// A header that has come; `None` when HTTP does not allow it.
-    #[must_use]
-    pub fn parse(self) -> Option<(HeaderName, HeaderValue)> {
-        Some((HeaderName::from_bytes(&self.name).ok()?, HeaderValue::from_maybe_shared(self.value).ok()?))
-    }
-}
 
 impl From<u128> for Fingerprint {
     #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]

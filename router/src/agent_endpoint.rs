@@ -152,20 +152,11 @@ impl AgentLink for AgentEndpoint {
         lanes.add(&lane);
         let batches = lane.outbox().batches().map(Ok);
         let mut frames = request.into_inner();
-        let end = self.end.clone();
         let open = LaneGuard { lane, lanes };
-        tokio::spawn(async move {
-            let lane = &open.lane;
-            let read = async {
-                while let Ok(Some(batch)) = frames.message().await {
-                    lane.receive(batch);
-                }
-            };
-            tokio::select! {
-                () = read => {}
-                () = end.cancelled() => {}
+        self.sessions.tasks.spawn(async move {
+            while let Ok(Some(batch)) = frames.message().await {
+                open.lane.receive(batch);
             }
-            drop(open);
         });
         Ok(Response::new(Box::pin(batches)))
     }

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use crate::admission::Permit;
+use crate::background::BackgroundTasks;
 use crate::fleet::InFlight;
 use crate::keys::Caller;
 use crate::placement::RequestQueue;
@@ -47,17 +47,12 @@ struct ExternalBooking {
 }
 
 impl Bookings {
-    /// Starts the task that ends bookings; it ends with `end`.
+    /// Starts the task that ends bookings.
     #[must_use]
-    pub fn start(hold: RequestQueue, end: CancellationToken) -> Self {
-        let bookings = Self(Arc::new(BookingsShared { table: Mutex::default(), queue: hold, changed: Notify::new() }));
+    pub fn start(queue: RequestQueue, tasks: &BackgroundTasks) -> Self {
+        let bookings = Self(Arc::new(BookingsShared { table: Mutex::default(), queue, changed: Notify::new() }));
         let expiring = bookings.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = end.cancelled() => {}
-                () = expiring.run_expiry() => {}
-            }
-        });
+        tasks.spawn(async move { expiring.run_expiry().await });
         bookings
     }
 

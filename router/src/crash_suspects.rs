@@ -26,7 +26,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hostler_proto::agent::v1 as wire;
 use hostler_proto::lane::is_keep_alive_comment;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -36,6 +35,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 use crate::engine_life::EngineLife;
 use standing::SuspectStanding;
 pub use standing::{Ban, Fingerprint};
+pub use suspect_table::MAX_REQUESTS_PER_DEATH;
 use suspect_table::SuspectTable;
 pub(crate) use suspect_table::TrialConstraints;
 use trials::TrialDemand;
@@ -59,6 +59,17 @@ const TRIAL_TOKENS: usize = 3;
 #[must_use]
 pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
     (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
+}
+
+/// The death of an engine, as its agent reports it.
+#[derive(Debug)]
+pub struct ReportedDeath {
+    /// Generation of the engine.
+    pub epoch: u64,
+    /// How long ago it was.
+    pub age: Duration,
+    /// What was in flight there.
+    pub requests: Vec<Fingerprint>,
 }
 
 /// The one record of suspects of a router.
@@ -87,17 +98,15 @@ impl CrashSuspects {
     }
 
     /// An agent has reported the death of one of `replica`'s engines.
-    pub fn record_reported_death(&self, replica: &str, death: &wire::EngineCrash) {
+    pub fn record_reported_death(&self, replica: &str, death: &ReportedDeath) {
         if self.ttl.is_zero() || death.requests.is_empty() {
             return;
         }
         let now = Instant::now();
         // A clock that began after that knows no such moment: then it was long ago, and too long.
-        let Some(at) = now.checked_sub(Duration::from_millis(death.age_ms)) else { return };
+        let Some(at) = now.checked_sub(death.age) else { return };
         let life = EngineLife { replica: replica.into(), epoch: death.epoch };
-        let named = death.requests.iter().take(suspect_table::MAX_REQUESTS_PER_DEATH);
-        let requests: Vec<Fingerprint> = named.copied().map(Fingerprint::from).collect();
-        let refused = self.update_table(|table| table.record_reported_death(&life, &requests, at, now));
+        let refused = self.update_table(|table| table.record_reported_death(&life, &death.requests, at, now));
         refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
     }
 

@@ -6,6 +6,7 @@
 pub mod access_log;
 pub mod admission;
 mod agent_endpoint;
+pub mod background;
 pub mod bookings;
 mod cache_level;
 mod config;
@@ -47,6 +48,7 @@ use tokio_util::sync::CancellationToken;
 
 use access_log::{AccessLog, AccessLogError, AccessLogWriter};
 use admission::Admission;
+use background::BackgroundTasks;
 use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
 use crash_suspects::CrashSuspects;
@@ -226,18 +228,19 @@ impl Router {
         let guard = self.guard();
         // The connections may be stopped when their time is over, while the process goes on.
         let serving = shutdown.child();
-        let end = CancellationToken::new();
-        let metrics = self.metrics;
-        let (access, writing) = self.access_log;
-        let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), end.clone());
+        let tasks = BackgroundTasks::default();
+        let end = tasks.end();
+        let (metrics, (access, writing)) = (self.metrics, self.access_log);
+        let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), &tasks);
         let index = Arc::new(CacheIndex::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
         let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
         let crash_suspects = CrashSuspects::new(self.config.crash_suspect_ttl);
         let sessions = SessionDeps {
+            tasks: tasks.clone(),
             fleet: fleet.clone(),
             crash_suspects: crash_suspects.clone(),
-            cache_reports: CacheReportQueue::start(index.clone(), fleet.clone(), end.clone()),
+            cache_reports: CacheReportQueue::start(index.clone(), fleet.clone(), &tasks),
             prompts: prompts.clone(),
             tickets: Arc::default(),
             router_run: fastrand::u64(1..),
@@ -251,9 +254,9 @@ impl Router {
         });
 
         let admission = Admission::new(self.config.max_in_flight);
-        let placer =
-            Arc::new(Placer::new(fleet.clone(), index, prompts, metrics.clone(), PrefillWindows::from_now(self.config.prefill_interval)));
-        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), end.clone());
+        let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
+        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts.clone(), metrics.clone(), prefill_windows));
+        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), &tasks);
         let overview = RouterAdmin {
             fleet: fleet.clone(),
             crash_suspects: crash_suspects.clone(),
@@ -278,7 +281,7 @@ impl Router {
         };
         let drain_timeout = self.config.drain_timeout;
         let edge = Arc::new(Edge {
-            bookings: Bookings::start(dispatch.queue.clone(), end.clone()),
+            bookings: Bookings::start(dispatch.queue.clone(), &tasks),
             shutdown: serving.clone(),
             access_log: access,
             media_hosts: self.media,
@@ -297,10 +300,11 @@ impl Router {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             serving.stop();
         }
-        end.cancel();
+        tasks.finish(CLOSE_TIMEOUT).await;
         for task in [link, admin, readers, renewals, keys] {
             join_within(CLOSE_TIMEOUT, task).await;
         }
+        prompts.finish(CLOSE_TIMEOUT).await;
         writing.flush().await;
     }
 }

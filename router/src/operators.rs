@@ -8,15 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 
 use hostler_placement::cost;
-use hostler_proto::agent::v1::directive::Order;
-use hostler_proto::agent::v1::{LogRequest, LoraOrder, Replicas, SleepOrder};
 use hostler_proto::fleet::v1::{
     Cache, Decision, ExplainRequest, ExplainResponse, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest, Node, Rates,
     Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
 };
 use tonic::{Code, Request, Response, Status};
 
-use crate::fleet::{Fleet, FleetView};
+use crate::fleet::{Fleet, FleetView, ReplicaOrder};
 use crate::placement::{PlacementDecision, Placer};
 use crate::prompt::EncoderStatus;
 pub(crate) use socket::OperatorsSocket;
@@ -51,24 +49,24 @@ impl fleet_server::Fleet for Operators {
     }
 
     async fn drain(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.send_order(&request.into_inner().target, Order::Drain).await
+        self.send_order(&request.into_inner().target, ReplicaOrder::Drain).await
     }
 
     async fn restart(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.send_order(&request.into_inner().target, Order::Restart).await
+        self.send_order(&request.into_inner().target, ReplicaOrder::Restart).await
     }
 
     async fn release(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.send_order(&request.into_inner().target, Order::Release).await
+        self.send_order(&request.into_inner().target, ReplicaOrder::Release).await
     }
 
     async fn sleep(&self, request: Request<SleepRequest>) -> Result<Response<TargetResponse>, Status> {
         let SleepRequest { target, level } = request.into_inner();
-        self.send_order(&target, |replicas| Order::Sleep(SleepOrder { replicas: Some(replicas), level: level.max(1) })).await
+        self.send_order(&target, ReplicaOrder::Sleep { level: level.max(1) }).await
     }
 
     async fn wake(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
-        self.send_order(&request.into_inner().target, Order::Wake).await
+        self.send_order(&request.into_inner().target, ReplicaOrder::Wake).await
     }
 
     async fn lora(&self, request: Request<LoraRequest>) -> Result<Response<TargetResponse>, Status> {
@@ -87,8 +85,7 @@ impl fleet_server::Fleet for Operators {
                 return Err(Status::not_found(format!("no replica has an adapter called {name:?}; adapters: {known}")));
             }
         }
-        self.send_order(&target, |replicas| Order::Lora(LoraOrder { replicas: Some(replicas), name: name.clone(), path: path.clone() }))
-            .await
+        self.send_order(&target, ReplicaOrder::Lora { name, path }).await
     }
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<LogsResponse>, Status> {
@@ -98,9 +95,8 @@ impl fleet_server::Fleet for Operators {
         let [index] = indices[..] else {
             return Err(Status::invalid_argument(format!("{replica} is a node; name one of its replicas, such as {replica}/0")));
         };
-        let logs = LogRequest { index, lines: lines.clamp(1, MAX_LOG_LINES) };
-        let answer = directives.send_and_wait(Order::Logs(logs)).await?;
-        Ok(Response::new(LogsResponse { lines: answer.log_lines }))
+        let lines = directives.logs(index, lines.clamp(1, MAX_LOG_LINES)).await?;
+        Ok(Response::new(LogsResponse { lines }))
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
@@ -125,11 +121,11 @@ impl Operators {
     }
 
     /// Gives an order to the node of a target, or without a name to all nodes at once.
-    async fn send_order(&self, name: &str, order: impl Fn(Replicas) -> Order) -> Result<Response<TargetResponse>, Status> {
+    async fn send_order(&self, name: &str, order: ReplicaOrder) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();
         if !name.is_empty() {
             let (directives, indices, replicas) = find_target(&view, name)?;
-            directives.send_and_wait(order(Replicas { indices })).await?;
+            directives.order(order, indices).await?;
             return Ok(Response::new(TargetResponse { replicas }));
         }
         let named = view.nodes.iter().filter(|node| view.replicas.iter().any(|replica| replica.node == node.name));
@@ -138,8 +134,8 @@ impl Operators {
             return Err(Status::not_found("there are no replicas yet"));
         }
         let ordered = targets.into_iter().map(|(node, (directives, indices, replicas))| {
-            let order = order(Replicas { indices });
-            async move { NodeAnswer { node, answer: directives.send_and_wait(order).await.map(drop), replicas } }
+            let order = order.clone();
+            async move { NodeAnswer { node, answer: directives.order(order, indices).await, replicas } }
         });
         merge_answers(futures_util::future::join_all(ordered).await).map(|replicas| Response::new(TargetResponse { replicas }))
     }

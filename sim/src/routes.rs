@@ -200,8 +200,7 @@ fn apply_triggers(api: &Api, body: &[u8]) -> Result<(), ApiError> {
             // Before a busy machine lets it answer anything.
             faults.set(Fault::Die);
         } else {
-            // It ends with the engine, at the latest by dying.
-            tokio::spawn(async move {
+            api.deaths.lock().spawn(async move {
                 tokio::time::sleep(delay).await;
                 faults.set(Fault::Die);
             });

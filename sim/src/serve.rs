@@ -10,6 +10,7 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixSocket, UnixStream};
 use tokio_util::sync::CancellationToken;
@@ -105,7 +106,14 @@ impl Engine {
         };
         let args = Arc::new(args);
         let (core, stepping) = EngineHandle::new(args.clone());
-        let api = Api { args, core, adapters: Adapters::default(), stored: ResponseStore::default(), created: unix_seconds() };
+        let api = Api {
+            args,
+            core,
+            adapters: Adapters::default(),
+            stored: ResponseStore::default(),
+            deaths: Mutex::default(),
+            created: unix_seconds(),
+        };
         Ok(Self { api, stepping, bound, address, kv_events })
     }
 

@@ -6,8 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use hostler_http1::{self as http1, BodyFraming, Connection};
-use hostler_proto::agent::v1::{Header, RequestHead, ResponseHead};
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{Header, RequestHead, ResponseHead, StreamFault};
 use http::uri::PathAndQuery;
 use http::{Method, header};
 
@@ -152,5 +151,5 @@ fn copy_head(status: u16, headers: &[http1::Header<'_>]) -> ResponseHead {
         name: Bytes::copy_from_slice(header.name.as_bytes()),
         value: Bytes::copy_from_slice(header.value),
     };
-    ResponseHead { status: status.into(), headers: headers.iter().map(copied).collect() }
+    ResponseHead { status, headers: headers.iter().map(copied).collect() }
 }

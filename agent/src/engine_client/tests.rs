@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
-use hostler_proto::agent::v1::{Frame, FrameBatch, Header, RequestHead};
+use hostler_proto::agent::v1::{Frame, FrameBatch};
+use hostler_proto::lane::{Header, RequestHead};
 use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
@@ -26,7 +27,7 @@ struct Fixture {
 }
 
 /// What became of a request: its status and all of its body.
-type Outcome = tokio::task::JoinHandle<Result<(u32, Vec<u8>), String>>;
+type Outcome = tokio::task::JoinHandle<Result<(u16, Vec<u8>), String>>;
 
 impl Fixture {
     fn new() -> Self {
@@ -43,7 +44,7 @@ impl Fixture {
         let headers = vec![Header { name: "x-a".into(), value: "1".into() }, Header { name: "Content-Length".into(), value: "77".into() }];
         let head =
             RequestHead { method: method.into(), path: "/v1/x?y=1".into(), body_bytes: announced, headers, ..RequestHead::default() };
-        let frames = vec![Frame::new(id, Kind::Request(head)), Frame::new(id, Kind::Body(body.into()))];
+        let frames = vec![Frame::new(id, Kind::Request(head.into())), Frame::new(id, Kind::Body(body.into()))];
         let IncomingRequest { head, stream: serving } = self.lane.receive(FrameBatch { frames }).pop().unwrap();
         self.requests.push(serving);
         OutgoingRequest::new(head, self.requests[self.requests.len() - 1].body()).unwrap()
@@ -94,14 +95,14 @@ async fn write(engine: &mut UnixStream, text: &str) {
     engine.write_all(text.as_bytes()).await.unwrap();
 }
 
-async fn end(outcome: Outcome) -> Result<(u32, String), String> {
+async fn end(outcome: Outcome) -> Result<(u16, String), String> {
     let (status, body) = timeout(LONG, outcome).await.unwrap().unwrap()?;
     Ok((status, String::from_utf8(body).unwrap()))
 }
 
 const ANSWER: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n";
 
-fn answered() -> Result<(u32, String), String> {
+fn answered() -> Result<(u16, String), String> {
     Ok((200, "ab".into()))
 }
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_boot::root_cause;
-use hostler_proto::agent::v1::{Fault, RequestHead};
-use hostler_proto::lane::{StreamFault, is_keep_alive_comment};
+use hostler_proto::lane::{Fault, RequestHead, StreamFault, is_keep_alive_comment};
 use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
 
@@ -59,7 +58,7 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
     if phase != Phase::Ready {
         return Err(not_ready(format!("replica {} is not ready", head.replica)));
     }
-    let fingerprint = head.fingerprint.take().map(|fingerprint| (epoch, RequestFingerprint(fingerprint.into())));
+    let fingerprint = head.fingerprint.take().map(|fingerprint| (epoch, RequestFingerprint(fingerprint)));
     let _guided = head.guided.then(|| replica.engine.traffic().enter_guided());
     let prefill_estimate = Duration::from_millis(u64::from(head.prefill_estimate_ms));
     let wait = in_flight.as_ref().filter(|_| needs_engine_core(&head)).map(InFlight::track_wait);
@@ -120,7 +119,7 @@ impl<'a> Exchange<'a> {
             }
         };
         let (head, answer) = client.request(request, sent).await?;
-        let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or_default();
+        let status = StatusCode::from_u16(head.status).unwrap_or_default();
         self.serving.send_head(head);
         if status == StatusCode::INTERNAL_SERVER_ERROR {
             self.in_flight.inspect(|in_flight| in_flight.mark_failed());

@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Waker};
 use bytes::{Bytes, BytesMut};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Outbox, WINDOW_BYTES};
+use super::{Fault, Outbox, WINDOW_BYTES};
+use crate::agent::v1::Frame;
 use crate::agent::v1::frame::Kind;
-use crate::agent::v1::{Fault, Frame};
 
 /// Why a body will never be complete.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,15 +4,17 @@
 //! The ends themselves (who opens ids, who serves them) are the router's `lanes` and the agent's `uplink`.
 
 mod credit;
+mod head;
 mod inbox;
 mod outbox;
 
 pub use credit::Credit;
+pub use head::{Fault, Header, RequestHead, ResponseHead};
 pub use inbox::{ConsumeOutcome, Inbox, InlineConsumer, StreamFault};
 pub use outbox::Outbox;
 
 use crate::agent::v1::frame::Kind;
-use crate::agent::v1::{End, Fault, Frame};
+use crate::agent::v1::{End, Frame};
 
 /// The most body bytes in one frame. Small enough that a large body does not hold up its neighbours' events.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
@@ -33,7 +35,7 @@ impl Frame {
     pub fn end(id: u64, broken: Option<&StreamFault>) -> Self {
         let end = match broken {
             None => End::default(),
-            Some(broken) => End { fault: broken.fault.into(), message: broken.message.clone() },
+            Some(broken) => End { fault: broken.fault.to_wire().into(), message: broken.message.clone() },
         };
         Self::new(id, Kind::End(end))
     }
@@ -45,9 +47,9 @@ impl End {
     /// # Errors
     /// The fault that the frame carried.
     pub fn outcome(self) -> Result<(), StreamFault> {
-        match self.fault() {
-            Fault::None => Ok(()),
-            fault => Err(StreamFault { fault, message: self.message }),
+        match Fault::from_wire(self.fault()) {
+            None => Ok(()),
+            Some(fault) => Err(StreamFault { fault, message: self.message }),
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
 /// Requests of one death; an honest agent reports no more.
-pub(super) const MAX_REQUESTS_PER_DEATH: usize = 4096;
+pub const MAX_REQUESTS_PER_DEATH: usize = 4096;
 
 /// Deaths that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
 pub(super) const MAX_CRASHES: usize = 1024;

@@ -14,8 +14,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_proto::agent::v1 as wire;
-use hostler_proto::lane::{StreamFault, WINDOW_BYTES, is_keep_alive_comment};
+use hostler_proto::lane::{Fault, Header, RequestHead, ResponseHead, StreamFault, WINDOW_BYTES, is_keep_alive_comment};
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -88,7 +87,7 @@ pub struct OutboundRequest {
     /// What the client calls it.
     pub client_id: Option<Arc<str>>,
     /// Its head; the replica's index and the estimates are filled in.
-    pub head: wire::RequestHead,
+    pub head: RequestHead,
     /// Its body, complete; its memory counts as taken until nobody holds any of it.
     pub body: Bytes,
     /// The dialect of its event stream, should the answer be one.
@@ -109,7 +108,7 @@ pub struct OutboundRequest {
 #[derive(Debug)]
 pub struct Answer {
     /// Status and headers as the engine sent them.
-    pub head: wire::ResponseHead,
+    pub head: ResponseHead,
     /// The body.
     pub body: Box<Relay>,
     /// Why it comes from where it comes.
@@ -118,7 +117,7 @@ pub struct Answer {
 
 /// An attempt that has got as far as its first bytes.
 struct StartedAnswer {
-    head: wire::ResponseHead,
+    head: ResponseHead,
     first_chunk: Option<Bytes>,
     exchange: Exchange,
     /// Gone when another replica is tried.
@@ -157,7 +156,7 @@ impl StartedAnswer {
             }
         }
         if work.generates() && ABORT_MARKER.find(&body).is_some() && AnswerParser::parse(&body, "").finish_state() == FinishState::Abort {
-            return Err(StreamFault { fault: wire::Fault::EngineStopped, message: ABORT_MESSAGE.into() });
+            return Err(StreamFault { fault: Fault::EngineStopped, message: ABORT_MESSAGE.into() });
         }
         if work.is_some() && is_whole {
             self.usage = AnswerParser::parse_usage(&body);
@@ -172,7 +171,7 @@ impl StartedAnswer {
     }
 
     fn has_content_type(&self, wanted: &[u8]) -> bool {
-        let has = |header: &wire::Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
+        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
         self.head.headers.iter().any(has)
     }
 }
@@ -194,7 +193,7 @@ impl Dispatch {
     pub async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
-        outgoing.head.fingerprint = fingerprint.map(Into::into);
+        outgoing.head.fingerprint = fingerprint;
         let mut crash_watch = self.crash_suspects.watch(fingerprint);
         // Before its prompt is read: that may be the dearer part.
         crash_watch.clearance()?;
@@ -244,7 +243,7 @@ impl Dispatch {
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     self.fleet.view().avoid(&replica, Instant::now());
                     // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == wire::Fault::EngineLost && crash_watch.record_engine_loss(&replica.engine_life()) {
+                    if broken.fault == Fault::EngineLost && crash_watch.record_engine_loss(&replica.engine_life()) {
                         excused += 1;
                     }
                     crash_watch.end_trial();
@@ -287,7 +286,7 @@ impl Dispatch {
         drop(turn);
         let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
-        let head = wire::RequestHead {
+        let head = RequestHead {
             replica: replica.index,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
@@ -350,7 +349,7 @@ impl Dispatch {
         begun.in_flight = Some(in_flight);
         match begun.buffer_json_body(work).await {
             Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
-                AttemptOutcome::Lost(StreamFault { fault: wire::Fault::EngineLost, message: "the engine's core died".into() })
+                AttemptOutcome::Lost(StreamFault { fault: Fault::EngineLost, message: "the engine's core died".into() })
             }
             Ok(()) => AttemptOutcome::Started(begun),
             Err(broken) => AttemptOutcome::Lost(broken),
@@ -364,7 +363,7 @@ impl Dispatch {
         exchange: &Exchange,
         in_flight: &mut InFlight,
         mut prefill_estimate: Option<Duration>,
-    ) -> Result<(wire::ResponseHead, Option<Bytes>), StreamFault> {
+    ) -> Result<(ResponseHead, Option<Bytes>), StreamFault> {
         let begins = async {
             let head = poll_fn(|context| exchange.poll_head(context)).await?;
             Ok((head, poll_fn(|context| exchange.poll_body(context)).await?))

@@ -10,8 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_proto::agent::v1::Fault;
-use hostler_proto::lane::{StreamFault, is_keep_alive_comment};
+use hostler_proto::lane::{Fault, StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
@@ -91,7 +90,7 @@ fn fault_label(fault: Fault) -> &'static str {
         Fault::EngineStopped => "engine_stopped",
         Fault::LaneLost => "agent_lost",
         Fault::Protocol => "protocol",
-        Fault::EngineLost | Fault::NotReady | Fault::None => "engine_lost",
+        Fault::EngineLost | Fault::NotReady => "engine_lost",
     }
 }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hostler_proto::agent::v1::Fault;
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{Fault, StreamFault};
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};

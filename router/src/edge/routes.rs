@@ -170,8 +170,7 @@ impl Edge {
             Err(declined) => return reply::rejection(&declined),
         };
         let mut response = Response::new(EdgeBody::Relay(answer.body));
-        *response.status_mut() =
-            u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+        *response.status_mut() = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         *response.headers_mut() = headers::headers_for_client(answer.head.headers);
         if response.status().is_redirection() {
             local_replies::make_location_relative(response.headers_mut());

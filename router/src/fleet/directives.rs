@@ -12,6 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tonic::Status;
 
+use crate::prompt::FilesHash;
+
 /// Messages to one agent that may wait.
 const MAX_QUEUED_MESSAGES: usize = 64;
 
@@ -21,6 +23,31 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// How long an agent may take to answer an order that it answers when it is done: engines finish their requests (the agent's drain timeout), move
 /// their memory, read weights or adapters. Every step has a deadline at the agent; this one is for an agent that is stuck.
 const COMPLETION_DEADLINE: Duration = Duration::from_secs(30 * 60);
+
+/// DifferenceKind operators have replicas do.
+#[derive(Debug, Clone)]
+pub enum ReplicaOrder {
+    /// Finish what runs, then stop.
+    Drain,
+    /// Drain, then start again.
+    Restart,
+    /// Leave quarantine.
+    Release,
+    /// Give memory back.
+    Sleep {
+        /// vLLM's.
+        level: u32,
+    },
+    /// Take memory again.
+    Wake,
+    /// EngineLoad an adapter, or unload it where `path` is empty.
+    Lora {
+        /// DifferenceKind requests use as their model.
+        name: String,
+        /// Where the engine finds it.
+        path: String,
+    },
+}
 
 /// Directives to one agent, and the answers that are waited for.
 #[derive(Debug, Clone)]
@@ -42,11 +69,47 @@ impl Directives {
         (Self { to_agent, pending_answers: Arc::default() }, messages)
     }
 
-    /// Sends an order and waits for the agent's answer.
+    /// Gives an order to replicas, by their index on the node, and waits for the agent's answer.
     ///
     /// # Errors
     /// When the agent is gone, does not answer in time, or refuses.
-    pub async fn send_and_wait(&self, order: Order) -> Result<wire::Answer, Status> {
+    pub async fn order(&self, order: ReplicaOrder, indices: Vec<u32>) -> Result<(), Status> {
+        let replicas = wire::Replicas { indices };
+        let order = match order {
+            ReplicaOrder::Drain => Order::Drain(replicas),
+            ReplicaOrder::Restart => Order::Restart(replicas),
+            ReplicaOrder::Release => Order::Release(replicas),
+            ReplicaOrder::Sleep { level } => Order::Sleep(wire::SleepOrder { replicas: Some(replicas), level }),
+            ReplicaOrder::Wake => Order::Wake(replicas),
+            ReplicaOrder::Lora { name, path } => Order::Lora(wire::LoraOrder { replicas: Some(replicas), name, path }),
+        };
+        self.send_and_wait(order).await.map(drop)
+    }
+
+    /// The last `lines` of an engine's log.
+    ///
+    /// # Errors
+    /// As with [`Directives::order`].
+    pub async fn logs(&self, index: u32, lines: u32) -> Result<Vec<String>, Status> {
+        self.send_and_wait(Order::Logs(wire::LogRequest { index, lines })).await.map(|answer| answer.log_lines)
+    }
+
+    /// Asks for a snapshot of all replicas.
+    pub fn resync(&self) -> bool {
+        self.try_send(Order::Resync(wire::Resync {}))
+    }
+
+    /// Asks for all that these replicas have cached.
+    pub fn resync_cache(&self, indices: Vec<u32>) -> bool {
+        self.try_send(Order::ResyncCache(wire::Replicas { indices }))
+    }
+
+    /// Asks for a model's files.
+    pub fn fetch_files(&self, hash: &FilesHash) -> bool {
+        self.try_send(Order::FetchFiles(wire::FetchFiles { hash: hash.to_vec().into() }))
+    }
+
+    async fn send_and_wait(&self, order: Order) -> Result<wire::Answer, Status> {
         let (answered, answer) = oneshot::channel();
         let waiting = PendingAnswer { id: fastrand::u64(1..), directives: self };
         self.pending_answers.lock().insert(waiting.id, answered);
@@ -61,7 +124,7 @@ impl Directives {
     }
 
     /// Sends an order that is answered, if at all, by what the agent reports; `false` where its queue is full and the order lost.
-    pub fn try_send(&self, order: Order) -> bool {
+    fn try_send(&self, order: Order) -> bool {
         let directive = ToAgent::Directive(wire::Directive { id: 0, order: Some(order) });
         self.to_agent.try_send(Ok(wire::AttachResponse { message: Some(directive) })).is_ok()
     }

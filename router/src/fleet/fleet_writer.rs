@@ -8,12 +8,12 @@ use arc_swap::{ArcSwap, Guard};
 use hostler_proto::agent::v1::GpuReading;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use super::directives::Directives;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::view::{FleetView, Load, Node, Replica, ReplicaStatus};
+use crate::background::BackgroundTasks;
 use crate::lanes::Lanes;
 
 /// How long a node that has lost its connection is still shown: long enough to see it go and come back.
@@ -98,21 +98,16 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts the writer; it ends with `end`.
+    /// Starts the writer.
     #[must_use]
-    pub fn start(lease: Duration, end: CancellationToken) -> Self {
+    pub fn start(lease: Duration, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let started = Instant::now();
         let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started)));
         let fleet = Self { view, updates, lease };
         let writer =
             FleetWriter { fleet: fleet.clone(), nodes: BTreeMap::new(), started, last_publish: started, has_unpublished_loads: false };
-        tokio::spawn(async move {
-            tokio::select! {
-                () = writer.run(received) => {}
-                () = end.cancelled() => {}
-            }
-        });
+        tasks.spawn(writer.run(received));
         fleet
     }
 

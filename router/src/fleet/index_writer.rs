@@ -6,17 +6,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hostler_placement::affinity::{CacheIndex, KeySetDigest, ReplicaSlot};
-use hostler_proto::agent::v1 as wire;
-use hostler_proto::agent::v1::directive::Order;
 use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
 
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate};
 use super::replica_cache::{CacheStats, ReplicaCache};
+use crate::background::BackgroundTasks;
 
 /// Updates that may wait; a report that does not fit is dropped, and the whole cache asked for later.
 const MAX_QUEUED_UPDATES: usize = 256;
@@ -33,6 +31,27 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(5);
 /// Resyncs in a row that end in yet another difference before an agent's reports are not believed any more.
 const MAX_FAILED_RESYNCS: u32 = 3;
 
+/// What has changed in a replica's cache since its last report.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CacheReport {
+    /// CacheIndex of the replica on its node.
+    pub(super) index: u32,
+    /// Generation of its engine.
+    pub(super) epoch: u64,
+    /// All that it has cached begins here.
+    pub(super) snapshot: bool,
+    /// More of the same change follows.
+    pub(super) partial: bool,
+    /// Keys of the blocks that it has now.
+    pub(super) stored: Vec<u64>,
+    /// Keys of those that it has no more.
+    pub(super) removed: Vec<u64>,
+    /// How many it has then.
+    pub(super) count: u64,
+    /// All their keys, combined by exclusive or.
+    pub(super) digest: u64,
+}
+
 /// What a session tells the writer of the index.
 #[derive(Debug)]
 pub(super) enum CacheUpdate {
@@ -43,7 +62,7 @@ pub(super) enum CacheUpdate {
         /// How to ask it for more.
         directives: Directives,
         /// What it says.
-        report: wire::CacheReport,
+        report: CacheReport,
     },
     /// An attachment has ended.
     Detached {
@@ -57,17 +76,12 @@ pub(super) enum CacheUpdate {
 pub struct CacheReportQueue(mpsc::Sender<CacheUpdate>);
 
 impl CacheReportQueue {
-    /// Starts the writer; it ends with `end`.
+    /// Starts the writer.
     #[must_use]
-    pub fn start(index: Arc<CacheIndex>, fleet: Fleet, end: CancellationToken) -> Self {
+    pub fn start(index: Arc<CacheIndex>, fleet: Fleet, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let writer = IndexWriter { index, fleet, replicas: FxHashMap::default() };
-        tokio::spawn(async move {
-            tokio::select! {
-                () = writer.run(received) => {}
-                () = end.cancelled() => {}
-            }
-        });
+        tasks.spawn(writer.run(received));
         Self(updates)
     }
 
@@ -141,13 +155,13 @@ impl IndexWriter {
         }
     }
 
-    async fn apply_report(&mut self, attachment: u64, directives: &Directives, report: wire::CacheReport) {
+    async fn apply_report(&mut self, attachment: u64, directives: &Directives, report: CacheReport) {
         let key = (attachment, report.index);
         if report.snapshot {
             self.begin_snapshot(key, report.epoch).await;
         }
         let Some(known) = self.replicas.get_mut(&key).filter(|known| known.epoch == report.epoch) else {
-            directives.try_send(resync_order(report.index));
+            directives.resync_cache(vec![report.index]);
             return;
         };
         // What was asked for anew is on its way; what comes before it is of no use.
@@ -222,12 +236,8 @@ impl ReportedCache {
         tracing::info!(index, blocks = ours.count, "the index differs from what an agent reports: asking for the whole cache");
         self.stats.resyncs.fetch_add(1, Ordering::Relaxed);
         // Where the order could not be sent, the next report shows the difference again.
-        self.awaits_snapshot = directives.try_send(resync_order(index));
+        self.awaits_snapshot = directives.resync_cache(vec![index]);
     }
-}
-
-fn resync_order(index: u32) -> Order {
-    Order::ResyncCache(wire::Replicas { indices: vec![index] })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod replica_cache;
 mod session;
 mod view;
 
-pub use directives::Directives;
+pub use directives::{Directives, ReplicaOrder};
 pub use fleet_writer::{Fleet, FleetUpdate};
 pub use index_writer::CacheReportQueue;
 pub use local_load::{InFlight, InFlightCost, LocalLoad};

@@ -11,19 +11,19 @@ use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message as FromAgent;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
-use hostler_proto::agent::v1::directive::Order;
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
-use super::index_writer::{CacheReportQueue, CacheUpdate};
+use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
 use super::view::{Load, Model, Phase, ReplicaStatus};
-use crate::crash_suspects::CrashSuspects;
+use crate::background::BackgroundTasks;
+use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_DEATH, ReportedDeath};
 use crate::lanes::{Lanes, Tickets};
 use crate::member::{Member, MemberAttachment};
-use crate::prompt::{FilesHash, Prompts};
+use crate::prompt::{FilesHash, FilesPiece, Prompts};
 
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -40,6 +40,8 @@ const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// What every session needs.
 #[derive(Debug)]
 pub struct SessionDeps {
+    /// Where sessions and lanes run.
+    pub tasks: BackgroundTasks,
     /// Where updates go.
     pub fleet: Fleet,
     /// Where the deaths of engines go.
@@ -90,7 +92,8 @@ pub(crate) async fn attach(
     };
     let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
-    tokio::spawn(async move {
+    let tasks = sessions.tasks.clone();
+    tasks.spawn(async move {
         let attachment = sessions.next_attachment.fetch_add(1, Ordering::Relaxed);
         let node = hello.node.clone();
         let session = Session {
@@ -190,9 +193,9 @@ impl Session {
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.apply_report(report).await,
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.deliver_answer(answer),
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Cache(report)) })) => {
-                    self.forward_cache_report(report);
+                    self.forward_cache_report(cache_report(report));
                 }
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.sessions.prompts.receive_part(part),
+                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.file_part(part),
                 Ok(Some(_)) => tracing::debug!("an unexpected message of an agent is ignored"),
                 Ok(None) => return Status::ok("the agent left"),
                 Err(status) => return status,
@@ -207,7 +210,7 @@ impl Session {
         } else if report.sequence != self.next_sequence {
             tracing::warn!(expected = self.next_sequence, got = report.sequence, "a report is missing: asking for a snapshot");
             // Should the order be lost, the next report shows again that it is needed.
-            self.directives.try_send(Order::Resync(wire::Resync {}));
+            self.directives.resync();
             return;
         }
         self.next_sequence = self.next_sequence.wrapping_add(1);
@@ -219,7 +222,7 @@ impl Session {
         // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.crashes.iter().for_each(|crash| self.sessions.crash_suspects.record_reported_death(&id, crash));
+            replica.crashes.iter().map(reported_death).for_each(|crash| self.sessions.crash_suspects.record_reported_death(&id, &crash));
         }
         let replicas = report.replicas.into_iter().map(parse_replica).collect();
         self.sessions.fleet.update(FleetUpdate::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
@@ -229,7 +232,7 @@ impl Session {
 impl Session {
     /// Passes a cache report on, never waiting: load, phase and lease come by the same stream and must not be late. Where the writer of
     /// the index is behind, the report is dropped and the whole cache asked for later.
-    fn forward_cache_report(&mut self, report: wire::CacheReport) {
+    fn forward_cache_report(&mut self, report: CacheReport) {
         let index = report.index;
         if report.snapshot {
             self.stale_caches.remove(&index);
@@ -247,15 +250,24 @@ impl Session {
         if !self.stale_caches.is_empty() && self.last_resync.elapsed() > RESYNC_RETRY_INTERVAL && self.sessions.cache_reports.has_room() {
             self.last_resync = Instant::now();
             let indices = self.stale_caches.iter().copied().collect();
-            self.directives.try_send(Order::ResyncCache(wire::Replicas { indices }));
+            self.directives.resync_cache(indices);
         }
+    }
+
+    fn file_part(&self, part: wire::FilePart) {
+        let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
+            tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
+            return;
+        };
+        let content = if part.error.is_empty() { Ok(part.data) } else { Err(part.error) };
+        self.sessions.prompts.receive_part(&hash, FilesPiece { offset: part.offset, content });
     }
 
     /// A replica has files that may not be here yet.
     fn offer_prompt_files(&self, files: &wire::PromptFiles) {
         let Some(hash) = files_hash(files) else { return };
         let fetch = || {
-            self.directives.try_send(Order::FetchFiles(wire::FetchFiles { hash: files.hash.clone() }));
+            self.directives.fetch_files(&hash);
         };
         self.sessions.prompts.offer_files(hash, files.bytes, &fetch);
     }
@@ -263,6 +275,16 @@ impl Session {
 
 fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
     files.hash[..].try_into().ok()
+}
+
+fn cache_report(report: wire::CacheReport) -> CacheReport {
+    let wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest } = report;
+    CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest }
+}
+
+fn reported_death(crash: &wire::EngineCrash) -> ReportedDeath {
+    let requests = crash.requests.iter().take(MAX_REQUESTS_PER_DEATH).copied().map(u128::from).collect();
+    ReportedDeath { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
 }
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {

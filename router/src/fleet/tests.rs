@@ -4,11 +4,11 @@ use std::time::Duration;
 use hostler_proto::agent::v1 as wire;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
 
 use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
 pub(crate) use super::fleet_writer::ReplicaChange;
 use super::*;
+use crate::background::BackgroundTasks;
 use crate::lanes::{Lane, Lanes};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
@@ -49,7 +49,7 @@ fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
 }
 
 pub(crate) fn fleet() -> Fleet {
-    Fleet::start(LEASE, CancellationToken::new())
+    Fleet::start(LEASE, &BackgroundTasks::default())
 }
 
 #[tokio::test(start_paused = true)]

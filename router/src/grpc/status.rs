@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use hostler_proto::agent::v1::Header;
+use hostler_proto::lane::Header;
 use hostler_proto::lane::StreamFault;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -119,11 +119,11 @@ pub(super) fn unreadable_answer(what: &str) -> Status {
 }
 
 /// An engine's refusal, with its status code and headers.
-pub(super) fn engine_refusal(http: u32, headers: &[Header], body: &[u8]) -> Status {
+pub(super) fn engine_refusal(http: u16, headers: &[Header], body: &[u8]) -> Status {
     let error = serde_json::from_slice::<EngineRefusal>(body).ok().and_then(EngineRefusal::into_error).unwrap_or_default();
     let after = headers.iter().find(|header| header.name.eq_ignore_ascii_case(b"retry-after"));
     let after = after.and_then(|header| std::str::from_utf8(&header.value).ok()?.trim().parse().ok());
-    engine_error(http, &error, after.map(Duration::from_secs))
+    engine_error(http.into(), &error, after.map(Duration::from_secs))
 }
 
 /// An engine's error within a stream, which has begun with 200.

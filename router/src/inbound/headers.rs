@@ -1,6 +1,6 @@
 //! Headers across the router: all of them, as they were written, but for those that concern one connection only.
 
-use hostler_proto::agent::v1::Header;
+use hostler_proto::lane::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use xxhash_rust::xxh3::xxh3_64;
 

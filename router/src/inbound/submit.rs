@@ -1,7 +1,7 @@
 //! The way of every request into the fleet, whatever API it came by: peeked at, admitted, dispatched.
 
 use bytes::Bytes;
-use hostler_proto::agent::v1::RequestHead;
+use hostler_proto::lane::RequestHead;
 use http::Method;
 
 use super::body::BodyMemoryFull;

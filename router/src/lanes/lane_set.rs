@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use hostler_proto::agent::v1::RequestHead;
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{RequestHead, StreamFault};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 

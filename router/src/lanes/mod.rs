@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::frame::Kind;
-use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch, RequestHead, ResponseHead};
-use hostler_proto::lane::{Inbox, InlineConsumer, MAX_BODY_BYTES, Outbox, StreamFault, WINDOW_BYTES};
+use hostler_proto::agent::v1::{Cancel, Frame, FrameBatch};
+use hostler_proto::lane::{Inbox, InlineConsumer, MAX_BODY_BYTES, Outbox, RequestHead, ResponseHead, StreamFault, WINDOW_BYTES};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
@@ -62,7 +62,7 @@ impl Lane {
         if open.is_lost {
             return Err(StreamFault::lane_lost());
         }
-        self.outbox.push(Frame::new(id, Kind::Request(head)));
+        self.outbox.push(Frame::new(id, Kind::Request(head.into())));
         let unsent_body = self.send_body(id, body, WINDOW_BYTES);
         open.requests.insert(id, LaneRequest { inbox: inbox.clone(), unsent_body });
         Ok(Exchange { id, lane: self.clone(), inbox })
@@ -89,7 +89,7 @@ impl Lane {
                         inbox.push_body(bytes, id, &self.outbox);
                     }
                 }
-                Kind::Response(head) => call.inbox.set_head(head),
+                Kind::Response(head) => call.inbox.set_head(head.into()),
                 Kind::Credit(bytes) => {
                     let unsent = std::mem::take(&mut call.unsent_body);
                     if !unsent.is_empty() {

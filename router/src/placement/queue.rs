@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::{ChosenReplica, Placer, Prompt};
+use crate::background::BackgroundTasks;
 
 /// While somebody waits, replicas are scanned this often even if nothing was heard: reports come every 10 ms at most.
 const SCAN_INTERVAL: Duration = Duration::from_millis(10);
@@ -159,9 +159,9 @@ impl ModelQueues {
 }
 
 impl RequestQueue {
-    /// Starts the task that wakes; it ends with `end`.
+    /// Starts the task that wakes.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, limits: QueueLimits, end: CancellationToken) -> Self {
+    pub fn start(placer: Arc<Placer>, limits: QueueLimits, tasks: &BackgroundTasks) -> Self {
         let shared = QueueState {
             placer,
             queues: Mutex::new(ModelQueues {
@@ -176,12 +176,7 @@ impl RequestQueue {
         };
         let queue = Self(Arc::new(shared));
         let waking = queue.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = waking.run() => {}
-                () = end.cancelled() => {}
-            }
-        });
+        tasks.spawn(async move { waking.run().await });
         queue
     }
 

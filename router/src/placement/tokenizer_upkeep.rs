@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use hostler_proto::agent::v1::FetchFiles;
-use hostler_proto::agent::v1::directive::Order;
 use rustc_hash::FxHashSet;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -47,7 +45,7 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
                 let Some(node) = view.nodes.iter().find(|node| node.name == replica.node) else { continue };
                 let bytes = replica.state.wire.prompt_files.as_ref().map_or(0, |files| files.bytes);
                 prompts.offer_files(hash, bytes, &|| {
-                    node.directives.try_send(Order::FetchFiles(FetchFiles { hash: hash.to_vec().into() }));
+                    node.directives.fetch_files(&hash);
                 });
             }
             // One that is being proved already is left alone, so at most one proof a model and front-end does anything.

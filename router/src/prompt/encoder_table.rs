@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_prompt::{Dialect, Encoder, EncoderStats, PromptForms};
-use hostler_proto::agent::v1::FilePart;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use super::bundle::{MAX_BUNDLE_BYTES, ShortHash};
-use super::transfer::Transfer;
+use super::transfer::{FilesPiece, Transfer};
 use super::{BuildOutcome, EncoderKey, EncoderStatus, FilesHash};
 
 /// The most models whose files are kept. An encoder of a large vocabulary takes about 100 MiB.
@@ -150,7 +149,7 @@ impl EncoderTable {
     }
 
     /// A piece has come; gives back the bundle when it was the last one. Then `made` is to be called.
-    pub(super) fn receive_part(&mut self, hash: &FilesHash, part: &FilePart, now: Instant) -> Option<(Generation, Vec<u8>)> {
+    pub(super) fn receive_part(&mut self, hash: &FilesHash, part: FilesPiece, now: Instant) -> Option<(Generation, Vec<u8>)> {
         let entry = self.entries.get_mut(hash)?;
         // A piece of a transfer that broke, or of one that was asked for twice.
         let EncoderStage::Transferring(transfer) = &mut entry.stage else { return None };

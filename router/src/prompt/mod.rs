@@ -19,16 +19,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_prompt::{Dialect, EncodedPrompt, Encoder, Progress, PromptForm, PromptForms, PromptRequest};
-use hostler_proto::agent::v1 as wire;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use crate::lanes::Lanes;
 use bundle::ShortHash;
 use disk::DiskCache;
 use encoder_table::{EncoderTable, Generation, OfferAction};
 use pool::{PoolError, ThreadPool};
+pub use transfer::FilesPiece;
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub type FilesHash = [u8; 32];
@@ -61,6 +62,7 @@ struct PromptsInner {
     disk: Option<DiskCache>,
     pool: ThreadPool,
     builds: Semaphore,
+    building: TaskTracker,
     encodes: AtomicU64,
     busy: AtomicU64,
     failed: AtomicU64,
@@ -168,6 +170,7 @@ impl Prompts {
             disk,
             pool: ThreadPool::new(threads),
             builds: Semaphore::new(MAX_BUILDS),
+            building: TaskTracker::new(),
             encodes: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -188,14 +191,10 @@ impl Prompts {
     }
 
     /// A piece of the files that were asked for has come. Must be called within a runtime.
-    pub fn receive_part(&self, part: wire::FilePart) {
-        let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
-            tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
-            return;
-        };
-        let whole = self.0.table.lock().receive_part(&hash, &part, Instant::now());
+    pub fn receive_part(&self, hash: &FilesHash, part: FilesPiece) {
+        let whole = self.0.table.lock().receive_part(hash, part, Instant::now());
         if let Some((life, bundle)) = whole {
-            self.build(hash, life, Some(bundle));
+            self.build(*hash, life, Some(bundle));
         }
     }
 
@@ -294,11 +293,18 @@ impl Prompts {
         }
     }
 
+    /// Waits until nothing is being read or made into an encoder, for `limit` at most: what a thread has begun it ends.
+    pub async fn finish(&self, limit: Duration) {
+        self.0.building.close();
+        if tokio::time::timeout(limit, self.0.building.wait()).await.is_err() {
+            tracing::debug!("leaving while a model's files are being read");
+        }
+    }
+
     /// Makes an encoder of `bundle`, or of what the disk has, on a blocking thread; then the table knows the result.
     fn build(&self, hash: FilesHash, life: Generation, bundle: Option<Vec<u8>>) {
         let prompts = self.clone();
-        // It ends by itself: it waits for nobody's word.
-        tokio::spawn(async move {
+        self.0.building.spawn(async move {
             let _turn = prompts.0.builds.acquire().await;
             let built = prompts.clone();
             let built = tokio::task::spawn_blocking(move || built.0.build_encoder(&hash, bundle)).await;

@@ -8,8 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hostler_prompt::proof::{Coverage, ProofResult, compare, samples};
 use hostler_prompt::{Dialect, Encoder};
-use hostler_proto::agent::v1::{Header, RequestHead};
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{Header, RequestHead, StreamFault};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -91,7 +90,7 @@ impl ProofTarget<'_> {
             }
             answer.extend_from_slice(&piece);
         }
-        Ok((u16::try_from(head.status).unwrap_or(0), answer))
+        Ok((head.status, answer))
     }
 }
 

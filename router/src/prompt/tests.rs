@@ -1,5 +1,5 @@
 use futures_util::FutureExt;
-use hostler_proto::agent::v1::{FilePart, PromptBundle, PromptFile};
+use hostler_proto::agent::v1::{PromptBundle, PromptFile};
 use prost::Message;
 
 use super::*;
@@ -36,8 +36,8 @@ pub(super) fn body(prompt: &str) -> Bytes {
 /// Sends the bundle in pieces, under the hash that was asked for.
 fn send(prompts: &Prompts, hash: FilesHash, bundle: &[u8]) {
     for (number, data) in bundle.chunks(100).enumerate() {
-        let part = FilePart { hash: hash.to_vec().into(), offset: 100 * number as u64, data: data.to_vec().into(), error: String::new() };
-        prompts.receive_part(part);
+        let part = FilesPiece { offset: 100 * number as u64, content: Ok(data.to_vec().into()) };
+        prompts.receive_part(&hash, part);
     }
 }
 
@@ -126,7 +126,6 @@ async fn files_without_a_tokenizer_are_unusable() {
 async fn a_piece_that_nobody_asked_for_is_ignored() {
     let prompts = nothing_kept();
     send(&prompts, bundle::bundle_hash(&bundle(0)), &bundle(0));
-    prompts.receive_part(FilePart { hash: vec![1, 2, 3].into(), ..FilePart::default() });
     assert_eq!(prompts.status(&reader(bundle::bundle_hash(&bundle(0)))), EncoderStatus::Missing);
 }
 

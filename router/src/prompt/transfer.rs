@@ -2,11 +2,20 @@
 
 use std::time::Duration;
 
-use hostler_proto::agent::v1::FilePart;
+use bytes::Bytes;
 use tokio::time::Instant;
 
 /// Without a piece for this long the agent is gone, or has lost the order.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A piece of a bundle.
+#[derive(Debug)]
+pub struct FilesPiece {
+    /// Where it begins.
+    pub offset: u64,
+    /// Or why the agent cannot send them.
+    pub content: Result<Bytes, String>,
+}
 
 /// What has come of a bundle so far.
 #[derive(Debug)]
@@ -35,17 +44,15 @@ impl Transfer {
     }
 
     /// Takes a piece; `true` when it was the last one.
-    pub(super) fn append(&mut self, part: &FilePart, now: Instant) -> Result<bool, TransferError> {
-        if !part.error.is_empty() {
-            return Err(TransferError::Refused(part.error.clone()));
-        }
+    pub(super) fn append(&mut self, part: FilesPiece, now: Instant) -> Result<bool, TransferError> {
+        let data = part.content.map_err(TransferError::Refused)?;
         if part.offset != self.content.len() as u64 {
             return Err(TransferError::Gap { offset: part.offset, expected: self.content.len() });
         }
-        if part.data.is_empty() || part.data.len() > self.bytes - self.content.len() {
+        if data.is_empty() || data.len() > self.bytes - self.content.len() {
             return Err(TransferError::Length { bytes: self.bytes });
         }
-        self.content.extend_from_slice(&part.data);
+        self.content.extend_from_slice(&data);
         self.last_part = now;
         Ok(self.content.len() == self.bytes)
     }

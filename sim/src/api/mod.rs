@@ -31,6 +31,9 @@ pub(crate) use tokenize::{detokenize, tokenize};
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
 use crate::adapters::Adapters;
 use crate::args::EngineArgs;
 use crate::engine::EngineHandle;
@@ -43,6 +46,8 @@ pub(crate) struct Api {
     pub(crate) core: EngineHandle,
     pub(crate) adapters: Adapters,
     pub(crate) stored: ResponseStore,
+    /// Deaths that wait for their moment; they end with the engine.
+    pub(crate) deaths: Mutex<JoinSet<()>>,
     /// When the engine became ready, in seconds since 1970.
     pub(crate) created: u64,
 }

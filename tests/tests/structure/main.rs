@@ -31,8 +31,30 @@ fn a_type_name_occurs_once_in_a_crate() {
 }
 
 /// Where messages of the contract between agents and routers may be named; everywhere else they have been read into the crate's own types.
-const WIRE: [(&str, &[&str]); 2] =
-    [("router", &["agent_endpoint", "fleet::session", "grpc", "join", "lanes", "operators"]), ("agent", &["join", "lane", "uplink"])];
+///
+/// - `fleet::directives` writes the orders.
+/// - `prompt::files` and `prompt_files` read and write a bundle of files, which is stored and hashed as one encoded message.
+/// - `fleet::view`, `fleet::writer`, `metrics::fleet_figures` keep and show what an agent reports of a replica as it came: `operators` answers with that
+///   message whole. They, placement and the other readers of its fields are still to get types of their own.
+const WIRE: [(&str, &[&str]); 2] = [
+    (
+        "router",
+        &[
+            "agent_endpoint",
+            "fleet::directives",
+            "fleet::session",
+            "fleet::view",
+            "fleet::writer",
+            "grpc",
+            "join",
+            "lanes",
+            "metrics::fleet_figures",
+            "operators",
+            "prompt::files",
+        ],
+    ),
+    ("agent", &["join", "lane", "prompt_files", "uplink"]),
+];
 
 #[test]
 fn messages_between_agents_and_routers_are_named_only_where_they_are_read_and_written() {

@@ -7,9 +7,10 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hostler_agent::lane::{IncomingRequest, Lane as AgentLane, RequestBody, RequestStream};
+use hostler_proto::agent::v1::FrameBatch;
 use hostler_proto::agent::v1::frame::Kind;
-use hostler_proto::agent::v1::{FrameBatch, RequestHead, ResponseHead};
 use hostler_proto::lane::{MAX_BODY_BYTES, StreamFault, WINDOW_BYTES};
+use hostler_proto::lane::{RequestHead, ResponseHead};
 use hostler_router::lanes::{Exchange, Lane as RouterLane};
 use proptest::prelude::*;
 

@@ -87,7 +87,7 @@ impl Fixture {
         let listener = UnixListener::bind(&socket).unwrap();
         let (traffic, lane) = (Traffic::new(), Lane::new(Counter::default()));
         let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), body_bytes: 4, ..RequestHead::default() };
-        let frames = vec![Frame::new(1, Kind::Request(head)), Frame::new(1, Kind::Body(body.into()))];
+        let frames = vec![Frame::new(1, Kind::Request(head.into())), Frame::new(1, Kind::Body(body.into()))];
         let IncomingRequest { head, stream: serving } = lane.receive(FrameBatch { frames }).pop().unwrap();
         let in_flight = traffic.enter(RouterKey(1));
         let relay = tokio::spawn(async move {
@@ -226,7 +226,8 @@ async fn a_request_whose_engine_takes_no_connection_is_no_casualty_of_its_death(
     let directory = tempfile::tempdir().unwrap();
     let (client, lane, traffic) = (EngineClient::new(directory.path().join("s")), Lane::new(Counter::default()), Traffic::new());
     let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), ..RequestHead::default() };
-    let IncomingRequest { head, stream } = lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Request(head))] }).pop().unwrap();
+    let IncomingRequest { head, stream } =
+        lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Request(head.into()))] }).pop().unwrap();
     let in_flight = traffic.enter(RouterKey(1));
     let fingerprint = Some((LIFE, RequestFingerprint(5)));
     let mut exchange = Exchange { client: &client, serving: &stream, in_flight: Some(&in_flight), wait: None, fingerprint, is_sent: false };

@@ -159,7 +159,7 @@ struct TranslationOptions {
 
 async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer) -> Response<EdgeBody> {
     let TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain } = reader;
-    let status = u16::try_from(answer.head.status).ok().and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+    let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let mut heads = headers::headers_for_client(answer.head.headers);
     headers::add_placement_headers(&mut heads, &answer.decision, explain);
     let is_stream = heads.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));

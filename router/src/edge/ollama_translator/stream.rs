@@ -8,8 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hostler_proto::agent::v1::Fault;
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{Fault, StreamFault};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 

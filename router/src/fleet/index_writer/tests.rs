@@ -1,6 +1,8 @@
 use hostler_placement::affinity::ChainGaps;
 use hostler_placement::block_keys::BlockKey;
+use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
+use hostler_proto::agent::v1::directive::Order;
 use tokio::time::sleep;
 use tonic::Status;
 
@@ -23,7 +25,7 @@ impl Fixture {
     async fn start() -> Self {
         let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
         let lane = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
-        let caches = CacheReportQueue::start(index.clone(), fleet.clone(), CancellationToken::new());
+        let caches = CacheReportQueue::start(index.clone(), fleet.clone(), &BackgroundTasks::default());
         let (directives, told) = Directives::connect();
         Self { fleet, index, caches, directives, told, _lane: lane }
     }
@@ -35,7 +37,7 @@ impl Fixture {
     }
 
     /// A report of the attachment's first replica.
-    async fn report(&self, report: wire::CacheReport) {
+    async fn report(&self, report: CacheReport) {
         self.update(CacheUpdate::Reported { attachment: 1, directives: self.directives.clone(), report }).await;
     }
 
@@ -61,7 +63,7 @@ impl Fixture {
         let mut asked = 0;
         while let Ok(told) = self.told.try_recv() {
             let Some(ToAgent::Directive(directive)) = told.unwrap().message else { panic!("no directive") };
-            assert_eq!(directive.order, Some(resync_order(0)));
+            assert_eq!(directive.order, Some(Order::ResyncCache(wire::Replicas { indices: vec![0] })));
             asked += 1;
         }
         asked
@@ -69,25 +71,25 @@ impl Fixture {
 }
 
 /// A change after which these blocks are cached.
-fn change(stored: &[BlockKey], removed: &[BlockKey], cached: &[BlockKey]) -> wire::CacheReport {
-    wire::CacheReport {
+fn change(stored: &[BlockKey], removed: &[BlockKey], cached: &[BlockKey]) -> CacheReport {
+    CacheReport {
         epoch: 1,
         stored: stored.to_vec(),
         removed: removed.to_vec(),
         count: cached.len() as u64,
         digest: cached.iter().fold(0, |digest, key| digest ^ key),
-        ..wire::CacheReport::default()
+        ..CacheReport::default()
     }
 }
 
 /// All that is cached.
-fn whole(cached: &[BlockKey]) -> wire::CacheReport {
-    wire::CacheReport { snapshot: true, ..change(cached, &[], cached) }
+fn whole(cached: &[BlockKey]) -> CacheReport {
+    CacheReport { snapshot: true, ..change(cached, &[], cached) }
 }
 
 /// All that is cached, by an agent that says there is more.
-fn contradiction() -> wire::CacheReport {
-    wire::CacheReport { count: 99, ..whole(&[1, 2]) }
+fn contradiction() -> CacheReport {
+    CacheReport { count: 99, ..whole(&[1, 2]) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,13 +108,13 @@ async fn a_cache_is_known_from_its_snapshot_on_and_follows_its_changes() {
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_that_comes_in_parts_is_not_used_before_it_is_whole() {
     let mut fixture = Fixture::start().await;
-    fixture.report(wire::CacheReport { partial: true, count: 0, ..whole(&[1, 2]) }).await;
-    fixture.report(wire::CacheReport { partial: true, count: 0, ..change(&[3], &[], &[]) }).await;
+    fixture.report(CacheReport { partial: true, count: 0, ..whole(&[1, 2]) }).await;
+    fixture.report(CacheReport { partial: true, count: 0, ..change(&[3], &[], &[]) }).await;
     assert_eq!((fixture.known(), fixture.asked()), (None, 0));
     fixture.report(change(&[4], &[], &[1, 2, 3, 4])).await;
     assert_eq!((fixture.known(), fixture.figures()), (Some(4), (4, true, 0, false)));
     // What was known before does not count while the next one is on its way.
-    fixture.report(wire::CacheReport { partial: true, count: 0, ..whole(&[1]) }).await;
+    fixture.report(CacheReport { partial: true, count: 0, ..whole(&[1]) }).await;
     assert_eq!(fixture.known(), None);
     fixture.report(change(&[2], &[], &[1, 2])).await;
     assert_eq!((fixture.known(), fixture.asked()), (Some(2), 0));
@@ -147,7 +149,7 @@ async fn reports_that_contradict_themselves_are_asked_for_thrice_and_then_not_us
     assert_eq!((fixture.known(), fixture.asked()), (None, 0), "not even when they are right for once");
     // Another life of the engine is told by the same agent, and may be told rightly.
     fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
-    fixture.report(wire::CacheReport { epoch: 2, ..whole(&[1, 2]) }).await;
+    fixture.report(CacheReport { epoch: 2, ..whole(&[1, 2]) }).await;
     assert_eq!((fixture.known(), fixture.figures()), (Some(2), (2, true, 0, false)));
 }
 
@@ -167,7 +169,7 @@ async fn a_change_that_continues_nothing_asks_for_the_whole_cache() {
     fixture.report(change(&[1], &[], &[1])).await;
     assert_eq!((fixture.known(), fixture.asked()), (None, 1));
     fixture.report(whole(&[1])).await;
-    fixture.report(wire::CacheReport { epoch: 2, ..change(&[2], &[], &[1, 2]) }).await;
+    fixture.report(CacheReport { epoch: 2, ..change(&[2], &[], &[1, 2]) }).await;
     assert_eq!((fixture.known(), fixture.asked()), (Some(1), 1), "of another life");
 }
 
@@ -177,7 +179,7 @@ async fn another_life_of_the_engine_begins_with_nothing() {
     fixture.report(whole(&[1, 2, 3])).await;
     fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
     assert_eq!(fixture.known(), None);
-    fixture.report(wire::CacheReport { epoch: 2, ..whole(&[1]) }).await;
+    fixture.report(CacheReport { epoch: 2, ..whole(&[1]) }).await;
     assert_eq!((fixture.known(), fixture.asked()), (Some(1), 0));
     until_swept(&fixture, 1).await;
 }

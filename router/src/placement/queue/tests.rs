@@ -22,7 +22,7 @@ impl Fixture {
 
     fn on(placed: Placement, most: usize, max_wait: Duration) -> Self {
         let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait };
-        let queue = RequestQueue::start(placed.placer.clone(), bounds, CancellationToken::new());
+        let queue = RequestQueue::start(placed.placer.clone(), bounds, &BackgroundTasks::default());
         Self { placed, queue, log: Arc::default() }
     }
 
@@ -257,7 +257,7 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     let queue = RequestQueue::start(
         placed.placer.clone(),
         QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG },
-        CancellationToken::new(),
+        &BackgroundTasks::default(),
     );
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(slots[0], &cached.token_keys(16));

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use hostler_prompt::Dialect;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
+use hostler_proto::agent::v1::directive::Order;
 
 use super::*;
 use crate::fleet::tests::{ReplicaChange, attach_told, fleet, ready, state};
@@ -27,7 +28,7 @@ async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way()
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     let Some(ToAgent::Directive(asked)) = told.try_recv().unwrap().unwrap().message else { panic!("no directive") };
-    assert_eq!(asked.order, Some(Order::FetchFiles(FetchFiles { hash: FILES.to_vec().into() })));
+    assert_eq!(asked.order, Some(Order::FetchFiles(wire::FetchFiles { hash: FILES.to_vec().into() })));
     assert!(told.try_recv().is_err(), "two replicas have the same files");
     let reader = EncoderKey { files: FILES, dialect: Dialect::Python };
     assert_eq!(prompts.status(&reader), EncoderStatus::Loading);

@@ -16,8 +16,8 @@ fn reader(files: FilesHash) -> EncoderKey {
     EncoderKey { files, dialect: Dialect::Python }
 }
 
-fn piece(offset: u64, data: &[u8]) -> FilePart {
-    FilePart { offset, data: data.to_vec().into(), ..FilePart::default() }
+fn piece(offset: u64, data: &[u8]) -> FilesPiece {
+    FilesPiece { offset, content: Ok(data.to_vec().into()) }
 }
 
 fn ready() -> BuildOutcome {
@@ -28,7 +28,7 @@ fn ready() -> BuildOutcome {
 fn with_encoder(files: FilesHash, now: Instant) -> (EncoderTable, Generation) {
     let mut table = EncoderTable::default();
     table.offer(files, 2, false, now);
-    let (life, _) = table.receive_part(&files, &piece(0, b"ab"), now).unwrap();
+    let (life, _) = table.receive_part(&files, piece(0, b"ab"), now).unwrap();
     table.finish_build(&files, life, ready(), now);
     (table, life)
 }
@@ -40,8 +40,8 @@ fn files_are_asked_for_once_while_they_come() {
     assert_eq!(table.offer(files, 4, false, now), OfferAction::Fetch);
     assert_eq!(table.offer(files, 4, false, now), OfferAction::Nothing);
     assert_eq!(table.status(&reader(files), now), EncoderStatus::Loading);
-    assert!(table.receive_part(&files, &piece(0, b"ab"), now).is_none());
-    let (life, content) = table.receive_part(&files, &piece(2, b"cd"), now).unwrap();
+    assert!(table.receive_part(&files, piece(0, b"ab"), now).is_none());
+    let (life, content) = table.receive_part(&files, piece(2, b"cd"), now).unwrap();
     assert_eq!(content, b"abcd");
     assert_eq!(table.status(&reader(files), now), EncoderStatus::Loading);
     assert_eq!(table.offer(files, 4, false, now), OfferAction::Nothing);
@@ -54,20 +54,20 @@ fn files_are_asked_for_once_while_they_come() {
 fn a_transfer_that_stalls_is_asked_for_again_by_the_next_offer() {
     let (mut table, now, files) = (EncoderTable::default(), Instant::now(), hash(1));
     table.offer(files, 4, false, now);
-    table.receive_part(&files, &piece(0, b"ab"), now);
+    table.receive_part(&files, piece(0, b"ab"), now);
     let later = now + 10 * SECOND;
     assert_eq!(table.status(&reader(files), later), EncoderStatus::Missing);
     assert_eq!(table.offer(files, 4, false, later), OfferAction::Fetch);
-    assert!(table.receive_part(&files, &piece(0, b"abcd"), later).is_some(), "it begins from the start");
+    assert!(table.receive_part(&files, piece(0, b"abcd"), later).is_some(), "it begins from the start");
 }
 
 #[test]
 fn a_transfer_that_breaks_is_asked_for_again_after_a_pause() {
     let (mut table, now, files) = (EncoderTable::default(), Instant::now(), hash(1));
     table.offer(files, 4, false, now);
-    assert!(table.receive_part(&files, &piece(1, b"ab"), now).is_none());
+    assert!(table.receive_part(&files, piece(1, b"ab"), now).is_none());
     assert_eq!(table.status(&reader(files), now), EncoderStatus::Missing);
-    assert!(table.receive_part(&files, &piece(0, b"abcd"), now).is_none(), "what was still on its way is passed over");
+    assert!(table.receive_part(&files, piece(0, b"abcd"), now).is_none(), "what was still on its way is passed over");
     assert_eq!(table.offer(files, 4, false, now + 9 * SECOND), OfferAction::Nothing);
     assert_eq!(table.offer(files, 4, false, now + 10 * SECOND), OfferAction::Fetch);
 }

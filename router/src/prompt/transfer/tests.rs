@@ -1,17 +1,17 @@
 use super::*;
 use proptest::prelude::*;
 
-fn piece(offset: u64, data: &[u8]) -> FilePart {
-    FilePart { offset, data: data.to_vec().into(), ..FilePart::default() }
+fn piece(offset: u64, data: &[u8]) -> FilesPiece {
+    FilesPiece { offset, content: Ok(data.to_vec().into()) }
 }
 
 #[test]
 fn a_piece_at_another_place_breaks_it() {
     let now = Instant::now();
     let mut transfer = Transfer::new(10, now);
-    assert_eq!(transfer.append(&piece(0, b"abc"), now), Ok(false));
+    assert_eq!(transfer.append(piece(0, b"abc"), now), Ok(false));
     for offset in [0, 2, 4, u64::MAX] {
-        assert_eq!(transfer.append(&piece(offset, b"d"), now), Err(TransferError::Gap { offset, expected: 3 }));
+        assert_eq!(transfer.append(piece(offset, b"d"), now), Err(TransferError::Gap { offset, expected: 3 }));
     }
 }
 
@@ -19,15 +19,15 @@ fn a_piece_at_another_place_breaks_it() {
 fn a_piece_beyond_what_was_announced_breaks_it_and_so_does_an_empty_one() {
     let now = Instant::now();
     let mut transfer = Transfer::new(4, now);
-    assert_eq!(transfer.append(&piece(0, b"abcde"), now), Err(TransferError::Length { bytes: 4 }));
-    assert_eq!(transfer.append(&piece(0, b""), now), Err(TransferError::Length { bytes: 4 }));
+    assert_eq!(transfer.append(piece(0, b"abcde"), now), Err(TransferError::Length { bytes: 4 }));
+    assert_eq!(transfer.append(piece(0, b""), now), Err(TransferError::Length { bytes: 4 }));
 }
 
 #[test]
 fn an_agent_that_has_no_such_files_says_why() {
     let now = Instant::now();
-    let refusal = FilePart { error: "no replica has them".into(), ..FilePart::default() };
-    assert_eq!(Transfer::new(4, now).append(&refusal, now), Err(TransferError::Refused("no replica has them".into())));
+    let refusal = FilesPiece { offset: 0, content: Err("no replica has them".into()) };
+    assert_eq!(Transfer::new(4, now).append(refusal, now), Err(TransferError::Refused("no replica has them".into())));
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn it_has_stalled_ten_seconds_after_its_last_piece() {
     let begun = Instant::now();
     let mut transfer = Transfer::new(4, begun);
     let heard = begun + Duration::from_secs(9);
-    transfer.append(&piece(0, b"a"), heard).unwrap();
+    transfer.append(piece(0, b"a"), heard).unwrap();
     assert!(!transfer.has_stalled(heard + Duration::from_millis(9_999)));
     assert!(transfer.has_stalled(heard + Duration::from_secs(10)));
 }
@@ -47,7 +47,7 @@ proptest! {
         let mut transfer = Transfer::new(content.len(), now);
         let mut offset = 0;
         for data in content.chunks(size) {
-            let last = transfer.append(&piece(offset, data), now).unwrap();
+            let last = transfer.append(piece(offset, data), now).unwrap();
             offset += data.len() as u64;
             prop_assert_eq!(last, offset == content.len() as u64);
         }

@@ -1,0 +1,43 @@
+//! The tasks that a router runs beside its requests. All end with it, and it waits for them.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Clones share the tasks.
+#[derive(Debug, Clone, Default)]
+pub struct BackgroundTasks {
+    end: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl BackgroundTasks {
+    /// Starts a task, which is dropped at the next point at which it waits when all are to end.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let end = self.end.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = end.cancelled() => {}
+            }
+        });
+    }
+
+    /// Cancelled when all are to end.
+    #[must_use]
+    pub fn end(&self) -> &CancellationToken {
+        &self.end
+    }
+
+    /// Has all end, and waits until they have, for `limit` at most.
+    pub async fn finish(&self, limit: Duration) {
+        self.end.cancel();
+        self.tasks.close();
+        if timeout(limit, self.tasks.wait()).await.is_err() {
+            tracing::warn!(tasks = self.tasks.len(), "leaving with tasks that do not end");
+        }
+    }
+}
