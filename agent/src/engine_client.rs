@@ -112,7 +112,7 @@ impl EngineClient {
                 Ok(stream) => return Ok((Connection::new(Stream::Unix(stream)), false)),
                 // A full accept queue refuses at once on a Unix socket.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_TIMEOUT => {
-                    sleep(CONNECT_RETRY_DELAY).await
+                    sleep(CONNECT_RETRY_DELAY).await;
                 }
                 Err(error) => return Err(RequestError::Connect(error)),
             }

@@ -82,7 +82,7 @@ impl ApiClient {
 /// Sends a request and reads all of its answer.
 async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<ApiReply, FetchError> {
     let (head, mut answer) = client.request(request, || {}).await?;
-    let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let status = StatusCode::from_u16(head.status).ok();
     let status = status.ok_or_else(|| FetchError::Broken(format!("{} is no status of HTTP", head.status)))?;
     let mut body = BytesMut::new();
     while let Some(piece) = answer.next_chunk().await {

@@ -18,7 +18,7 @@ use super::share::{queue_share, response_owner, tenant_hash};
 use super::work::{computes_nothing, estimate_tokens, estimate_work};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, LimitKind, Permit, UsageEstimate};
-use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal};
+use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
 use crate::keys::{Caller, Role};
 use crate::placement::PlacementRequest;
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
@@ -124,10 +124,7 @@ impl Edge {
         }
         let work = estimate_work(route, body.len(), &peek);
         let most_output = peek.max_output.count();
-        let output = if work.generates() { self.dispatch.placer.expected_output_tokens(most_output) } else { 0 };
-        let input = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
-        let permit =
-            self.admission.admit(&caller, UsageEstimate { prompt_tokens: input, output_tokens: output, body_bytes: body.len() as u64 })?;
+        let permit = self.admission.admit(&caller, self.estimate_usage(work, &peek, &body))?;
         if let Some(chosen) = peek
             .response_id
             .as_deref()
@@ -178,6 +175,12 @@ impl Edge {
             received_at: begun,
         });
         Ok((outgoing, permit))
+    }
+
+    fn estimate_usage(&self, work: Work, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
+        let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(peek.max_output.count()) } else { 0 };
+        let prompt_tokens = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
+        UsageEstimate { prompt_tokens, output_tokens, body_bytes: body.len() as u64 }
     }
 }
 

@@ -33,8 +33,8 @@ fn a_type_name_occurs_once_in_a_crate() {
 /// Where messages of the contract between agents and routers may be named; everywhere else they have been read into the crate's own types.
 ///
 /// - `fleet::directives` writes the orders.
-/// - `prompt::files` and `prompt_files` read and write a bundle of files, which is stored and hashed as one encoded message.
-/// - `fleet::view`, `fleet::writer`, `metrics::fleet_figures` keep and show what an agent reports of a replica as it came: `operators` answers with that
+/// - `prompt::bundle` and `prompt_files` read and write a bundle of files, which is stored and hashed as one encoded message.
+/// - `fleet::view`, `fleet::fleet_writer`, `metrics::fleet_figures` keep and show what an agent reports of a replica as it came: `operators` answers with that
 ///   message whole. They, placement and the other readers of its fields are still to get types of their own.
 const WIRE: [(&str, &[&str]); 2] = [
     (
@@ -44,13 +44,13 @@ const WIRE: [(&str, &[&str]); 2] = [
             "fleet::directives",
             "fleet::session",
             "fleet::view",
-            "fleet::writer",
+            "fleet::fleet_writer",
             "grpc",
             "join",
             "lanes",
             "metrics::fleet_figures",
             "operators",
-            "prompt::files",
+            "prompt::bundle",
         ],
     ),
     ("agent", &["join", "lane", "prompt_files", "uplink"]),
@@ -96,6 +96,10 @@ fn no_task_is_started_without_anybody_who_waits_for_it() {
     );
 }
 
+/// The one trait object on the request path: what a lane's task hands a piece of an answer to while the relay waits (decision 10). As a type parameter it
+/// would travel through `Lane`, `Lanes`, `Replica` and `FleetView`.
+const INLINE_CONSUMER: [&str; 2] = ["proto/src/lane/inbox.rs", "router/src/lanes/mod.rs"];
+
 #[test]
 fn nothing_on_the_request_path_is_an_arc_of_a_trait_object() {
     let request_path = ["router", "agent", "placement", "prompt", "http1", "proto"];
@@ -106,6 +110,7 @@ fn nothing_on_the_request_path_is_an_arc_of_a_trait_object() {
         .flat_map(|krate| krate.modules.values())
         .filter(|module| module.has_arc_dyn)
         .map(|module| module.file.display().to_string())
+        .filter(|file| !INLINE_CONSUMER.contains(&file.as_str()))
         .collect();
     assert!(found.is_empty(), "`Arc<dyn …>` in:\n{}", found.join("\n"));
 }
