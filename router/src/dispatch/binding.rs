@@ -11,12 +11,6 @@ use crate::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstima
 use crate::fleet::Replica;
 use crate::placement::{ChosenReplica, DispatchTurn, Prompt};
 
-/// Attempts for one request, the first included.
-const MAX_ATTEMPTS: usize = 3;
-
-/// The same for one that engines were too full for: they have done nothing for it, and another may have room.
-const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
-
 /// A replica that a request may be sent to now.
 pub(super) struct Binding {
     pub(super) chosen: ChosenReplica,
@@ -32,11 +26,6 @@ impl Binding {
     pub(super) fn has_room(&self) -> bool {
         self.chosen.has_room() && !self.chosen.decision.choice().candidate.doubtful
     }
-}
-
-/// Whether a request may be tried once more; `full` where the last engine had no room for it.
-pub(super) fn has_attempts_left(tried: usize, full: bool) -> bool {
-    tried < if full { MAX_ATTEMPTS_WHEN_FULL } else { MAX_ATTEMPTS }
 }
 
 impl Dispatch {

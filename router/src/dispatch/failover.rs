@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::binding::{Binding, has_attempts_left};
+use super::binding::Binding;
+use super::retry_policy::RetryPolicy;
 use super::{AttemptOutcome, Dispatch, OutboundRequest, Refusal};
 use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::fleet::Replica;
@@ -26,8 +27,7 @@ pub(super) struct RetryContext<'a> {
     pub(super) outgoing: &'a OutboundRequest,
     /// The replicas so far.
     pub(super) tried: &'a mut Vec<Arc<str>>,
-    /// How many of them do not count: those that were full, and those lost to others' doing.
-    pub(super) uncounted: usize,
+    pub(super) policy: &'a mut RetryPolicy,
     pub(super) crash_watch: &'a mut CrashWatch,
 }
 
@@ -43,11 +43,12 @@ impl Dispatch {
         mut bound: Binding,
         tries: RetryContext<'_>,
     ) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
-        let RetryContext { prompt, outgoing, tried, uncounted, crash_watch } = tries;
+        let RetryContext { prompt, outgoing, tried, policy, crash_watch } = tries;
         let deadline = outgoing.received_at + self.answer_timeout;
         loop {
             let replica = bound.chosen.replica.clone();
             tried.push(replica.id.clone());
+            policy.begin_attempt();
             let now = Instant::now();
             crash_watch.mark_sent(now);
             let sent = self.send_to(prompt, outgoing, bound, tried.len());
@@ -59,8 +60,9 @@ impl Dispatch {
                     Ok(attempt) => return Ok((replica, attempt)),
                     Err(_) if next_check >= deadline => return Err(Refusal::TooSlow(self.answer_timeout)),
                     Err(_) => {
-                        let may_try = has_attempts_left(tried.len() - uncounted, false);
-                        if may_try && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, crash_watch) {
+                        if policy.allows_failover()
+                            && let Some(elsewhere) = self.choose_failover(&replica, prompt, tried, crash_watch)
+                        {
                             break elsewhere;
                         }
                     }

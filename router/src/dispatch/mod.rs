@@ -7,6 +7,7 @@ mod failover;
 mod refusal;
 mod relay;
 mod retry_budget;
+mod retry_policy;
 mod usage_bounds;
 
 use std::future::poll_fn;
@@ -23,6 +24,7 @@ use failover::RetryContext;
 pub use refusal::Refusal;
 pub use relay::{Relay, RelayContext};
 pub use retry_budget::{RetryBudget, RetryBudgets};
+use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
 pub use usage_bounds::Work;
 
 use crate::access_log::AccessEntry;
@@ -205,65 +207,53 @@ impl Dispatch {
         let mut tried: Vec<Arc<str>> = Vec::new();
         let mut refused: Option<Box<StartedAnswer>> = None;
         let mut lost = None;
-        let mut retries = &self.retries.lost;
-        let mut was_full = false;
-        // Attempts that were lost to others' doing, and those at engines that were full.
-        let (mut excused, mut full) = (0, 0);
+        let mut policy = RetryPolicy::default();
         loop {
-            let bound = if binding::has_attempts_left(tried.len() - excused, was_full) {
+            let bound = if policy.allows_attempt() {
                 let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut crash_watch)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
                 None
             };
-            // Only a retry costs something.
-            let Some(bound) = bound.filter(|bound| tried.is_empty() || was_full && bound.has_room() || retries.withdraw()) else {
+            let Some(bound) = bound.filter(|bound| self.retries.pay(policy.payment(bound.has_room()))) else {
                 // The one that it will not stand.
                 crash_watch.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
-                    (None, Some(StreamFault { message, .. })) => Err(Refusal::Lost { attempts: tried.len(), last: message }),
+                    (None, Some(StreamFault { message, .. })) => Err(Refusal::Lost { attempts: policy.attempts(), last: message }),
                     (None, None) => Err(Refusal::for_model(&self.fleet.view(), prompt.model())),
                 };
             };
-            if !tried.is_empty() {
+            if policy.attempts() > 0 {
                 self.metrics.retries.inc();
             }
-            let tries = RetryContext {
+            let context = RetryContext {
                 prompt: &prompt,
                 outgoing: &outgoing,
                 tried: &mut tried,
-                uncounted: excused + full,
+                policy: &mut policy,
                 crash_watch: &mut crash_watch,
             };
-            let (replica, attempt) = self.attempt_with_failover(bound, tries).await?;
-            let mut begun = match attempt {
-                AttemptOutcome::Started(begun) => begun,
-                AttemptOutcome::Lost(broken) => {
-                    tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
-                    self.fleet.view().avoid(&replica, Instant::now());
-                    // An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
-                    if broken.fault == Fault::EngineLost && crash_watch.record_engine_loss(&replica.engine_life()) {
-                        excused += 1;
-                    }
-                    crash_watch.end_trial();
-                    (lost, retries, was_full) = (Some(broken), &self.retries.lost, false);
-                    continue;
-                }
-            };
-            // An engine that is full or dying says 503; to a request that it cannot digest it says 500, as others will.
-            let refuses = begun.is_retryable();
-            was_full = begun.head.status == 503;
-            if !refuses || refused.is_some() && !was_full {
-                return Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit));
-            }
-            begun.in_flight = None;
-            crash_watch.end_trial();
-            if was_full {
-                full += 1;
+            let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
+            let end = attempt_end(&attempt, &replica, &mut crash_watch);
+            let step = policy.end_attempt(end);
+            if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
-            (refused, retries) = (Some(begun), &self.retries.refused);
+            match attempt {
+                AttemptOutcome::Started(begun) if step == NextStep::RelayAnswer => {
+                    return Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit));
+                }
+                AttemptOutcome::Started(mut begun) => {
+                    begun.in_flight = None;
+                    refused = Some(begun);
+                }
+                AttemptOutcome::Lost(broken) => {
+                    tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
+                    lost = Some(broken);
+                }
+            }
+            crash_watch.end_trial();
         }
     }
 
@@ -429,6 +419,18 @@ impl Dispatch {
         };
         let relay = Relay::new(exchange, first_chunk, streams.then_some(outgoing.dialect), watch, context);
         Answer { head, body: Box::new(relay), decision }
+    }
+}
+
+/// What an attempt came to. An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
+fn attempt_end(attempt: &AttemptOutcome, replica: &Replica, crash_watch: &mut CrashWatch) -> AttemptEnd {
+    match attempt {
+        AttemptOutcome::Lost(broken) => {
+            AttemptEnd::Lost { excused: broken.fault == Fault::EngineLost && crash_watch.record_engine_loss(&replica.engine_life()) }
+        }
+        AttemptOutcome::Started(begun) if begun.head.status == 503 => AttemptEnd::Full,
+        AttemptOutcome::Started(begun) if begun.is_retryable() => AttemptEnd::Failed,
+        AttemptOutcome::Started(_) => AttemptEnd::Answered,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Bounds retries to a fifth of the requests, so that a failing fleet is not buried under repeated work.
 
+use super::retry_policy::RetryPayment;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A retry costs this much; requests deposit a fifth of it.
@@ -28,6 +29,15 @@ impl Default for RetryBudgets {
 }
 
 impl RetryBudgets {
+    /// Whether the next attempt can be paid for; if so it is.
+    pub(super) fn pay(&self, payment: RetryPayment) -> bool {
+        match payment {
+            RetryPayment::Free => true,
+            RetryPayment::LostBudget => self.lost.withdraw(),
+            RetryPayment::RefusedBudget => self.refused.withdraw(),
+        }
+    }
+
     /// A request has been taken.
     pub fn deposit(&self) {
         self.refused.deposit();

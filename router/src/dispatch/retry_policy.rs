@@ -1,0 +1,172 @@
+//! Whether a request is tried once more, and which budget pays for it. Pure: what an attempt came to goes in, what to do next comes out.
+
+/// Attempts for one request, the first included.
+const MAX_ATTEMPTS: usize = 3;
+
+/// The same for one that engines were too full for: they have done nothing for it, and another may have room.
+const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
+
+/// What an attempt came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AttemptEnd {
+    /// An answer for the client, whatever its status.
+    Answered,
+    /// 500, or an error as the very first event of a stream: the engine could not digest it, and others may.
+    Failed,
+    /// 503: the engine is full or dying.
+    Full,
+    /// Nothing came. `excused` where another request crashed the engine.
+    Lost { excused: bool },
+}
+
+/// What to do after an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NextStep {
+    RelayAnswer,
+    TryAgain,
+}
+
+/// What pays for the next attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RetryPayment {
+    Free,
+    LostBudget,
+    RefusedBudget,
+}
+
+/// The attempts of one request so far.
+#[derive(Debug, Default)]
+pub(super) struct RetryPolicy {
+    attempts: usize,
+    /// Attempts that ended with an engine that another request crashed.
+    excused: usize,
+    full: usize,
+    /// Whether an engine has answered 500 or 503.
+    was_refused: bool,
+    last: Option<AttemptEnd>,
+}
+
+impl RetryPolicy {
+    pub(super) fn attempts(&self) -> usize {
+        self.attempts
+    }
+
+    pub(super) fn begin_attempt(&mut self) {
+        self.attempts += 1;
+    }
+
+    /// Whether there may be one more attempt, if it can be paid for.
+    pub(super) fn allows_attempt(&self) -> bool {
+        let most = if self.last == Some(AttemptEnd::Full) { MAX_ATTEMPTS_WHEN_FULL } else { MAX_ATTEMPTS };
+        self.attempts - self.excused < most
+    }
+
+    /// Whether the attempt that runs may be given up for another one because its agent is silent.
+    pub(super) fn allows_failover(&self) -> bool {
+        self.attempts - self.excused - self.full < MAX_ATTEMPTS
+    }
+
+    /// What the next attempt costs on a replica that has room or not. Sending a request where there is room, after a replica that was full, does not
+    /// multiply a failing fleet's load.
+    pub(super) fn payment(&self, has_room: bool) -> RetryPayment {
+        match self.last {
+            None => RetryPayment::Free,
+            Some(AttemptEnd::Full) if has_room => RetryPayment::Free,
+            Some(AttemptEnd::Full | AttemptEnd::Failed | AttemptEnd::Answered) => RetryPayment::RefusedBudget,
+            Some(AttemptEnd::Lost { .. }) => RetryPayment::LostBudget,
+        }
+    }
+
+    /// What follows from the end of an attempt. A 500 after a refusal is the request's own and goes to the client.
+    pub(super) fn end_attempt(&mut self, end: AttemptEnd) -> NextStep {
+        let step = match end {
+            AttemptEnd::Answered => NextStep::RelayAnswer,
+            AttemptEnd::Failed if self.was_refused => NextStep::RelayAnswer,
+            AttemptEnd::Failed | AttemptEnd::Full | AttemptEnd::Lost { .. } => NextStep::TryAgain,
+        };
+        self.was_refused |= matches!(end, AttemptEnd::Failed | AttemptEnd::Full);
+        self.full += usize::from(end == AttemptEnd::Full);
+        self.excused += usize::from(end == AttemptEnd::Lost { excused: true });
+        self.last = Some(end);
+        step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AttemptEnd::{Answered, Failed, Full};
+    use super::*;
+
+    const LOST: AttemptEnd = AttemptEnd::Lost { excused: false };
+    const EXCUSED: AttemptEnd = AttemptEnd::Lost { excused: true };
+
+    fn after(ends: &[AttemptEnd]) -> (RetryPolicy, Option<NextStep>) {
+        let mut policy = RetryPolicy::default();
+        let mut step = None;
+        for end in ends {
+            policy.begin_attempt();
+            step = Some(policy.end_attempt(*end));
+        }
+        (policy, step)
+    }
+
+    #[test]
+    fn what_follows_an_attempt_depends_on_its_end_and_on_earlier_refusals() {
+        let table = [
+            (vec![Answered], NextStep::RelayAnswer),
+            (vec![LOST], NextStep::TryAgain),
+            (vec![Failed], NextStep::TryAgain),
+            (vec![Full], NextStep::TryAgain),
+            // Two engines say 500: it is the request's own.
+            (vec![Failed, Failed], NextStep::RelayAnswer),
+            (vec![Full, Failed], NextStep::RelayAnswer),
+            (vec![LOST, Failed], NextStep::TryAgain),
+            (vec![Failed, LOST, Failed], NextStep::RelayAnswer),
+            (vec![Failed, Full], NextStep::TryAgain),
+            (vec![Failed, Answered], NextStep::RelayAnswer),
+        ];
+        for (ends, step) in table {
+            assert_eq!(after(&ends).1, Some(step), "{ends:?}");
+        }
+    }
+
+    #[test]
+    fn there_are_three_attempts_or_eight_where_the_last_engine_was_full_and_excused_ones_do_not_count() {
+        let table = [
+            (vec![], true),
+            (vec![LOST; 2], true),
+            (vec![LOST; 3], false),
+            (vec![EXCUSED; 3], true),
+            ([vec![EXCUSED; 3], vec![LOST; 3]].concat(), false),
+            (vec![Full; 7], true),
+            (vec![Full; 8], false),
+            // Eight only as long as engines are full.
+            ([vec![Full; 3], vec![LOST]].concat(), false),
+            (vec![Failed, Full, Full], true),
+        ];
+        for (ends, allowed) in table {
+            assert_eq!(after(&ends).0.allows_attempt(), allowed, "{ends:?}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_may_fail_over_while_fewer_than_three_count() {
+        let running = |ends: &[AttemptEnd]| {
+            let (mut policy, _) = after(ends);
+            policy.begin_attempt();
+            policy.allows_failover()
+        };
+        assert!(running(&[]) && running(&[LOST]) && !running(&[LOST, LOST]));
+        assert!(running(&[Full, Full, LOST]) && running(&[EXCUSED, EXCUSED, LOST]));
+    }
+
+    #[test]
+    fn the_first_attempt_is_free_and_so_is_one_with_room_after_a_full_engine() {
+        let payment = |ends: &[AttemptEnd], has_room| after(ends).0.payment(has_room);
+        assert_eq!(payment(&[], false), RetryPayment::Free);
+        assert_eq!(payment(&[Full], true), RetryPayment::Free);
+        assert_eq!(payment(&[Full], false), RetryPayment::RefusedBudget);
+        assert_eq!(payment(&[Failed], true), RetryPayment::RefusedBudget);
+        assert_eq!(payment(&[Full, LOST], true), RetryPayment::LostBudget);
+    }
+}
