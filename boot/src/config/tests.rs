@@ -88,7 +88,8 @@ fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         write!(file, "[{section}]\n{key} = \"always\"\n").unwrap();
         let sources = SettingSources { file: Some(file.path()), ..SettingSources::default() };
-        let error = Settings::load(&[Section::of::<Example>("router")], &sources).unwrap_err().to_string();
+        let sections = [Section::of::<Example>("router"), Section::of::<Example>("agent")];
+        let error = Settings::load(&sections, &sources).unwrap_err().to_string();
         assert!(error.ends_with(&format!(":2: `{setting}` is no setting any more: {hint}")), "{error}");
     }
 }
