@@ -8,18 +8,18 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use tokio::io::{AsyncRead, ReadBuf};
 
-#[path = "../../router/src/edge/clock.rs"]
-mod clock;
+#[path = "../../router/src/edge/connection_clock.rs"]
+mod connection_clock;
 #[path = "../../router/src/edge/framing.rs"]
 mod framing;
 
-use clock::{Clock, Limits};
-use framing::{Flaw, Framed};
+use connection_clock::{ConnectionClock, ConnectionTimeouts};
+use framing::{FramingFlaw, FramingStream};
 
 const LONG: Duration = Duration::from_secs(3600);
 
-fn flaw(bytes: &[u8], cut: usize) -> Option<Flaw> {
-    let (mut framed, framing) = Framed::new(bytes, Clock::new(Limits { head: LONG, idle: LONG, stall: LONG }));
+fn flaw(bytes: &[u8], cut: usize) -> Option<FramingFlaw> {
+    let (mut framed, framing) = FramingStream::new(bytes, ConnectionClock::new(ConnectionTimeouts { head: LONG, idle: LONG, stall: LONG }));
     let mut space = vec![0; cut];
     let mut context = Context::from_waker(Waker::noop());
     loop {

@@ -7,16 +7,16 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../router/src/inbound/body/inflate.rs"]
 mod inflate;
 
-use inflate::{Coding, Inflate};
+use inflate::{ContentCoding, Inflater};
 
 /// Up to here the ratio is of no interest, which is looked at once for each part.
 const MOST: usize = 1024 * 1024;
 
-fn inflated(coding: Coding, body: &[u8], cut: usize) -> Option<Vec<u8>> {
-    let mut inflate = Inflate::new(coding, MOST);
+fn inflated(coding: ContentCoding, body: &[u8], cut: usize) -> Option<Vec<u8>> {
+    let mut inflate = Inflater::new(coding, MOST);
     for part in body.chunks(cut) {
         let pushed = inflate.push(part);
-        assert!(inflate.length() <= MOST);
+        assert!(inflate.output_bytes() <= MOST);
         pushed.ok()?;
     }
     inflate.finish().ok().map(Vec::from)
@@ -24,6 +24,6 @@ fn inflated(coding: Coding, body: &[u8], cut: usize) -> Option<Vec<u8>> {
 
 fuzz_target!(|input: &[u8]| {
     let [body @ .., coding, cut] = input else { return };
-    let coding = if coding % 2 == 0 { Coding::Gzip } else { Coding::Deflate };
+    let coding = if coding % 2 == 0 { ContentCoding::Gzip } else { ContentCoding::Deflate };
     assert_eq!(inflated(coding, body, usize::from(*cut).max(1)), inflated(coding, body, 2048));
 });

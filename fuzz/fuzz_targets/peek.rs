@@ -11,17 +11,17 @@ mod peek;
 
 fuzz_target!(|body: &[u8]| {
     let peeked = peek::peek(body);
-    let _ = peek::is_nobodys_json(body);
+    let _ = peek::is_invalid_for_engines(body);
     // A value of serde's own is not nested deeper than 128, which is where the two may differ.
     if let Ok(value) = serde_json::from_slice::<Value>(body) {
         let peeked = peeked.as_ref().expect("what is JSON is taken");
         let model = value.as_object().and_then(|fields| fields.get("model")).and_then(Value::as_str);
         assert_eq!(peeked.model.as_deref(), model);
         let stream = value.as_object().and_then(|fields| fields.get("stream")).and_then(Value::as_bool);
-        assert_eq!(peeked.stream, stream.unwrap_or(false));
+        assert_eq!(peeked.is_stream, stream.unwrap_or(false));
     }
     if let Ok(peeked) = peeked {
-        for text in peeked.text.iter().chain(&peeked.salts) {
+        for text in peeked.prompt_parts.iter().chain(&peeked.raw_salts) {
             serde_json::from_str::<&RawValue>(text).expect("what is pointed to is a value");
             assert!(body.as_ptr_range().contains(&text.as_ptr()), "it lies in the body");
         }

@@ -8,7 +8,7 @@ use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::outlet::DirectWriter;
+use super::direct_writer::DirectWriter;
 use crate::crash_suspects::TrialProgress;
 use crate::response_affinity::ResponseIdReader;
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
@@ -94,8 +94,8 @@ impl InlineConsumer for AnswerPipeline {
         if flow.failure.is_some() {
             return ConsumeOutcome::Declined(piece);
         }
-        let Some(outlet) = flow.direct_writer.clone() else { return ConsumeOutcome::Declined(piece) };
-        let Some(free) = outlet.try_acquire() else { return ConsumeOutcome::Declined(piece) };
+        let Some(direct_writer) = flow.direct_writer.clone() else { return ConsumeOutcome::Declined(piece) };
+        let Some(free) = direct_writer.try_acquire() else { return ConsumeOutcome::Declined(piece) };
         flow.last_progress_at = Instant::now();
         match flow.process(piece) {
             ChunkOutcome::Forward(bytes) if bytes.is_empty() => ConsumeOutcome::Consumed,

@@ -123,18 +123,18 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     };
     let Ok(may_be_http2) = told else { return };
     let wire = ClientStream::new(stream);
-    let outlet = wire.direct_writer();
+    let direct_writer = wire.direct_writer();
     let (wire, framing) = FramingStream::new(wire, clock.clone());
     let asked = clock.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open_request());
-        let outlet = outlet.clone().filter(|_| request.version() == Version::HTTP_11);
+        let direct_writer = direct_writer.clone().filter(|_| request.version() == Version::HTTP_11);
         let request = Box::new(request);
         // The library keeps room for this future as long as the connection lives, and moves it: 16 bytes are better than thousands.
         Box::pin(async move {
             let mut response = edge.answer(request, flaw).await;
-            if let Some(outlet) = outlet.filter(|_| is_chunked(&response)) {
-                response.body_mut().enable_direct_writing(&outlet);
+            if let Some(direct_writer) = direct_writer.filter(|_| is_chunked(&response)) {
+                response.body_mut().enable_direct_writing(&direct_writer);
             }
             Ok::<_, Infallible>(response.map(|body| TimedBody::new(body, open)))
         })

@@ -33,9 +33,9 @@ pub(super) enum EdgeBody {
 
 impl EdgeBody {
     /// An engine's events may be written to the client's connection as they come.
-    pub(super) fn enable_direct_writing(&mut self, outlet: &Arc<DirectWriter>) {
+    pub(super) fn enable_direct_writing(&mut self, direct_writer: &Arc<DirectWriter>) {
         if let Self::Relay(relay) = self {
-            relay.enable_direct_writing(outlet.clone());
+            relay.enable_direct_writing(direct_writer.clone());
         }
     }
 }

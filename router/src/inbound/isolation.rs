@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use hostler_tls::hex;
 use sha2::{Digest, Sha256};
 
-use super::content::BodyFormat;
+use super::body_format::BodyFormat;
 use super::peek::Peek;
 use crate::keys::{KeyFileError, read_private};
 use crate::random::random;

@@ -1,7 +1,7 @@
 //! The way of every request into the fleet, whatever API it came by: its body is read within bounds, it is peeked at, admitted and dispatched.
 
 mod body;
-mod content;
+mod body_format;
 mod edge;
 mod form;
 pub(crate) mod headers;
@@ -11,10 +11,10 @@ mod isolation;
 mod media;
 mod peek;
 mod request;
+mod required_engine;
 mod share;
-mod state;
 mod submit;
-mod work;
+mod work_estimate;
 
 pub use body::BodyMemory;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use hostler_proto::lane::RequestHead;
 use http::Method;
 
 use super::body::BodyMemoryFull;
-use super::content::BodyFormat;
+use super::body_format::BodyFormat;
 use super::edge::Edge;
 use super::form;
 use super::headers;
@@ -15,7 +15,7 @@ use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Rejection};
 use super::share::{queue_share, response_owner, tenant_hash};
-use super::work::{computes_nothing, estimate_tokens, estimate_work};
+use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, LimitKind, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};

@@ -12,10 +12,10 @@ async fn stream() -> (Arc<AnswerPipeline>, TcpStream) {
     let (client, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
     let server = accepted.unwrap().0;
     server.writable().await.unwrap();
-    let (_, outlet) = DirectWriter::split(server);
-    poll_fn(|context| outlet.poll_flush(context)).await.unwrap();
+    let (_, direct_writer) = DirectWriter::split(server);
+    poll_fn(|context| direct_writer.poll_flush(context)).await.unwrap();
     let flow = AnswerPipeline::new(Some(SseScanner::new(Dialect::OpenAi)), None, None);
-    flow.lock().direct_writer = Some(outlet);
+    flow.lock().direct_writer = Some(direct_writer);
     (flow, client.unwrap())
 }
 

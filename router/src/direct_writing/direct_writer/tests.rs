@@ -22,17 +22,17 @@ async fn flush(wire: &mut ClientStream) {
 }
 
 #[tokio::test]
-async fn an_outlet_is_free_from_a_flush_until_the_library_has_something_to_write() {
+async fn a_direct_writer_is_idle_from_a_flush_until_the_library_has_something_to_write() {
     let (mut wire, mut client) = connection().await;
-    let outlet = wire.direct_writer().unwrap();
-    assert!(outlet.try_acquire().is_none(), "the head of the answer is still to come");
+    let direct_writer = wire.direct_writer().unwrap();
+    assert!(direct_writer.try_acquire().is_none(), "the head of the answer is still to come");
     wire.write_all(b"head").await.unwrap();
-    assert!(outlet.try_acquire().is_none());
+    assert!(direct_writer.try_acquire().is_none());
     flush(&mut wire).await;
-    assert!(outlet.try_acquire().unwrap().write_chunk(b"hello, world"));
-    assert!(outlet.try_acquire().unwrap().write_chunk(&[b'x'; MAX_COPIED_BYTES]));
-    outlet.mark_busy();
-    assert!(outlet.try_acquire().is_none());
+    assert!(direct_writer.try_acquire().unwrap().write_chunk(b"hello, world"));
+    assert!(direct_writer.try_acquire().unwrap().write_chunk(&[b'x'; MAX_COPIED_BYTES]));
+    direct_writer.mark_busy();
+    assert!(direct_writer.try_acquire().is_none());
     wire.write_all(b"end").await.unwrap();
     let mut received = [0; 4 + 17 + 5 + MAX_COPIED_BYTES + 2 + 3];
     client.read_exact(&mut received).await.unwrap();
@@ -43,17 +43,17 @@ async fn an_outlet_is_free_from_a_flush_until_the_library_has_something_to_write
 #[tokio::test]
 async fn what_a_client_has_not_taken_goes_before_all_that_follows() {
     let (mut wire, mut client) = connection().await;
-    let outlet = wire.direct_writer().unwrap();
+    let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
     let mut expected = Vec::new();
     for size in (1..).map(|number| number * 997 % 20_000 + 1) {
         let chunk = vec![u8::try_from(size % 251).unwrap(); size];
         expected.extend_from_slice(&[format!("{size:X}\r\n").as_bytes(), &chunk, b"\r\n"].concat());
-        if !outlet.try_acquire().unwrap().write_chunk(&chunk) {
+        if !direct_writer.try_acquire().unwrap().write_chunk(&chunk) {
             break;
         }
     }
-    assert!(outlet.try_acquire().is_none(), "nothing may come between the parts of a chunk");
+    assert!(direct_writer.try_acquire().is_none(), "nothing may come between the parts of a chunk");
     expected.extend_from_slice(b"the library's own");
     let mut received = vec![0; expected.len()];
     let (_, written) = tokio::join!(client.read_exact(&mut received), async {
@@ -62,24 +62,24 @@ async fn what_a_client_has_not_taken_goes_before_all_that_follows() {
     });
     written.unwrap();
     assert!(received == expected);
-    assert!(outlet.try_acquire().is_some());
+    assert!(direct_writer.try_acquire().is_some());
 }
 
 #[tokio::test]
 async fn a_flush_is_over_when_the_client_has_taken_what_was_left() {
     let (mut wire, mut client) = connection().await;
-    let outlet = wire.direct_writer().unwrap();
+    let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
-    while outlet.try_acquire().unwrap().write_chunk(&[b'x'; 60_000]) {}
+    while direct_writer.try_acquire().unwrap().write_chunk(&[b'x'; 60_000]) {}
     let mut context = Context::from_waker(std::task::Waker::noop());
     assert!(Pin::new(&mut wire).poll_flush(&mut context).is_pending());
-    assert!(outlet.try_acquire().is_none());
+    assert!(direct_writer.try_acquire().is_none());
     let read = tokio::spawn(async move {
         let mut all = Vec::new();
         client.read_to_end(&mut all).await.map(|_| all)
     });
     wire.flush().await.unwrap();
-    assert!(outlet.try_acquire().unwrap().write_chunk(b"next"));
+    assert!(direct_writer.try_acquire().unwrap().write_chunk(b"next"));
     wire.shutdown().await.unwrap();
     assert!(read.await.unwrap().unwrap().ends_with(b"x\r\n4\r\nnext\r\n"));
 }
@@ -87,10 +87,10 @@ async fn a_flush_is_over_when_the_client_has_taken_what_was_left() {
 #[tokio::test]
 async fn a_client_that_is_gone_is_found_by_the_connections_task() {
     let (mut wire, client) = connection().await;
-    let outlet = wire.direct_writer().unwrap();
+    let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
     drop(client);
-    while outlet.try_acquire().unwrap().write_chunk(b"event") {
+    while direct_writer.try_acquire().unwrap().write_chunk(b"event") {
         tokio::task::yield_now().await;
     }
     assert!(wire.flush().await.is_err());

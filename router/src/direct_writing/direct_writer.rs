@@ -90,7 +90,7 @@ impl DirectWriter {
     }
 }
 
-/// See [`Outlet::free`].
+/// See [`DirectWriter::try_acquire`].
 pub(crate) struct DirectWriteGuard<'a> {
     socket: &'a OwnedWriteHalf,
     state: MutexGuard<'a, DirectWriterState>,
