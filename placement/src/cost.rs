@@ -132,7 +132,7 @@ pub enum ChoiceReason {
 /// The replica chosen, and what the choice was made from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
-    /// The candidates that are worth remembering: all, in the order in which they were given; of more than [`REMEMBERED`] the chosen one and
+    /// The candidates that are worth remembering: all, in the order in which they were given; of more than [`MAX_RECORDED`] the chosen one and
     /// then the cheapest others.
     pub scored: Vec<Scored>,
     /// Index of the chosen one in `scored`.

@@ -1,5 +1,5 @@
 //! How fast a replica is: the coefficients of a step's duration, learned from what really happened. Whoever sees first tokens and the
-//! time between tokens feeds a [`Learner`] per replica; the cost reads its [`Rates`].
+//! time between tokens feeds a [`RateLearner`] per replica; the cost reads its [`Rates`].
 
 use serde::Serialize;
 

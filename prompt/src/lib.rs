@@ -4,7 +4,7 @@
 //! What must be equal to the engine's own work is the chat template (`template`), what the engine does to messages before the template
 //! sees them (`messages`) and the tokenizer (`tokens`). Engines differ in details between releases, and more between their two front-ends
 //! ([`Dialect`]); therefore an encoder is believed once [`proof`] has compared it with an engine that has the same files and front-end, and of
-//! the [`Forms`] of prompts that they agreed about.
+//! the [`PromptForms`] of prompts that they agreed about.
 //!
 //! Left to the engine, as errors: templates that a request brings, templates with `%` between texts, chats of models in the harmony format,
 //! truncation to a length that only the engine knows.

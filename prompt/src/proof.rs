@@ -1,5 +1,5 @@
 //! Whether an encoder and an engine agree about tokens. The router sends [`samples`] to `POST /tokenize` of an engine that has become ready
-//! and believes the encoder for engines of its kind, as far as [`Coverage`] says: for the [`Forms`] of prompts about which the answers
+//! and believes the encoder for engines of its kind, as far as [`Coverage`] says: for the [`PromptForms`] of prompts about which the answers
 //! agree. What releases of engines do differently is found here, not by versions.
 
 use std::fmt;

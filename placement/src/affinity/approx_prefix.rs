@@ -57,7 +57,7 @@ impl ApproxPrefixIndex {
     }
 
     /// The engine has said that only so many leading blocks of this prompt were cached: all that follows on them is forgotten, also in
-    /// other chains. The engine has computed this prompt anew since; when its answer has come, say so with [`sent`](Self::sent).
+    /// other chains. The engine has computed this prompt anew since; when its answer has come, say so with [`record_sent`](Self::record_sent).
     pub fn correct(&self, seat: ReplicaSlot, keys: &[BlockKey], cached_blocks: u32) {
         if let Some(blocks) = self.tree(seat) {
             blocks.lock().remove_after(keys, cached_blocks as usize);

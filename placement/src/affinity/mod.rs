@@ -15,7 +15,7 @@ pub use overlay::{InFlightBlocks, InFlightOverlay, PromptKeys, PromptToMatch};
 pub use popularity::{Arrivals, Popularity};
 
 /// One life of one replica's cache. Seats are small numbers, so that a set of them is a bitmask; a number is used again when nothing is
-/// left of the life before. The seats of an [`Index`] and those of a [`Guess`] have nothing to do with each other.
+/// left of the life before. The seats of an [`CacheIndex`] and those of a [`ApproxPrefixIndex`] have nothing to do with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReplicaSlot(u32);
 

@@ -55,7 +55,7 @@ pub struct PromptToMatch<'a> {
     pub keys: &'a [BlockKey],
     /// Blocks of tokens that it has in all; an estimate where it was not read.
     pub blocks: u32,
-    /// Keys of the blocks of its text. Only needed when [`has_unread`](Overlay::has_unread).
+    /// Keys of the blocks of its text. Only needed when [`has_partly_read`](InFlightOverlay::has_partly_read).
     pub text: &'a [BlockKey],
 }
 

@@ -103,7 +103,7 @@ impl<H> Inbox<H> {
         self.push_piece(bytes, false, id, outbox);
     }
 
-    /// As [`body`](Self::body), where more of the body or its end is at hand already and follows at once: it is left for the reader, who is not
+    /// As [`push_body`](Self::push_body), where more of the body or its end is at hand already and follows at once: it is left for the reader, who is not
     /// woken before that has come, and so passes on all of it together.
     pub fn push_body_before_more(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
         self.push_piece(bytes, true, id, outbox);

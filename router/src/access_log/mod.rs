@@ -1,4 +1,4 @@
-//! The access log: one line for each request when it has ended, however it ended. The edge begins an [`Entry`] with each request; whoever
+//! The access log: one line for each request when it has ended, however it ended. The edge begins an [`AccessEntry`] with each request; whoever
 //! learns something of the request notes it there, and the last one that lets go of it has the line written.
 //!
 //! A line has names, numbers and words of ours: never a body, a query, a header's value or the text of an error. What clients name

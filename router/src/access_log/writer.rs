@@ -56,7 +56,7 @@ impl LineSender {
     }
 }
 
-/// The thread; [`Writing::end`] has it write what is left.
+/// The thread; [`AccessLogWriter::flush`] has it write what is left.
 #[derive(Debug, Default)]
 pub struct AccessLogWriter(Option<(SyncSender<QueuedLine>, JoinHandle<()>)>);
 
