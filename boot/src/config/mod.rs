@@ -39,7 +39,7 @@ pub enum ConfigError {
     /// A key that no setting has.
     #[error("{origin}: unknown key `{key}`{}", nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default())]
     Unknown {
-        /// File and line.
+        /// File and line, or environment variable.
         origin: String,
         /// The full key.
         key: String,
@@ -118,6 +118,13 @@ impl Settings {
             settings.read_file(path, sections)?;
         }
         let environment: BTreeMap<&str, &str> = sources.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        for (removed, instead) in REMOVED_SETTINGS {
+            let (section, key) = removed.split_once('.').unwrap_or((removed, ""));
+            let name = schema::environment_name(section, key);
+            if sections.iter().any(|known| known.name == section) && environment.contains_key(name.as_str()) {
+                return Err(ConfigError::Removed { origin: format!("environment variable {name}"), key: removed.into(), instead });
+            }
+        }
         for setting in sections.iter().flat_map(|section| &section.settings) {
             // Other variables that begin alike are left alone: Kubernetes sets HOSTLER_ROUTER_PORT for a service of that name.
             let name = setting.environment();

@@ -83,6 +83,11 @@ pub struct Setting {
     pub default: Json,
 }
 
+/// The environment variable of a section's key.
+pub(super) fn environment_name(section: &str, key: &str) -> String {
+    format!("HOSTLER_{section}_{key}").to_uppercase()
+}
+
 impl Setting {
     /// `section.key`.
     #[must_use]
@@ -93,7 +98,7 @@ impl Setting {
     /// The environment variable, such as `HOSTLER_ROUTER_LISTEN`.
     #[must_use]
     pub fn environment(&self) -> String {
-        format!("HOSTLER_{}_{}", self.section, self.key).to_uppercase()
+        environment_name(self.section, self.key)
     }
 
     /// The flag without its dashes; the `[log]` section keeps its name in it, as `log-level`.

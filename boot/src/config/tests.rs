@@ -91,6 +91,10 @@ fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
         let sections = [Section::of::<Example>("router"), Section::of::<Example>("agent")];
         let error = Settings::load(&sections, &sources).unwrap_err().to_string();
         assert!(error.ends_with(&format!(":2: `{setting}` is no setting any more: {hint}")), "{error}");
+        let name = format!("HOSTLER_{}", setting.replace('.', "_").to_uppercase());
+        let sources = SettingSources { environment: vec![(name.clone(), "5".into())], ..SettingSources::default() };
+        let error = Settings::load(&sections, &sources).unwrap_err().to_string();
+        assert_eq!(error, format!("environment variable {name}: `{setting}` is no setting any more: {hint}"));
     }
 }
 

@@ -1,8 +1,9 @@
 //! The answer's body on its way to the client: the engine's bytes as they come, with a scanner beside event streams.
 //!
 //! It is polled by the client's connection, so no task and no channel lies between the lane and the socket; and while it waits for the next
-//! event, it has the lane's task write that to the socket (see [`AnswerPipeline`] and the edge's `outlet`). It ends cleanly only when the answer is whole. A broken event stream gets an error event of its dialect, and every broken answer ends without its
-//! last chunk, so that nothing between here and the user can take it for complete.
+//! event, it has the lane's task write that to the socket (`direct_writing`). It ends cleanly only when the answer is whole. A broken event
+//! stream gets an error event of its dialect, and every broken answer ends without its last chunk, so that nothing between here and the user can
+//! take it for complete.
 
 use std::pin::Pin;
 use std::sync::Arc;

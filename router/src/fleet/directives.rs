@@ -24,7 +24,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// their memory, read weights or adapters. Every step has a deadline at the agent; this one is for an agent that is stuck.
 const COMPLETION_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
-/// DifferenceKind operators have replicas do.
+/// What operators have replicas do.
 #[derive(Debug, Clone)]
 pub enum ReplicaOrder {
     /// Finish what runs, then stop.
@@ -40,9 +40,9 @@ pub enum ReplicaOrder {
     },
     /// Take memory again.
     Wake,
-    /// EngineLoad an adapter, or unload it where `path` is empty.
+    /// Load an adapter, or unload it where `path` is empty.
     Lora {
-        /// DifferenceKind requests use as their model.
+        /// What requests use as their model.
         name: String,
         /// Where the engine finds it.
         path: String,

@@ -34,7 +34,7 @@ const MAX_FAILED_RESYNCS: u32 = 3;
 /// What has changed in a replica's cache since its last report.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CacheReport {
-    /// CacheIndex of the replica on its node.
+    /// Index of the replica on its node.
     pub(super) index: u32,
     /// Generation of its engine.
     pub(super) epoch: u64,

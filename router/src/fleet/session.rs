@@ -96,6 +96,7 @@ pub(crate) async fn attach(
     tasks.spawn(async move {
         let attachment = sessions.next_attachment.fetch_add(1, Ordering::Relaxed);
         let node = hello.node.clone();
+        let waiting = PendingAnswersGuard(directives.clone());
         let session = Session {
             sessions: sessions.clone(),
             node: node.clone(),
@@ -115,12 +116,21 @@ pub(crate) async fn attach(
             }
         };
         tracing::debug!(node, %ended, "attachment ended");
-        directives.drop_pending_answers();
+        drop(waiting);
         sessions.fleet.update(FleetUpdate::Detached { attachment }).await;
         sessions.cache_reports.send(CacheUpdate::Detached { attachment }).await;
         drop(ticket);
     });
     Ok(Box::pin(ReceiverStream::new(messages)))
+}
+
+/// Operators who wait for an agent's answer learn at once that none comes, also where the session is dropped because the router ends.
+struct PendingAnswersGuard(Directives);
+
+impl Drop for PendingAnswersGuard {
+    fn drop(&mut self) {
+        self.0.drop_pending_answers();
+    }
 }
 
 /// Resolves when the node's certificate has expired; never where it has none.

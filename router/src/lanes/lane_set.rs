@@ -18,7 +18,7 @@ pub struct Lanes {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
     /// Whether there are any, which every placement asks of every replica.
     is_available: AtomicBool,
-    /// Held while they change, so that `any` is true of the last change.
+    /// Held while they change, so that `is_available` is true of the last change.
     change_lock: Mutex<()>,
     /// Ids are never used twice, so a late frame of a cancelled request can never reach another one.
     next_id: AtomicU64,

@@ -280,7 +280,16 @@ impl Resting {
     /// With this as its title.
     fn called(title: &str) -> Self {
         use std::os::unix::process::CommandExt;
-        Self(std::process::Command::new("/bin/sleep").arg0(title).arg("600").process_group(0).spawn().unwrap())
+        let resting = Self(std::process::Command::new("/bin/sleep").arg0(title).arg("600").process_group(0).spawn().unwrap());
+        // While it loads its libraries it may wait for the disk, which counts as computing.
+        let is_asleep = || std::fs::read_to_string(format!("/proc/{}/stat", resting.pid())).is_ok_and(|stat| stat.contains(") S "));
+        for _ in 0..1000 {
+            if is_asleep() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        resting
     }
 
     pub(in super::super) fn pid(&self) -> u32 {
