@@ -278,6 +278,7 @@ impl Resting {
     }
 
     /// With this as its title.
+    #[expect(clippy::disallowed_methods, reason = "the clock of the runtime is paused, and this is about a real process")]
     fn called(title: &str) -> Self {
         use std::os::unix::process::CommandExt;
         let resting = Self(std::process::Command::new("/bin/sleep").arg0(title).arg("600").process_group(0).spawn().unwrap());
