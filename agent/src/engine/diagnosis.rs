@@ -1,6 +1,6 @@
 //! What an engine died of and what to do about it: one sentence with the engine's own key words, and one that names a flag or a command.
-//! Decided from how it ended and from what it printed; the driver asks once for each crash. What the sentences are read from is in
-//! `words`, which knows what vLLM, PyTorch and the libraries below them print.
+//! Decided from how it ended and from what it printed; the supervisor asks once for each crash. What the sentences are read from is in
+//! `failure_patterns`, which knows what vLLM, PyTorch and the libraries below them print.
 
 mod failure_patterns;
 mod remedies;

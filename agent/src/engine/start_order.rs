@@ -1,6 +1,7 @@
 //! Who may start now: of the engines of one node, the first warms the compile cache alone and the others then follow together, except
-//! that engines which share a GPU start one after another, because each measures what memory is free. One `Turns` serves all drivers
-//! of an agent; a driver waits for its turn before each spawn and gives it up when its engine is ready or has failed.
+//! that engines which share a GPU start one after another, because each measures what memory is free. One `StartOrder` serves
+//! all supervisors of an agent. A supervisor waits for its start permit before each spawn, and gives it up when its engine is ready or has
+//! failed.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
