@@ -1,6 +1,7 @@
 //! Why there is no plan, each reason with its arithmetic and what to do.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use super::memory::MemoryBudget;
 use crate::gpu::Gpu;
@@ -50,6 +51,16 @@ pub enum PlanError {
     NoGpus {
         /// Asked for.
         tp: u32,
+    },
+    /// The model is a path, and nothing is there.
+    #[error(
+        "--model {path}: there is no such file or folder{}",
+        nearest.as_ref().map(|path| format!("; the nearest is {}", path.display())).unwrap_or_default()
+    )]
+    NoSuchModel {
+        path: String,
+        /// What exists and is named most alike, else the deepest folder of the path that exists.
+        nearest: Option<PathBuf>,
     },
     /// The Rust front-end was asked for and is not there.
     #[error("--front-end rust cannot be: {because}; use --front-end auto")]

@@ -35,6 +35,9 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     if !setup.simulated {
         add_shutdown_flags(&mut list, setup);
     }
+    if place.gpu.is_none() && !setup.simulated {
+        add_cpu_flags(&mut list, setup);
+    }
     if let Some(gpu) = place.gpu.filter(|_| !setup.simulated) {
         add_memory_flags(&mut list, setup, place);
         add_step_flags(&mut list, setup, gpu, place.front_end);
@@ -72,6 +75,14 @@ fn add_shutdown_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
             FlagOrigin::Hostler,
             "running answers finish when the engine is told to stop, as long as agent.drain_timeout",
         );
+    }
+}
+
+/// On two CPUs, vLLM 0.32 compiled a small model for more than ten minutes before it served.
+fn add_cpu_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
+    if !setup.decides_about_graphs() {
+        let because = "on a CPU, compiling the model takes minutes; `-- --no-enforce-eager` has it compiled";
+        list.add("--enforce-eager", "", FlagOrigin::Hostler, because);
     }
 }
 

@@ -85,6 +85,7 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
     let model = if setup.simulated {
         ModelInfo::Unknown { because: "the simulated engine has no model".to_owned() }
     } else {
+        model::check_path(&config.model)?;
         ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
     };
     plan_for_model(ground, config, setup, model)

@@ -20,8 +20,9 @@ const DEFAULT_GRAPH_TOKENS: u32 = 512;
 const MAX_GRAPH_TOKENS: u32 = 4_096;
 
 /// A user who gives an argument that begins like this decides about graphs, or about something that graphs must fit.
-const GRAPH_ARGUMENTS: [&str; 9] = [
+const GRAPH_ARGUMENTS: [&str; 10] = [
     "--enforce-eager",
+    "--no-enforce-eager",
     "--compilation-config",
     "-cc",
     "-O",
@@ -173,12 +174,17 @@ impl EnginePlanSetup {
         }
     }
 
+    /// Whether the user's own arguments say what is compiled or made into graphs.
+    pub(super) fn decides_about_graphs(&self) -> bool {
+        let decides = |argument: &String| GRAPH_ARGUMENTS.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
+        self.arguments.iter().any(decides)
+    }
+
     /// Most tokens of a step for which there is a CUDA graph, where that is not left to the engine: a release that counts the graphs' memory and
     /// a profile and user that leave the steps to the agent.
     #[must_use]
     pub fn graph_tokens(&self, gpu: Option<&Gpu>) -> Option<u32> {
-        let decides = |argument: &String| GRAPH_ARGUMENTS.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
-        if self.profile != Profile::Throughput || !self.is_at_least(GRAPHS_COUNTED_SINCE) || self.arguments.iter().any(decides) {
+        if self.profile != Profile::Throughput || !self.is_at_least(GRAPHS_COUNTED_SINCE) || self.decides_about_graphs() {
             return None;
         }
         self.profile_steps(gpu)?;

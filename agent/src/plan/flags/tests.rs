@@ -105,7 +105,16 @@ fn a_smaller_gpu_gets_larger_steps_than_by_default() {
 #[test]
 fn an_engine_without_a_gpu_gets_nothing_that_is_for_gpus() {
     for profile in [Profile::Throughput, Profile::Latency, Profile::Conservative] {
-        assert_eq!(line(&setup(33, profile, ""), None, 0, PYTHON), "--shutdown-timeout 30", "{profile:?}");
+        assert_eq!(line(&setup(33, profile, ""), None, 0, PYTHON), "--shutdown-timeout 30 --enforce-eager", "{profile:?}");
+    }
+}
+
+#[test]
+fn nothing_is_compiled_on_a_cpu_unless_it_is_asked_for() {
+    let on_cpu = |given: &str| line(&setup(32, Profile::Throughput, given), None, 1, FrontEndInUse::Python);
+    assert!(on_cpu("").contains("--enforce-eager"));
+    for given in ["--no-enforce-eager", "-O2", "--compilation-config {}"] {
+        assert!(!on_cpu(given).split(' ').any(|flag| flag == "--enforce-eager"), "{given}");
     }
 }
 
