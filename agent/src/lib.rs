@@ -104,6 +104,22 @@ pub struct Agent {
     driver: Option<gpu::GpuDriver>,
 }
 
+/// Whether there is an engine to run and a model where the settings name one: what can be said at once, before anything is started.
+///
+/// # Errors
+/// What is missing, and what to do.
+pub fn check_engine(config: &AgentConfig) -> Result<(), AgentError> {
+    match choose_engine(config, Path::new(""))? {
+        EngineProgram::Vllm { .. } => Ok(plan::check_model_path(&config.model)?),
+        EngineProgram::Simulated { .. } => Ok(()),
+    }
+}
+
+fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram, HostError> {
+    let vllm = host::find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
+    host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)
+}
+
 impl Agent {
     /// Looks at the host and decides what to run. vLLM is asked for its version, which takes seconds.
     ///
@@ -122,8 +138,7 @@ impl Agent {
         if config.router.is_empty() {
             return Err(AgentError::NoRouter);
         }
-        let vllm = host::find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
-        let engine = host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)?;
+        let engine = choose_engine(&config, simulated)?;
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
         if let Some(reason) = &host.no_gpu_because {

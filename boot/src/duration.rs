@@ -1,5 +1,6 @@
 //! Durations in settings are written for people: `250ms`, `10s`, `5m`. Use with `#[serde(with = "hostler_boot::duration")]`.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de};
@@ -17,7 +18,38 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
 /// # Errors
 /// Says what form is expected.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    humantime::parse_duration(&text)
-        .map_err(|error| de::Error::custom(format!("a duration such as \"10s\" or \"5m\" was expected, not {text:?} ({error})")))
+    deserializer.deserialize_any(DurationText)
+}
+
+struct DurationText;
+
+impl de::Visitor<'_> for DurationText {
+    type Value = Duration;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a duration such as \"10s\" or \"5m\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
+        humantime::parse_duration(text).map_err(|error| match text.trim().parse::<f64>() {
+            Ok(_) => unit_missing(text.trim()),
+            Err(_) => E::custom(format!("a duration such as \"10s\" or \"5m\" was expected, not {text:?} ({error})")),
+        })
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Duration, E> {
+        Err(unit_missing(number))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Duration, E> {
+        Err(unit_missing(number))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Duration, E> {
+        Err(unit_missing(number))
+    }
+}
+
+fn unit_missing<E: de::Error>(number: impl fmt::Display) -> E {
+    E::custom(format!("a duration with its unit was expected, not {number}: write \"{number}s\" for seconds, or \"{number}ms\""))
 }

@@ -16,7 +16,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use crate::output::complain;
 use crate::settings::operators_socket;
@@ -212,7 +212,14 @@ async fn check_socket(path: &Path) -> anyhow::Result<()> {
 
 /// The router's own sentence, without gRPC around it.
 pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {
-    anyhow::anyhow!("{}", status.message().to_owned())
+    match (status.code(), status.message()) {
+        (Code::Unimplemented, "") => anyhow::anyhow!(
+            "what answers there does not know this call: it may be a router's edge, whose admin address is another (the router says it at its \
+             start), or a router of another release"
+        ),
+        (code, "") => anyhow::anyhow!("the router answered without a word: {}", code.description()),
+        (_, message) => anyhow::anyhow!("{}", message.to_owned()),
+    }
 }
 
 #[cfg(test)]

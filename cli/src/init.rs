@@ -183,7 +183,7 @@ fn write_token(token: &JoinToken, out: Option<&Path>) -> anyhow::Result<()> {
 fn format_use_limit(scope: &TokenScope) -> String {
     match scope.uses {
         UseLimit::Count(_) if !scope.node.is_empty() => format!("for node {}", scope.node),
-        UseLimit::Count(1) => "for one node".into(),
+        UseLimit::Count(1) => "for one node (`hostler token create --uses N` for more)".into(),
         UseLimit::Count(uses) => format!("for {uses} nodes"),
         UseLimit::EveryNodeOfItsJob => format!("for every node of job {}", scope.job),
     }

@@ -60,7 +60,7 @@ enum Command {
     /// Show what costs the engines speed, and what to change.
     Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
-    Drain(operate::TargetArgs),
+    Drain(operate::DrainArgs),
     /// Empty a node or a replica, then start it again; --rolling does it to one replica after another.
     Restart(operate::RestartArgs),
     /// Let a quarantined, failed or stopped replica start again now.
@@ -93,8 +93,8 @@ enum Command {
     Simulate(hostler_simulate::SimulateArgs),
     /// Read a configuration file and say what is wrong with it.
     Check {
-        /// The file.
-        file: PathBuf,
+        /// The file; without it that of --config, or your own.
+        file: Option<PathBuf>,
     },
     /// Print the manual's generated parts.
     #[command(subcommand)]
@@ -122,7 +122,7 @@ pub fn main() -> ExitCode {
     match run(cli, CommandFlags { flags }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain(&format!("error: {error:#}"));
+            output::complain(&format!("error: {}", output::describe(&error)));
             ExitCode::FAILURE
         }
     }
@@ -134,7 +134,8 @@ impl Command {
         match self {
             Self::Ps(args) => Some(&mut args.admin),
             Self::Advise(args) => Some(&mut args.admin),
-            Self::Drain(args) | Self::Release(args) | Self::Wake(args) => Some(&mut args.admin),
+            Self::Drain(args) => Some(&mut args.admin),
+            Self::Release(args) | Self::Wake(args) => Some(&mut args.admin),
             Self::Restart(args) => Some(&mut args.admin),
             Self::Sleep(args) => Some(&mut args.admin),
             Self::Lora(command) => Some(command.admin()),
@@ -172,7 +173,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>) -> anyhow::Result<()> {
         Command::Bench(args) => runtime.block_on(bench::bench(&args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
-        Command::Check { file } => settings::check(&file),
+        Command::Check { file: named } => settings::check(named.or(file).as_deref()),
         Command::Docs(docs) => {
             docs::print(&docs);
             Ok(())

@@ -18,6 +18,17 @@ pub(crate) struct TargetArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// A node, or a replica as `node/index`.
+    target: String,
+    /// Even where nobody serves a model then.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     /// A replica, as `node/index`.
     replica: String,
@@ -36,8 +47,8 @@ pub(crate) struct RestartArgs {
     /// One replica after another, each when the one before it serves again, so that no request fails.
     #[arg(long)]
     rolling: bool,
-    /// Restart even the only replica that serves a model.
-    #[arg(long, requires = "rolling")]
+    /// Even where nobody serves a model meanwhile.
+    #[arg(long)]
     force: bool,
     /// How long each replica may take to serve again.
     #[arg(long, requires = "rolling", default_value = "30m", value_parser = humantime::parse_duration, value_name = "DURATION")]
@@ -58,9 +69,12 @@ pub(crate) struct SleepArgs {
 }
 
 /// `hostler drain`.
-pub(crate) async fn drain(args: &TargetArgs) -> anyhow::Result<()> {
-    let request = TargetRequest { target: args.target.clone() };
-    let drained = connect(&args.admin).await?.drain(request).await.map_err(status_error)?.into_inner();
+pub(crate) async fn drain(args: &DrainArgs) -> anyhow::Result<()> {
+    let mut fleet = connect(&args.admin).await?;
+    if !args.force {
+        rolling::check_models_stay_served(&mut fleet, &args.target).await?;
+    }
+    let drained = fleet.drain(TargetRequest { target: args.target.clone() }).await.map_err(status_error)?.into_inner();
     say(&format!("draining {}", drained.replicas.join(", ")));
     Ok(())
 }
@@ -72,8 +86,11 @@ pub(crate) async fn restart(args: &RestartArgs) -> anyhow::Result<()> {
         let rolling = Rolling { target, force: args.force, wait: args.wait, admin: &args.admin };
         return rolling::restart(&rolling).await;
     }
-    let request = TargetRequest { target: target.to_owned() };
-    let restarted = connect(&args.admin).await?.restart(request).await.map_err(status_error)?.into_inner();
+    let mut fleet = connect(&args.admin).await?;
+    if !args.force {
+        rolling::check_models_stay_served(&mut fleet, target).await?;
+    }
+    let restarted = fleet.restart(TargetRequest { target: target.to_owned() }).await.map_err(status_error)?.into_inner();
     say(&format!("restarting {}", restarted.replicas.join(", ")));
     Ok(())
 }

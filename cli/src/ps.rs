@@ -54,7 +54,7 @@ fn lines(nodes: &[Node]) -> Vec<String> {
         rows.push([
             replica.id.clone(),
             replica.phase.into(),
-            replica.models.join(","),
+            models_cell(&replica.models),
             gpu_cell(replica),
             replica.in_flight.to_string(),
             replica.running.to_string(),
@@ -97,6 +97,15 @@ fn remark(replica: &Replica) -> String {
         parts.push(format!("advice: {}, see hostler advise", replica.findings.len()));
     }
     parts.join("; ")
+}
+
+/// The first name by which it serves, and how many more there are: adapters can be dozens. `--json` has them all.
+fn models_cell(models: &[String]) -> String {
+    match models {
+        [] => String::new(),
+        [only] => only.clone(),
+        [first, more @ ..] => format!("{first} +{}", more.len()),
+    }
 }
 
 /// Cause and remedy.

@@ -160,13 +160,29 @@ fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
         let phase = if replica.is_connected { replica.phase.as_str() } else { "out of reach" };
         return RestartDecision::Skip(format!("{id}: left alone, it is {phase}"));
     }
-    let lonely =
-        replica.models.iter().find(|model| !fleet.iter().any(|other| other.id != id && serves(other) && other.models.contains(model)));
-    match lonely {
+    match find_unserved_model(fleet, &[id.to_owned()]) {
         Some(model) if !force => RestartDecision::Refuse(format!(
             "{id} is the only ready replica of {model}, and a restart would interrupt it: start another replica first, or say --force"
         )),
         _ => RestartDecision::Restart(replica.epoch),
+    }
+}
+
+/// A model that is served now, and by none any more without these replicas.
+fn find_unserved_model<'a>(fleet: &'a [ReplicaView], without: &[String]) -> Option<&'a str> {
+    let (leaving, staying): (Vec<_>, Vec<_>) = fleet.iter().filter(|replica| serves(replica)).partition(|of| without.contains(&of.id));
+    let models = leaving.iter().flat_map(|replica| &replica.models);
+    models.map(String::as_str).find(|model| !staying.iter().any(|other| other.models.iter().any(|served| served == model)))
+}
+
+/// Refuses what would leave a model without a ready replica.
+pub(crate) async fn check_models_stay_served(fleet: &mut AdminClient, target: &str) -> anyhow::Result<()> {
+    let fleet = list(fleet).await?;
+    // The router has the better words for a target that is not there.
+    let Ok(ids) = select_targets(&fleet, target) else { return Ok(()) };
+    match find_unserved_model(&fleet, &ids) {
+        Some(model) => bail!("nobody would serve {model} without {target}: start another replica first, or say --force"),
+        None => Ok(()),
     }
 }
 
@@ -234,6 +250,17 @@ mod tests {
         assert!(matches!(decide(&fleet, "a/1", true), RestartDecision::Skip(words) if words.contains("loading")));
         (fleet[1].phase, fleet[1].is_connected) = (Phase::Ready, false);
         assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(_)));
+    }
+
+    #[test]
+    fn a_model_is_unserved_when_all_its_ready_replicas_leave() {
+        let mut fleet = ["a/0", "a/1", "b/0"].map(|id| replica(id, Phase::Ready));
+        let leaving = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        assert_eq!(find_unserved_model(&fleet, &leaving(&["a/0", "a/1"])), None);
+        assert_eq!(find_unserved_model(&fleet, &leaving(&["a/0", "a/1", "b/0"])), Some("m"));
+        fleet[2].phase = Phase::Draining;
+        assert_eq!(find_unserved_model(&fleet, &leaving(&["a/0", "a/1"])), Some("m"));
+        assert_eq!(find_unserved_model(&fleet, &leaving(&["b/0"])), None, "which does not serve");
     }
 
     #[test]

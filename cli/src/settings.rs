@@ -97,7 +97,8 @@ fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
 }
 
 /// Reads a file as every role would.
-pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
+pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
+    let file = file.context("there is no configuration file of yours: name one, as in `hostler check FILE`")?;
     let settings = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;
     settings.section::<RouterConfig>("router")?;
     settings.section::<AgentConfig>("agent")?;

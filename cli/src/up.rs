@@ -29,6 +29,7 @@ pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
     }
     let mut agent_config: AgentConfig = settings.section("agent")?;
     apply_local_tls(&settings, &mut router_config, &mut agent_config);
+    hostler_agent::check_engine(&agent_config)?;
     let router = Router::bind(router_config).await?;
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // What a person starts at a terminal is over when it ends.

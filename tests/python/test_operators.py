@@ -132,7 +132,7 @@ def test_a_restarted_engine_has_its_adapters_before_it_serves_and_says_which_it_
     fleet, before = lent.fleet, lent.fleet.replica("a")
     poem = text(fleet.routers[0], "poet")
     shutil.rmtree(lent.ghost)
-    lent.order("restart", "a/0")
+    lent.order("restart", "a/0", "--force")
 
     def back() -> fleets.Replica | None:
         now = fleet.replica("a")

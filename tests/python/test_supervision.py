@@ -210,7 +210,7 @@ def test_an_engine_that_loses_a_process_is_replaced_and_nothing_of_it_is_left(ke
 
 def test_a_start_tells_how_far_it_is(kept: KeptFleet):
     if kept.replica("b").phase == "ready":  # when the test before, which killed it, does not run
-        ask("restart", "b/0", "--admin", kept.routers[0].socket)
+        ask("restart", "b/0", "--force", "--admin", kept.routers[0].socket)
         wait_until(lambda: kept.replica("b").phase == "starting", 60, "it starts again")
     seen = []
 

@@ -23,6 +23,7 @@ pub use self::host_resources::HostResources;
 pub use self::inventory::{Inventory, PlanPreview, PreviewRequest, plan_inventory, preview, probe_installed};
 pub use self::layout::{GpuGroupLayout, GpuLayout, SizeReason, UnusedGpu};
 pub use self::memory::MemoryBudget;
+pub(crate) use self::model::check_model_path;
 pub use self::model::{ModelFacts, ModelInfo, WeightSizeSource};
 pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
@@ -85,7 +86,7 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
     let model = if setup.simulated {
         ModelInfo::Unknown { because: "the simulated engine has no model".to_owned() }
     } else {
-        model::check_path(&config.model)?;
+        check_model_path(&config.model)?;
         ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
     };
     plan_for_model(ground, config, setup, model)

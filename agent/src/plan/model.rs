@@ -41,7 +41,7 @@ const MIN_SIMILARITY: f64 = 0.7;
 
 /// Whether there is something where a model that is named by a path lies. Hugging Face's names are `name` or `owner/name`, and begin with neither
 /// a slash nor a dot.
-pub(super) fn check_path(model: &str) -> Result<(), PlanError> {
+pub(crate) fn check_model_path(model: &str) -> Result<(), PlanError> {
     let path = Path::new(model);
     if !model.starts_with(['/', '.', '~']) || path.exists() {
         return Ok(());

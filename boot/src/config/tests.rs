@@ -82,6 +82,16 @@ fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
 }
 
 #[test]
+fn a_duration_without_its_unit_is_shown_with_one() {
+    for number in ["5", "0.5", "-1"] {
+        let error = load(Some(&format!("[example]\ndrain_timeout = {number}\n")), &[], &[]).unwrap_err().to_string();
+        assert!(error.contains(&format!("not {number}: write \"{number}s\" for seconds, or \"{number}ms\"")), "{error}");
+        let error = load(None, &[("HOSTLER_EXAMPLE_DRAIN_TIMEOUT", number)], &[]).unwrap_err().to_string();
+        assert!(error.contains(&format!("write \"{number}s\"")), "{error}");
+    }
+}
+
+#[test]
 fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
     for (setting, hint) in REMOVED_SETTINGS {
         let (section, key) = setting.split_once('.').unwrap();

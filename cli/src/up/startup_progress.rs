@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::ps::Replica;
 
-/// How often the same stage is told again.
-const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the same stage is told again, when it has come further. Loading takes minutes.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Remembers what was said of each replica.
 #[derive(Debug, Default)]
@@ -19,6 +19,7 @@ struct LastLine {
     phase: &'static str,
     /// The stage of its start; for one that is down, what it is down for.
     what: String,
+    lines: Vec<String>,
     at: Instant,
 }
 
@@ -40,11 +41,12 @@ impl StartupProgress {
         let told = self.last_lines.get(&replica.id);
         let is_known = told.is_some_and(|told| told.phase == replica.phase && told.what == what);
         // A cause is told once, progress again and again.
-        let is_due = told.is_some_and(|told| replica.is_coming() && now.duration_since(told.at) >= REPEAT_INTERVAL);
+        let is_due = told
+            .is_some_and(|told| replica.is_coming() && told.lines != lines && now.duration_since(told.at) >= REPEAT_INTERVAL);
         if is_known && !is_due {
             return None;
         }
-        self.last_lines.insert(replica.id.clone(), LastLine { phase: replica.phase, what, at: now });
+        self.last_lines.insert(replica.id.clone(), LastLine { phase: replica.phase, what, lines: lines.clone(), at: now });
         Some(lines)
     }
 }

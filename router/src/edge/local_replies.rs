@@ -4,7 +4,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
-use super::reply::{EdgeBody, json, no_route};
+use super::reply::{EdgeBody, error, json, no_route};
 use crate::access_log::REQUEST_ID;
 
 /// What an answer of the router's own takes from its request.
@@ -46,7 +46,20 @@ pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
             response
         }
-        _ => no_route(),
+        _ => match base_url_hint(path) {
+            Some(hint) => error(StatusCode::NOT_FOUND, "NotFoundError", &format!("{path} is not found: {hint}")),
+            None => no_route(),
+        },
+    }
+}
+
+/// What a base URL may have too little or too much, by the path that comes of it: OpenAI's SDKs want `/v1` in it, Anthropic's add it themselves.
+pub(super) fn base_url_hint(path: &str) -> Option<&'static str> {
+    match path {
+        "/chat/completions" | "/completions" | "/responses" | "/embeddings" | "/models" | "/messages" | "/audio/transcriptions"
+        | "/audio/translations" => Some("the base URL of OpenAI's SDKs ends with /v1"),
+        _ if path.starts_with("/v1/v1/") => Some("/v1 is in it twice; the base URL of Anthropic's SDKs ends before it"),
+        _ => None,
     }
 }
 
@@ -122,6 +135,19 @@ mod tests {
         let response = not_proxied_reply("/health");
         assert_eq!((response.status(), &response.headers()["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().unwrap()));
         assert_eq!(not_proxied_reply("/nothing").status(), StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn a_base_url_of_another_sdk_is_told_apart_from_a_path_that_nobody_has() {
+        for (path, words) in [
+            ("/chat/completions", "/chat/completions is not found: the base URL of OpenAI's SDKs ends with /v1"),
+            ("/v1/v1/messages", "the base URL of Anthropic's SDKs ends before it"),
+            ("/nothing", r#"{"detail":"Not Found"}"#),
+        ] {
+            let response = not_proxied_reply(path);
+            assert_eq!(response.status(), StatusCode::NOT_FOUND);
+            assert!(text(&response).contains(words), "{}", text(&response));
+        }
     }
 
     #[test]

@@ -105,6 +105,9 @@ impl Edge {
             (&Method::GET, "/health" | "/ping") | (&Method::POST, "/ping") => self.health(),
             _ if is_operators_route(path) => reply::operators_only(),
             _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(*request, caller)).await,
+            _ if local_replies::base_url_hint(path).is_some() => {
+                reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
+            }
             _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_proxied(path) => self.proxy(request, caller).await,
             _ => reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path)),
         }

@@ -85,13 +85,13 @@ impl Fleet {
             Fault::KillRouter(router, away) => self.exchange_router(router, Signal::KILL, away).await,
             Fault::TermRouter(router, away) => self.exchange_router(router, Signal::TERM, away).await,
             Fault::Drain(router, engine, drained) => {
-                self.ask(router, &["drain", &engine.to_string()]).await;
+                self.ask(router, &["drain", "--force", &engine.to_string()]).await;
                 sleep(drained).await;
                 self.ask(router, &["release", &engine.to_string()]).await;
                 Ok(())
             }
             Fault::Restart(router, engine) => {
-                self.ask(router, &["restart", &engine.to_string()]).await;
+                self.ask(router, &["restart", "--force", &engine.to_string()]).await;
                 Ok(())
             }
             Fault::RollingRestart(router) => {

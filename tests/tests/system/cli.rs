@@ -89,8 +89,15 @@ async fn operators_list_drain_restart_and_read_logs() {
         .await;
     };
     phase("stopped").await;
+    for order in ["drain", "restart"] {
+        let refused = workplace.run(&[order, node, "--admin", admin]).await;
+        let words = format!("error: nobody would serve simulated without {node}: start another replica first, or say --force\n");
+        assert_eq!((refused.success, refused.stderr), (false, words), "{order}");
+    }
     assert_eq!(ask(&["restart", &id]).await, format!("restarting {id}\n"));
     phase("ready").await;
+    let edge = workplace.run(&["ps", "--admin", &up.edge().await.to_string()]).await;
+    assert!(edge.stderr.contains("it may be a router's edge"), "{}", edge.stderr);
     let refused = workplace.run(&["drain", "nobody", "--admin", admin]).await;
     assert!(!refused.success);
     assert_eq!(refused.stderr, format!("error: no node or replica is called \"nobody\"; replicas: {node}/0, {id}\n"));

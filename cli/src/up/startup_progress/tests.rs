@@ -18,13 +18,14 @@ fn failed(cause: &str, remedy: &str) -> Vec<Replica> {
 }
 
 #[test]
-fn a_stage_is_told_when_it_begins_and_every_ten_seconds() {
+fn a_stage_is_told_when_it_begins_and_now_and_then_when_it_has_come_further() {
     let (mut start, began) = (StartupProgress::default(), Instant::now());
     let at = |seconds| began + Duration::from_secs(seconds);
     assert_eq!(start.lines(&loading("loading weights", 10, 60), at(0)), ["n0/0  loading weights 10 %, about 60 s left"]);
-    assert!(start.lines(&loading("loading weights", 12, 58), at(9)).is_empty());
-    assert_eq!(start.lines(&loading("loading weights", 45, 20), at(10)), ["n0/0  loading weights 45 %, about 20 s left"]);
-    assert_eq!(start.lines(&loading("compiling", 60, 0), at(11)), ["n0/0  compiling 60 %"]);
+    assert!(start.lines(&loading("loading weights", 12, 58), at(29)).is_empty());
+    assert_eq!(start.lines(&loading("loading weights", 45, 20), at(30)), ["n0/0  loading weights 45 %, about 20 s left"]);
+    assert!(start.lines(&loading("loading weights", 45, 20), at(90)).is_empty());
+    assert_eq!(start.lines(&loading("compiling", 60, 0), at(91)), ["n0/0  compiling 60 %"]);
 }
 
 #[test]
