@@ -55,6 +55,8 @@ pub(super) struct EngineLife {
     /// The keeper is gone, so its part is ours.
     pub(super) is_keeper_lost: bool,
     pub(super) models: Arc<[ModelCard]>,
+    /// What clients may ask for and its front-end does not have, once that is known.
+    pub(super) missing_routes: Option<Arc<[&'static str]>>,
     pub(super) ready_in: Option<Duration>,
     /// Begun by an agent that has died.
     pub(super) is_adopted: bool,

@@ -49,6 +49,24 @@ const TOKENIZE: &str = "/tokenize";
 const REQUIRED_ROUTES: [(&str, &str); 2] =
     [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
+/// Routes for clients that releases of the Rust front-end lack; the Python one has those that its model can answer.
+const CLIENT_ROUTES: [&str; 14] = [
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/cohere/v2/chat",
+];
+
 /// What was learnt about the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
@@ -62,6 +80,8 @@ pub(crate) enum HealthEvent {
     Models(Vec<ModelCard>),
     /// It does not serve any more.
     Unhealthy(String),
+    /// Its front-end lacks these routes, which are for clients. Told before it is ready.
+    MissingRoutes(Vec<&'static str>),
     /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is one.
     LacksRoute(String),
 }
@@ -78,6 +98,12 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
         && news.send(HealthEvent::LacksRoute(reason)).await.is_err()
     {
         return;
+    }
+    if front_end == FrontEndInUse::Rust {
+        let missing = missing_client_routes(&mut client).await;
+        if news.send(HealthEvent::MissingRoutes(missing)).await.is_err() {
+            return;
+        }
     }
     // Another agent may have put it to sleep, and requests that reach it now would wait until it is woken.
     let asleep = subject.may_sleep && control::is_asleep(&mut client).await.is_ok_and(|asleep| asleep);
@@ -129,23 +155,35 @@ async fn await_ready(
     }
 }
 
-/// A route that is needed beside those that told that the engine is ready, if its front-end does not have it. Both of vLLM's answer a GET
-/// of a route that they do not have with 404, and of one that wants POST with 405.
+/// A route that is needed beside those that told that the engine is ready, if its front-end does not have it.
 async fn missing_route(client: &mut ApiClient, front_end: FrontEndInUse) -> Option<String> {
     for (route, purpose) in REQUIRED_ROUTES {
         // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
             continue;
         }
-        match client.get(route, ROUTE_TIMEOUT).await {
-            Ok(reply) if reply.status == StatusCode::NOT_FOUND => {
-                return Some(format!("the engine's front-end has no {route}, {purpose}"));
-            }
-            // Whether it answers at all is the health check's to see.
-            Ok(_) | Err(_) => {}
+        if is_missing(client, route).await {
+            return Some(format!("the engine's front-end has no {route}, {purpose}"));
         }
     }
     None
+}
+
+async fn missing_client_routes(client: &mut ApiClient) -> Vec<&'static str> {
+    let mut missing = Vec::new();
+    for route in CLIENT_ROUTES {
+        if is_missing(client, route).await {
+            missing.push(route);
+        }
+    }
+    missing
+}
+
+/// Whether the engine's front-end lacks a route. Both of vLLM's answer a GET of a route that they do not have with 404, and of one that wants
+/// POST with 405.
+async fn is_missing(client: &mut ApiClient, route: &str) -> bool {
+    // Whether it answers at all is the health check's to see.
+    client.get(route, ROUTE_TIMEOUT).await.is_ok_and(|reply| reply.status == StatusCode::NOT_FOUND)
 }
 
 /// The models of an engine that has become healthy, with the adapters that it had in its last life.

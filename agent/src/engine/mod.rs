@@ -180,6 +180,8 @@ pub struct EngineStatus {
     pub facts: LogFacts,
     /// Which front-end this life has, or the next one will have.
     pub front_end: FrontEndInUse,
+    /// Routes for clients that this front-end was found to lack.
+    pub missing_routes: Arc<[&'static str]>,
 }
 
 /// What the driver is asked to do.

@@ -107,6 +107,7 @@ impl Supervisor {
             failure: None,
             facts: super::LogFacts::default(),
             front_end: FrontEndInUse::default(),
+            missing_routes: Arc::default(),
         });
         let machine = EngineStateMachine::new(limits, spec.fallback.is_some() && !fell_back);
         let driver = Self {
@@ -370,6 +371,10 @@ impl Supervisor {
                     life.models = models.into();
                 }
                 self.publish(None);
+                None
+            }
+            HealthEvent::MissingRoutes(routes) => {
+                self.life.as_mut()?.missing_routes = Some(routes.into());
                 None
             }
             HealthEvent::Asleep => {

@@ -36,10 +36,13 @@ pub(super) fn choose(
     model: &ModelInfo,
 ) -> Result<FrontEndChoice, PlanError> {
     let python = |because: &str| FrontEndChoice { in_use: FrontEndInUse::Python, because: because.to_owned(), may_fall_back: false };
-    if setup.simulated {
-        return Ok(python("the simulated engine has its own"));
-    }
     let rust = |because: &str, may_fall_back| FrontEndChoice { in_use: FrontEndInUse::Rust, because: because.to_owned(), may_fall_back };
+    if setup.simulated {
+        return Ok(match setting {
+            FrontEnd::Rust => rust("agent.front_end says so; the simulated engine lacks what it lacks", false),
+            FrontEnd::Python | FrontEnd::Auto => python("the simulated engine has its own"),
+        });
+    }
     let absent = || match setup.version {
         Some(version) => format!("the installed vLLM {version} comes without it"),
         None => "the version of vLLM is unknown".to_owned(),
@@ -52,7 +55,7 @@ pub(super) fn choose(
         (FrontEnd::Auto, Some(_)) => match rust_obstacle(setup, model) {
             Some(because) => Ok(python(&because)),
             None => Ok(rust(
-                "it serves more tokens a second; it has no /v1/responses and no /v1/messages, for which use --front-end python",
+                "it serves more tokens a second; it keeps no responses and has no pooling routes, for which use --front-end python",
                 true,
             )),
         },

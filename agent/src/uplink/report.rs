@@ -196,6 +196,7 @@ fn launch(setup: &EngineSetup, status: &EngineStatus) -> wire::Launch {
         arguments: setup.arguments.clone(),
         kv_tokens: status.facts.kv_tokens.unwrap_or(0),
         max_model_len: status.facts.max_model_len.unwrap_or(0),
+        missing_routes: status.missing_routes.iter().map(|route| (*route).to_owned()).collect(),
     }
 }
 

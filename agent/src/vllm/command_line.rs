@@ -221,12 +221,10 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
         // Left to itself each engine wants nine tenths of the host's memory, and fails where they are not free.
         set.push(("VLLM_CPU_KVCACHE_SPACE", gib.to_string().into()));
     }
-    if matches!(launch.engine, EngineProgram::Vllm { .. }) {
-        // Always one or the other, so that an inherited variable does not decide.
-        set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
-        if needs_plugin(launch, all_given) {
-            set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
-        }
+    // Always one or the other, so that an inherited variable does not decide.
+    set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
+    if matches!(launch.engine, EngineProgram::Vllm { .. }) && needs_plugin(launch, all_given) {
+        set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
     }
     Ok(set)
 }

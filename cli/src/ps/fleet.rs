@@ -170,7 +170,7 @@ impl From<agent::Finding> for Finding {
 
 impl From<agent::Launch> for Launch {
     fn from(launch: agent::Launch) -> Self {
-        let agent::Launch { profile, tensor_parallel, front_end, arguments, kv_tokens, max_model_len } = launch;
+        let agent::Launch { profile, tensor_parallel, front_end, arguments, kv_tokens, max_model_len, missing_routes: _ } = launch;
         let known = |number: u64| Some(number).filter(|number| *number > 0);
         Self { profile, tensor_parallel, front_end, arguments, kv_tokens: known(kv_tokens), max_model_len: known(max_model_len) }
     }

@@ -53,8 +53,7 @@ impl Dispatch {
                 }
                 continue;
             }
-            let is_home = |replica: &Replica| prompt.required_engine().is_none_or(|home| home.is_replica(replica));
-            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_home(replica)).count();
+            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica)).count();
             if eligible == 0 {
                 return Ok(None);
             }

@@ -47,7 +47,7 @@ impl Dispatch {
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();
         let Some(chosen) = self.placer.choose(&prompt, &[], now) else {
-            return Err(Refusal::for_model(&self.fleet.view(), prompt.model()));
+            return Err(Refusal::for_request(&self.fleet.view(), prompt.model(), prompt.path()));
         };
         let in_flight = self.placer.count_in_flight(&prompt, &chosen, now);
         let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));

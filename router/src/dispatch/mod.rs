@@ -221,7 +221,7 @@ impl Dispatch {
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
                     (None, Some(StreamFault { message, .. })) => Err(Refusal::Lost { attempts: policy.attempts(), last: message }),
-                    (None, None) => Err(Refusal::for_model(&self.fleet.view(), prompt.model())),
+                    (None, None) => Err(Refusal::for_request(&self.fleet.view(), prompt.model(), prompt.path())),
                 };
             };
             if policy.attempts() > 0 {
@@ -258,7 +258,7 @@ impl Dispatch {
     }
 
     /// Waits until there is a candidate, during the startup grace of the router: its restart then costs clients a moment and no error.
-    async fn await_startup_grace(&self, model: Option<&str>) {
+    pub(crate) async fn await_startup_grace(&self, model: Option<&str>) {
         let settling = || {
             let view = self.fleet.view();
             view.is_in_startup_grace(Instant::now()) && view.eligible(model, &[]).next().is_none()

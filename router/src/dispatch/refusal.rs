@@ -22,6 +22,14 @@ pub enum Refusal {
         /// The models there are, separated by commas.
         known: String,
     },
+    /// All replicas that serve the model have a front-end without this route.
+    #[error(
+        "the engines of this model run with vLLM's Rust front-end, which has no {path}: whoever runs them starts their agents with --front-end python"
+    )]
+    MissingRoute {
+        /// As the client asked for it.
+        path: String,
+    },
     /// Nothing can take the request now.
     #[error("{0}")]
     NotReady(String),
@@ -56,6 +64,7 @@ impl Refusal {
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::UnknownModel { .. } => "unknown_model",
+            Self::MissingRoute { .. } => "missing_route",
             Self::NotReady(_) => "not_ready",
             Self::Lost { .. } => "lost",
             Self::TooSlow(_) => "too_slow",
@@ -116,8 +125,12 @@ fn whole_seconds(seconds: f64) -> u64 {
 }
 
 impl Refusal {
-    /// Why no replica can take a request for `model`, in a sentence for the client.
-    pub(super) fn for_model(view: &FleetView, model: Option<&str>) -> Self {
+    /// Why no replica can take a request for `model` on this path, in a sentence for the client.
+    pub(super) fn for_request(view: &FleetView, model: Option<&str>, path: &str) -> Self {
+        let mut eligible = view.eligible(model, &[]).peekable();
+        if eligible.peek().is_some() && eligible.all(|(_, replica)| !replica.has_route(path)) {
+            return Refusal::MissingRoute { path: path.to_owned() };
+        }
         let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
         // An engine that loads for the first time may yet serve it.
         let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());

@@ -11,7 +11,7 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::ollama_translator::OllamaBody;
+use super::translation::TranslatedBody;
 use crate::admission::{LimitExceeded, LimitKind};
 use crate::direct_writing::DirectWriter;
 use crate::dispatch::{Refusal, Relay};
@@ -25,8 +25,8 @@ pub(super) enum EdgeBody {
     Local(Option<Bytes>),
     /// An engine's.
     Relay(Box<Relay>),
-    /// An engine's answer in the words of Ollama's API.
-    Ollama(Box<OllamaBody>),
+    /// An engine's events in the words of another API.
+    Translated(Box<TranslatedBody>),
     /// Messages of gRPC.
     Grpc(tonic::body::Body),
 }
@@ -48,7 +48,7 @@ impl Body for EdgeBody {
         match self.get_mut() {
             Self::Local(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
-            Self::Ollama(retold) => Pin::new(retold).poll_frame(context),
+            Self::Translated(body) => Pin::new(body).poll_frame(context),
             // It ends in a status in any case, and so never with this error.
             Self::Grpc(body) => Pin::new(body)
                 .poll_frame(context)
@@ -60,7 +60,7 @@ impl Body for EdgeBody {
         match self {
             Self::Local(bytes) => bytes.is_none(),
             Self::Relay(relay) => relay.is_end_stream(),
-            Self::Ollama(retold) => retold.is_end_stream(),
+            Self::Translated(body) => body.is_end_stream(),
             Self::Grpc(body) => body.is_end_stream(),
         }
     }
@@ -68,7 +68,7 @@ impl Body for EdgeBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Local(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Relay(_) | Self::Ollama(_) => SizeHint::default(),
+            Self::Relay(_) | Self::Translated(_) => SizeHint::default(),
             Self::Grpc(body) => body.size_hint(),
         }
     }
@@ -195,6 +195,7 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
                 serde_json::json!({"error": {"message": refusal.to_string(), "type": "NotFoundError", "param": "model", "code": 404}});
             json(StatusCode::NOT_FOUND, body.to_string())
         }
+        Refusal::MissingRoute { .. } => error(StatusCode::NOT_FOUND, "NotFoundError", &refusal.to_string()),
         Refusal::NotReady(_) | Refusal::Lost { .. } => {
             add_retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()))
         }

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
+use super::chat_fallback::ChatFallback;
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
 use super::local_replies;
@@ -154,21 +155,27 @@ impl Edge {
                 return reply::unread_body(&unread);
             }
         };
+        let translated = match ChatFallback::from_request(&head.method, head.uri.path()) {
+            // Few requests have room for what this needs.
+            Some(route) => Box::pin(self.choose_fallback(route, &body)).await,
+            None => None,
+        };
         let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let explain = head.headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
-        let answer = match self
-            .submit(InboundRequest {
-                method: head.method,
-                path,
-                headers: head.headers,
-                body,
-                reservation,
-                caller,
-                log_entry: entry,
-                received_at: begun,
-            })
-            .await
-        {
+        let inquiry = InboundRequest {
+            method: head.method,
+            path,
+            headers: head.headers,
+            body,
+            reservation,
+            caller,
+            log_entry: entry,
+            received_at: begun,
+        };
+        if let Some(route) = translated {
+            return Box::pin(self.answer_with_chat(route, inquiry, explain)).await;
+        }
+        let answer = match self.submit(inquiry).await {
             Ok(answer) => answer,
             Err(declined) => return reply::rejection(&declined),
         };

@@ -152,6 +152,18 @@ impl Replica {
         self.state.phase == Phase::Ready && self.lanes.is_available()
     }
 
+    /// Whether its engine's front-end has the route of this path, as far as its agent has found.
+    #[must_use]
+    pub fn has_route(&self, path: &str) -> bool {
+        let is_at = |route: &String| path.strip_prefix(&**route).is_some_and(|below| below.is_empty() || below.starts_with('/'));
+        !self.state.wire.launch.as_ref().is_some_and(|launch| launch.missing_routes.iter().any(is_at))
+    }
+
+    /// Whether its engine has vLLM's Rust front-end, which lacks routes in some releases.
+    fn has_rust_front_end(&self) -> bool {
+        self.state.wire.launch.as_ref().is_some_and(|launch| Dialect::from_front_end(&launch.front_end) == Dialect::Rust)
+    }
+
     /// The present life of its engine.
     pub(crate) fn engine_life(&self) -> EngineLife {
         EngineLife { replica: self.id.clone(), epoch: self.epoch }
@@ -204,6 +216,14 @@ impl FleetView {
     /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
     pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
         self.replicas.iter().enumerate().filter(move |(_, replica)| replica.accepts(model) && !tried.contains(&replica.id))
+    }
+
+    /// Whether a replica that serves `model`, or may yet, has a front-end without the route of this path, or one that may turn out to be.
+    #[must_use]
+    pub fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
+        let may_serve = |replica: &Replica| replica.state.models.is_empty() || replica.serves(model);
+        let may_lack = |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
+        self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica))
     }
 
     /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.

@@ -93,6 +93,7 @@ fn refusal(refusal: &Refusal) -> Status {
         Refusal::UnknownModel { model, known } => {
             with_reason(Code::NotFound, "MODEL_NOT_FOUND", &message, &[("model", model), ("models", known)])
         }
+        Refusal::MissingRoute { .. } => with_reason(Code::Unimplemented, "MISSING_ROUTE", &message, &[]),
         Refusal::NotReady(_) => retryable(Code::Unavailable, "NO_REPLICA_READY", &message, RETRY_DELAY),
         Refusal::Lost { attempts, .. } => {
             with_details(Code::Unavailable, "ANSWER_LOST", &message, &[("attempts", &attempts.to_string())], |details| {

@@ -55,7 +55,7 @@ impl Rejection {
     /// How it is counted.
     pub(super) fn refusal_reason(&self) -> RefusalReason {
         match self {
-            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. }) => {
+            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. } | Refusal::MissingRoute { .. }) => {
                 RefusalReason::Request
             }
             Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,

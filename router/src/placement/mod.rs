@@ -223,9 +223,7 @@ impl Placer {
         tables.candidates.clear();
         tables.cache_knowledge.clear();
         let (mut pool, mut own, mut others) = (RatePool::default(), 0, 0_u32);
-        let eligible = view
-            .eligible(prompt.model(), tried)
-            .filter(|(_, replica)| prompt.required_engine().is_none_or(|only| only.is_replica(replica)));
+        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));

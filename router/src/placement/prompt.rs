@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::prompt_reading::{BlockChain, PromptReading, PromptText};
 use super::{Placer, block_tokens};
-use crate::fleet::FleetView;
+use crate::fleet::{FleetView, Replica};
 use crate::prompt::{EncoderKey, NotEncoded};
 use crate::response_affinity::EngineInstance;
 
@@ -98,6 +98,12 @@ impl Prompt {
     #[must_use]
     pub fn required_engine(&self) -> Option<&EngineInstance> {
         self.request.required_engine.as_ref()
+    }
+
+    /// Whether a replica can answer it: its front-end has the route, and it is the only engine that can, if there is one.
+    #[must_use]
+    pub fn is_answerable_by(&self, replica: &Replica) -> bool {
+        replica.has_route(&self.request.path) && self.required_engine().is_none_or(|only| only.is_replica(replica))
     }
 
     /// Path of the request.

@@ -15,6 +15,7 @@ mod edge_tls;
 mod failover;
 mod faults;
 mod fidelity;
+mod front_ends;
 mod gpus;
 mod harness;
 mod inference;

@@ -43,6 +43,7 @@ impl Watched {
             failure: None,
             facts: LogFacts::default(),
             front_end: FrontEndInUse::Python,
+            missing_routes: [].into(),
         });
         let (samples, wanted) = (watch::Sender::new(None), watch::Sender::new(DesiredAdapters::default()));
         let subject = MonitoredEngine {
@@ -144,8 +145,16 @@ async fn a_rust_front_end_without_tokenize_is_told_of_before_it_is_ready() {
     let (told, _) = told_without("/metrics", FrontEndInUse::Rust).await;
     assert!(matches!(&told[1], HealthEvent::LacksRoute(reason) if reason.contains("no /metrics")), "{told:?}");
     let (told, asked) = told_without("/nothing", FrontEndInUse::Rust).await;
-    assert_eq!(told.len(), 2, "a route that wants POST is there: {told:?}");
+    assert_eq!(told.len(), 3, "a route that wants POST is there: {told:?}");
     assert!(asked.contains(&"/tokenize".to_owned()));
+}
+
+#[tokio::test]
+async fn which_routes_for_clients_a_rust_front_end_lacks_is_told_before_it_is_ready() {
+    let (told, _) = told_without("/v1/messages", FrontEndInUse::Rust).await;
+    assert_eq!(told[1], HealthEvent::MissingRoutes(vec!["/v1/messages"]), "{told:?}");
+    let (told, asked) = told_without("/v1/messages", FrontEndInUse::Python).await;
+    assert!(told.len() == 2 && !asked.contains(&"/v1/messages".to_owned()), "{told:?} {asked:?}");
 }
 
 #[tokio::test]

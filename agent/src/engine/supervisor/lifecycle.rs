@@ -163,6 +163,7 @@ impl Supervisor {
             exit: None,
             is_keeper_lost: false,
             models: Arc::default(),
+            missing_routes: None,
             ready_in: None,
             is_adopted: false,
             was_found_asleep: false,

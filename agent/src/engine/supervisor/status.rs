@@ -9,6 +9,7 @@ use crate::engine::EngineStatus;
 use crate::engine::diagnosis::FailureKind;
 use crate::engine::engine_life::EngineLife;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
+use crate::vllm::FrontEndInUse;
 
 /// Lines of the engine's log that are shown with a failure.
 const SHOWN_LINES: usize = 10;
@@ -109,6 +110,11 @@ impl Supervisor {
                 failure: self.last_failure.clone(),
                 facts: story.facts,
                 front_end: self.command_line().front_end(),
+                missing_routes: match self.command_line().front_end() {
+                    FrontEndInUse::Python => Arc::default(),
+                    // Those of the last life until this one's are known.
+                    FrontEndInUse::Rust => life.and_then(|life| life.missing_routes.clone()).unwrap_or_else(|| status.missing_routes.clone()),
+                },
             };
             let changed = *status != next;
             *status = next;

@@ -8,24 +8,20 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::ollama_translator::{
-    OllamaBody, OllamaRequest, OllamaRoute, OllamaTranslator, OpenAiRequest, error_body, error_message, model_loaded_answer,
-    translate_answer,
+    OllamaRequest, OllamaRoute, OllamaTranslator, OpenAiRequest, error_body, model_loaded_answer, translate_answer,
 };
 use super::reply::{self, EdgeBody};
+use super::translation::{TranslatedBody, collect_body, error_message, translated_headers};
 use crate::access_log::AccessEntry;
-use crate::dispatch::{self, Relay};
+use crate::dispatch;
 use crate::inbound::{Edge, InboundRequest, headers};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
-
-/// A whole answer longer than this is not retold. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
-const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// What some clients look for at `/` before they go on.
 const ROOT_PAGE: &str = "Hostler is running. To clients of its API, Ollama is running.\n";
@@ -160,16 +156,10 @@ struct TranslationOptions {
 async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer) -> Response<EdgeBody> {
     let TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain } = reader;
     let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let mut heads = headers::headers_for_client(answer.head.headers);
-    headers::add_placement_headers(&mut heads, &answer.decision, explain);
-    let is_stream = heads.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    // They speak of the engine's body.
-    for name in [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::CONTENT_ENCODING] {
-        heads.remove(name);
-    }
+    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explain);
     let mut response = if status.is_success() && streams && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-        Response::new(EdgeBody::Ollama(Box::new(OllamaBody::new(answer.body, OllamaTranslator::new(form, model, begun)))))
+        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, OllamaTranslator::new(form, model, begun)))))
     } else {
         match collect_body(answer.body).await {
             Ok(body) if !status.is_success() => error_response(status, &error_message(&body)),
@@ -182,15 +172,6 @@ async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer
     };
     response.headers_mut().extend(heads);
     if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
-}
-
-/// All of an answer that is no stream. The relay sees to it that the engine does not pause for ever, and aborts when the client leaves.
-async fn collect_body(body: Box<Relay>) -> Result<Bytes, String> {
-    match Limited::new(body, MAX_ANSWER_BYTES).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err("the answer is too large: ask for less at once".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 fn json_response(body: &Value) -> Response<EdgeBody> {

@@ -2,71 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::request::OllamaRoute;
-
-/// A chunk of an engine's stream, or all that it says.
-#[derive(Debug, Default, Deserialize)]
-pub(in crate::edge) struct CompletionChunk {
-    #[serde(default)]
-    pub(in crate::edge) choices: Vec<ChunkChoice>,
-    pub(in crate::edge) usage: Option<ChunkUsage>,
-    pub(in crate::edge) error: Option<IgnoredAny>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(in crate::edge) struct ChunkChoice {
-    /// What is new of a chat, or all of it.
-    #[serde(alias = "delta")]
-    pub(in crate::edge) message: Option<ChunkMessage>,
-    /// What is new of a completion, or all of it.
-    pub(in crate::edge) text: Option<String>,
-    pub(in crate::edge) logprobs: Option<ChunkLogprobs>,
-    pub(in crate::edge) finish_reason: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(in crate::edge) struct ChunkMessage {
-    pub(in crate::edge) content: Option<String>,
-    /// vLLM's name for it; the other one is what it and others once said.
-    #[serde(alias = "reasoning_content")]
-    pub(in crate::edge) reasoning: Option<String>,
-    pub(in crate::edge) tool_calls: Option<Vec<ChunkToolCall>>,
-}
-
-/// A tool's call, or what is new of it.
-#[derive(Debug, Default, Deserialize)]
-pub(in crate::edge) struct ChunkToolCall {
-    #[serde(default)]
-    pub(in crate::edge) index: usize,
-    pub(in crate::edge) id: Option<String>,
-    #[serde(default)]
-    pub(in crate::edge) function: ChunkFunction,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(in crate::edge) struct ChunkFunction {
-    pub(in crate::edge) name: Option<String>,
-    pub(in crate::edge) arguments: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(in crate::edge) struct ChunkLogprobs {
-    /// Entries have the same form in both APIs.
-    pub(in crate::edge) content: Option<Box<RawValue>>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub(in crate::edge) struct ChunkUsage {
-    #[serde(default)]
-    pub(in crate::edge) prompt_tokens: u64,
-    #[serde(default)]
-    pub(in crate::edge) completion_tokens: u64,
-}
+use crate::edge::translation::{ChunkChoice, ChunkFunction, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
 
 /// A tool's call as Ollama's clients read it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -227,7 +168,7 @@ pub(in crate::edge) fn translate_answer(
         return translate_embeddings(form, model, body, took);
     }
     let CompletionChunk { choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
-    let ChunkChoice { message, text, logprobs, finish_reason } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
+    let ChunkChoice { message, text, logprobs, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
     let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
     let calls = tool_calls.unwrap_or_default().into_iter().enumerate().map(|(index, call)| {
         let ChunkFunction { name, arguments } = call.function;
@@ -289,28 +230,9 @@ fn translate_embeddings(form: OllamaRoute, model: &str, body: &[u8], took: Durat
     Ok(told.expect("an answer has only names for keys"))
 }
 
-fn unreadable_answer(error: serde_json::Error) -> String {
-    format!("the engine's answer cannot be read: {error}")
-}
-
 /// An error in Ollama's form.
 pub(in crate::edge) fn error_body(message: &str) -> Value {
     serde_json::json!({"error": message})
-}
-
-/// The message of an error in OpenAI's form or Ollama's; a body in neither is its own message.
-pub(in crate::edge) fn error_message(body: &[u8]) -> String {
-    #[derive(Deserialize)]
-    struct Failed {
-        error: Option<Value>,
-        detail: Option<Value>,
-    }
-    let told = serde_json::from_slice::<Failed>(body).ok().and_then(|failed| {
-        let error = failed.error.or(failed.detail)?;
-        let message = error.get("message").unwrap_or(&error);
-        Some(message.as_str().map_or_else(|| message.to_string(), str::to_owned))
-    });
-    told.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned())
 }
 
 /// Ollama's word for why an answer ended.

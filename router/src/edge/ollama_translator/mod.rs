@@ -6,6 +6,6 @@ mod options;
 mod request;
 mod stream;
 
-pub(super) use answer::{error_body, error_message, format_time, model_loaded_answer, translate_answer};
+pub(super) use answer::{error_body, format_time, model_loaded_answer, translate_answer};
 pub(super) use request::{OllamaRequest, OllamaRoute, OpenAiRequest};
-pub(super) use stream::{OllamaBody, OllamaTranslator};
+pub(super) use stream::OllamaTranslator;

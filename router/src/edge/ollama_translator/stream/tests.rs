@@ -1,7 +1,10 @@
+use std::time::{Duration, SystemTime};
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::edge::translation::StreamTranslation;
 
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5)
@@ -30,7 +33,7 @@ const STREAM: &str = concat!(
 /// Tells a stream whose pieces come 100 ms apart, after half a second.
 fn told_of(form: OllamaRoute, pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
     let begun = Instant::now();
-    let mut teller = OllamaTranslator::new(form, "m".into(), begun);
+    let mut teller = StreamTranslation::new(OllamaTranslator::new(form, "m".into(), begun));
     let mut instant = begun + Duration::from_millis(500);
     let mut lines = Vec::new();
     let mut cut = None;
@@ -39,7 +42,7 @@ fn told_of(form: OllamaRoute, pieces: &[&[u8]]) -> (String, Option<TranslationEr
             Ok(more) => lines.extend(more),
             Err(why) => {
                 cut = Some(why);
-                lines.extend(teller.take_lines());
+                lines.extend(teller.take_output());
                 break;
             }
         }
@@ -114,13 +117,13 @@ async fn what_is_not_whole_is_never_told_as_done() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_held_without_bound() {
-    let mut teller = OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now());
+    let mut teller = StreamTranslation::new(OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now()));
     let now = ArrivalTime { instant: Instant::now(), time: noon() };
     let endless = vec![b'x'; 64 * 1024];
     let taken = (0..1000).take_while(|_| teller.push(&endless, now).is_ok()).count();
     assert!((1..100).contains(&taken), "{taken} pieces were held");
 
-    let mut teller = OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now());
+    let mut teller = StreamTranslation::new(OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now()));
     let call = format!(
         "data: {{\"choices\":[{{\"delta\":{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":\"{}\"}}}}]}}}}]}}\n\n",
         "x".repeat(500_000)

@@ -1,0 +1,155 @@
+//! An engine's whole answer as a response, and what all responses repeat of their requests.
+
+use std::time::SystemTime;
+
+use serde_json::{Map, Value, json};
+
+use crate::edge::translation::{ChunkChoice, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
+
+/// Fields of a response that are those of its request, with what stands there where that says nothing.
+fn repeated_fields() -> [(&'static str, Value); 16] {
+    [
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("max_tool_calls", Value::Null),
+        ("metadata", Value::Null),
+        ("model", "".into()),
+        ("parallel_tool_calls", true.into()),
+        ("reasoning", Value::Null),
+        ("service_tier", "auto".into()),
+        ("temperature", 1.0.into()),
+        ("text", json!({"format": {"type": "text"}})),
+        ("tool_choice", "auto".into()),
+        ("tools", json!([])),
+        ("top_logprobs", Value::Null),
+        ("top_p", 1.0.into()),
+        ("truncation", "disabled".into()),
+        ("user", Value::Null),
+    ]
+}
+
+/// What a response repeats of its request.
+#[derive(Debug, Clone)]
+pub(in crate::edge) struct ResponseFields(Map<String, Value>);
+
+impl ResponseFields {
+    pub(super) fn new(request: &Map<String, Value>) -> Self {
+        let given = |name: &str| request.get(name).filter(|value| !value.is_null()).cloned();
+        let mut fields: Map<String, Value> =
+            repeated_fields().into_iter().map(|(name, default)| (name.to_owned(), given(name).unwrap_or(default))).collect();
+        for (name, value) in [("background", false), ("store", false)] {
+            fields.insert(name.to_owned(), value.into());
+        }
+        fields.insert("previous_response_id".to_owned(), Value::Null);
+        Self(fields)
+    }
+
+    /// A response with these items, of which the engine says that it ended so; one without an end is in progress.
+    pub(super) fn response(&self, head: &ResponseHead, output: &[Value], end: Option<(&str, ChunkUsage)>) -> Value {
+        let is_cut = end.is_some_and(|(finish, _)| finish == "length");
+        let status = match end {
+            None => "in_progress",
+            Some(_) if is_cut => "incomplete",
+            Some(_) => "completed",
+        };
+        let mut response = self.0.clone();
+        let own = [
+            ("id", json!(format!("resp_{}", head.id))),
+            ("object", json!("response")),
+            ("created_at", json!(head.created_at)),
+            ("status", json!(status)),
+            ("error", Value::Null),
+            ("incomplete_details", if is_cut { json!({"reason": "max_output_tokens"}) } else { Value::Null }),
+            ("output", output.into()),
+            ("usage", end.map_or(Value::Null, |(_, usage)| usage_of(usage))),
+        ];
+        response.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        if !head.model.is_empty() {
+            response.insert("model".to_owned(), head.model.clone().into());
+        }
+        response.into()
+    }
+}
+
+/// What the engine says of an answer as a whole.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ResponseHead {
+    /// The engine's own, without the word that tells chats from others.
+    pub(super) id: String,
+    pub(super) model: String,
+    /// In seconds since 1970.
+    pub(super) created_at: u64,
+}
+
+impl ResponseHead {
+    pub(super) fn new(id: Option<String>, model: Option<String>, now: SystemTime) -> Self {
+        let id = id.unwrap_or_default();
+        Self {
+            id: id.strip_prefix("chatcmpl-").unwrap_or(&id).to_owned(),
+            model: model.unwrap_or_default(),
+            created_at: now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        }
+    }
+
+    /// The id of an item of this kind, the `index`th of the answer.
+    pub(super) fn item_id(&self, kind: &str, index: usize) -> String {
+        format!("{kind}_{}_{index}", self.id)
+    }
+}
+
+fn usage_of(usage: ChunkUsage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens().unwrap_or(0)},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
+    })
+}
+
+/// An item with what the model has thought.
+pub(super) fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
+    let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
+    json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+}
+
+/// An item with what it has said.
+pub(super) fn message_item(id: &str, text: Option<&str>, status: &str) -> Value {
+    let content: Vec<Value> = text.map(output_text).into_iter().collect();
+    json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
+}
+
+pub(super) fn output_text(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+/// An item with a function that it has called.
+pub(super) fn call_item(id: &str, call_id: &str, name: &str, arguments: &str, status: &str) -> Value {
+    json!({"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, "status": status})
+}
+
+/// An engine's whole answer to a chat as a response.
+///
+/// # Errors
+/// When it is none.
+pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], now: SystemTime) -> Result<Vec<u8>, String> {
+    let CompletionChunk { id, model, choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
+    let ChunkChoice { message, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
+    let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let head = ResponseHead::new(id, model, now);
+    let mut output = Vec::new();
+    if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
+        output.push(reasoning_item(&head.item_id("rs", 0), &thinking, "completed"));
+    }
+    if let Some(text) = content.filter(|text| !text.is_empty()) {
+        output.push(message_item(&head.item_id("msg", output.len()), Some(&text), "completed"));
+    }
+    for call in tool_calls.unwrap_or_default() {
+        let item = head.item_id("fc", output.len());
+        let call_id = call.id.unwrap_or_else(|| head.item_id("call", output.len()));
+        let (name, arguments) = (call.function.name.unwrap_or_default(), call.function.arguments.unwrap_or_default());
+        output.push(call_item(&item, &call_id, &name, &arguments, "completed"));
+    }
+    let end = (finish_reason.as_deref().unwrap_or_default(), usage.unwrap_or_default());
+    Ok(fields.response(&head, &output, Some(end)).to_string().into_bytes())
+}

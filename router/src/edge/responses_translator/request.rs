@@ -1,0 +1,262 @@
+//! A request of the Responses API as a chat.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::answer::ResponseFields;
+
+/// Fields that a chat has too, with its name for each. Their values are for the engine to judge.
+const SAME_FIELDS: [(&str, &str); 15] = [
+    ("model", "model"),
+    ("max_output_tokens", "max_tokens"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("presence_penalty", "presence_penalty"),
+    ("frequency_penalty", "frequency_penalty"),
+    ("repetition_penalty", "repetition_penalty"),
+    ("seed", "seed"),
+    ("stop", "stop"),
+    ("user", "user"),
+    ("cache_salt", "cache_salt"),
+    ("priority", "priority"),
+    ("chat_template_kwargs", "chat_template_kwargs"),
+];
+
+/// Fields for what only an engine can do that keeps responses or runs tools itself.
+const ENGINE_FIELDS: [&str; 4] = ["previous_response_id", "background", "conversation", "prompt"];
+
+/// What to do about it.
+const USE_PYTHON: &str = "whoever runs the engines starts their agents with --front-end python";
+
+/// One thing that was said, called or found.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Item {
+    Message {
+        role: Role,
+        content: Value,
+    },
+    FunctionCall {
+        call_id: String,
+        name: String,
+        arguments: String,
+    },
+    FunctionCallOutput {
+        call_id: String,
+        output: Value,
+    },
+    Reasoning {
+        #[serde(default)]
+        content: Option<Vec<Words>>,
+        #[serde(default)]
+        summary: Vec<Words>,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+struct Words {
+    text: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    User,
+    Assistant,
+    System,
+    Developer,
+}
+
+impl Role {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            // Few templates know the other one.
+            Self::System | Self::Developer => "system",
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Part {
+    #[serde(alias = "output_text")]
+    InputText { text: String },
+    Refusal { refusal: String },
+    InputImage { image_url: String, detail: Option<String> },
+}
+
+/// A tool that the client runs itself.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Tool {
+    Function { name: String, description: Option<Value>, parameters: Option<Value>, strict: Option<bool> },
+}
+
+/// Whether a request speaks of a response that an engine keeps, or is to keep while nobody waits for it.
+pub(in crate::edge) fn needs_kept_responses(body: &[u8]) -> bool {
+    let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+    ENGINE_FIELDS.iter().any(|field| is_wanted(&fields, field)) || fields.get("store") == Some(&Value::Bool(true))
+}
+
+fn is_wanted(fields: &Map<String, Value>, field: &str) -> bool {
+    fields.get(field).is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false)))
+}
+
+/// The body of a chat for a body of `/v1/responses`, what the answer repeats of the request, and whether it is a stream.
+///
+/// # Errors
+/// When it is none, or asks for what a chat cannot do; in words for the client.
+pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseFields, bool), String> {
+    let mut fields: Map<String, Value> =
+        serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Responses API: {error}"))?;
+    if let Some(field) = ENGINE_FIELDS.iter().find(|field| is_wanted(&fields, field)) {
+        return Err(format!("the engines of this model have a front-end that does not do `{field}`: {USE_PYTHON}"));
+    }
+    let repeated = ResponseFields::new(&fields);
+    let streams = fields.get("stream") == Some(&Value::Bool(true));
+    let mut chat = Map::new();
+    for (name, chats) in SAME_FIELDS {
+        if let Some(value) = fields.get(name).filter(|value| !value.is_null()) {
+            chat.insert(chats.to_owned(), value.clone());
+        }
+    }
+    let mut messages = Vec::new();
+    if let Some(Value::String(instructions)) = fields.get("instructions") {
+        messages.push(json!({"role": "system", "content": instructions}));
+    }
+    match fields.remove("input") {
+        Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
+        Some(Value::Array(items)) => items.into_iter().try_for_each(|item| add_item(item, &mut messages))?,
+        _ => return Err("input is needed, as a text or a list of items".to_owned()),
+    }
+    chat.insert("messages".to_owned(), messages.into());
+    if let Some(Value::Array(tools)) = fields.get("tools").filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty())) {
+        chat.insert("tools".to_owned(), tools.iter().map(chat_tool).collect::<Result<Vec<_>, _>>()?.into());
+        let choice = fields.get("tool_choice").filter(|choice| !choice.is_null());
+        chat.insert("tool_choice".to_owned(), choice.map_or_else(|| Ok("auto".into()), tool_choice)?);
+        if let Some(parallel) = fields.get("parallel_tool_calls").filter(|parallel| !parallel.is_null()) {
+            chat.insert("parallel_tool_calls".to_owned(), parallel.clone());
+        }
+    }
+    if let Some(format) = fields.get("text").and_then(|text| text.get("format")) {
+        add_format(format, &mut chat)?;
+    }
+    if let Some(effort) = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort")).filter(|effort| !effort.is_null()) {
+        chat.insert("reasoning_effort".to_owned(), effort.clone());
+    }
+    if streams {
+        chat.insert("stream".to_owned(), true.into());
+        chat.insert("stream_options".to_owned(), json!({"include_usage": true}));
+    }
+    Ok((chat.into(), repeated, streams))
+}
+
+fn chat_tool(tool: &Value) -> Result<Value, String> {
+    let Tool::Function { name, description, parameters, strict } = Tool::deserialize(tool)
+        .map_err(|error| format!("a tool cannot be understood ({error}); for tools that engines run themselves {USE_PYTHON}"))?;
+    let mut function = json!({"name": name});
+    for (field, value) in [("description", description), ("parameters", parameters), ("strict", strict.map(Value::from))] {
+        if let Some(value) = value {
+            function[field] = value;
+        }
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn tool_choice(choice: &Value) -> Result<Value, String> {
+    match (choice, choice["type"].as_str(), choice["name"].as_str()) {
+        (Value::String(_), ..) => Ok(choice.clone()),
+        (_, Some("function"), Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
+        _ => Err("tool_choice is a word, or a function with its name".to_owned()),
+    }
+}
+
+fn add_format(format: &Value, chat: &mut Map<String, Value>) -> Result<(), String> {
+    let format = match format["type"].as_str() {
+        Some("text") => return Ok(()),
+        Some("json_object") => json!({"type": "json_object"}),
+        Some("json_schema") => {
+            let mut schema = json!({"name": format["name"], "schema": format["schema"]});
+            if format["strict"].is_boolean() {
+                schema["strict"] = format["strict"].clone();
+            }
+            json!({"type": "json_schema", "json_schema": schema})
+        }
+        _ => return Err("text.format.type is text, json_object or json_schema".to_owned()),
+    };
+    chat.insert("response_format".to_owned(), format);
+    Ok(())
+}
+
+/// Adds an item to the messages. What a model has thought, said and called in one turn is one message.
+fn add_item(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
+    if let Value::Object(fields) = &mut item {
+        fields.entry("type").or_insert_with(|| "message".into());
+    }
+    let item = Item::deserialize(item).map_err(|error| format!("an item of the input cannot be understood: {error}"))?;
+    match item {
+        Item::Message { role: Role::Assistant, content } => {
+            let content = message_content(content)?;
+            let turn = turn_without(messages, &["content", "tool_calls"]);
+            turn["content"] = content;
+        }
+        Item::Message { role, content } => messages.push(json!({"role": role.as_str(), "content": message_content(content)?})),
+        Item::Reasoning { content, summary } => {
+            let words = content.filter(|content| !content.is_empty()).unwrap_or(summary);
+            let reasoning: String = words.into_iter().map(|words| words.text).collect();
+            if !reasoning.is_empty() {
+                turn_without(messages, &["reasoning", "content", "tool_calls"])["reasoning"] = reasoning.into();
+            }
+        }
+        Item::FunctionCall { call_id, name, arguments } => {
+            let call = json!({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            match &mut turn_without(messages, &[])["tool_calls"] {
+                Value::Array(calls) => calls.push(call),
+                none => *none = json!([call]),
+            }
+        }
+        Item::FunctionCallOutput { call_id, output } => {
+            messages.push(json!({"role": "tool", "tool_call_id": call_id, "content": message_content(output)?}));
+        }
+    }
+    Ok(())
+}
+
+/// The model's turn that the messages end with, or a new one where that has one of these already.
+fn turn_without<'a>(messages: &'a mut Vec<Value>, fields: &[&str]) -> &'a mut Value {
+    let goes_on = |turn: &Value| turn["role"] == "assistant" && fields.iter().all(|field| turn.get(field).is_none());
+    if !messages.last().is_some_and(goes_on) {
+        messages.push(json!({"role": "assistant"}));
+    }
+    messages.last_mut().expect("one was just added")
+}
+
+/// A content as a chat has it: a text alone is no list.
+fn message_content(content: Value) -> Result<Value, String> {
+    let Value::Array(parts) = content else {
+        return if content.is_string() { Ok(content) } else { Err("a content is a text or a list of parts".to_owned()) };
+    };
+    let part = |part| {
+        let part = Part::deserialize(part).map_err(|error| format!("a part of a content cannot be understood: {error}"))?;
+        Ok(match part {
+            Part::InputText { text } | Part::Refusal { refusal: text } => json!({"type": "text", "text": text}),
+            Part::InputImage { image_url, detail } => {
+                let mut image = json!({"url": image_url});
+                if let Some(detail) = detail {
+                    image["detail"] = detail.into();
+                }
+                json!({"type": "image_url", "image_url": image})
+            }
+        })
+    };
+    let mut parts = parts.into_iter().map(part).collect::<Result<Vec<Value>, String>>()?;
+    Ok(match &mut parts[..] {
+        [] => "".into(),
+        [only] if only["type"] == "text" => only["text"].take(),
+        _ => parts.into(),
+    })
+}

@@ -1,0 +1,245 @@
+//! Chunks of an engine's answer as the events of a response.
+
+use serde_json::{Value, json};
+
+use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item};
+use crate::edge::translation::{
+    ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
+};
+use crate::sse::Dialect;
+
+/// All that the answer has said so far: its last event repeats it.
+const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+
+/// Tells chunks as events. A response's items come one after the other, and each is closed before the next one begins.
+#[derive(Debug)]
+pub(in crate::edge) struct ResponsesTranslator {
+    fields: ResponseFields,
+    /// Once the response has begun.
+    head: Option<ResponseHead>,
+    /// Items that are closed.
+    output: Vec<Value>,
+    open_item: Option<OpenItem>,
+    /// Text that came while a call was told, whose arguments may go on.
+    held_text: String,
+    answer_bytes: usize,
+    event_count: u64,
+    finish_reason: Option<String>,
+    usage: ChunkUsage,
+}
+
+/// The item that the answer goes on with.
+#[derive(Debug)]
+struct OpenItem {
+    id: String,
+    kind: ItemKind,
+    /// What it has said so far.
+    text: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ItemKind {
+    Reasoning,
+    Message,
+    /// The call that the engine gives this number.
+    Call { index: usize, call_id: String, name: String },
+}
+
+impl OpenItem {
+    fn to_value(&self, status: &str) -> Value {
+        let Self { id, kind, text } = self;
+        match kind {
+            ItemKind::Reasoning => reasoning_item(id, text, status),
+            ItemKind::Message => message_item(id, (status == "completed").then_some(text), status),
+            ItemKind::Call { call_id, name, .. } => call_item(id, call_id, name, text, status),
+        }
+    }
+
+    /// What it is made of; a call has no parts.
+    fn part(&self) -> Option<Value> {
+        match self.kind {
+            ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
+            ItemKind::Message => Some(output_text(&self.text)),
+            ItemKind::Call { .. } => None,
+        }
+    }
+
+    /// The name of the events that tell of its text, without their last word.
+    fn event_name(&self) -> &'static str {
+        match self.kind {
+            ItemKind::Reasoning => "response.reasoning_text",
+            ItemKind::Message => "response.output_text",
+            ItemKind::Call { .. } => "response.function_call_arguments",
+        }
+    }
+}
+
+impl ResponsesTranslator {
+    pub(in crate::edge) fn new(fields: ResponseFields) -> Self {
+        Self {
+            fields,
+            head: None,
+            output: Vec::new(),
+            open_item: None,
+            held_text: String::new(),
+            answer_bytes: 0,
+            event_count: 0,
+            finish_reason: None,
+            usage: ChunkUsage::default(),
+        }
+    }
+
+    fn write_event(&mut self, name: &str, mut data: Value, output: &mut Vec<u8>) {
+        data["type"] = name.into();
+        data["sequence_number"] = self.event_count.into();
+        self.event_count += 1;
+        output.extend_from_slice(format!("event: {name}\ndata: {data}\n\n").as_bytes());
+    }
+
+    /// An event about the open item.
+    fn write_item_event(&mut self, name: &str, mut data: Value, output: &mut Vec<u8>) {
+        let Some(item) = &self.open_item else { return };
+        data["item_id"] = item.id.as_str().into();
+        data["output_index"] = self.output.len().into();
+        if !matches!(item.kind, ItemKind::Call { .. }) {
+            data["content_index"] = 0.into();
+        }
+        self.write_event(name, data, output);
+    }
+
+    fn begin_item(&mut self, kind: ItemKind, output: &mut Vec<u8>) {
+        self.end_item(output);
+        let prefix = match kind {
+            ItemKind::Reasoning => "rs",
+            ItemKind::Message => "msg",
+            ItemKind::Call { .. } => "fc",
+        };
+        let index = self.output.len();
+        let id = self.head.as_ref().map(|head| head.item_id(prefix, index)).unwrap_or_default();
+        let item = OpenItem { id, kind, text: String::new() };
+        let (value, part) = (item.to_value("in_progress"), item.part());
+        self.open_item = Some(item);
+        self.write_event("response.output_item.added", json!({"output_index": index, "item": value}), output);
+        if let Some(part) = part {
+            self.write_item_event("response.content_part.added", json!({"part": part}), output);
+        }
+    }
+
+    /// Closes the item that is open. What was held until then makes one of its own.
+    fn end_item(&mut self, output: &mut Vec<u8>) {
+        let Some(item) = &self.open_item else { return };
+        let (name, part, value) = (item.event_name(), item.part(), item.to_value("completed"));
+        let done = match &item.kind {
+            ItemKind::Call { name, .. } => json!({"name": name, "arguments": item.text}),
+            ItemKind::Reasoning => json!({"text": item.text}),
+            ItemKind::Message => json!({"text": item.text, "logprobs": []}),
+        };
+        self.write_item_event(&format!("{name}.done"), done, output);
+        if let Some(part) = part {
+            self.write_item_event("response.content_part.done", json!({"part": part}), output);
+        }
+        self.open_item = None;
+        self.write_event("response.output_item.done", json!({"output_index": self.output.len(), "item": value.clone()}), output);
+        self.output.push(value);
+        let held = std::mem::take(&mut self.held_text);
+        if !held.is_empty() {
+            self.begin_item(ItemKind::Message, output);
+            self.write_delta(&held, output);
+            self.end_item(output);
+        }
+    }
+
+    /// More of the open item.
+    fn write_delta(&mut self, delta: &str, output: &mut Vec<u8>) {
+        let Some(item) = &mut self.open_item else { return };
+        item.text.push_str(delta);
+        let name = format!("{}.delta", item.event_name());
+        let data = if item.kind == ItemKind::Message { json!({"delta": delta, "logprobs": []}) } else { json!({"delta": delta}) };
+        self.write_item_event(&name, data, output);
+    }
+
+    /// More of what is thought or said.
+    fn write_text(&mut self, kind: ItemKind, text: &str, output: &mut Vec<u8>) {
+        if self.open_item.as_ref().is_none_or(|item| item.kind != kind) {
+            self.begin_item(kind, output);
+        }
+        self.write_delta(text, output);
+    }
+
+    fn read_choice(&mut self, choice: ChunkChoice, output: &mut Vec<u8>) -> Result<(), TranslationError> {
+        let ChunkChoice { message, finish_reason, .. } = choice;
+        let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let (reasoning, content) = (text(reasoning), text(content));
+        self.count(reasoning.as_ref().map_or(0, String::len) + content.as_ref().map_or(0, String::len))?;
+        if let Some(reasoning) = reasoning {
+            self.write_text(ItemKind::Reasoning, &reasoning, output);
+        }
+        let is_calling = self.open_item.as_ref().is_some_and(|item| matches!(item.kind, ItemKind::Call { .. }));
+        match content {
+            Some(content) if is_calling => self.held_text.push_str(&content),
+            Some(content) => self.write_text(ItemKind::Message, &content, output),
+            None => {}
+        }
+        for call in tool_calls.unwrap_or_default() {
+            self.read_tool_call(call, output)?;
+        }
+        self.finish_reason = finish_reason.or(self.finish_reason.take());
+        Ok(())
+    }
+
+    /// More of a call.
+    fn read_tool_call(&mut self, call: ChunkToolCall, output: &mut Vec<u8>) -> Result<(), TranslationError> {
+        let ChunkToolCall { index, id, function } = call;
+        let is_open =
+            |open: &Option<OpenItem>| matches!(open, Some(OpenItem { kind: ItemKind::Call { index: at, .. }, .. }) if *at == index);
+        if let Some(name) = function.name.filter(|name| !name.is_empty() && !is_open(&self.open_item)) {
+            // First, so that the number of what comes is known.
+            self.end_item(output);
+            let made_up = || self.head.as_ref().map(|head| head.item_id("call", self.output.len())).unwrap_or_default();
+            let call_id = id.unwrap_or_else(made_up);
+            self.begin_item(ItemKind::Call { index, call_id, name }, output);
+        }
+        let Some(arguments) = function.arguments.filter(|arguments| !arguments.is_empty()) else { return Ok(()) };
+        if !is_open(&self.open_item) {
+            return Err(TranslationError("the engine went on with a call of a tool that had ended".to_owned()));
+        }
+        self.count(arguments.len())?;
+        self.write_delta(&arguments, output);
+        Ok(())
+    }
+
+    fn count(&mut self, bytes: usize) -> Result<(), TranslationError> {
+        self.answer_bytes += bytes;
+        if self.answer_bytes > MAX_ANSWER_BYTES { Err(TranslationError("the answer is too large".to_owned())) } else { Ok(()) }
+    }
+}
+
+impl ChunkTranslator for ResponsesTranslator {
+    fn read_chunk(&mut self, chunk: CompletionChunk, now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError> {
+        let CompletionChunk { id, model, choices, usage, .. } = chunk;
+        self.usage = usage.unwrap_or(self.usage);
+        if self.head.is_none() {
+            let head = ResponseHead::new(id, model, now.time);
+            let response = self.fields.response(&head, &[], None);
+            self.head = Some(head);
+            self.write_event("response.created", json!({"response": response.clone()}), output);
+            self.write_event("response.in_progress", json!({"response": response}), output);
+        }
+        choices.into_iter().try_for_each(|choice| self.read_choice(choice, output))
+    }
+
+    fn finish(&mut self, _now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError> {
+        let finish = self.finish_reason.take().ok_or_else(TranslationError::incomplete)?;
+        self.end_item(output);
+        let head = self.head.take().unwrap_or_default();
+        let response = self.fields.response(&head, &self.output, Some((&finish, self.usage)));
+        let name = if finish == "length" { "response.incomplete" } else { "response.completed" };
+        self.write_event(name, json!({"response": response}), output);
+        Ok(())
+    }
+
+    fn write_error(&self, message: &str, output: &mut Vec<u8>) {
+        output.extend_from_slice(&Dialect::Responses.error_event(message));
+    }
+}

@@ -1,0 +1,323 @@
+use std::time::SystemTime;
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::*;
+use crate::edge::translation::{ArrivalTime, StreamTranslation, TranslationError};
+
+fn body(more: Value) -> Vec<u8> {
+    let mut body = json!({"model": "m", "input": "hi"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string().into_bytes()
+}
+
+fn chat(more: Value) -> Value {
+    chat_request(&body(more)).unwrap().0
+}
+
+/// What `more` adds to the chat of a plain request.
+fn added(more: Value) -> Value {
+    let mut chat = chat(more);
+    for plain in ["model", "messages"] {
+        chat.as_object_mut().unwrap().remove(plain);
+    }
+    chat
+}
+
+#[test]
+fn a_plain_request_is_a_plain_chat() {
+    assert_eq!(chat(json!({})), json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}));
+    let more = json!({"instructions": "Be brief.", "max_output_tokens": 5, "temperature": "hot", "stream": true, "store": false, "include": []});
+    assert_eq!(
+        chat(more),
+        json!({
+            "model": "m",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
+            "max_tokens": 5,
+            "temperature": "hot",
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        })
+    );
+}
+
+#[test]
+fn what_a_model_has_thought_said_and_called_in_a_turn_is_one_message() {
+    let input = json!([
+        {"role": "developer", "content": "Be kind."},
+        {"type": "message", "role": "user", "content": [
+            {"type": "input_text", "text": "what?"}, {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"},
+        ]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "rest", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
+        {"role": "assistant", "content": "It rains."},
+        {"role": "user", "content": "thanks"},
+    ]);
+    let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
+    assert_eq!(
+        chat(json!({"input": input}))["messages"],
+        json!([
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": [
+                {"type": "text", "text": "what?"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}},
+            ]},
+            {"role": "assistant", "reasoning": "hm", "content": "I look.", "tool_calls": [call("c1", "look"), call("c2", "rest")]},
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+            {"role": "tool", "tool_call_id": "c2", "content": "done"},
+            {"role": "assistant", "content": "It rains."},
+            {"role": "user", "content": "thanks"},
+        ])
+    );
+}
+
+#[test]
+fn tools_the_form_of_the_text_and_the_effort_have_a_chats_names() {
+    let tools = json!([{"type": "function", "name": "look", "description": null, "parameters": {"type": "object"}, "strict": true}]);
+    let told = json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": true}}]);
+    assert_eq!(added(json!({"tools": tools})), json!({"tools": told, "tool_choice": "auto"}));
+    let named = json!({"tools": tools, "tool_choice": {"type": "function", "name": "look"}, "parallel_tool_calls": false});
+    let choice = json!({"type": "function", "function": {"name": "look"}});
+    assert_eq!(added(named), json!({"tools": told, "tool_choice": choice, "parallel_tool_calls": false}));
+    assert_eq!(added(json!({"tools": [], "tool_choice": "auto", "parallel_tool_calls": true})), json!({}));
+    let format = json!({"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true});
+    assert_eq!(
+        added(json!({"text": {"format": format}, "reasoning": {"effort": "low"}})),
+        json!({
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": true}},
+            "reasoning_effort": "low",
+        })
+    );
+    assert_eq!(added(json!({"text": {"format": {"type": "text"}}})), json!({}));
+}
+
+#[test]
+fn what_only_the_python_front_end_does_is_refused_with_what_to_do() {
+    for (more, words) in [
+        (json!({"previous_response_id": "resp_1"}), "`previous_response_id`: whoever runs the engines starts their agents with --front-end python"),
+        (json!({"background": true}), "--front-end python"),
+        (json!({"tools": [{"type": "web_search"}]}), "--front-end python"),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "unknown variant `item_reference`"),
+        (json!({"input": null}), "input is needed"),
+        (json!({"input": [{"role": "user", "content": 7}]}), "a content is a text or a list of parts"),
+        (json!({"text": {"format": {"type": "grammar"}}}), "json_schema"),
+        (json!({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "file_search"}}), "tool_choice is a word"),
+    ] {
+        let refused = chat_request(&body(more.clone())).expect_err("it cannot be done");
+        assert!(refused.contains(words), "{refused}");
+    }
+    let needs = |more| needs_kept_responses(&body(more));
+    assert!(needs(json!({"store": true})) && needs(json!({"background": true})) && needs(json!({"previous_response_id": "x"})));
+    assert!(!needs(json!({"store": null, "background": false, "previous_response_id": null})));
+}
+
+fn fields() -> ResponseFields {
+    chat_request(&body(json!({"instructions": "Be brief.", "metadata": {"a": "b"}}))).unwrap().1
+}
+
+#[test]
+fn a_whole_answer_is_a_response_that_repeats_its_request() {
+    let call = json!({"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{\"at\": 1}"}});
+    let message = json!({"role": "assistant", "reasoning": "hm", "content": "I look.", "tool_calls": [call]});
+    let usage = json!({"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}});
+    let answer = |finish: &str| {
+        let body = json!({"id": "chatcmpl-1", "model": "m", "choices": [{"message": message.clone(), "finish_reason": finish}], "usage": usage.clone()});
+        let told = translate_answer(&fields(), body.to_string().as_bytes(), SystemTime::UNIX_EPOCH).unwrap();
+        serde_json::from_slice::<Map<String, Value>>(&told).unwrap()
+    };
+    let told = answer("tool_calls");
+    assert_eq!((&told["id"], &told["object"], &told["status"]), (&json!("resp_1"), &json!("response"), &json!("completed")));
+    assert_eq!((&told["instructions"], &told["metadata"], &told["store"]), (&json!("Be brief."), &json!({"a": "b"}), &json!(false)));
+    assert_eq!(
+        told["output"],
+        json!([
+            {"id": "rs_1_0", "type": "reasoning", "summary": [], "status": "completed", "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"id": "msg_1_1", "type": "message", "role": "assistant", "status": "completed",
+                "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]},
+            {"id": "fc_1_2", "type": "function_call", "call_id": "t1", "name": "look", "arguments": "{\"at\": 1}", "status": "completed"},
+        ])
+    );
+    assert_eq!((&told["usage"]["input_tokens_details"]["cached_tokens"], &told["usage"]["total_tokens"]), (&json!(4), &json!(12)));
+    let cut = answer("length");
+    assert_eq!((&cut["status"], &cut["incomplete_details"]), (&json!("incomplete"), &json!({"reason": "max_output_tokens"})));
+}
+
+/// Tells a stream that comes in these pieces; what is told, and why no more.
+fn told_of(pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
+    let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
+    let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields()));
+    let mut told = Vec::new();
+    let cut = pieces.iter().try_for_each(|piece| translation.push(piece, now).map(|more| told.extend(more)));
+    let cut = cut.and_then(|()| translation.finish(now).map(|more| told.extend(more))).err();
+    if let Some(TranslationError(message)) = &cut {
+        told.extend(translation.fail(message));
+    }
+    (String::from_utf8(told).unwrap(), cut)
+}
+
+/// The events, each with the name that its data repeats.
+fn events(told: &str) -> Vec<Value> {
+    let event = |event: &str| {
+        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        data
+    };
+    told.split_terminator("\n\n").map(event).collect()
+}
+
+/// Fails unless clients can read these events: numbered, items one after the other and each closed with what its deltas said, and at the end
+/// a response of these items.
+fn assert_valid(events: &[Value]) {
+    let (mut open, mut closed, mut text): (Option<Value>, Vec<Value>, String) = (None, Vec::new(), String::new());
+    for (number, event) in events.iter().enumerate() {
+        let name = event["type"].as_str().unwrap();
+        if name == "error" {
+            assert_eq!(number, events.len() - 1, "{event} is the last one");
+            return;
+        }
+        assert_eq!(event["sequence_number"], number, "{event}");
+        if let Some(index) = event["output_index"].as_u64() {
+            assert_eq!(index, closed.len() as u64, "{event}");
+        }
+        if let Some(item) = event["item_id"].as_str() {
+            assert_eq!(open.as_ref().unwrap()["id"], item, "{event}");
+        }
+        match name {
+            "response.created" => assert_eq!(number, 0),
+            "response.output_item.added" => {
+                assert!(open.replace(event["item"].clone()).is_none(), "{event}");
+                text.clear();
+            }
+            "response.output_item.done" => {
+                let begun = open.take().unwrap();
+                assert_eq!((&begun["id"], &begun["type"]), (&event["item"]["id"], &event["item"]["type"]));
+                let whole = event["item"]["arguments"].as_str().or(event["item"]["content"][0]["text"].as_str()).unwrap();
+                assert_eq!(whole, text);
+                closed.push(event["item"].clone());
+            }
+            "response.completed" | "response.incomplete" => {
+                assert!(open.is_none() && number == events.len() - 1, "{event}");
+                assert_eq!(event["response"]["output"], Value::Array(closed.clone()));
+            }
+            _ => text.push_str(event["delta"].as_str().unwrap_or_default()),
+        }
+    }
+}
+
+fn chunk(delta: &Value, finish: Option<&str>) -> String {
+    let chunk = json!({"id": "chatcmpl-1", "model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+    format!("data: {chunk}\n\n")
+}
+
+/// Thought, text, a call with a blank amid its arguments, another call, the end and the usage.
+fn stream() -> String {
+    let call = |index: usize, more: Value| {
+        let mut call = json!({"index": index});
+        call.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"tool_calls": [call]})
+    };
+    let deltas = [
+        json!({"role": "assistant", "content": ""}),
+        json!({"reasoning": "hm"}),
+        json!({"content": "I look."}),
+        call(0, json!({"id": "t1", "function": {"name": "look", "arguments": ""}})),
+        call(0, json!({"function": {"arguments": "{\"at\""}})),
+        json!({"content": " "}),
+        call(0, json!({"function": {"arguments": ": 1}"}})),
+        call(1, json!({"id": "t2", "function": {"name": "rest", "arguments": "{}"}})),
+    ];
+    let mut stream: String = deltas.iter().map(|delta| chunk(delta, None)).collect();
+    stream.push_str(&chunk(&json!({}), Some("tool_calls")));
+    stream.push_str("data: {\"id\":\"chatcmpl-1\",\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n");
+    stream
+}
+
+#[test]
+fn chunks_become_the_events_of_items_that_are_closed_one_after_the_other() {
+    let (told, cut) = told_of(&[stream().as_bytes()]);
+    assert_eq!(cut, None);
+    let events = events(&told);
+    assert_valid(&events);
+    let names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap().trim_start_matches("response.")).collect();
+    insta::assert_snapshot!(names.join(" "), @"created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.done content_part.done output_item.done output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done output_item.added function_call_arguments.delta function_call_arguments.delta function_call_arguments.done output_item.done output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done output_item.added function_call_arguments.delta function_call_arguments.done output_item.done completed");
+    let response = &events.last().unwrap()["response"];
+    assert_eq!((&response["output"][2]["arguments"], &response["usage"]["input_tokens"]), (&json!("{\"at\": 1}"), &json!(7)));
+}
+
+#[test]
+fn what_is_not_whole_ends_with_an_error_and_never_as_a_response() {
+    let failing = stream().replace("data: [DONE]", "data: {\"error\":{\"message\":\"the core died\",\"code\":500}}");
+    let unfinished = stream().replace("\"finish_reason\":\"tool_calls\"", "\"finish_reason\":null");
+    for (stream, words) in [(failing.as_str(), "the core died"), (&unfinished, "before it was complete"), ("", "before it was complete")] {
+        let (told, cut) = told_of(&[stream.as_bytes()]);
+        let events = events(&told);
+        assert_valid(&events);
+        assert!(cut.unwrap().0.contains(words), "{stream}");
+        assert_eq!(events.last().unwrap()["type"], "error");
+        assert!(!told.contains("response.completed"));
+    }
+}
+
+#[test]
+fn nothing_is_held_without_bound() {
+    let text = chunk(&json!({"content": "x".repeat(500_000)}), None);
+    let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
+    let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields()));
+    let taken = (0..1000).take_while(|_| translation.push(text.as_bytes(), now).is_ok()).count();
+    assert!((1..100).contains(&taken), "{taken} pieces were held");
+}
+
+/// Cuts bytes where it is told to.
+fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
+    let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+    cuts.extend([0, stream.len()]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
+}
+
+/// A chunk with something of an answer.
+fn any_delta() -> impl Strategy<Value = Value> {
+    let text = || "[a-z ]{0,3}";
+    prop_oneof![
+        text().prop_map(|text| json!({"content": text})),
+        text().prop_map(|text| json!({"reasoning": text})),
+        (0..3_usize, text()).prop_map(|(index, text)| json!({"tool_calls": [{"index": index, "id": format!("t{index}"), "function": {"name": "look", "arguments": text}}]})),
+        (0..3_usize, text()).prop_map(|(index, text)| json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn however_the_bytes_are_cut_the_same_events_are_told(cuts in prop::collection::vec(any::<usize>(), 0..40)) {
+        let stream = stream();
+        let (whole, _) = told_of(&[stream.as_bytes()]);
+        prop_assert_eq!(told_of(&pieces(stream.as_bytes(), &cuts)), (whole, None));
+    }
+
+    #[test]
+    fn whatever_the_chunks_and_wherever_they_end_the_events_are_valid(deltas in prop::collection::vec(any_delta(), 0..12), ends: bool) {
+        let mut stream: String = deltas.iter().map(|delta| chunk(delta, None)).collect();
+        if ends {
+            stream.push_str(&chunk(&json!({}), Some("stop")));
+            stream.push_str("data: [DONE]\n\n");
+        }
+        let (told, cut) = told_of(&[stream.as_bytes()]);
+        let events = events(&told);
+        assert_valid(&events);
+        let last = events.last().map(|event| event["type"].clone());
+        prop_assert_eq!(last, Some(if cut.is_none() { json!("response.completed") } else { json!("error") }));
+    }
+
+    #[test]
+    fn no_body_makes_it_panic(body: Vec<u8>) {
+        let _ = (chat_request(&body), needs_kept_responses(&body), translate_answer(&fields(), &body, SystemTime::UNIX_EPOCH));
+        let _ = told_of(&[b"data:", &body, b"\n"]);
+    }
+}

@@ -1,0 +1,121 @@
+//! An engine's event stream on its way into another API's form, however its bytes are cut.
+
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+use super::chunk::{CompletionChunk, error_message};
+
+/// An event longer than this ends the answer. The largest come with log-probabilities, and have some ten kilobytes.
+const MAX_EVENT_BYTES: usize = 1024 * 1024;
+
+/// Why an answer cannot be told on; its client is told so, and its connection broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::edge) struct TranslationError(pub(in crate::edge) String);
+
+impl TranslationError {
+    /// There was no finish reason.
+    pub(in crate::edge) fn incomplete() -> Self {
+        Self("the engine ended the answer before it was complete".to_owned())
+    }
+}
+
+/// When something came.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::edge) struct ArrivalTime {
+    pub(in crate::edge) instant: Instant,
+    pub(in crate::edge) time: SystemTime,
+}
+
+impl ArrivalTime {
+    pub(in crate::edge) fn now() -> Self {
+        Self { instant: Instant::now(), time: SystemTime::now() }
+    }
+}
+
+/// Tells chunks of an answer in the form of one API. What it writes is sent even where it then fails.
+pub(in crate::edge) trait ChunkTranslator: std::fmt::Debug + Send {
+    /// Takes in a chunk.
+    fn read_chunk(&mut self, chunk: CompletionChunk, now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError>;
+
+    /// Writes what ends the answer, or says that it is not whole.
+    fn finish(&mut self, now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError>;
+
+    /// Writes that there will be no more, and why.
+    fn write_error(&self, message: &str, output: &mut Vec<u8>);
+}
+
+/// One stream that is translated.
+#[derive(Debug)]
+pub(in crate::edge) struct StreamTranslation {
+    translator: Box<dyn ChunkTranslator>,
+    /// The line of the event stream that has come so far.
+    partial_line: Vec<u8>,
+    /// For the client.
+    output: Vec<u8>,
+}
+
+impl StreamTranslation {
+    pub(in crate::edge) fn new(translator: impl ChunkTranslator + 'static) -> Self {
+        Self { translator: Box::new(translator), partial_line: Vec::new(), output: Vec::new() }
+    }
+
+    /// Takes in what was read and gives what is to be sent, which may be nothing.
+    ///
+    /// # Errors
+    /// When the engine says that it failed, or what it says cannot be told. What came before can still be taken.
+    pub(in crate::edge) fn push(&mut self, mut bytes: &[u8], now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
+        while let Some(end) = memchr::memchr(b'\n', bytes) {
+            if self.partial_line.is_empty() {
+                self.read_line(&bytes[..end], now)?;
+            } else {
+                self.partial_line.extend_from_slice(&bytes[..end]);
+                let line = std::mem::take(&mut self.partial_line);
+                self.read_line(&line, now)?;
+            }
+            bytes = &bytes[end + 1..];
+        }
+        if self.partial_line.len() + bytes.len() > MAX_EVENT_BYTES {
+            return Err(TranslationError("the engine sent an event that is too large".to_owned()));
+        }
+        self.partial_line.extend_from_slice(bytes);
+        Ok(self.take_output())
+    }
+
+    /// What is to be sent and was not taken yet.
+    pub(in crate::edge) fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// The end of the answer, now that the stream has ended.
+    ///
+    /// # Errors
+    /// When the answer is not whole.
+    pub(in crate::edge) fn finish(&mut self, now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
+        // An engine may leave out the last line's end.
+        let rest = std::mem::take(&mut self.partial_line);
+        self.read_line(&rest, now)?;
+        self.translator.finish(now, &mut self.output)?;
+        Ok(self.take_output())
+    }
+
+    /// What was not taken yet, and that there will be no more.
+    pub(in crate::edge) fn fail(&mut self, message: &str) -> Vec<u8> {
+        self.translator.write_error(message, &mut self.output);
+        self.take_output()
+    }
+
+    /// One line of the event stream. Engines write an event's data in one.
+    fn read_line(&mut self, line: &[u8], now: ArrivalTime) -> Result<(), TranslationError> {
+        let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { return Ok(()) };
+        if data.is_empty() || data == b"[DONE]" {
+            return Ok(());
+        }
+        let unreadable = |error: serde_json::Error| TranslationError(format!("an event of the engine cannot be read: {error}"));
+        let chunk: CompletionChunk = serde_json::from_slice(data).map_err(unreadable)?;
+        if chunk.error.is_some() {
+            return Err(TranslationError(error_message(data)));
+        }
+        self.translator.read_chunk(chunk, now, &mut self.output)
+    }
+}

@@ -1,0 +1,147 @@
+//! Engines with vLLM's Rust front-end, which lacks routes: where a chat can stand for a route the router answers by one, else it says what to do.
+
+use hostler_agent::FrontEnd;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup};
+
+const MESSAGES: &str = "/v1/messages";
+
+/// Engines that play the Rust front-end.
+fn with_rust(agents: usize) -> Setup {
+    Setup::agents(agents).agent(|agent| agent.front_end = FrontEnd::Rust)
+}
+
+fn message(tokens: usize) -> Value {
+    json!({"model": MODEL, "max_tokens": tokens, "messages": [{"role": "user", "content": "Tell me about engines."}]})
+}
+
+fn edited(mut body: Value, changes: Value) -> Value {
+    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    body
+}
+
+/// The data of a stream's events, each of which has a name that its data repeats.
+fn events(answer: &Answer) -> Vec<Value> {
+    assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"), "{}", answer.text());
+    let event = |event: &str| {
+        let (name, data) = event.strip_prefix("event: ").unwrap_or_else(|| panic!("{event}")).split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        data
+    };
+    answer.text().split_terminator("\n\n").map(event).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_says_whole_and_streamed_what_a_chat_says() {
+    let fleet = Fleet::start(with_rust(2).engine("--enable-prompt-tokens-details")).await;
+    let edge = fleet.edge();
+    let chat = edge.post(CHAT, &message(8)).await.json();
+    let text = &chat["choices"][0]["message"]["content"];
+
+    let whole = edge.post(MESSAGES, &message(8)).await;
+    assert_eq!((whole.status, whole.header("content-type")), (StatusCode::OK, Some("application/json")), "{}", whole.text());
+    assert!(whole.header("x-hostler-id").is_some());
+    let whole = whole.json();
+    assert_eq!((&whole["type"], &whole["role"], &whole["stop_reason"]), (&json!("message"), &json!("assistant"), &json!("max_tokens")));
+    assert_eq!(whole["content"], json!([{"type": "text", "text": text}]));
+    let usage = &whole["usage"];
+    assert_eq!(usage["output_tokens"], 8);
+    let prompt = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(json!(prompt), chat["usage"]["prompt_tokens"]);
+
+    let streamed = edge.post(MESSAGES, &edited(message(8), json!({"stream": true}))).await;
+    assert_eq!((streamed.status, &streamed.ended), (StatusCode::OK, &Ok(())), "{}", streamed.text());
+    let events = events(&streamed);
+    let told: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(json!(told), *text);
+    assert!(events[0]["message"]["usage"]["input_tokens"].as_u64().unwrap() > 0, "{}", events[0]);
+    let [.., delta, stop] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((&delta["delta"]["stop_reason"], &delta["usage"]["output_tokens"], &stop["type"]), (
+        &json!("max_tokens"),
+        &json!(8),
+        &json!("message_stop")
+    ));
+
+    let counted = edge.post("/v1/messages/count_tokens", &message(8)).await;
+    assert_eq!((counted.status, &counted.json()["input_tokens"]), (StatusCode::OK, &chat["usage"]["prompt_tokens"]), "{}", counted.text());
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tool_that_must_be_called_is_and_its_result_is_read() {
+    let fleet = Fleet::start(with_rust(1)).await;
+    let edge = fleet.edge();
+    let tools = json!([{"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}]);
+    let asked = edited(message(64), json!({"tools": tools, "tool_choice": {"type": "any"}}));
+    let whole = edge.post(MESSAGES, &asked).await.json();
+    let call = whole["content"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&whole["stop_reason"], &call["type"], &call["name"]), (&json!("tool_use"), &json!("tool_use"), &json!("look")), "{whole}");
+    assert!(call["input"].is_object());
+
+    let events = events(&edge.post(MESSAGES, &edited(asked.clone(), json!({"stream": true}))).await);
+    let arguments: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert!(serde_json::from_str::<Value>(&arguments).unwrap().is_object(), "{arguments}");
+
+    let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": "rain"});
+    let turns = json!([asked["messages"][0], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]);
+    let after = edge.post(MESSAGES, &edited(message(4), json!({"messages": turns}))).await;
+    assert_eq!(after.status, StatusCode::OK, "{}", after.text());
+    assert!(after.json()["usage"]["input_tokens"].as_u64() > whole["usage"]["input_tokens"].as_u64());
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_are_in_anthropics_form_wherever_they_come_from() {
+    let fleet = Fleet::start(with_rust(1)).await;
+    let edge = fleet.edge();
+    for (body, status, words) in [
+        (edited(message(4), json!({"model": "none"})), StatusCode::NOT_FOUND, "none"),
+        (edited(message(4), json!({"temperature": "hot"})), StatusCode::BAD_REQUEST, "temperature"),
+        (edited(message(4), json!({"max_tokens": 0})), StatusCode::BAD_REQUEST, "max_tokens"),
+        (edited(message(4), json!({"messages": [{"role": "user", "content": [{"type": "document"}]}]})), StatusCode::BAD_REQUEST, "document"),
+    ] {
+        let refused = edge.post(MESSAGES, &body).await;
+        let error = refused.json();
+        assert_eq!((refused.status, &error["type"]), (status, &json!("error")), "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(words), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_breaks_ends_with_an_error_event_and_a_broken_connection() {
+    let fleet = Fleet::start(with_rust(1).engine("--sim-die-on killer --sim-die-on-ms 200")).await;
+    let killer = json!({"stream": true, "messages": [{"role": "user", "content": "killer"}]});
+    let broken = fleet.edge().post(MESSAGES, &edited(message(4000), killer)).await;
+    assert!(broken.ended.is_err(), "{}", broken.text());
+    let events = events(&broken);
+    let last = events.last().unwrap();
+    assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")), "{last}");
+    assert!(events.iter().any(|event| event["type"] == "content_block_delta") && events.iter().all(|event| event["type"] != "message_stop"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_route_that_no_chat_can_stand_for_is_refused_with_what_to_do() {
+    let fleet = Fleet::start(with_rust(2)).await;
+    let edge = fleet.edge();
+    for (path, body) in [
+        ("/v1/embeddings", json!({"model": MODEL, "input": "text"})),
+        ("/api/embed", json!({"model": MODEL, "input": "text"})),
+    ] {
+        let refused = edge.post(path, &body).await;
+        assert_eq!(refused.status, StatusCode::NOT_FOUND, "{path}");
+        let words = refused.text();
+        assert!(words.contains("has no /v1/embeddings") && words.contains("--front-end python"), "{words}");
+    }
+    // What the front-end has is its own to answer.
+    assert_eq!(edge.post("/tokenize", &json!({"model": MODEL, "prompt": "x"})).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_simulated_engine_has_the_python_front_end_unless_it_is_told_otherwise() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let embedded = fleet.edge().post("/v1/embeddings", &json!({"model": MODEL, "input": "text"})).await;
+    assert_eq!(embedded.status, StatusCode::OK, "{}", embedded.text());
+}
