@@ -1,7 +1,10 @@
 //! `hostler docs`: the parts of the manual that come from the program itself.
 
 use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Subcommand;
 use hostler_agent::AgentMetrics;
 use hostler_boot::metrics::MetricDescription;
@@ -19,16 +22,28 @@ pub(crate) enum Docs {
     Example,
     /// `docs/metrics.md`: every metric.
     Metrics,
+    /// Man pages, one for each subcommand, which `man -l FILE` shows.
+    Man {
+        /// The folder to write them to, such as ~/.local/share/man/man1.
+        folder: PathBuf,
+    },
 }
 
-/// Prints a part.
-pub(crate) fn print(docs: &Docs) {
+/// Prints a part, or writes it.
+pub(crate) fn print(docs: &Docs, command: clap::Command) -> anyhow::Result<()> {
     let text = match docs {
+        Docs::Man { folder } => {
+            fs::create_dir_all(folder)
+                .and_then(|()| clap_mangen::generate_to(command, folder))
+                .with_context(|| format!("cannot write the man pages to {}", folder.display()))?;
+            return Ok(());
+        }
         Docs::Config => hostler_boot::config::markdown(&settings::all()),
         Docs::Example => hostler_boot::config::example_file(&settings::all()),
         Docs::Metrics => metrics(),
     };
     say(text.trim_end());
+    Ok(())
 }
 
 fn metrics() -> String {

@@ -96,6 +96,10 @@ enum Command {
         /// The file; without it that of --config, or your own.
         file: Option<PathBuf>,
     },
+    /// Print the script by which a shell completes this program's arguments, as in `source <(hostler completions bash)`.
+    Completions {
+        shell: clap_complete::Shell,
+    },
     /// Print the manual's generated parts.
     #[command(subcommand)]
     Docs(docs::Docs),
@@ -107,13 +111,7 @@ pub fn main() -> ExitCode {
     if let Some(ended) = keeper::keeper() {
         return ended;
     }
-    let mut command = Cli::command();
-    for (name, sections) in
-        [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())]
-    {
-        command = command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)));
-    }
-    let matches = command.get_matches();
+    let matches = command().get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
@@ -126,6 +124,14 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The command line, with a flag for each setting.
+fn command() -> clap::Command {
+    let settings = [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())];
+    settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
+        command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)))
+    })
 }
 
 impl Command {
@@ -174,10 +180,13 @@ fn run(mut cli: Cli, given: CommandFlags<'_>) -> anyhow::Result<()> {
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file: named } => settings::check(named.or(file).as_deref()),
-        Command::Docs(docs) => {
-            docs::print(&docs);
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command(), "hostler", &mut script);
+            output::say(String::from_utf8_lossy(&script).trim_end());
             Ok(())
         }
+        Command::Docs(docs) => docs::print(&docs, command()),
     };
     // Whatever is left (a signal handler, a connection that lingers) does not keep the program.
     runtime.shutdown_background();

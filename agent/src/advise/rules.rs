@@ -15,6 +15,9 @@ const SECONDS_TO_CLEAR: usize = 10;
 /// A cache that is emptier than this is not what requests wait for. At 10 % there is room for ten times the batch.
 const MIN_FREE_KV_SHARE: f64 = 0.10;
 
+/// Where requests wait for less than this, a larger batch would gain nobody anything: each waits for the step that runs, also on an idle engine.
+const MIN_QUEUE_SECONDS: f64 = 0.1;
+
 /// Preemptions in a minute, for a finding: one in ten seconds. Fewer belong to bursts that pass.
 const MIN_PREEMPTIONS: u64 = 6;
 
@@ -251,7 +254,11 @@ impl RuleInput<'_> {
             running = running.max(figures.running);
             fullest = fullest.max(figures.kv_use);
         }
-        let waited = self.window.mean_queue_seconds().map(|seconds| format!(", each {seconds:.1} s")).unwrap_or_default();
+        let queue_seconds = self.window.mean_queue_seconds();
+        if queue_seconds.is_some_and(|seconds| seconds < MIN_QUEUE_SECONDS) {
+            return None;
+        }
+        let waited = queue_seconds.map(|seconds| format!(", each {seconds:.1} s")).unwrap_or_default();
         let evidence = format!(
             "{} requests waited on average{waited}, in {count} of the last 60 s, while {running} ran and the KV cache was at most {:.1} % full",
             waiting.div_ceil(count as u64),
