@@ -1,6 +1,7 @@
 //! The task behind one engine: waits for commands, its keeper, news and deadlines, feeds them to the state machine, carries out what it says and publishes the status. All decisions are the machine's; all waiting is here.
 
 mod lifecycle;
+mod phases;
 mod status;
 
 use std::future::{Future, pending};
@@ -12,16 +13,15 @@ use std::time::Duration;
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
+use self::phases::{FailureState, PendingWork, StartDecision, StartWait};
 use super::control;
 use super::diagnosis::{Diagnosis, FailureKind};
 use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
 use super::log::EngineLog;
-use super::start_order::StartPermit;
 use super::state_machine::{EngineEvent, EngineState, EngineStateMachine, LiveStage, PhaseTimeouts, SupervisorAction};
 use super::{AdoptedLife, EngineCommand, EngineSpec, EngineStatus, Phase, ProcessHandle};
 use crate::cache::CacheLog;
@@ -33,43 +33,6 @@ use crate::vllm::FrontEndInUse;
 
 /// How often the progress of a start, and what an engine waits for, is told anew.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The permit to start, or what is in the way.
-type StartDecision = Result<StartPermit, StartObstacle>;
-
-/// How far an engine is on its way to a start.
-#[derive(Default)]
-enum StartTurn {
-    /// It does not want to start, or has started.
-    #[default]
-    None,
-    Awaited(Pin<Box<dyn Future<Output = StartDecision> + Send>>),
-    /// Held until the engine is ready or its processes are gone.
-    Granted(StartPermit),
-}
-
-/// What has to be done to the engine's processes, and by whom.
-#[derive(Default)]
-enum PendingWork {
-    #[default]
-    None,
-    /// The keeper must have done by then what it was told last.
-    KeeperUntil(Instant),
-    /// The keeper is gone, so the supervisor ends the processes.
-    EndingOrphans(JoinHandle<Result<usize, Vec<i32>>>),
-}
-
-/// What is known of the engine's last failure, until the engine is ready again.
-#[derive(Default)]
-enum FailureState {
-    #[default]
-    None,
-    /// A sign that the life ends, in our own words. The state machine decides whether it is a crash.
-    Suspected(String),
-    /// A crash, in our own words. The life's last lines have not been read yet.
-    Undiagnosed(String),
-    Diagnosed(Diagnosis),
-}
 
 /// What the supervisor is made of.
 pub(super) struct SupervisorDeps {
@@ -94,7 +57,7 @@ pub(super) struct Supervisor {
     machine: EngineStateMachine,
     status: watch::Sender<EngineStatus>,
     life: Option<EngineLife>,
-    start_turn: StartTurn,
+    start_wait: StartWait,
     pending_work: PendingWork,
     failure: FailureState,
     /// Lives so far.
@@ -138,7 +101,7 @@ impl Supervisor {
             machine,
             status,
             life: None,
-            start_turn: StartTurn::None,
+            start_wait: StartWait::None,
             pending_work: PendingWork::None,
             failure: FailureState::None,
             life_count: life.lives,
@@ -185,7 +148,7 @@ impl Supervisor {
             // Whether or not the cache could be joined, the engine serves then.
             _ = await_or_pend(cache_joined) => self.become_ready(),
             () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining { .. }) => Some(EngineEvent::Idle),
-            decision = self.start_turn.decision() => Some(self.handle_start_decision(decision)),
+            decision = self.start_wait.decision() => Some(self.handle_start_decision(decision)),
             ended = self.pending_work.outcome() => match ended {
                 Some(orphans) => self.handle_orphan_cleanup(orphans),
                 None => self.handle_keeper_timeout(),
@@ -230,13 +193,13 @@ impl Supervisor {
                 }
             }
         }
-        self.release_start_turn();
+        self.release_start_permit();
         let reason = (before != self.machine.state()).then(|| self.state_reason());
         self.publish(reason);
     }
 
     /// Gives up what the state just entered has no use for.
-    fn release_start_turn(&mut self) {
+    fn release_start_permit(&mut self) {
         let state = self.machine.state();
         if !matches!(
             state,
@@ -244,7 +207,7 @@ impl Supervisor {
                 | EngineState::Alive(LiveStage::Starting | LiveStage::Loading)
                 | EngineState::Stopping { .. }
                 | EngineState::Killing { .. }
-        ) && let StartTurn::Granted(permit) = take(&mut self.start_turn)
+        ) && let StartWait::Holding(permit) = take(&mut self.start_wait)
             && state == EngineState::Alive(LiveStage::Ready)
         {
             permit.finish();
@@ -283,7 +246,7 @@ impl Supervisor {
     }
 
     async fn request_start(&mut self) -> Option<EngineEvent> {
-        self.start_turn = StartTurn::None;
+        self.start_wait = StartWait::None;
         let spec = &self.deps.spec;
         let (start_order, index, gpus) = (Arc::clone(&spec.start_order), spec.index, spec.gpu_availability.clone());
         let mut decision: Pin<Box<dyn Future<Output = StartDecision> + Send>> = Box::pin(async move {
@@ -296,7 +259,7 @@ impl Supervisor {
         match poll_immediate(&mut decision).await {
             Some(decision) => Some(self.handle_start_decision(decision)),
             None => {
-                self.start_turn = StartTurn::Awaited(decision);
+                self.start_wait = StartWait::Waiting(decision);
                 None
             }
         }
@@ -306,11 +269,11 @@ impl Supervisor {
     fn handle_start_decision(&mut self, decision: StartDecision) -> EngineEvent {
         match decision {
             Ok(permit) => {
-                self.start_turn = StartTurn::Granted(permit);
+                self.start_wait = StartWait::Holding(permit);
                 EngineEvent::MayStart
             }
             Err(StartObstacle { in_use, cause, remedy }) => {
-                self.start_turn = StartTurn::None;
+                self.start_wait = StartWait::None;
                 let kind = if in_use { FailureKind::GpuInUse } else { FailureKind::Hardware };
                 // What the life before has printed is not shown with this.
                 self.deps.log.begin_life(&format!("hostler: the engine is not started: {cause}"));
@@ -411,49 +374,6 @@ impl Drop for Supervisor {
         let mut processes = self.deps.process_handle.lock();
         processes.close();
         processes.keeper = None;
-    }
-}
-
-impl StartTurn {
-    /// Resolves with the decision where one is awaited.
-    async fn decision(&mut self) -> StartDecision {
-        match self {
-            Self::Awaited(decision) => decision.await,
-            Self::None | Self::Granted(_) => pending().await,
-        }
-    }
-}
-
-impl PendingWork {
-    /// Resolves with how the orphans ended, or `None` when the keeper has missed its deadline.
-    async fn outcome(&mut self) -> Option<Result<usize, Vec<i32>>> {
-        match self {
-            Self::None => pending().await,
-            Self::KeeperUntil(deadline) => {
-                sleep_until(*deadline).await;
-                None
-            }
-            // A task that broke off has ended nothing.
-            Self::EndingOrphans(task) => Some(task.await.unwrap_or_else(|_| Err(Vec::new()))),
-        }
-    }
-}
-
-impl FailureState {
-    /// Notes a sign of an end; false after a crash, when it is only a consequence of our own kill.
-    fn suspect(&mut self, cause: String) -> bool {
-        let is_news = !matches!(self, Self::Undiagnosed(_));
-        if is_news {
-            *self = Self::Suspected(cause);
-        }
-        is_news
-    }
-
-    /// What was suspected is a crash.
-    fn mark_crashed(&mut self) {
-        if let Self::Suspected(cause) = self {
-            *self = Self::Undiagnosed(take(cause));
-        }
     }
 }
 

@@ -9,7 +9,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{FailureState, PendingWork, Supervisor};
+use super::Supervisor;
+use super::phases::{FailureState, PendingWork};
 use crate::cache;
 use crate::engine::AdoptedLife;
 use crate::engine::diagnosis::{Diagnosis, LifeEnd, diagnose};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{FailureState, StartTurn, Supervisor};
+use super::Supervisor;
+use super::phases::{FailureState, StartWait};
 use crate::engine::EngineStatus;
 use crate::engine::diagnosis::Diagnosis;
 use crate::engine::engine_life::EngineLife;
@@ -20,7 +21,7 @@ impl Supervisor {
     /// Tells how far a start has come, or what it waits for.
     pub(super) fn publish_progress(&mut self) -> Option<EngineEvent> {
         let warm = self.life.as_ref().is_some_and(|life| life.startup_log.borrow().facts.compiled);
-        if warm && let StartTurn::Granted(permit) = &self.start_turn {
+        if warm && let StartWait::Holding(permit) = &self.start_wait {
             permit.mark_cache_warm();
         }
         let reason = (self.machine.state() == EngineState::Waiting).then(|| self.state_reason());
