@@ -205,7 +205,6 @@ impl Agent {
             node: self.node.clone(),
             life: fastrand::u64(1..),
             access: self.access.clone(),
-            lanes: self.config.lanes.clamp(1, MAX_LANES),
             metrics,
             requests: TaskTracker::new(),
             attached_routers: parking_lot::Mutex::default(),
@@ -299,12 +298,12 @@ impl Agent {
         {
             tracing::warn!(
                 ?allowed,
-                "VLLM_PLUGINS does not name `hostler`, so agent.switch_interval has no effect: add it, or set that to 0s"
+                "VLLM_PLUGINS does not name `hostler`, so the threads of the engine's core wait longer for each other: add it to that list"
             );
         }
-        let turns = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
+        let start_order = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
         for (_, spec, _) in &mut described {
-            spec.start_order = Arc::clone(&turns);
+            spec.start_order = Arc::clone(&start_order);
         }
         Ok((self.bind_to_gpus(described), survivors))
     }
@@ -437,9 +436,6 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long connections may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// HTTP/2 servers allow some 200 streams a connection; a lane is one.
-const MAX_LANES: u32 = 64;
 
 /// See `drain`; reports go out every 10 ms.
 const FLUSH_TIME: Duration = Duration::from_millis(30);

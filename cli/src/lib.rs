@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use hostler_router::RouterConfig;
 
 use settings::CommandFlags;
 
@@ -105,9 +106,18 @@ enum Command {
     Docs(docs::Docs),
 }
 
+/// Changes what no setting changes of a router, for tests.
+type AdjustRouter = fn(&mut RouterConfig);
+
 /// The program: reads the command line, runs the subcommand, says what went wrong.
 #[must_use]
 pub fn main() -> ExitCode {
+    main_with(|_| ())
+}
+
+/// As `main`, with routers that a test has changed.
+#[must_use]
+pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     if let Some(ended) = keeper::keeper() {
         return ended;
     }
@@ -117,7 +127,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let flags = matches.subcommand().map(|(_, matches)| matches);
-    match run(cli, CommandFlags { flags }) {
+    match run(cli, CommandFlags { flags }, adjust_router) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&format!("error: {}", output::describe(&error)));
@@ -152,15 +162,15 @@ impl Command {
     }
 }
 
-fn run(mut cli: Cli, given: CommandFlags<'_>) -> anyhow::Result<()> {
+fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> anyhow::Result<()> {
     let file = settings::config_file(cli.config);
     if let Some(admin) = cli.command.admin() {
         admin.config.clone_from(&file);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = match cli.command {
-        Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?)),
-        Command::Router => runtime.block_on(router::router(&given.load(file.as_deref(), None)?)),
+        Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?, adjust_router)),
+        Command::Router => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),

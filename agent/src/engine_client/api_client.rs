@@ -58,16 +58,8 @@ impl ApiClient {
 
     /// Reads one page, connecting first if need be, all within `deadline`.
     pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<ApiReply, FetchError> {
-        let exchange = async {
-            // The engine may just have closed an idle connection, which says nothing about its health.
-            if self.client.has_idle()
-                && let Ok(reply) = exchange(&self.client, get(path)?).await
-            {
-                return Ok(reply);
-            }
-            exchange(&self.client, get(path)?).await
-        };
-        tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
+        let request = OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))?;
+        tokio::time::timeout(deadline, exchange(&self.client, request)).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
     /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
@@ -94,10 +86,6 @@ async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<Api
     }
     answer.recycle();
     Ok(ApiReply { status, body: body.freeze() })
-}
-
-fn get(path: &str) -> Result<OutgoingRequest, FetchError> {
-    OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))
 }
 
 fn invalid_path(path: &str) -> FetchError {
