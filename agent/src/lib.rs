@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_boot::admin::{self, AdminPages};
+use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, bind};
 use tokio::net::TcpListener;
@@ -196,8 +197,10 @@ impl Agent {
         let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
         let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::GpuDriver::readings)));
-        let metrics = Arc::new(AgentMetrics::default());
-        let overview = Arc::new(AgentPages { state: state.clone(), metrics: metrics.clone() });
+        let mut metric_registry = MetricRegistry::default();
+        let metrics = Arc::new(AgentMetrics::register(&mut metric_registry));
+        metric_registry.register_collector(state.clone());
+        let overview = Arc::new(AgentPages { state: state.clone(), metric_registry });
         let admin = tokio::spawn(serve_admin(admin_at, overview, end.clone()));
 
         let uplink = Uplink {
@@ -447,7 +450,7 @@ type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
 #[derive(Debug)]
 struct AgentPages {
     state: Arc<NodeState>,
-    metrics: Arc<AgentMetrics>,
+    metric_registry: MetricRegistry,
 }
 
 impl AdminPages for AgentPages {
@@ -456,7 +459,7 @@ impl AdminPages for AgentPages {
         if ready { Ok(()) } else { Err("no engine is ready".into()) }
     }
 
-    fn metrics(&self) -> String {
-        self.metrics.render(&self.state)
+    fn metrics(&self) -> &MetricRegistry {
+        &self.metric_registry
     }
 }

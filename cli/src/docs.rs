@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Subcommand;
 use hostler_agent::AgentMetrics;
-use hostler_boot::metrics::MetricDescription;
-use hostler_router::RouterMetrics;
+use hostler_boot::metrics::{MetricDescription, MetricRegistry};
 
 use crate::output::say;
 use crate::settings;
@@ -48,10 +47,13 @@ pub(crate) fn print(docs: &Docs, command: clap::Command) -> anyhow::Result<()> {
 
 fn metrics() -> String {
     let mut page = String::from(
-        "# Metrics\n\nGenerated from the program by `hostler docs metrics`; a test compares them. Format: OpenMetrics text.\n",
+        "# Metrics\n\nGenerated from the program by `hostler docs metrics`; a test compares them.\n\n\
+         A client that names `application/openmetrics-text` in `Accept`, as Prometheus does, gets OpenMetrics\n\
+         1.0.0. Every other client gets Prometheus' text format 0.0.4.\n",
     );
-    let router = RouterMetrics::default();
-    let agent = AgentMetrics::default();
+    let router = hostler_router::describe_metrics();
+    let mut agent = MetricRegistry::default();
+    AgentMetrics::register(&mut agent);
     table(&mut page, "Router: `/metrics` on its admin listener", router.descriptions());
     table(&mut page, "Agent: `/metrics` on its admin socket, or on `agent.agent_admin`", agent.descriptions());
     page
@@ -61,6 +63,6 @@ fn table(page: &mut String, title: &str, described: &[MetricDescription]) {
     let _ = write!(page, "\n## {title}\n\n| Name | Kind | Labels | Meaning |\n| --- | --- | --- | --- |\n");
     for MetricDescription { name, kind, labels, help } in described {
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let _ = writeln!(page, "| `{name}` | {kind} | {} | {help} |", labels.join(", "));
+        let _ = writeln!(page, "| `{name}` | {} | {} | {help} |", kind.as_str(), labels.join(", "));
     }
 }

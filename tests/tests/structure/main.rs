@@ -34,7 +34,7 @@ fn a_type_name_occurs_once_in_a_crate() {
 ///
 /// - `fleet::directives` writes the orders.
 /// - `prompt::bundle` and `prompt_files` read and write a bundle of files, which is stored and hashed as one encoded message.
-/// - `fleet::view`, `fleet::fleet_writer`, `metrics::fleet_figures` keep and show what an agent reports of a replica as it came: `operators` answers with that
+/// - `fleet::view`, `fleet::fleet_writer`, `fleet_figures` keep and show what an agent reports of a replica as it came: `operators` answers with that
 ///   message whole. They, placement and the other readers of its fields are still to get types of their own.
 const WIRE: [(&str, &[&str]); 2] = [
     (
@@ -45,10 +45,10 @@ const WIRE: [(&str, &[&str]); 2] = [
             "fleet::session",
             "fleet::view",
             "fleet::fleet_writer",
+            "fleet_figures",
             "grpc",
             "join",
             "lanes",
-            "metrics::fleet_figures",
             "operators",
             "prompt::bundle",
         ],
