@@ -4,9 +4,8 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use hostler_boot::metrics::MetricDescription;
-use hostler_proto::agent::v1::EngineLoad;
 
-use crate::fleet::{FleetView, Phase, Replica};
+use crate::fleet::{EngineLoad, FleetView, Phase, Replica};
 use crate::prompt::PromptStats;
 
 /// What the page shows besides the router's own counts.
@@ -114,7 +113,7 @@ struct ReplicaFigure {
 /// A metric that the engine reported, 0 before it has.
 #[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
 fn engine_figure(replica: &Replica, figure: fn(&EngineLoad) -> u64) -> f64 {
-    replica.load.wire.engine.as_ref().map_or(0.0, |load| figure(load) as f64)
+    figure(&replica.load.engine) as f64
 }
 
 fn phase_flag(replica: &Replica, phase: Phase) -> f64 {
@@ -140,13 +139,13 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
         phase_flag(replica, Phase::Sleeping)
     }),
     replica_figure("hostler_replica_findings", "gauge", "Things that cost it speed; see `hostler advise`.", |replica| {
-        replica.state.wire.findings.len() as f64
+        replica.state.findings as f64
     }),
     replica_figure("hostler_replica_lease_lapsed", "gauge", "1 when its agent's lease has lapsed.", |replica| {
         f64::from(u8::from(replica.lease_lapsed))
     }),
     replica_figure("hostler_replica_restarts", "counter", "Starts of the engine after its first one.", |replica| {
-        f64::from(replica.state.wire.restarts)
+        f64::from(replica.state.restarts)
     }),
     replica_figure(
         "hostler_replica_cache_level",
@@ -184,11 +183,9 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
         f64::from(replica.local_load.in_flight())
     }),
     replica_figure("hostler_replica_in_flight", "gauge", "Requests of all routers in flight there, counted by its agent.", |replica| {
-        f64::from(replica.load.wire.in_flight)
+        f64::from(replica.load.in_flight)
     }),
-    replica_figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| {
-        replica.load.wire.served as f64
-    }),
+    replica_figure("hostler_replica_served", "counter", "Requests taken since its agent started.", |replica| replica.load.served as f64),
     replica_figure("hostler_replica_running", "gauge", "Requests that the engine runs.", |replica| {
         engine_figure(replica, |load| load.running.into())
     }),
@@ -196,7 +193,7 @@ const REPLICA_FIGURES: &[ReplicaFigure] = &[
         engine_figure(replica, |load| load.waiting.into())
     }),
     replica_figure("hostler_replica_kv_use", "gauge", "Share of the engine's KV blocks in use, 0 to 1.", |replica| {
-        replica.load.wire.engine.as_ref().map_or(0.0, |load| load.kv_use)
+        replica.load.engine.kv_use
     }),
     replica_figure("hostler_replica_prompt_tokens", "counter", "Prompt tokens that the engine has processed.", |replica| {
         engine_figure(replica, |load| load.prompt_tokens)
