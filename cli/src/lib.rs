@@ -98,9 +98,7 @@ enum Command {
         file: Option<PathBuf>,
     },
     /// Print the script by which a shell completes this program's arguments, as in `source <(hostler completions bash)`.
-    Completions {
-        shell: clap_complete::Shell,
-    },
+    Completions { shell: clap_complete::Shell },
     /// Print the manual's generated parts.
     #[command(subcommand)]
     Docs(docs::Docs),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hostler_boot::metrics::{FigureTable, FigureValue, MetricRegistry, counter, gauge};
-use hostler_proto::agent::v1::EngineLoad;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
@@ -75,11 +74,6 @@ const PROMPTS: FigureTable<PromptStats> = FigureTable {
     ],
 };
 
-/// What the engine reported last, all 0 before it has.
-fn engine(replica: &Replica) -> EngineLoad {
-    replica.load.wire.engine.unwrap_or_default()
-}
-
 fn is_in(replica: &Replica, phase: Phase) -> FigureValue {
     (replica.state.phase == phase).into()
 }
@@ -93,9 +87,9 @@ const REPLICAS: FigureTable<Replica> = FigureTable {
             is_in(replica, Phase::Quarantined)
         }),
         gauge("replica_sleeping", "1 while its engine has given its memory back.", |replica| is_in(replica, Phase::Sleeping)),
-        gauge("replica_findings", "Things that cost it speed; see `hostler advise`.", |replica| replica.state.wire.findings.len().into()),
+        gauge("replica_findings", "Things that cost it speed; see `hostler advise`.", |replica| replica.state.findings.into()),
         gauge("replica_lease_lapsed", "1 when its agent's lease has lapsed.", |replica| replica.lease_lapsed.into()),
-        counter("replica_restarts", "Starts of the engine after its first one.", |replica| replica.state.wire.restarts.into()),
+        counter("replica_restarts", "Starts of the engine after its first one.", |replica| replica.state.restarts.into()),
         gauge("replica_cache_level", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
             if replica.cache.slot.is_some() { 2_u32 } else { 1 }.into()
         }),
@@ -116,18 +110,22 @@ const REPLICAS: FigureTable<Replica> = FigureTable {
         }),
         gauge("replica_local_in_flight", "Requests of this router in flight there.", |replica| replica.local_load.in_flight().into()),
         gauge("replica_in_flight", "Requests of all routers in flight there, counted by its agent.", |replica| {
-            replica.load.wire.in_flight.into()
+            replica.load.in_flight.into()
         }),
-        counter("replica_served", "Requests taken since its agent started.", |replica| replica.load.wire.served.into()),
-        gauge("replica_running", "Requests that the engine runs.", |replica| engine(replica).running.into()),
-        gauge("replica_waiting", "Requests that wait in the engine.", |replica| engine(replica).waiting.into()),
-        gauge("replica_kv_use", "Share of the engine's KV blocks in use, 0 to 1.", |replica| engine(replica).kv_use.into()),
-        counter("replica_prompt_tokens", "Prompt tokens that the engine has processed.", |replica| engine(replica).prompt_tokens.into()),
-        counter("replica_generation_tokens", "Tokens that the engine has generated.", |replica| engine(replica).generation_tokens.into()),
-        counter("replica_preemptions", "Requests that the engine has preempted.", |replica| engine(replica).preemptions.into()),
+        counter("replica_served", "Requests taken since its agent started.", |replica| replica.load.served.into()),
+        gauge("replica_running", "Requests that the engine runs.", |replica| replica.load.engine.running.into()),
+        gauge("replica_waiting", "Requests that wait in the engine.", |replica| replica.load.engine.waiting.into()),
+        gauge("replica_kv_use", "Share of the engine's KV blocks in use, 0 to 1.", |replica| replica.load.engine.kv_use.into()),
+        counter("replica_prompt_tokens", "Prompt tokens that the engine has processed.", |replica| {
+            replica.load.engine.prompt_tokens.into()
+        }),
+        counter("replica_generation_tokens", "Tokens that the engine has generated.", |replica| {
+            replica.load.engine.generation_tokens.into()
+        }),
+        counter("replica_preemptions", "Requests that the engine has preempted.", |replica| replica.load.engine.preemptions.into()),
         counter("replica_prefix_queries", "Tokens looked up in the engine's prefix cache.", |replica| {
-            engine(replica).prefix_queries.into()
+            replica.load.engine.prefix_queries.into()
         }),
-        counter("replica_prefix_hits", "Tokens found in the engine's prefix cache.", |replica| engine(replica).prefix_hits.into()),
+        counter("replica_prefix_hits", "Tokens found in the engine's prefix cache.", |replica| replica.load.engine.prefix_hits.into()),
     ],
 };

@@ -41,6 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use hostler_boot::admin::AdminPages;
 use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::shutdown::join_within;
@@ -314,11 +315,8 @@ impl Router {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             serving.stop();
         }
-        tasks.finish(CLOSE_TIMEOUT).await;
-        for task in [link, admin, readers, renewals, keys] {
-            join_within(CLOSE_TIMEOUT, task).await;
-        }
-        prompts.finish(CLOSE_TIMEOUT).await;
+        let rest = [link, admin, readers, renewals, keys].map(|task| join_within(CLOSE_TIMEOUT, task));
+        tokio::join!(tasks.finish(CLOSE_TIMEOUT), join_all(rest), prompts.finish(CLOSE_TIMEOUT));
         writing.flush().await;
     }
 }

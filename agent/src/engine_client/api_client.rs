@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 
-use super::{EngineClient, OutgoingRequest, RequestError};
+use super::{CONNECT_TIMEOUT, EngineClient, OutgoingRequest, RequestError};
 
 /// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
@@ -38,6 +38,8 @@ pub enum FetchError {
 impl From<RequestError> for FetchError {
     fn from(error: RequestError) -> Self {
         match error {
+            // Its accept queue is full: somebody listens, and takes too long.
+            RequestError::Connect(error) if error.kind() == io::ErrorKind::WouldBlock => Self::Timeout(CONNECT_TIMEOUT),
             RequestError::Connect(error) => Self::Connect(error),
             error => Self::Broken(error.to_string()),
         }

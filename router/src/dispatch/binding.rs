@@ -53,8 +53,8 @@ impl Dispatch {
                 }
                 continue;
             }
-            let is_home = |replica: &Replica| prompt.required_engine().is_none_or(|home| home.is_replica(replica));
-            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_home(replica)).count();
+            let is_allowed = |replica: &Replica| prompt.required_engine().is_none_or(|only| replica.has_life(only));
+            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| is_allowed(replica)).count();
             if eligible == 0 {
                 return Ok(None);
             }

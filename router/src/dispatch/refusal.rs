@@ -137,9 +137,9 @@ impl Refusal {
 }
 
 fn describe_replica(replica: &Replica) -> String {
-    let (id, word) = (&replica.id, replica.state.phase_name());
+    let (id, word) = (&replica.id, replica.state.phase.as_str());
     // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
-    let reason = replica.state.wire.reason.lines().next().unwrap_or_default();
+    let reason = replica.state.reason.lines().next().unwrap_or_default();
     match replica.state.phase {
         Phase::Ready => format!("{id} has lost its agent"),
         _ if reason.is_empty() => format!("{id} is {word}"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
@@ -79,6 +79,29 @@ fn is_whole(received: &[u8]) -> bool {
 
 const LONG: Duration = Duration::from_secs(20);
 
+/// An engine that has stopped accepting, and whose accept queue is full.
+pub(crate) struct FullQueue {
+    pub(crate) socket: PathBuf,
+    _waiting: Vec<UnixStream>,
+    _listener: UnixListener,
+    _directory: tempfile::TempDir,
+}
+
+impl FullQueue {
+    pub(crate) async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = UnixSocket::new_stream().unwrap();
+        socket.bind(&path).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = UnixStream::connect(&path).await {
+            waiting.push(stream);
+        }
+        Self { socket: path, _waiting: waiting, _listener: listener, _directory: directory }
+    }
+}
+
 #[tokio::test]
 async fn replies_of_any_status_come_back_over_one_connection() {
     let mut statuses = [200, 503, 404].into_iter();
@@ -107,6 +130,16 @@ async fn nobody_listening_is_told_apart() {
     let mut client = ApiClient::new(&directory.path().join("s"));
     let error = client.get("/health", LONG).await.unwrap_err();
     assert!(matches!(error, FetchError::Connect(_)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_whose_accept_queue_is_full_listens_and_takes_too_long() {
+    let engine = FullQueue::start().await;
+    let mut client = ApiClient::new(&engine.socket);
+    for (deadline, waited) in [(Duration::from_secs(5), Duration::from_secs(5)), (LONG, CONNECT_TIMEOUT)] {
+        let error = client.get("/health", deadline).await.unwrap_err();
+        assert!(matches!(error, FetchError::Timeout(passed) if passed == waited), "{error}");
+    }
 }
 
 #[tokio::test]

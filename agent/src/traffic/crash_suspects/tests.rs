@@ -1,4 +1,4 @@
-//! Who counts as having been there when an engine died.
+//! Who counts as having been there when an engine crashed.
 
 use super::*;
 use crate::traffic::{InFlight, PromptEstimate, RouterKey, Traffic};
