@@ -73,7 +73,7 @@ hardening: program
 chaos: program
 	@cargo run --quiet --locked --package hostler-chaos -- $(ARGS)
 
-## libFuzzer over what reads bytes of strangers, SECONDS for each target (or for those in TARGETS), with the stable compiler.
+## libFuzzer over what reads untrusted bytes, SECONDS for each target (or for those in TARGETS), with the stable compiler.
 fuzz:
 	SECONDS_EACH=$(SECONDS) fuzz/run $(TARGETS)
 

@@ -41,7 +41,7 @@ pub enum RefusalReason {
     Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,
-    /// It kills engines.
+    /// It crashes engines.
     CrashSuspect,
 }
 

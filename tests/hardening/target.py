@@ -69,7 +69,7 @@ class Target:
         assert took < PROMPT, f"another client waited {took:.1f} s"
         return took
 
-    def settles(self, seconds: float = 15) -> None:
+    def wait_idle(self, seconds: float = 15) -> None:
         """Returns when no request is in flight any more."""
         deadline = time.monotonic() + seconds
         while (left := self.in_flight()) and time.monotonic() < deadline:

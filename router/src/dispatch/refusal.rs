@@ -38,7 +38,7 @@ pub enum Refusal {
     /// The first byte did not come in time.
     #[error("no engine began to answer within {}", format_seconds(*.0))]
     TooSlow(Duration),
-    /// Engines have died with it.
+    /// Engines have crashed with it.
     #[error("{0}")]
     CrashSuspect(Ban),
     /// The fleet has more to do than it can in time.
@@ -74,7 +74,7 @@ impl From<Ban> for Refusal {
 impl From<TrialQueueFull> for Refusal {
     fn from(_: TrialQueueFull) -> Self {
         Refusal::Overloaded {
-            message: "this request was in flight when an engine died, and too many of those wait to be tried again one by one".into(),
+            message: "this request was in flight when an engine crashed, and too many of those wait to be tried again one by one".into(),
             retry_after: QUEUE_FULL_RETRY_SECONDS,
         }
     }

@@ -37,7 +37,7 @@ pub struct RelayContext {
     pub permit: Permit,
     /// Where it runs; for the log.
     pub replica: Arc<Replica>,
-    /// Learns whether its engine dies with it.
+    /// Learns whether its engine crashes with it.
     pub crash_watch: CrashWatch,
     /// Whether its end shows that it harms no engine: not where the engine had failed.
     pub clears_suspicion: bool,

@@ -24,7 +24,7 @@ use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus};
 use super::view::MAX_CONTEXT_TOKENS;
 use crate::background::BackgroundTasks;
-use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_DEATH, ReportedDeath};
+use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_CRASH, ReportedCrash};
 use crate::lanes::{Lanes, Tickets};
 use crate::member::{Member, MemberAttachment};
 use crate::prompt::{FilesHash, FilesPiece, Prompts};
@@ -48,7 +48,7 @@ pub struct SessionDeps {
     pub tasks: BackgroundTasks,
     /// Where updates go.
     pub fleet: Fleet,
-    /// Where the deaths of engines go.
+    /// Where the crashes of engines go.
     pub crash_suspects: Arc<CrashSuspects>,
     /// Where reports of cached blocks go.
     pub cache_reports: CacheReportQueue,
@@ -233,10 +233,10 @@ impl Session {
             .iter()
             .filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref())
             .for_each(|files| self.offer_prompt_files(files));
-        // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
+        // Before the fleet learns of it: what came back from a crashed engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.crashes.iter().map(reported_death).for_each(|crash| self.sessions.crash_suspects.record_reported_death(&id, &crash));
+            replica.crashes.iter().map(reported_crash).for_each(|crash| self.sessions.crash_suspects.record_reported_crash(&id, &crash));
         }
         let replicas = report.replicas.into_iter().map(parse_replica).collect();
         self.sessions.fleet.update(FleetUpdate::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
@@ -296,9 +296,9 @@ fn cache_report(report: wire::CacheReport) -> CacheReport {
     CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest }
 }
 
-fn reported_death(crash: &wire::EngineCrash) -> ReportedDeath {
-    let requests = crash.requests.iter().take(MAX_REQUESTS_PER_DEATH).copied().map(u128::from).collect();
-    ReportedDeath { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
+fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
+    let requests = crash.requests.iter().take(MAX_REQUESTS_PER_CRASH).copied().map(u128::from).collect();
+    ReportedCrash { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
 }
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {

@@ -170,7 +170,7 @@ async fn our_own_count_goes_on_when_an_agent_attaches_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_router_settles_in_two_seconds() {
+async fn the_startup_grace_lasts_two_seconds() {
     let fleet = fleet();
     assert!(fleet.view().is_in_startup_grace(Instant::now()));
     attach(&fleet, 1, vec![ready(0)]).await;

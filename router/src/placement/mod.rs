@@ -222,14 +222,14 @@ impl Placer {
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.cache_knowledge.clear();
-        let (mut pool, mut own, mut others) = (RatePool::default(), 0, 0_u32);
+        let (mut pool, mut ours, mut others) = (RatePool::default(), 0, 0_u32);
         let eligible =
             view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.required_engine().is_none_or(|only| replica.has_life(only)));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
             pool.add(&replica.local_load.learned());
-            own += replica.local_load.in_flight();
+            ours += replica.local_load.in_flight();
             others = others.saturating_add(replica.load.in_flight_elsewhere);
         }
         // A prompt arrives once, counted by the blocks of those that it may go to.
@@ -243,7 +243,7 @@ impl Placer {
             candidate.rates = pool.rates(&view.replicas[candidate.replica].local_load.learned());
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
-        let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(own, others);
+        let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(ours, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
         let output = self.output_lengths.expected(prompt.max_output_tokens());
         let ask = PricingInput { tokens: prompt.token_count(), output, arrivals };
@@ -377,17 +377,17 @@ impl Placer {
 /// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers. `seconds` is `now` on the router's clock, which is
 /// worked out once for all.
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
-    let (own, load) = (&replica.local_load, &replica.load);
+    let (local, load) = (&replica.local_load, &replica.load);
     Candidate {
         replica: 0,
         matched: 0,
-        in_flight: own.in_flight().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
-        pending: own.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
-        context: own.context_tokens().saturating_add(load.context_tokens_elsewhere),
+        in_flight: local.in_flight().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
+        pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
+        context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),
         capacity: kv_capacity_tokens(replica),
         kv_use: load.engine.kv_use,
         budget: replica.state.token_budget,
-        overdue: own.overdue_seconds(seconds),
+        overdue: local.overdue_seconds(seconds),
         rates: Rates::default(),
         doubtful: view.is_last_resort(replica, now),
     }
@@ -406,8 +406,8 @@ fn kv_capacity_tokens(replica: &Replica) -> u64 {
 }
 
 /// How many times our own requests the fleet serves, of which so many are in flight.
-fn fleet_share(own: u32, others: u32) -> f64 {
-    if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MAX_FLEET_SHARE) }
+fn fleet_share(ours: u32, others: u32) -> f64 {
+    if ours == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(ours)).min(MAX_FLEET_SHARE) }
 }
 
 #[cfg(test)]

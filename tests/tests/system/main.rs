@@ -36,4 +36,4 @@ mod restarts;
 mod routers;
 mod scale;
 mod secrecy;
-mod sticky;
+mod stored_responses;

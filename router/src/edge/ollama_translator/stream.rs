@@ -69,15 +69,15 @@ impl ArrivalTime {
 impl OllamaTranslator {
     /// Tells an answer to a request that came at `begun`.
     pub(in crate::edge) fn new(form: OllamaRoute, model: String, begun: Instant) -> Self {
-        let (held, lines, calls) = (Vec::new(), Vec::new(), Vec::new());
+        let (partial_line, lines, tool_calls) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             route: form,
             model,
-            partial_line: held,
+            partial_line,
             lines,
             received_at: begun,
             first_token_at: None,
-            tool_calls: calls,
+            tool_calls,
             finish_reason: None,
             usage: ChunkUsage::default(),
         }
