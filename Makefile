@@ -32,14 +32,14 @@ docs:
 	cargo run --quiet --package hostler -- docs metrics > docs/metrics.md
 	cargo run --quiet --package hostler -- docs example > deploy/config/full.toml
 
-## The debug program, which the suites below run; they run another one, and build none, where HOSTLER_BIN names it.
+## The debug program, and the same for tests, which the suites below run; they run another one, and build none, where HOSTLER_BIN names it.
 ifdef HOSTLER_BIN
 export HOSTLER_BIN := $(abspath $(HOSTLER_BIN))
 program: ;
 else
 contract smoke e2e netns hardening chaos: export HOSTLER_BIN := $(CURDIR)/target/debug/hostler
 program:
-	cargo build --quiet --locked --package hostler
+	cargo build --quiet --locked --package hostler --package hostler-tests --bins
 endif
 
 ## OpenAI's Python and Node SDKs, unmodified, against simulated engines.
@@ -73,7 +73,7 @@ hardening: program
 chaos: program
 	@cargo run --quiet --locked --package hostler-chaos -- $(ARGS)
 
-## libFuzzer over what reads bytes of strangers, SECONDS for each target (or for those in TARGETS), with the stable compiler.
+## libFuzzer over what reads untrusted bytes, SECONDS for each target (or for those in TARGETS), with the stable compiler.
 fuzz:
 	SECONDS_EACH=$(SECONDS) fuzz/run $(TARGETS)
 

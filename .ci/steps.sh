@@ -10,13 +10,18 @@ mkdir -p "$logs"
 # Lines by which runners sum up: nextest, pytest, node, netns and hardening, chaos; else the last one counts.
 sums='^ *Summary \[|^=+ .* in [0-9.]+s|^(ℹ|#) (pass|fail|skipped) |[0-9]+ passed, [0-9]+ failed|[0-9]+ of [0-9]+ as expected'
 
-# step NAME COMMAND…: runs it once, with its output in a log too; its failure ends the run.
+# step NAME COMMAND…: runs it once, with its output in a log too; its failure ends the run. A command that cannot run on this machine ends with
+# 77, and its last line says why.
 step() {
     local name=$1 since=$SECONDS log status=0
     shift
     log="$logs/${name//[^A-Za-z0-9]/-}.log"
     printf '\n== %s (%s)\n' "$name" "$(date +%H:%M:%S)"
     "$@" 2>&1 | tee "$log" || status=$?
+    if [ "$status" = 77 ]; then
+        skipped "$name" "$(sed -n '$s/^skipped: //p' "$log")"
+        return
+    fi
     ended "$name" "$((SECONDS - since)) s" "$status" "$(grep -E "$sums" "$log" || tail -n 1 "$log")"
     # Passed at a second try: a bug to be mended, which nobody should have to look for.
     grep -E '^ *FLAKY ' "$log" >>"$logs/flaky" || true

@@ -6,6 +6,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// See `AgentConfig::probe_interval`.
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+
 /// What starts when the agent starts a replica.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -100,7 +103,8 @@ pub struct AgentConfig {
     pub front_end: FrontEnd,
     /// Bind each engine to the CPU cores next to its GPU, as far as this job may use them. Turn it off where something else binds.
     pub bind_cpus: bool,
-    /// Another library in place of the NVIDIA driver's `libnvidia-ml.so.1`; empty means that one.
+    /// Another library in place of the NVIDIA driver's `libnvidia-ml.so.1`; empty means that one. Not in the file: `HOSTLER_NVML_LIB` names it.
+    #[serde(skip)]
     pub nvml_lib: PathBuf,
     /// The `vllm` program, as a path or a name looked up on PATH.
     pub vllm_bin: PathBuf,
@@ -112,16 +116,9 @@ pub struct AgentConfig {
     pub log_dir: PathBuf,
     /// Address of the agent's own metrics and health pages; empty means the Unix socket `admin.sock` in the run directory, so that the agent opens no port.
     pub agent_admin: String,
-    /// Data streams per router. More lanes spread the work of very many streams over more tasks; 64 at most.
-    pub lanes: u32,
     /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn it off before vLLM 0.20 for a model with
     /// sliding-window attention: those releases give up their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
-    /// How long a thread of vLLM's core waits for Python's lock before it asks for it; `0s` leaves it at Python's 5 ms. For engines with cache events whose
-    /// model runs in processes of its own, see docs/plan.md. A plugin for vLLM does it, so a `VLLM_PLUGINS` of your own must name `hostler`.
-    #[serde(with = "hostler_boot::duration")]
-    #[schemars(with = "String")]
-    pub switch_interval: Duration,
     /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is `keep` as a systemd service and `kill` otherwise.
     pub if_agent_dies: IfAgentDies,
     /// How long kept engines wait for the next agent before they end.
@@ -148,9 +145,8 @@ pub struct AgentConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stop_grace: Duration,
-    /// How often a busy engine's load is read. An idle engine is read ten times less often.
-    #[serde(with = "hostler_boot::duration")]
-    #[schemars(with = "String")]
+    /// How often a busy engine's load is read. A constant for users: only tests have other ones.
+    #[serde(skip)]
     pub probe_interval: Duration,
 }
 
@@ -169,15 +165,13 @@ impl Default for AgentConfig {
             profile: Profile::Throughput,
             front_end: FrontEnd::Auto,
             bind_cpus: true,
-            nvml_lib: PathBuf::new(),
+            nvml_lib: std::env::var_os("HOSTLER_NVML_LIB").unwrap_or_default().into(),
             vllm_bin: "vllm".into(),
             engine_args: Vec::new(),
             run_dir: PathBuf::new(),
             log_dir: PathBuf::new(),
             agent_admin: String::new(),
-            lanes: 4,
             kv_events: true,
-            switch_interval: Duration::from_micros(500),
             if_agent_dies: IfAgentDies::Auto,
             takeover_timeout: Duration::from_secs(10 * 60),
             stall_timeout: Duration::from_secs(10),
@@ -185,7 +179,7 @@ impl Default for AgentConfig {
             startup_timeout: Duration::from_secs(30 * 60),
             drain_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(10),
-            probe_interval: Duration::from_millis(50),
+            probe_interval: PROBE_INTERVAL,
         }
     }
 }

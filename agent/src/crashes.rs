@@ -1,4 +1,4 @@
-//! Which requests were in flight when an engine of one replica crashed: any of them may be the cause. The driver records, every router's report reads; a router that attaches later still learns what happened within the last ten minutes.
+//! Which requests were in flight when an engine of one replica crashed: any of them may be the cause. The supervisor records, every router's report reads; a router that attaches later still learns what happened within the last ten minutes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

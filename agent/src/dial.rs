@@ -44,7 +44,7 @@ impl DialError {
 /// A connection to the router at `address`, with TLS where there are settings for it.
 ///
 /// # Errors
-/// When it cannot be reached within 5 s, or the handshake fails.
+/// When it cannot be reached in time, or the handshake fails.
 pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>) -> Result<Channel, DialError> {
     let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
     let stream = stream.map_err(|_| DialError::Unreachable("timed out".into()))?.map_err(|error| DialError::unreachable(&error))?;

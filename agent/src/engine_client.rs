@@ -80,11 +80,12 @@ impl EngineClient {
     ) -> Result<(ResponseHead, EngineResponse<'_>), RequestError> {
         loop {
             let (mut connection, is_kept) = self.connection().await?;
+            let bytes_before = connection.bytes_read();
             match outgoing.send_and_await_head(&mut connection, &mut sent).await {
                 Ok((head, body)) => return Ok((head, EngineResponse::new(self, connection, outgoing, body))),
                 Err(error @ RequestError::Request(_)) => return Err(error),
                 // The engine closed it while it was kept, which says nothing about this request.
-                Err(_) if is_kept && outgoing.is_untouched() => {}
+                Err(_) if is_kept && outgoing.rewind(connection.bytes_read() > bytes_before) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -117,11 +118,6 @@ impl EngineClient {
                 Err(error) => return Err(RequestError::Connect(error)),
             }
         }
-    }
-
-    /// Whether a connection is kept.
-    fn has_idle(&self) -> bool {
-        !self.idle.lock().is_empty()
     }
 
     fn take_idle(&self) -> Option<Connection> {

@@ -69,7 +69,7 @@ pub enum HostError {
     #[error(transparent)]
     Slice(#[from] MigSliceNeedsUuid),
     /// The library that was named is not there.
-    #[error("cannot load `{library}`, which --nvml-lib names in place of the NVIDIA driver's library")]
+    #[error("cannot load `{library}`, which HOSTLER_NVML_LIB names in place of the NVIDIA driver's library")]
     NoLibrary {
         /// The library.
         library: String,
@@ -106,7 +106,7 @@ pub enum HostError {
 impl Host {
     /// Asks the kernel for the name and the NVIDIA driver for the GPUs, of which it keeps those that `visible`, the value of
     /// `CUDA_VISIBLE_DEVICES`, allows. The simulated engine needs none and gets them only from a library that was named for the purpose. A
-    /// host without a driver has no GPUs and is no error. Takes 30 s at most.
+    /// host without a driver has no GPUs and is no error.
     ///
     /// # Errors
     /// When the driver does not work, or this process may use none of its GPUs.

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_boot::admin::{self, AdminPages};
+use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, bind};
 use tokio::net::TcpListener;
@@ -196,8 +197,10 @@ impl Agent {
         let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
         let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::GpuDriver::readings)));
-        let metrics = Arc::new(AgentMetrics::default());
-        let overview = Arc::new(AgentPages { state: state.clone(), metrics: metrics.clone() });
+        let mut metric_registry = MetricRegistry::default();
+        let metrics = Arc::new(AgentMetrics::register(&mut metric_registry));
+        metric_registry.register_collector(state.clone());
+        let overview = Arc::new(AgentPages { state: state.clone(), metric_registry });
         let admin = tokio::spawn(serve_admin(admin_at, overview, end.clone()));
 
         let uplink = Uplink {
@@ -205,7 +208,6 @@ impl Agent {
             node: self.node.clone(),
             life: fastrand::u64(1..),
             access: self.access.clone(),
-            lanes: self.config.lanes.clamp(1, MAX_LANES),
             metrics,
             requests: TaskTracker::new(),
             attached_routers: parking_lot::Mutex::default(),
@@ -299,12 +301,12 @@ impl Agent {
         {
             tracing::warn!(
                 ?allowed,
-                "VLLM_PLUGINS does not name `hostler`, so agent.switch_interval has no effect: add it, or set that to 0s"
+                "VLLM_PLUGINS does not name `hostler`, so the threads of the engine's core wait longer for each other: add it to that list"
             );
         }
-        let turns = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
+        let start_order = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
         for (_, spec, _) in &mut described {
-            spec.start_order = Arc::clone(&turns);
+            spec.start_order = Arc::clone(&start_order);
         }
         Ok((self.bind_to_gpus(described), survivors))
     }
@@ -438,9 +440,6 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long connections may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// HTTP/2 servers allow some 200 streams a connection; a lane is one.
-const MAX_LANES: u32 = 64;
-
 /// See `drain`; reports go out every 10 ms.
 const FLUSH_TIME: Duration = Duration::from_millis(30);
 
@@ -451,7 +450,7 @@ type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
 #[derive(Debug)]
 struct AgentPages {
     state: Arc<NodeState>,
-    metrics: Arc<AgentMetrics>,
+    metric_registry: MetricRegistry,
 }
 
 impl AdminPages for AgentPages {
@@ -460,7 +459,7 @@ impl AdminPages for AgentPages {
         if ready { Ok(()) } else { Err("no engine is ready".into()) }
     }
 
-    fn metrics(&self) -> String {
-        self.metrics.render(&self.state)
+    fn metrics(&self) -> &MetricRegistry {
+        &self.metric_registry
     }
 }

@@ -1,11 +1,11 @@
-//! Everything the agent counts, declared in one place.
+//! Everything the agent counts, and the figures that are read from its engines and GPUs when its metrics page is asked for.
 
-use std::fmt::Write;
+use std::fmt;
 
-use hostler_boot::metrics::{MetricDescription, MetricRegistry};
-use prometheus_client::encoding::EncodeLabelSet;
+use hostler_boot::metrics::{FigureTable, FigureValue, MetricRegistry, counter, gauge};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 
 use crate::advise::FindingKind;
 use crate::cache::CacheCounters;
@@ -13,15 +13,9 @@ use crate::engine::Phase;
 use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
-
-/// The agent's own metrics.
+/// What the agent itself counts.
 #[derive(Debug)]
 pub struct AgentMetrics {
-    registry: MetricRegistry,
     /// Answers relayed whole.
     pub complete: Counter,
     /// Answers that their engine did not finish.
@@ -33,38 +27,47 @@ pub struct AgentMetrics {
 }
 
 impl Default for AgentMetrics {
+    /// On no page.
     fn default() -> Self {
-        let mut page = MetricRegistry::default();
-        let help = "Requests of routers, by how their answer ended.";
-        let relayed = page.register("agent_relayed", &["outcome"], help, Family::<OutcomeLabel, Counter>::default());
-        let outcome = |outcome| relayed.get_or_create(&OutcomeLabel { outcome }).clone();
-        let unknown = "Frames of routers for requests that nobody knows any more.";
-        Self {
-            complete: outcome("complete"),
-            broken: outcome("broken"),
-            cancelled: outcome("cancelled"),
-            unknown_frames: page.register("agent_unknown_frames", &[], unknown, Counter::default()),
-            registry: {
-                page.describe(describe_engine_metrics());
-                page
-            },
-        }
+        Self::register(&mut MetricRegistry::default())
     }
 }
 
-/// Something about each engine that is read when the page is.
-struct ReplicaMetric {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    value: fn(&Replica) -> u64,
+impl AgentMetrics {
+    /// Has `page` show them, and describes the figures of a node.
+    pub fn register(page: &mut MetricRegistry) -> Self {
+        let outcomes = ["complete", "broken", "cancelled"];
+        let [complete, broken, cancelled] =
+            page.register_counters("agent_relayed", "outcome", "Requests of routers, by how their answer ended.", outcomes);
+        let unknown = "Frames of routers for requests that nobody knows any more.";
+        let unknown_frames = page.register("agent_unknown_frames", unknown, Counter::default());
+        page.describe(&ENGINES);
+        page.describe(&GPUS);
+        page.describe(&THROTTLED);
+        page.describe(&FINDINGS);
+        Self { complete, broken, cancelled, unknown_frames }
+    }
 }
 
-const fn replica_metric(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Replica) -> u64) -> ReplicaMetric {
-    ReplicaMetric { name, kind, help, value }
+impl Collector for NodeState {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let labelled = |replica| (vec![index_of(replica)], replica);
+        ENGINES.encode(&mut encoder, &self.replicas().iter().map(labelled).collect::<Vec<_>>())?;
+        encode_gpus(&mut encoder, &replica_gpus(self))?;
+        let findings = self.replicas().iter().flat_map(|replica| {
+            let found = replica.findings();
+            let stands = move |kind| found.iter().any(|finding| finding.kind == kind);
+            FindingKind::ALL.map(|kind| (vec![index_of(replica), kind.as_str().to_owned()], stands(kind)))
+        });
+        FINDINGS.encode(&mut encoder, &findings.collect::<Vec<_>>())
+    }
 }
 
-fn is_in(replica: &Replica, phase: Phase) -> u64 {
+fn index_of(replica: &Replica) -> String {
+    replica.index.to_string()
+}
+
+fn is_in(replica: &Replica, phase: Phase) -> FigureValue {
     (replica.engine.status().borrow().phase == phase).into()
 }
 
@@ -72,221 +75,109 @@ fn cache(replica: &Replica) -> CacheCounters {
     replica.engine.cache().counters()
 }
 
-const REPLICA_METRICS: &[ReplicaMetric] = &[
-    replica_metric("hostler_agent_engine_ready", "gauge", "1 when the engine serves.", |replica| is_in(replica, Phase::Ready)),
-    replica_metric("hostler_agent_engine_failed", "gauge", "1 while the engine is down after a crash.", |replica| {
-        is_in(replica, Phase::Failed)
-    }),
-    replica_metric(
-        "hostler_agent_engine_quarantined",
-        "gauge",
-        "1 while the engine stays out of service until it is released.",
-        |replica| is_in(replica, Phase::Quarantined),
-    ),
-    replica_metric("hostler_agent_engine_sleeping", "gauge", "1 while the engine has given its memory back.", |replica| {
-        is_in(replica, Phase::Sleeping)
-    }),
-    replica_metric(
-        "hostler_agent_engine_start_percent",
-        "gauge",
-        "How far the start of the engine has come; 100 when it serves.",
-        |replica| {
+const ENGINES: FigureTable<Replica> = FigureTable {
+    labels: &["replica"],
+    figures: &[
+        gauge("agent_engine_ready", "1 when the engine serves.", |replica| is_in(replica, Phase::Ready)),
+        gauge("agent_engine_failed", "1 while the engine is down after a crash.", |replica| is_in(replica, Phase::Failed)),
+        gauge("agent_engine_quarantined", "1 while the engine stays out of service until it is released.", |replica| {
+            is_in(replica, Phase::Quarantined)
+        }),
+        gauge("agent_engine_sleeping", "1 while the engine has given its memory back.", |replica| is_in(replica, Phase::Sleeping)),
+        gauge("agent_engine_start_percent", "How far the start of the engine has come; 100 when it serves.", |replica| {
             let status = replica.engine.status();
             let status = status.borrow();
-            let begun = status.progress.as_ref().map_or(0, |progress| progress.percent.into());
-            if status.phase == Phase::Ready { 100 } else { begun }
-        },
-    ),
-    replica_metric("hostler_agent_engine_in_flight", "gauge", "Requests of all routers in flight there.", |replica| {
-        replica.engine.traffic().in_flight().into()
-    }),
-    replica_metric(
-        "hostler_agent_engine_pending_tokens",
-        "gauge",
-        "Prompt tokens of requests in flight that are still to be computed, as routers estimated them.",
-        |replica| replica.engine.traffic().subscribe().borrow().totals().pending_tokens,
-    ),
-    replica_metric("hostler_agent_engine_restarts_total", "counter", "Starts of the engine after its first one.", |replica| {
-        replica.engine.status().borrow().restarts.into()
-    }),
-    replica_metric("hostler_agent_cache_exact", "gauge", "1 when the agent knows exactly which blocks the engine has cached.", |replica| {
-        replica.engine.cache().watch().borrow().exact.into()
-    }),
-    replica_metric("hostler_agent_cache_events_total", "counter", "Events about cached blocks that the engine sent.", |replica| {
-        cache(replica).events
-    }),
-    replica_metric("hostler_agent_cache_gaps_total", "counter", "Times that some of these events were missing.", |replica| {
-        cache(replica).gaps
-    }),
-    replica_metric("hostler_agent_cache_replays_total", "counter", "Gaps that the engine filled by sending the events again.", |replica| {
-        cache(replica).replays
-    }),
-    replica_metric(
-        "hostler_agent_cache_resets_total",
-        "counter",
-        "Times that every block was forgotten because what was known could have been wrong.",
-        |replica| cache(replica).resets,
-    ),
-    replica_metric(
-        "hostler_agent_cache_unknown_parents_total",
-        "counter",
-        "Blocks that were not taken in because the block before them is unknown.",
-        |replica| cache(replica).orphans,
-    ),
-    replica_metric("hostler_agent_cache_malformed_total", "counter", "Messages about cached blocks that could not be read.", |replica| {
-        cache(replica).malformed
-    }),
-    replica_metric(
-        "hostler_agent_cache_ignored_total",
-        "counter",
-        "Events about other memory than the GPU's, or about other groups of layers than the one that is followed.",
-        |replica| cache(replica).ignored,
-    ),
-];
-
-/// Something about each GPU. What the driver does not say is not on the page.
-struct GpuMetric {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    value: fn(&Gpu, &GpuReading) -> Option<f64>,
-}
-
-const fn gpu_metric(name: &'static str, kind: &'static str, help: &'static str, value: fn(&Gpu, &GpuReading) -> Option<f64>) -> GpuMetric {
-    GpuMetric { name, kind, help, value }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a metrics page has only floating point")]
-const GPU_METRICS: &[GpuMetric] = &[
-    gpu_metric("hostler_agent_gpu_memory_bytes", "gauge", "Memory of the GPU.", |gpu, _| Some(gpu.memory_bytes as f64)),
-    gpu_metric("hostler_agent_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use, by anybody.", |_, now| {
-        now.memory_used_bytes.map(|bytes| bytes as f64)
-    }),
-    gpu_metric("hostler_agent_gpu_utilisation", "gauge", "Part of the last second in which a kernel ran, 0 to 1.", |_, now| {
-        now.utilisation.map(|percent| f64::from(percent) / 100.0)
-    }),
-    gpu_metric("hostler_agent_gpu_watts", "gauge", "Power that the GPU takes.", |_, now| now.watts.map(f64::from)),
-    gpu_metric("hostler_agent_gpu_watts_limit", "gauge", "Power at which the GPU's clocks are lowered.", |_, now| {
-        now.watts_limit.map(f64::from)
-    }),
-    gpu_metric("hostler_agent_gpu_sm_mhz", "gauge", "Clock of the GPU's multiprocessors.", |_, now| now.sm_mhz.map(f64::from)),
-    gpu_metric("hostler_agent_gpu_celsius", "gauge", "Temperature of the GPU.", |_, now| now.celsius.map(f64::from)),
-    gpu_metric("hostler_agent_gpu_ecc_corrected_total", "counter", "Corrected memory errors since the driver was loaded.", |_, now| {
-        now.ecc_corrected.map(|errors| errors as f64)
-    }),
-    gpu_metric("hostler_agent_gpu_ecc_uncorrected_total", "counter", "Uncorrected memory errors since the driver was loaded.", |_, now| {
-        now.ecc_uncorrected.map(|errors| errors as f64)
-    }),
-    gpu_metric("hostler_agent_gpu_remap_pending", "gauge", "1 when rows of the GPU's memory wait for a reset to be replaced.", |_, now| {
-        Some(now.remap_pending.into())
-    }),
-    gpu_metric("hostler_agent_gpu_remap_failed", "gauge", "1 when a row of the GPU's memory could not be replaced.", |_, now| {
-        Some(now.remap_failed.into())
-    }),
-    gpu_metric("hostler_agent_gpu_last_xid", "gauge", "The driver's last XID about the GPU; 0 before the first.", |_, now| {
-        Some(now.last_xid.into())
-    }),
-];
-
-const THROTTLED: &str = "hostler_agent_gpu_throttled";
-const THROTTLED_HELP: &str = "1 while the GPU's clocks are held down for this reason.";
-const FINDINGS: &str = "hostler_agent_finding";
-const FINDINGS_HELP: &str = "1 while `hostler advise` has this to say about the engine.";
-
-/// The labels of a metric of a GPU.
-const GPU_LABELS: &[&str] = &["replica", "gpu", "uuid"];
-
-/// What is read from the engines when the page is, for the manual.
-fn describe_engine_metrics() -> impl Iterator<Item = MetricDescription> {
-    let engines = REPLICA_METRICS.iter().map(|&ReplicaMetric { name, kind, help, .. }| MetricDescription {
-        name: name.into(),
-        kind,
-        labels: &["replica"],
-        help,
-    });
-    let gpus = GPU_METRICS.iter().map(|&GpuMetric { name, kind, help, .. }| MetricDescription {
-        name: name.into(),
-        kind,
-        labels: GPU_LABELS,
-        help,
-    });
-    let labels = &["replica", "gpu", "uuid", "reason"];
-    let throttled = MetricDescription { name: THROTTLED.into(), kind: "gauge", labels, help: THROTTLED_HELP };
-    let findings = MetricDescription { name: FINDINGS.into(), kind: "gauge", labels: &["replica", "kind"], help: FINDINGS_HELP };
-    engines.chain(gpus).chain([throttled, findings])
-}
-
-impl AgentMetrics {
-    /// The page: the agent's own metrics, then those of its engines and GPUs.
-    #[must_use]
-    pub fn render(&self, node: &NodeState) -> String {
-        let mut page = self.registry.render();
-        for ReplicaMetric { name, kind, help, value } in REPLICA_METRICS {
-            write_header(&mut page, name, kind, help);
-            for replica in node.replicas() {
-                let _ = writeln!(page, "{name}{{replica=\"{}\"}} {}", replica.index, value(replica));
-            }
-        }
-        write_gpus(&mut page, &replica_gpus(node));
-        write_header(&mut page, FINDINGS, "gauge", FINDINGS_HELP);
-        for replica in node.replicas() {
-            let findings = replica.findings();
-            for kind in FindingKind::ALL {
-                let stands = findings.iter().any(|finding| finding.kind == kind);
-                let _ = writeln!(page, "{FINDINGS}{{replica=\"{}\",kind=\"{}\"}} {}", replica.index, kind.as_str(), u8::from(stands));
-            }
-        }
-        page
-    }
-
-    /// What is on the page, for the manual.
-    #[must_use]
-    pub fn descriptions(&self) -> &[MetricDescription] {
-        self.registry.descriptions()
-    }
-}
-
-fn write_header(page: &mut String, name: &str, kind: &str, help: &str) {
-    let family = name.trim_end_matches("_total");
-    let _ = writeln!(page, "# HELP {family} {help}\n# TYPE {family} {kind}");
-}
+            let begun: u32 = status.progress.as_ref().map_or(0, |progress| progress.percent.into());
+            if status.phase == Phase::Ready { 100 } else { begun }.into()
+        }),
+        gauge("agent_engine_in_flight", "Requests of all routers in flight there.", |replica| replica.engine.traffic().in_flight().into()),
+        gauge(
+            "agent_engine_pending_tokens",
+            "Prompt tokens of requests in flight that are still to be computed, as routers estimated them.",
+            |replica| replica.engine.traffic().subscribe().borrow().totals().pending_tokens.into(),
+        ),
+        counter("agent_engine_restarts", "Starts of the engine after its first one.", |replica| {
+            replica.engine.status().borrow().restarts.into()
+        }),
+        gauge("agent_cache_exact", "1 when the agent knows exactly which blocks the engine has cached.", |replica| {
+            replica.engine.cache().watch().borrow().exact.into()
+        }),
+        counter("agent_cache_events", "Events about cached blocks that the engine sent.", |replica| cache(replica).events.into()),
+        counter("agent_cache_gaps", "Times that some of these events were missing.", |replica| cache(replica).gaps.into()),
+        counter("agent_cache_replays", "Gaps that the engine filled by sending the events again.", |replica| cache(replica).replays.into()),
+        counter("agent_cache_resets", "Times that every block was forgotten because what was known could have been wrong.", |replica| {
+            cache(replica).resets.into()
+        }),
+        counter("agent_cache_unknown_parents", "Blocks that were not taken in because the block before them is unknown.", |replica| {
+            cache(replica).orphans.into()
+        }),
+        counter("agent_cache_malformed", "Messages about cached blocks that could not be read.", |replica| cache(replica).malformed.into()),
+        counter(
+            "agent_cache_ignored",
+            "Events about other memory than the GPU's, or about other groups of layers than the one that is followed.",
+            |replica| cache(replica).ignored.into(),
+        ),
+    ],
+};
 
 /// A GPU of a replica, and how it does.
-struct ReplicaGpu {
-    labels: String,
-    gpu: Gpu,
-    reading: GpuReading,
-}
+type GpuState = (Gpu, GpuReading);
+
+/// What the driver does not say is not on the page.
+const GPUS: FigureTable<GpuState> = FigureTable {
+    labels: &["replica", "gpu", "uuid"],
+    figures: &[
+        gauge("agent_gpu_memory_bytes", "Memory of the GPU.", |(gpu, _)| gpu.memory_bytes.into()),
+        gauge("agent_gpu_memory_used_bytes", "Memory of the GPU in use, by anybody.", |(_, now)| now.memory_used_bytes.into()),
+        gauge("agent_gpu_utilisation", "Part of the last second in which a kernel ran, 0 to 1.", |(_, now)| {
+            now.utilisation.map(|percent| f64::from(percent) / 100.0).into()
+        }),
+        gauge("agent_gpu_watts", "Power that the GPU takes.", |(_, now)| now.watts.into()),
+        gauge("agent_gpu_watts_limit", "Power at which the GPU's clocks are lowered.", |(_, now)| now.watts_limit.into()),
+        gauge("agent_gpu_sm_mhz", "Clock of the GPU's multiprocessors.", |(_, now)| now.sm_mhz.into()),
+        gauge("agent_gpu_celsius", "Temperature of the GPU.", |(_, now)| now.celsius.into()),
+        counter("agent_gpu_ecc_corrected", "Corrected memory errors since the driver was loaded.", |(_, now)| now.ecc_corrected.into()),
+        counter("agent_gpu_ecc_uncorrected", "Uncorrected memory errors since the driver was loaded.", |(_, now)| {
+            now.ecc_uncorrected.into()
+        }),
+        gauge("agent_gpu_remap_pending", "1 when rows of the GPU's memory wait for a reset to be replaced.", |(_, now)| {
+            now.remap_pending.into()
+        }),
+        gauge("agent_gpu_remap_failed", "1 when a row of the GPU's memory could not be replaced.", |(_, now)| now.remap_failed.into()),
+        gauge("agent_gpu_last_xid", "The driver's last XID about the GPU; 0 before the first.", |(_, now)| now.last_xid.into()),
+    ],
+};
+
+const THROTTLED: FigureTable<()> = FigureTable {
+    labels: &["replica", "gpu", "uuid", "reason"],
+    figures: &[gauge("agent_gpu_throttled", "1 while the GPU's clocks are held down for this reason.", |()| true.into())],
+};
+
+const FINDINGS: FigureTable<bool> = FigureTable {
+    labels: &["replica", "kind"],
+    figures: &[gauge("agent_finding", "1 while `hostler advise` has this to say about the engine.", |stands| (*stands).into())],
+};
 
 /// A GPU that several engines share is there for each of them.
-fn replica_gpus(node: &NodeState) -> Vec<ReplicaGpu> {
-    let mut gpus = Vec::new();
-    for replica in node.replicas() {
-        let readings = node.gpu_readings(replica);
-        for gpu in &replica.traits.setup.gpus {
-            let Some(reading) = readings.iter().find(|reading| reading.uuid == gpu.uuid) else { continue };
-            let labels = format!("replica=\"{}\",gpu=\"{}\",uuid=\"{}\"", replica.index, gpu.index, gpu.uuid);
-            gpus.push(ReplicaGpu { labels, gpu: gpu.clone(), reading: reading.clone() });
-        }
-    }
-    gpus
+fn replica_gpus(node: &NodeState) -> Vec<(Vec<String>, GpuState)> {
+    let of_replica =
+        |replica| {
+            let readings = node.gpu_readings(replica);
+            let reading = move |gpu: &Gpu| readings.iter().find(|reading| reading.uuid == gpu.uuid).cloned();
+            replica.traits.setup.gpus.iter().filter_map(move |gpu| {
+                Some((vec![index_of(replica), gpu.index.to_string(), gpu.uuid.clone()], (gpu.clone(), reading(gpu)?)))
+            })
+        };
+    node.replicas().iter().flat_map(of_replica).collect()
 }
 
-fn write_gpus(page: &mut String, gpus: &[ReplicaGpu]) {
-    for GpuMetric { name, kind, help, value } in GPU_METRICS {
-        write_header(page, name, kind, help);
-        for ReplicaGpu { labels, gpu, reading } in gpus {
-            if let Some(value) = value(gpu, reading) {
-                let _ = writeln!(page, "{name}{{{labels}}} {value}");
-            }
-        }
-    }
-    write_header(page, THROTTLED, "gauge", THROTTLED_HELP);
-    for ReplicaGpu { labels, reading, .. } in gpus {
-        for reason in &reading.throttled {
-            let _ = writeln!(page, "{THROTTLED}{{{labels},reason=\"{reason}\"}} 1");
-        }
-    }
+fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[(Vec<String>, GpuState)]) -> fmt::Result {
+    GPUS.encode(encoder, gpus)?;
+    let reasons = gpus.iter().flat_map(|(labels, (_, reading))| {
+        let with_reason = move |reason: &&str| ([labels.as_slice(), &[(*reason).to_owned()]].concat(), ());
+        reading.throttled.iter().map(with_reason)
+    });
+    THROTTLED.encode(encoder, &reasons.collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use http::uri::Authority;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::exposition::TextFormat;
+use crate::metrics::MetricRegistry;
 use crate::socket::PrivateSocket;
 
 /// What the pages show.
@@ -23,8 +25,8 @@ pub trait AdminPages: Send + Sync + 'static {
     /// # Errors
     /// The reason, which `/readyz` shows with status 503.
     fn ready(&self) -> Result<(), String>;
-    /// The metrics page, without its last line `# EOF`.
-    fn metrics(&self) -> String;
+    /// What the metrics page shows.
+    fn metrics(&self) -> &MetricRegistry;
 }
 
 /// The routes `/livez`, `/readyz` and `/metrics`.
@@ -46,9 +48,9 @@ pub fn routes(pages: Arc<impl AdminPages>) -> Router {
         )
         .route(
             "/metrics",
-            get(move || {
-                let page = pages.metrics() + "# EOF\n";
-                async move { ([(header::CONTENT_TYPE, crate::metrics::CONTENT_TYPE)], page).into_response() }
+            get(async move |headers: HeaderMap| {
+                let format = TextFormat::accepted_by(&headers);
+                ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "Accept")], pages.metrics().render(format))
             }),
         )
 }

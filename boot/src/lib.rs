@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod config;
 pub mod duration;
+pub mod exposition;
 pub mod home;
 pub mod listen;
 pub mod metrics;

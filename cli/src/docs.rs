@@ -1,11 +1,13 @@
 //! `hostler docs`: the parts of the manual that come from the program itself.
 
 use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Subcommand;
 use hostler_agent::AgentMetrics;
-use hostler_boot::metrics::MetricDescription;
-use hostler_router::RouterMetrics;
+use hostler_boot::metrics::{MetricDescription, MetricRegistry};
 
 use crate::output::say;
 use crate::settings;
@@ -19,24 +21,39 @@ pub(crate) enum Docs {
     Example,
     /// `docs/metrics.md`: every metric.
     Metrics,
+    /// Man pages, one for each subcommand, which `man -l FILE` shows.
+    Man {
+        /// The folder to write them to, such as ~/.local/share/man/man1.
+        folder: PathBuf,
+    },
 }
 
-/// Prints a part.
-pub(crate) fn print(docs: &Docs) {
+/// Prints a part, or writes it.
+pub(crate) fn print(docs: &Docs, command: clap::Command) -> anyhow::Result<()> {
     let text = match docs {
+        Docs::Man { folder } => {
+            fs::create_dir_all(folder)
+                .and_then(|()| clap_mangen::generate_to(command, folder))
+                .with_context(|| format!("cannot write the man pages to {}", folder.display()))?;
+            return Ok(());
+        }
         Docs::Config => hostler_boot::config::markdown(&settings::all()),
         Docs::Example => hostler_boot::config::example_file(&settings::all()),
         Docs::Metrics => metrics(),
     };
     say(text.trim_end());
+    Ok(())
 }
 
 fn metrics() -> String {
     let mut page = String::from(
-        "# Metrics\n\nGenerated from the program by `hostler docs metrics`; a test compares them. Format: OpenMetrics text.\n",
+        "# Metrics\n\nGenerated from the program by `hostler docs metrics`; a test compares them.\n\n\
+         A client that names `application/openmetrics-text` in `Accept`, as Prometheus does, gets OpenMetrics\n\
+         1.0.0. Every other client gets Prometheus' text format 0.0.4.\n",
     );
-    let router = RouterMetrics::default();
-    let agent = AgentMetrics::default();
+    let router = hostler_router::describe_metrics();
+    let mut agent = MetricRegistry::default();
+    AgentMetrics::register(&mut agent);
     table(&mut page, "Router: `/metrics` on its admin listener", router.descriptions());
     table(&mut page, "Agent: `/metrics` on its admin socket, or on `agent.agent_admin`", agent.descriptions());
     page
@@ -46,6 +63,6 @@ fn table(page: &mut String, title: &str, described: &[MetricDescription]) {
     let _ = write!(page, "\n## {title}\n\n| Name | Kind | Labels | Meaning |\n| --- | --- | --- | --- |\n");
     for MetricDescription { name, kind, labels, help } in described {
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let _ = writeln!(page, "| `{name}` | {kind} | {} | {help} |", labels.join(", "));
+        let _ = writeln!(page, "| `{name}` | {} | {} | {help} |", kind.as_str(), labels.join(", "));
     }
 }

@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use hostler_router::RouterConfig;
 
 use settings::CommandFlags;
 
@@ -96,36 +97,49 @@ enum Command {
         /// The file; without it that of --config, or your own.
         file: Option<PathBuf>,
     },
+    /// Print the script by which a shell completes this program's arguments, as in `source <(hostler completions bash)`.
+    Completions { shell: clap_complete::Shell },
     /// Print the manual's generated parts.
     #[command(subcommand)]
     Docs(docs::Docs),
 }
 
+/// Changes what no setting changes of a router, for tests.
+type AdjustRouter = fn(&mut RouterConfig);
+
 /// The program: reads the command line, runs the subcommand, says what went wrong.
 #[must_use]
 pub fn main() -> ExitCode {
+    main_with(|_| ())
+}
+
+/// As `main`, with routers that a test has changed.
+#[must_use]
+pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     if let Some(ended) = keeper::keeper() {
         return ended;
     }
-    let mut command = Cli::command();
-    for (name, sections) in
-        [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())]
-    {
-        command = command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)));
-    }
-    let matches = command.get_matches();
+    let matches = command().get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
     let flags = matches.subcommand().map(|(_, matches)| matches);
-    match run(cli, CommandFlags { flags }) {
+    match run(cli, CommandFlags { flags }, adjust_router) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&format!("error: {}", output::describe(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The command line, with a flag for each setting.
+fn command() -> clap::Command {
+    let settings = [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())];
+    settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
+        command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)))
+    })
 }
 
 impl Command {
@@ -146,15 +160,15 @@ impl Command {
     }
 }
 
-fn run(mut cli: Cli, given: CommandFlags<'_>) -> anyhow::Result<()> {
+fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> anyhow::Result<()> {
     let file = settings::config_file(cli.config);
     if let Some(admin) = cli.command.admin() {
         admin.config.clone_from(&file);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = match cli.command {
-        Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?)),
-        Command::Router => runtime.block_on(router::router(&given.load(file.as_deref(), None)?)),
+        Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?, adjust_router)),
+        Command::Router => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
@@ -174,10 +188,13 @@ fn run(mut cli: Cli, given: CommandFlags<'_>) -> anyhow::Result<()> {
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file: named } => settings::check(named.or(file).as_deref()),
-        Command::Docs(docs) => {
-            docs::print(&docs);
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command(), "hostler", &mut script);
+            output::say(String::from_utf8_lossy(&script).trim_end());
             Ok(())
         }
+        Command::Docs(docs) => docs::print(&docs, command()),
     };
     // Whatever is left (a signal handler, a connection that lingers) does not keep the program.
     runtime.shutdown_background();

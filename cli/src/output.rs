@@ -52,7 +52,8 @@ mod tests {
 
     #[test]
     fn an_error_says_each_cause_once() {
-        let error = anyhow!("Connection refused (os error 111)").context("tcp connect error").context("tcp connect error").context("no router");
+        let error =
+            anyhow!("Connection refused (os error 111)").context("tcp connect error").context("tcp connect error").context("no router");
         assert_eq!(describe(&error), "no router: tcp connect error: Connection refused (os error 111)");
         let error = anyhow!("not found").context("reading a.toml: not found");
         assert_eq!(describe(&error), "reading a.toml: not found");

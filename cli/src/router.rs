@@ -3,12 +3,13 @@
 use hostler_boot::{Settings, Shutdown};
 use hostler_router::{Exposure, Router};
 
+use crate::AdjustRouter;
 use crate::output::say;
-use crate::settings;
 
 /// Runs a router until it has drained.
-pub(crate) async fn router(settings: &Settings) -> anyhow::Result<()> {
-    let config = settings::router_section(settings)?;
+pub(crate) async fn router(settings: &Settings, adjust: AdjustRouter) -> anyhow::Result<()> {
+    let mut config = settings.section("router")?;
+    adjust(&mut config);
     hostler_boot::raise_file_limit();
     let router = Router::bind(config).await?;
     let shutdown = Shutdown::new();

@@ -1,7 +1,6 @@
 //! Which settings each role has, and where they are read from.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
@@ -45,17 +44,6 @@ pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
 /// The environment as far as it is text; no setting is anything else.
 fn environment() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
-}
-
-/// A router's own settings. `tests/hardening` attacks this program and cannot wait 5 min for each client that stalls: it says by the environment
-/// how long the router is to wait.
-pub(crate) fn router_section(settings: &Settings) -> anyhow::Result<RouterConfig> {
-    let mut config: RouterConfig = settings.section("router")?;
-    if let Ok(milliseconds) = std::env::var("HOSTLER_TEST_CLIENT_STALL_MS") {
-        let milliseconds = milliseconds.parse().context("HOSTLER_TEST_CLIENT_STALL_MS is a number of milliseconds, for tests")?;
-        config.client_stall_timeout = Duration::from_millis(milliseconds);
-    }
-    Ok(config)
 }
 
 /// The flags of the subcommand.

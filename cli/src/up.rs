@@ -11,19 +11,20 @@ use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig};
 
 use self::startup_progress::StartupProgress;
+use crate::AdjustRouter;
 use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
 use crate::output::say;
 use crate::ps::{self, Node, Replica};
 use crate::router::announce;
-use crate::settings::router_section;
 
 /// How often the engines are looked at until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent.
-pub(crate) async fn up(settings: Settings) -> anyhow::Result<()> {
-    let mut router_config = router_section(&settings)?;
+pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyhow::Result<()> {
+    let mut router_config: RouterConfig = settings.section("router")?;
+    adjust_router(&mut router_config);
     if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
     }

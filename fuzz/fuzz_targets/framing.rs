@@ -1,12 +1,9 @@
 //! The watch over requests' framing: finds the same flaw however the bytes are cut. The last byte of an input chooses the cut.
 #![no_main]
 
-use std::pin::Pin;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use tokio::io::{AsyncRead, ReadBuf};
 
 #[path = "../../router/src/edge/connection_clock.rs"]
 mod connection_clock;
@@ -14,21 +11,14 @@ mod connection_clock;
 mod framing;
 
 use connection_clock::{ConnectionClock, ConnectionTimeouts};
-use framing::{FramingFlaw, FramingStream};
+use framing::{FramingFlaw, watch_framing};
 
 const LONG: Duration = Duration::from_secs(3600);
 
 fn flaw(bytes: &[u8], cut: usize) -> Option<FramingFlaw> {
-    let (mut framed, framing) = FramingStream::new(bytes, ConnectionClock::new(ConnectionTimeouts { head: LONG, idle: LONG, stall: LONG }));
-    let mut space = vec![0; cut];
-    let mut context = Context::from_waker(Waker::noop());
-    loop {
-        let mut buffer = ReadBuf::new(&mut space);
-        assert!(Pin::new(&mut framed).poll_read(&mut context, &mut buffer).is_ready());
-        if buffer.filled().is_empty() {
-            return framing.flaw();
-        }
-    }
+    let (watch, framing) = watch_framing(ConnectionClock::new(ConnectionTimeouts { head: LONG, idle: LONG, stall: LONG }));
+    bytes.chunks(cut).for_each(watch);
+    framing.flaw()
 }
 
 fuzz_target!(|input: &[u8]| {

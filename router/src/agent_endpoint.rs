@@ -68,10 +68,10 @@ fn accept_connections(
     fence: Arc<NewestCertificates>,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
-    let strangers = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
+    let unauthenticated = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
     let spoken = accepted.map(move |stream| {
-        let (handshake, fence, strangers) =
-            (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone(), strangers.clone());
+        let (handshake, fence, unauthenticated) =
+            (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone(), unauthenticated.clone());
         async move {
             hostler_boot::configure_stream(&stream, wire::TCP_USER_TIMEOUT).ok()?;
             timeout(FIRST_BYTE_TIMEOUT, stream.readable()).await.ok()?.ok()?;
@@ -83,7 +83,7 @@ fn accept_connections(
                     secured.inspect_err(|error| log_failed_handshake(peer, error)).ok()?
                 }
             };
-            Connection::new(stream, &fence, &strangers).map(Ok)
+            Connection::new(stream, &fence, &unauthenticated).map(Ok)
         }
     });
     spoken.buffer_unordered(MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)

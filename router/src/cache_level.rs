@@ -15,6 +15,9 @@ pub enum CacheLevel {
 }
 
 impl CacheLevel {
+    /// All, each at its own number.
+    pub(crate) const ALL: [Self; 3] = [Self::Exact, Self::Text, Self::Load];
+
     /// The word for people and scripts.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -1,20 +1,20 @@
-//! Requests that kill engines: one that was in flight when an engine died is a *suspect*. It is tried again, alone among suspects on its replica until its
-//! engine has given the first tokens; with a second death it is refused everywhere. So it is known which request is the cause, and which ones only ran beside it.
+//! Requests that crash engines: one that was in flight when an engine crashed is a *suspect*. It is tried again, alone among suspects on its replica until its
+//! engine has given the first tokens; with a second crash it is refused everywhere. So it is known which request is the cause, and which ones only ran beside it.
 //!
-//! Where the suspects that wait could not all be tried within seconds (`trials::TRIAL_START_TARGET`), several are on trial together. A death then bans nobody, but
+//! Where the suspects that wait could not all be tried within seconds (`trials::TRIAL_START_TARGET`), several are on trial together. A crash then bans nobody, but
 //! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `crash_suspect_ttl`, for
 //! any number of routers of which no two try suspects on one replica at the same moment:
 //!
 //! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
 //! - one that kills later kills two, if nobody else is on trial or has passed there. Else it is spared, twice; then its trial lasts as long as its answer, up
 //!   to 30 s, and nobody is tried beside it: four, and where it strikes while it is tried among g, `floor(log2 g)` more, seven at most;
-//! - one that kills nothing is refused if it was there when four engines died, or two, of which the second had no other suspect to blame: it alone was on
+//! - one that kills nothing is refused if it was there when four engines crashed, or two, of which the second had no other suspect to blame: it alone was on
 //!   trial, or there. No request that kills engines within its trial brings that about;
 //! - a trial begins within `TRIAL_START_TARGET` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
-//!   there at further deaths may wait longer, since it is tried among fewer.
+//!   there at further crashes may wait longer, since it is tried among fewer.
 //!
 //! The tests prove it on a model of a fleet. The dispatch asks and records what it sees; sessions record what agents report, which is how several routers share
-//! what they know. An agent's word is believed so far: whatever number of deaths the agents of one node report, they are one death of a request that this
+//! what they know. An agent's word is believed so far: whatever number of crashes the agents of one node report, they are one crash of a request that this
 //! router has not sent there.
 
 mod standing;
@@ -35,7 +35,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 use crate::engine_life::EngineLife;
 use standing::SuspectStanding;
 pub use standing::{Ban, Fingerprint};
-pub use suspect_table::MAX_REQUESTS_PER_DEATH;
+pub use suspect_table::MAX_REQUESTS_PER_CRASH;
 use suspect_table::SuspectTable;
 pub(crate) use suspect_table::TrialConstraints;
 use trials::TrialDemand;
@@ -61,9 +61,9 @@ pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Finger
     (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
 }
 
-/// The death of an engine, as its agent reports it.
+/// The crash of an engine, as its agent reports it.
 #[derive(Debug)]
-pub struct ReportedDeath {
+pub struct ReportedCrash {
     /// Generation of the engine.
     pub epoch: u64,
     /// How long ago it was.
@@ -85,7 +85,7 @@ pub struct CrashSuspects {
 }
 
 impl CrashSuspects {
-    /// A record in which a death counts for `ttl`; zero keeps none.
+    /// A record in which a crash counts for `ttl`; zero keeps none.
     #[must_use]
     pub fn new(ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -97,20 +97,20 @@ impl CrashSuspects {
         })
     }
 
-    /// An agent has reported the death of one of `replica`'s engines.
-    pub fn record_reported_death(&self, replica: &str, death: &ReportedDeath) {
-        if self.ttl.is_zero() || death.requests.is_empty() {
+    /// An agent has reported the crash of one of `replica`'s engines.
+    pub fn record_reported_crash(&self, replica: &str, crash: &ReportedCrash) {
+        if self.ttl.is_zero() || crash.requests.is_empty() {
             return;
         }
         let now = Instant::now();
         // A clock that began after that knows no such moment: then it was long ago, and too long.
-        let Some(at) = now.checked_sub(death.age) else { return };
-        let life = EngineLife { replica: replica.into(), epoch: death.epoch };
-        let refused = self.update_table(|table| table.record_reported_death(&life, &death.requests, at, now));
+        let Some(at) = now.checked_sub(crash.age) else { return };
+        let life = EngineLife { replica: replica.into(), epoch: crash.epoch };
+        let refused = self.update_table(|table| table.record_reported_crash(&life, &crash.requests, at, now));
         refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
     }
 
-    /// Requests with a death to their name, for the metrics.
+    /// Requests with a crash to their name, for the metrics.
     #[must_use]
     pub fn suspect_count(&self) -> usize {
         self.with_table(|table| table.suspect_count())
@@ -145,12 +145,12 @@ impl CrashSuspects {
 }
 
 fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
-    let replicas: Vec<&str> = ban.deaths.iter().map(|(replica, _)| &**replica).collect();
+    let replicas: Vec<&str> = ban.crashes.iter().map(|(replica, _)| &**replica).collect();
     tracing::warn!(
         request = format!("{fingerprint:032x}"),
         ?replicas,
         seconds = ban.remaining.as_secs(),
-        "a request is refused from now on: engines have died with it"
+        "a request is refused from now on: engines have crashed with it"
     );
 }
 

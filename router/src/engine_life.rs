@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 /// One life of one engine: a replica keeps its id when its engine is started again, and gets another epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct EngineLife {
+pub struct EngineLife {
     /// The replica's id.
-    pub(crate) replica: Arc<str>,
-    pub(crate) epoch: u64,
+    pub replica: Arc<str>,
+    /// Which of its engine's lives.
+    pub epoch: u64,
 }
 
 impl EngineLife {
     /// The node whose agent tells of it.
-    pub(crate) fn node(&self) -> &str {
+    #[must_use]
+    pub fn node(&self) -> &str {
         self.replica.rsplit_once('/').map_or(&*self.replica, |(node, _)| node)
     }
 }

@@ -17,6 +17,7 @@ pub mod edge;
 mod engine_life;
 mod exposures;
 pub mod fleet;
+mod fleet_figures;
 pub mod grpc;
 pub mod health_watches;
 pub mod inbound;
@@ -40,7 +41,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use hostler_boot::admin::AdminPages;
+use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bind};
 use tokio::net::TcpListener;
@@ -55,11 +58,11 @@ use crash_suspects::CrashSuspects;
 use dispatch::{Dispatch, RetryBudgets};
 pub use exposures::Exposure;
 use fleet::{CacheReportQueue, Fleet, SessionDeps};
+use fleet_figures::RouterCollector;
 use health_watches::HealthWatchPermits;
 use hostler_placement::affinity::CacheIndex;
 use inbound::{BodyMemory, Edge, InvalidMediaHost, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
-use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
 pub use operators::find_operators_sockets;
 use operators::{Operators, OperatorsSocket};
@@ -86,10 +89,20 @@ pub struct Router {
     keys: Keys,
     operator_key: Secret,
     metrics: Arc<RouterMetrics>,
+    metric_registry: MetricRegistry,
     access_log: (AccessLog, AccessLogWriter),
     tls: RouterTls,
     media: MediaHosts,
     isolation: Option<Isolation>,
+}
+
+/// What is on a router's metrics page, for the manual.
+#[must_use]
+pub fn describe_metrics() -> MetricRegistry {
+    let mut registry = MetricRegistry::default();
+    RouterMetrics::register(&mut registry);
+    fleet_figures::describe(&mut registry);
+    registry
 }
 
 /// Why a router cannot start.
@@ -140,7 +153,8 @@ impl Router {
                  router.max_body_bytes",
             ));
         }
-        let metrics = Arc::new(RouterMetrics::default());
+        let mut metric_registry = MetricRegistry::default();
+        let metrics = Arc::new(RouterMetrics::register(&mut metric_registry));
         let tls = RouterTls::load(&config)?;
         let edge = bind(&config.listen, "router.listen").await?;
         let agents = bind(config.agents_address(), "router.agents_listen").await?;
@@ -154,6 +168,7 @@ impl Router {
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
             access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
             metrics,
+            metric_registry,
             keys,
             operator_key: Secret::random().map_err(StartError::Random)?,
             edge,
@@ -257,15 +272,15 @@ impl Router {
         let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
         let placer = Arc::new(Placer::new(fleet.clone(), index, prompts.clone(), metrics.clone(), prefill_windows));
         let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), &tasks);
-        let overview = RouterAdmin {
+        let mut metric_registry = self.metric_registry;
+        metric_registry.register_collector(RouterCollector {
             fleet: fleet.clone(),
             crash_suspects: crash_suspects.clone(),
             admission: admission.clone(),
             placer: placer.clone(),
             queue: queue.clone(),
-            metrics: metrics.clone(),
-            shutdown: serving.clone(),
-        };
+        });
+        let overview = RouterAdmin { fleet: fleet.clone(), placer: placer.clone(), metric_registry, shutdown: serving.clone() };
         let admin = tokio::spawn(overview.serve(guard, self.admin.0, self.operators, end.clone()));
         let keys = tokio::spawn(keys::watch_file(self.keys.clone(), metrics.clone(), end.clone()));
 
@@ -300,11 +315,8 @@ impl Router {
             tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             serving.stop();
         }
-        tasks.finish(CLOSE_TIMEOUT).await;
-        for task in [link, admin, readers, renewals, keys] {
-            join_within(CLOSE_TIMEOUT, task).await;
-        }
-        prompts.finish(CLOSE_TIMEOUT).await;
+        let rest = [link, admin, readers, renewals, keys].map(|task| join_within(CLOSE_TIMEOUT, task));
+        tokio::join!(tasks.finish(CLOSE_TIMEOUT), join_all(rest), prompts.finish(CLOSE_TIMEOUT));
         writing.flush().await;
     }
 }
@@ -317,11 +329,8 @@ fn queue_limits(config: &RouterConfig) -> QueueLimits {
 #[derive(Debug)]
 struct RouterAdmin {
     fleet: Fleet,
-    crash_suspects: Arc<CrashSuspects>,
-    admission: Admission,
     placer: Arc<Placer>,
-    queue: RequestQueue,
-    metrics: Arc<RouterMetrics>,
+    metric_registry: MetricRegistry,
     shutdown: Shutdown,
 }
 
@@ -349,14 +358,7 @@ impl AdminPages for RouterAdmin {
         if self.fleet.view().replicas.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err("no replica is ready".into()) }
     }
 
-    fn metrics(&self) -> String {
-        self.metrics.page(&MetricsSnapshot {
-            view: &self.fleet.view(),
-            in_flight: self.admission.in_flight(),
-            queued: self.queue.waiting_count(),
-            crash_suspects: self.crash_suspects.suspect_count(),
-            index_size: (self.placer.index.len(), self.placer.index.bytes()),
-            prompts: self.placer.prompts.stats(),
-        })
+    fn metrics(&self) -> &MetricRegistry {
+        &self.metric_registry
     }
 }

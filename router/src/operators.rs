@@ -78,7 +78,7 @@ impl fleet_server::Fleet for Operators {
             let view = self.fleet.view();
             let known: Vec<&str> = view.models().into_iter().filter(|model| model.is_adapter).map(|model| model.id.as_str()).collect();
             // One that no engine could load again is still to be had, as a finding says.
-            let lost = view.replicas.iter().flat_map(|replica| &replica.state.wire.findings);
+            let lost = view.replicas.iter().flat_map(|replica| &replica.report.state).flat_map(|state| &state.findings);
             let is_lost = lost.filter(|finding| finding.kind == "adapter").any(|finding| finding.evidence.contains(&name));
             if !is_lost && !known.contains(&name.as_str()) {
                 let known = if known.is_empty() { "there are none".to_owned() } else { known.join(", ") };
@@ -185,28 +185,29 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
         suspect: replica.lease_lapsed,
         epoch: replica.epoch,
         local_in_flight: replica.local_load.in_flight(),
-        state: Some(replica.state.wire.clone()),
-        load: Some(replica.load.wire),
+        state: replica.report.state.as_deref().cloned(),
+        load: replica.report.load,
         cache: Some(cache(replica, placer)),
         rates: Some(rates(&replica.local_load.learned().rates)),
-        gpus: replica.gpus.to_vec(),
+        gpus: replica.report.gpus.as_deref().unwrap_or_default().to_vec(),
     }
 }
 
 fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
     let standing = replica.state.encoder_key().map_or(EncoderStatus::Missing, |reader| placer.prompts.status(&reader));
     let figures = &replica.cache.stats;
-    let (watch, files) = (replica.state.wire.cache.as_ref(), replica.state.wire.prompt_files.as_ref());
-    let watch_reason = watch.map(|watch| watch.reason.clone()).filter(|reason| !reason.is_empty());
-    let files_reason = files.map(|files| files.error.clone()).filter(|error| !error.is_empty());
+    let reported = replica.report.state.as_deref();
+    let watch_reason = reported.and_then(|state| state.cache.as_ref()).map(|watch| watch.reason.clone());
+    let files_reason = reported.and_then(|state| state.prompt_files.as_ref()).map(|files| files.error.clone());
+    let reason = [watch_reason, files_reason].into_iter().flatten().find(|reason| !reason.is_empty());
     Cache {
-        exact: replica.cache.slot.is_some() && watch.is_some_and(|watch| watch.exact) && standing.is_proved(),
+        exact: replica.cache.slot.is_some() && replica.state.exact_cache.is_some() && standing.is_proved(),
         blocks: figures.blocks.load(Ordering::Relaxed),
         matches: figures.matches.load(Ordering::Relaxed),
         resyncs: figures.resyncs.load(Ordering::Relaxed),
         distrusted: figures.distrusted.load(Ordering::Relaxed),
         tokenizer: standing.as_str().to_owned(),
-        reason: watch_reason.or(files_reason).unwrap_or_else(|| standing.reason()),
+        reason: reason.unwrap_or_else(|| standing.reason()),
     }
 }
 

@@ -12,6 +12,9 @@ pub enum AnswerOutcome {
 }
 
 impl AnswerOutcome {
+    /// All, each at its own number.
+    pub(crate) const ALL: [Self; 3] = [Self::Complete, Self::Broken, Self::ClientLeft];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Complete => "complete",
@@ -26,6 +29,8 @@ impl AnswerOutcome {
 pub enum RefusalReason {
     /// The request itself: malformed, too large, or of an unknown model.
     Request,
+    /// Its path is none of the router's, or takes another method.
+    NoRoute,
     /// It shows no key, and keys are wanted.
     NoKey,
     /// Its key is not valid.
@@ -36,14 +41,19 @@ pub enum RefusalReason {
     Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,
-    /// It kills engines.
+    /// It crashes engines.
     CrashSuspect,
 }
 
 impl RefusalReason {
+    /// All, each at its own number.
+    pub(crate) const ALL: [Self; 8] =
+        [Self::Request, Self::NoRoute, Self::NoKey, Self::WrongKey, Self::Full, Self::Limit, Self::Fleet, Self::CrashSuspect];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Request => "request",
+            Self::NoRoute => "no_route",
             Self::NoKey => "no_key",
             Self::WrongKey => "wrong_key",
             Self::Full => "full",
@@ -51,5 +61,18 @@ impl RefusalReason {
             Self::Fleet => "fleet",
             Self::CrashSuspect => "crash_suspect",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache_level::CacheLevel;
+
+    #[test]
+    fn each_outcome_reason_and_level_is_at_the_number_by_which_it_is_counted() {
+        assert!(AnswerOutcome::ALL.iter().enumerate().all(|(number, outcome)| *outcome as usize == number));
+        assert!(RefusalReason::ALL.iter().enumerate().all(|(number, reason)| *reason as usize == number));
+        assert!(CacheLevel::ALL.iter().enumerate().all(|(number, level)| *level as usize == number));
     }
 }

@@ -29,7 +29,7 @@ ANSWER_TOKENS = 128
 # end at the same step, begin again together and so keep in step for ever, which spares the engine the mixed steps of real work.
 VARIED_TOKENS = (64, 192)
 # All clients begin at once; until their requests have drifted apart, and while the last ones end, the load is not what it is meant to be.
-UNSETTLED_SECONDS = 5
+RAMP_SECONDS = 5
 
 
 @dataclasses.dataclass
@@ -69,9 +69,9 @@ class Lab:
         """Loads the targets at the same time. Tokens are counted by the engines, in the middle of the load."""
         seconds = self.options.seconds
         started = [self.start_load(target, streams, seconds, tokens) for target in targets]
-        time.sleep(UNSETTLED_SECONDS)
+        time.sleep(RAMP_SECONDS)
         first, since = sum(map(generated, engines)), time.monotonic()
-        time.sleep(seconds - UNSETTLED_SECONDS - 1)
+        time.sleep(seconds - RAMP_SECONDS - 1)
         rate = (sum(map(generated, engines)) - first) / (time.monotonic() - since)
         reports = [each.report(seconds + 180) for each in started]
         figure = {

@@ -3,7 +3,7 @@
     pairs.py --hostler PROGRAM --vllm PROGRAM --model FOLDER [--engine=--load-format --engine=dummy]
              --a="WORDS" --b="WORDS" [--load plain:512:6] [--seconds 8] [--json FILE] [--logs FOLDER]
 
-WORDS are arguments of `hostler up`, with those of the engines after `--`: --a="" --b="--switch-interval 0s", or --b="-- --block-size 64". Each way has
+WORDS are arguments of `hostler up`, with those of the engines after `--`: --a="" --b="--profile latency", or --b="-- --block-size 64". Each way has
 half of each GPU's memory. `--load WORKLOAD:STREAMS:PAIRS` (repeat) says what is asked, by how many clients for each GPU, and how often of each way; the
 order turns with every pair. Prints every load, then the ratio of a's tokens to b's in each pair, and medians. See docs/gpus.md.
 """

@@ -62,7 +62,7 @@ def reset_later(rounds: int):
     def run(target) -> str:
         with h2.dial(target.address) as stream:
             said = h2.said(wire.flood(stream, frames(), 20, quiet=0.5))
-        target.settles()
+        target.wait_idle()
         check(500 not in said.statuses.values(), said)
         return f"{rounds * BATCH} sent and taken back; {'closed, ' if said.closed else ''}none in flight after"
 

@@ -77,7 +77,7 @@ def perform(case: Case, target: Target) -> Row:
         seen = case.run(target)
         target.is_sound()
         target.answers()
-        target.settles()
+        target.wait_idle()
         assert not re.search(r"(?<!\d)5\d\d(?!\d)[×+,]|×5\d\d", seen), f"an answer of 500 or more: {seen}"
     except (AssertionError, OSError) as error:
         failure = str(error) or type(error).__name__

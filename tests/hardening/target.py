@@ -1,6 +1,7 @@
 """The service under attack: `hostler up` with simulated engines, asked after each case whether it still serves, and at what cost."""
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -11,7 +12,10 @@ import wire
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
-from processes import Process, ask  # noqa: E402 - it stands beside the other suites
+from processes import Process, ask, binary  # noqa: E402 - it stands beside the other suites
+
+# `hostler` itself cannot be told how long clients may stall. The same program for tests, built beside it, can.
+os.environ["HOSTLER_BIN"] = str(binary().with_name("hostler-under-test"))
 
 # Another client is answered within this time, in seconds, while or after something is wrong; engines on the same two cores take their share.
 PROMPT = 5.0
@@ -65,7 +69,7 @@ class Target:
         assert took < PROMPT, f"another client waited {took:.1f} s"
         return took
 
-    def settles(self, seconds: float = 15) -> None:
+    def wait_idle(self, seconds: float = 15) -> None:
         """Returns when no request is in flight any more."""
         deadline = time.monotonic() + seconds
         while (left := self.in_flight()) and time.monotonic() < deadline:

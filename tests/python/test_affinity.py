@@ -94,15 +94,15 @@ def wait_known(fleet: Fleet, node: str, tokens: int) -> None:
     wait_until(known, KNOWN_SECONDS, f"the blocks of {tokens} tokens known of {node}")
 
 
-def wait_settled(fleet: Fleet) -> None:
+def wait_in_sync(fleet: Fleet) -> None:
     """Returns when the routers' knowledge is what the agents reported last, and no longer changes."""
     seen = [caches(fleet)]
 
-    def settled() -> bool:
+    def is_in_sync() -> bool:
         seen.append(caches(fleet))
         return seen[-1] == seen[-2] and all(cache["matches"] for of in seen[-1] for cache in of)
 
-    wait_until(settled, 10, "the routers' knowledge settled", pause=0.1)
+    wait_until(is_in_sync, 10, "the routers know what agents report", pause=0.1)
 
 
 def empty(fleet: Fleet, node: str) -> None:
@@ -182,7 +182,7 @@ def test_a_prompt_goes_where_more_of_it_is_cached(fleet: Fleet, dice):
         assert placed.replica.startswith("b/") and placed.is_right, placed
         if router is fleet.routers[0]:
             assert sorted(placed.matched.values()) == [4 * BLOCK, 16 * BLOCK], placed
-        wait_settled(fleet)
+        wait_in_sync(fleet)
 
 
 def test_a_restarted_engine_is_known_again_at_once(fleet: Fleet, dice):
@@ -200,7 +200,7 @@ def test_a_restarted_engine_is_known_again_at_once(fleet: Fleet, dice):
     for router in fleet.routers:
         placed = place(router, prompt=other)
         assert placed.replica == before.id and placed.predicted == CACHEABLE and placed.is_right, placed
-        wait_settled(fleet)
+        wait_in_sync(fleet)
     placed = place(fleet.routers[0], prompt=prompt)
     assert placed.matched[before.id] == 0 and placed.cached == 0, placed
 
@@ -212,7 +212,7 @@ def test_an_emptied_cache_is_forgotten_by_both_routers(fleet: Fleet, dice):
     for router in fleet.routers:
         placed = place(router, prompt=prompt)
         assert placed.replica == there and placed.predicted == CACHEABLE and placed.is_right, placed
-        wait_settled(fleet)
+        wait_in_sync(fleet)
     empty(fleet, "a")
     placed = place(fleet.routers[0], prompt=prompt)
     assert set(placed.matched.values()) == {0} and placed.cached == 0, placed
@@ -224,7 +224,7 @@ def test_requests_with_different_salts_share_nothing(fleet: Fleet, dice):
     fresh = place(first, prompt=prompt, cache_salt="one")
     wait_known(fleet, fresh.replica.partition("/")[0], len(prompt))
     other = place(second, prompt=prompt, cache_salt="two")
-    wait_settled(fleet)
+    wait_in_sync(fleet)
     again = place(second, prompt=prompt, cache_salt="one")
     assert (fresh.cached, other.predicted, other.cached) == (0, 0, 0), f"{fresh}\n{other}"
     assert again.replica == fresh.replica and again.predicted == CACHEABLE and again.is_right, again
@@ -251,7 +251,7 @@ def test_two_hundred_random_rounds_leave_both_routers_right(fleet: Fleet, dice):
         statuses = set(clients.map(lambda round: one(*round), rounds))
     assert statuses <= {200, None} and 200 in statuses, statuses
     fleet.wait_idle()
-    wait_settled(fleet)
+    wait_in_sync(fleet)
 
     assert [cache["resyncs"] for of in caches(fleet) for cache in of] == resyncs, "a router had lost track"
     for node in Fleet.NODES:
@@ -262,4 +262,4 @@ def test_two_hundred_random_rounds_leave_both_routers_right(fleet: Fleet, dice):
     for number, family in enumerate(families):
         placed = place(fleet.routers[number % 2], prompt=family)
         assert placed.is_right, placed
-        wait_settled(fleet)
+        wait_in_sync(fleet)

@@ -4,7 +4,7 @@
 //! and goes when it was less than a sixth, so that one near the border does not come and go. An engine without work shows no sign. What follows
 //! from how the engine was started stands from its first half minute of work until its life ends.
 
-use super::window::{EngineSetup, Observation, RuntimeFacts, Window};
+use super::window::{EngineSetup, Observation, RuntimeFacts, WINDOW_SECONDS, Window};
 
 /// Seconds of the last minute with a sign, for a finding to appear.
 const SECONDS_TO_RAISE: usize = 30;
@@ -14,6 +14,9 @@ const SECONDS_TO_CLEAR: usize = 10;
 
 /// A cache that is emptier than this is not what requests wait for. At 10 % there is room for ten times the batch.
 const MIN_FREE_KV_SHARE: f64 = 0.10;
+
+/// Where requests wait for less than this, a larger batch would gain nobody anything: each waits for the step that runs, also on an idle engine.
+const MIN_QUEUE_SECONDS: f64 = 0.1;
 
 /// Preemptions in a minute, for a finding: one in ten seconds. Fewer belong to bursts that pass.
 const MIN_PREEMPTIONS: u64 = 6;
@@ -167,7 +170,8 @@ impl RuleInput<'_> {
         now.extend(gpu.celsius.map(|celsius| format!("{celsius} °C")));
         now.extend(gpu.watts.map(|watts| format!("{watts:.0} W")));
         let reasons = throttle_reasons(gpu).collect::<Vec<_>>().join(", ");
-        let evidence = format!("the clocks of {name} were held down in {count} of the last 60 s: {reasons} ({})", now.join(", "));
+        let evidence =
+            format!("the clocks of {name} were held down in {count} of the last {WINDOW_SECONDS} s: {reasons} ({})", now.join(", "));
         let advice = if throttle_reasons(gpu).any(|reason| reason.contains("administrator")) {
             "no flag of the engine helps: ask for the usual clocks (`nvidia-smi --reset-applications-clocks`, as root)"
         } else {
@@ -186,7 +190,7 @@ impl RuleInput<'_> {
         let busy = self.window.metrics().filter(|figures| figures.kv_use > 0.5);
         let (most, fullest) = busy.fold((0, 0.0_f64), |(most, fullest), now| (most.max(now.running), fullest.max(now.kv_use)));
         let evidence = format!(
-            "requests were pushed out of the batch {preempted} times in the last 60 s, to be computed again: the KV cache was {:.0} % full with \
+            "requests were pushed out of the batch {preempted} times in the last {WINDOW_SECONDS} s, to be computed again: the KV cache was {:.0} % full with \
              {most} of them running",
             fullest * 100.0
         );
@@ -215,7 +219,7 @@ impl RuleInput<'_> {
         let most = seconds.filter_map(|seen| seen.front_end_cpu).fold(0.0, f32::max);
         let rate = self.window.counter_increase(|figures| figures.generation_tokens) / self.window.observed_seconds();
         let evidence = format!(
-            "the Python front-end used up to {most:.2} of a core, and it cannot use much more than one, in {count} of the last 60 s, at {rate} \
+            "the Python front-end used up to {most:.2} of a core, and it cannot use much more than one, in {count} of the last {WINDOW_SECONDS} s, at {rate} \
              tokens/s: the engine waits for it"
         );
         let because = match self.setup.python_front_end_reason.as_str() {
@@ -251,9 +255,13 @@ impl RuleInput<'_> {
             running = running.max(figures.running);
             fullest = fullest.max(figures.kv_use);
         }
-        let waited = self.window.mean_queue_seconds().map(|seconds| format!(", each {seconds:.1} s")).unwrap_or_default();
+        let queue_seconds = self.window.mean_queue_seconds();
+        if queue_seconds.is_some_and(|seconds| seconds < MIN_QUEUE_SECONDS) {
+            return None;
+        }
+        let waited = queue_seconds.map(|seconds| format!(", each {seconds:.1} s")).unwrap_or_default();
         let evidence = format!(
-            "{} requests waited on average{waited}, in {count} of the last 60 s, while {running} ran and the KV cache was at most {:.1} % full",
+            "{} requests waited on average{waited}, in {count} of the last {WINDOW_SECONDS} s, while {running} ran and the KV cache was at most {:.1} % full",
             waiting.div_ceil(count as u64),
             fullest * 100.0
         );
@@ -284,7 +292,7 @@ impl RuleInput<'_> {
         }
         let most = self.window.observations_with(|seen| seen.guided > 0).map(|seen| seen.guided).max().unwrap_or(0);
         let evidence = format!(
-            "with up to {most} requests that follow a schema or grammar, tokens were {:.1} ms apart in {seconds} of the last 60 s; without them, at \
+            "with up to {most} requests that follow a schema or grammar, tokens were {:.1} ms apart in {seconds} of the last {WINDOW_SECONDS} s; without them, at \
              batches of that size, {:.1} ms",
             with * 1e3,
             without * 1e3
@@ -306,7 +314,8 @@ impl RuleInput<'_> {
             return None;
         }
         let most = seconds.filter_map(|seen| seen.details).map(|details| details.deferred).max().unwrap_or(0);
-        let evidence = format!("up to {most} requests at once waited for their grammar to be compiled, in {count} of the last 60 s");
+        let evidence =
+            format!("up to {most} requests at once waited for their grammar to be compiled, in {count} of the last {WINDOW_SECONDS} s");
         let advice = "send the same JSON schemas again instead of a new one with each request (compiled ones are kept), give the engine more CPU cores, or \
                       use simpler schemas";
         Some((evidence, advice.to_owned()))

@@ -1,5 +1,5 @@
 //! Listens to the events of one life of an engine and keeps a `CacheLog` up to date. Missing messages are asked for again; when the engine
-//! cannot send them again, everything is forgotten and the cache counts as unknown. It ends with the task that runs it, which is the driver's.
+//! cannot send them again, everything is forgotten and the cache counts as unknown. It ends with the task that runs it, which is the supervisor's.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -52,7 +52,7 @@ pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: 
                 if since == FollowFrom::FirstEvent && joined.is_some() {
                     subscriber.replay_all().await;
                 }
-                // The driver has gone when this fails, and ends this task.
+                // The supervisor has gone when this fails, and ends this task.
                 let _ = joined.take().map(|joined| joined.send(()));
                 subscriber.run(connection).await
             }

@@ -18,7 +18,7 @@ use crate::engine_client::{ApiClient, FetchError};
 /// Orders that wait for the one at work.
 const MAX_QUEUED_REQUESTS: usize = 8;
 
-/// How long it may take until an order's effect is noted. The driver notes in microseconds; the models are read from the engine, whose front-end
+/// How long it may take until an order's effect is noted. The supervisor notes in microseconds; the models are read from the engine, whose front-end
 /// may be busy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -74,6 +74,9 @@ pub enum ControlError {
     /// What was ordered did not come about.
     #[error("{0}")]
     NoEffect(&'static str),
+    /// What was ordered may have come about without being seen here.
+    #[error("the agent has not noted the change within {} s; `hostler ps` shows the state", STATUS_TIMEOUT.as_secs())]
+    NotNoted,
     /// The engine's life ended meanwhile.
     #[error("the engine ended or left service meanwhile")]
     Ended,
@@ -150,7 +153,7 @@ impl ControlTask {
                     None
                 }
             };
-            // Held while something is done only: the last handle's end is the engine's.
+            // Kept while something is done only: the last handle's end is the engine's.
             let Some(shared) = engine.upgrade() else { return };
             let engine = Engine { shared };
             match ordered {
@@ -354,18 +357,18 @@ pub(crate) fn phase_label(phase: Phase) -> &'static str {
     }
 }
 
-/// Waits until the driver has noted something.
+/// Waits until the supervisor has noted something.
 async fn await_status(engine: &Engine, is: impl FnMut(&EngineStatus) -> bool) -> Result<(), ControlError> {
     match timeout(STATUS_TIMEOUT, engine.status().wait_for(is)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) => Err(ControlError::Ended),
-        Err(_) => Err(ControlError::NoEffect("the agent has not noted the change within 10 s; `hostler ps` shows the state")),
+        Err(_) => Err(ControlError::NotNoted),
     }
 }
 
 /// Resolves when the life of this epoch takes no orders any more.
 async fn await_life_end(mut status: watch::Receiver<EngineStatus>, epoch: u64) {
-    // A driver that is gone ends the life, too.
+    // A supervisor that is gone ends the life, too.
     let _ = status.wait_for(|status| status.epoch != epoch || !matches!(status.phase, Phase::Ready | Phase::Sleeping)).await;
 }
 

@@ -260,7 +260,9 @@ fn diagnose_core_death(who: Option<&str>, ended: &LifeEnd) -> Diagnosis {
         let cause = format!("{who} died; the kernel's out-of-memory killer ended a process at that time");
         return Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY);
     }
-    Diagnosis::new(FailureKind::CoreDied, format!("{who} died without saying why, so it was probably killed"), remedies::CORE_DIED)
+    // A conclusion from silence: what was seen comes first.
+    let cause = format!("{}: {who} died without saying why, so it was probably killed", ended.cause);
+    Diagnosis::new(FailureKind::CoreDied, cause, remedies::CORE_DIED)
 }
 
 /// Cut at a word, and on one line.

@@ -1,4 +1,4 @@
-//! One life of an engine: what its keeper tells and what it prints, sorted for the driver, and all that begins and ends with it.
+//! One life of an engine: what its keeper tells and what it prints, sorted for the supervisor, and all that begins and ends with it.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -19,7 +19,7 @@ use crate::keeper::KeeperNotices;
 use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};
 use crate::process::LeaderProcess;
 
-/// What the keeper told, as far as the driver decides about it.
+/// What the keeper told, as far as the supervisor decides about it.
 #[derive(Debug)]
 pub(super) enum KeeperEvent {
     /// The first process exists.

@@ -1,4 +1,4 @@
-//! Whether one life of an engine is ready, stays healthy, and which models it serves: what its socket says, told to the driver as news.
+//! Whether one life of an engine is ready, stays healthy, and which models it serves: what its socket says, sent to the supervisor as events.
 
 use std::path::Path;
 use std::time::Duration;
@@ -86,7 +86,7 @@ pub(crate) enum HealthEvent {
     LacksRoute(String),
 }
 
-/// Watches one life until it turns unhealthy or nobody listens to the news. The start-up has no deadline here; the driver has one.
+/// Watches one life until it turns unhealthy or nobody receives the events. The start has no deadline here; the supervisor has one.
 pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEvent>) {
     let mut client = ApiClient::new(&subject.socket);
     let mut wanted = subject.desired_adapters.clone();
@@ -116,7 +116,7 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
         reason = canary::watch(&subject) => Some(reason),
     };
     if let Some(reason) = reason {
-        // The driver may have seen the exit first.
+        // The supervisor may have seen the exit first.
         let _ = news.send(HealthEvent::Unhealthy(reason)).await;
     }
 }

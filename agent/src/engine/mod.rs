@@ -43,7 +43,7 @@ use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_path};
 use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, VllmVersion};
 
-/// Commands waiting for the driver, which never waits long for anything else.
+/// Commands waiting for the supervisor, which never waits long for anything else.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
 /// Everything needed to run one engine.
@@ -184,7 +184,7 @@ pub struct EngineStatus {
     pub missing_routes: Arc<[&'static str]>,
 }
 
-/// What the driver is asked to do.
+/// What the supervisor is asked to do.
 #[derive(Debug)]
 struct EngineCommand {
     event: EngineEvent,
@@ -238,46 +238,46 @@ impl Engine {
 
     /// As `start`, with a life that another agent began, if there is one; the directory in `spec` is that life's then.
     pub(crate) fn supervise(spec: EngineSpec, adopted: Option<AdoptedLife>, tracker: &TaskTracker) -> Self {
-        let (commands, waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (commands, queued_commands) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let traffic = Traffic::new();
-        let grip = Arc::new(Mutex::new(ProcessHandle::default()));
+        let process_handle = Arc::new(Mutex::new(ProcessHandle::default()));
         let log = EngineLog::default();
         let socket = socket_path(&spec.directory);
         let (samples_out, samples) = watch::channel(None);
         let cache = Arc::new(CacheLog::default());
-        let deaths = Arc::new(CrashLog::default());
-        let (control, orders, wanted) = ControlTask::new(control::ControlConfig {
+        let crashes = Arc::new(CrashLog::default());
+        let (control, control_requests, desired_adapters) = ControlTask::new(control::ControlConfig {
             index: spec.index,
             may_sleep: spec.command.unlocks_sleep(),
             drain_timeout: spec.drain_timeout,
             startup_timeout: spec.startup_timeout,
         });
-        let (driver, status) = Supervisor::new(supervisor::SupervisorDeps {
+        let (supervisor, status) = Supervisor::new(supervisor::SupervisorDeps {
             spec,
-            commands: waiting,
+            commands: queued_commands,
             samples: samples_out,
             traffic: Arc::clone(&traffic),
-            crashes: Arc::clone(&deaths),
+            crashes: Arc::clone(&crashes),
             cache: Arc::clone(&cache),
             log: log.clone(),
-            process_handle: Arc::clone(&grip),
-            desired_adapters: wanted.clone(),
+            process_handle: Arc::clone(&process_handle),
+            desired_adapters: desired_adapters.clone(),
             tasks: tracker.clone(),
             adopted,
         });
-        tracker.spawn(driver.run());
+        tracker.spawn(supervisor.run());
         let shared = Arc::new(EngineShared {
             socket,
             commands,
-            control_requests: orders,
-            desired_adapters: wanted,
+            control_requests,
+            desired_adapters,
             status: status.clone(),
             samples,
             traffic,
-            crashes: deaths,
+            crashes,
             cache,
             log,
-            process_handle: grip,
+            process_handle,
         });
         tracker.spawn(control.run(Arc::downgrade(&shared), status));
         Self { shared }
@@ -375,16 +375,14 @@ impl Engine {
 
     /// Stops the engine for good, without waiting for its requests. Resolves when no process of it is left: after the stop grace and, as a rule, milliseconds more, but never while a killed process does not die. The deadline is the caller's.
     pub async fn stop(&self) {
-        // A driver that is gone has stopped.
+        // A supervisor that is gone has stopped.
         let _ = self.shared.commands.send(EngineCommand { event: EngineEvent::Stop, reason: String::new() }).await;
         self.shared.commands.closed().await;
     }
 
     /// Kills every process of the engine and prevents further ones. Does not wait: for the way out after a second signal.
     pub fn kill_now(&self) {
-        let mut grip = self.shared.process_handle.lock();
-        grip.is_closed = true;
-        grip.send(&KeeperRequest::Kill);
+        self.shared.process_handle.lock().close();
     }
 
     fn send(&self, event: EngineEvent) {
@@ -400,21 +398,27 @@ impl Engine {
 
 impl ProcessHandle {
     /// Creates a keeper, and through it an engine, unless that is over.
-    fn start(&mut self, order: LaunchSpec) -> std::io::Result<KeeperNotices> {
+    fn start(&mut self, spec: LaunchSpec) -> std::io::Result<KeeperNotices> {
         if self.is_closed {
             return Err(std::io::Error::other("the agent is stopping"));
         }
-        prepare(Path::new(&order.directory))?;
-        let (link, notices) = keeper::start(order)?;
-        self.keeper = Some(link);
+        prepare(Path::new(&spec.directory))?;
+        let (keeper, notices) = keeper::start(spec)?;
+        self.keeper = Some(keeper);
         Ok(notices)
     }
 
     /// Tells the keeper, if there is one.
     fn send(&self, request: &KeeperRequest) {
-        if let Some(link) = &self.keeper {
-            link.send(request);
+        if let Some(keeper) = &self.keeper {
+            keeper.send(request);
         }
+    }
+
+    /// Ends the engine, and no further one begins.
+    fn close(&mut self) {
+        self.is_closed = true;
+        self.send(&KeeperRequest::Kill);
     }
 }
 

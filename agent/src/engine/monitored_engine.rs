@@ -20,7 +20,7 @@ pub(crate) struct MonitoredEngine {
     pub(crate) traffic: Arc<Traffic>,
     /// What it says of its load.
     pub(crate) samples: watch::Receiver<Option<LoadSample>>,
-    /// What the driver says of it.
+    /// What the supervisor says of it.
     pub(crate) status: watch::Receiver<EngineStatus>,
     /// How long it may show no progress with work, at least.
     pub(crate) stall_timeout: Duration,

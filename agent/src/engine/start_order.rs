@@ -19,7 +19,7 @@ use crate::vllm::CommandLine;
 /// takes longer spends the time on reading weights, where waiting gains nothing more.
 const MAX_WARM_WAIT: Duration = Duration::from_secs(5 * 60);
 
-/// The turns of one agent's engines.
+/// The start permits of one agent's engines.
 #[derive(Debug)]
 pub struct StartOrder {
     shared: Arc<StartOrderShared>,
@@ -31,7 +31,7 @@ struct StartOrderShared {
     changed: Notify,
 }
 
-/// A turn to start an engine; given up when dropped.
+/// Lets an engine start; given up when dropped.
 #[derive(Debug)]
 pub struct StartPermit {
     shared: Arc<StartOrderShared>,
@@ -39,8 +39,8 @@ pub struct StartPermit {
 }
 
 impl StartOrder {
-    /// Turns for replicas whose GPUs these are, by any name that is the same for the same GPU. With `warm_first`, one of them starts
-    /// alone until the compile cache is warm. `limit` is how long a start may take: a turn older than that holds nobody up.
+    /// The order of replicas whose GPUs these are, by any name that is the same for the same GPU. With `warm_first`, one of them starts
+    /// alone until the compile cache is warm. `limit` is how long a start may take: an older permit holds nobody up.
     pub fn new(devices: Vec<Vec<String>>, warm_first: bool, limit: Duration) -> Self {
         let order = StartQueue {
             devices,
@@ -51,7 +51,7 @@ impl StartOrder {
         Self { shared: Arc::new(StartOrderShared { queue: Mutex::new(order), changed: Notify::new() }) }
     }
 
-    /// Turns for the engines of a node. Warming up alone is for several engines that compile; simulated ones share nothing.
+    /// The order of a node's engines. Warming up alone is for several engines that compile; simulated ones share nothing.
     pub fn for_replicas(engine: &EngineProgram, replicas: &[ReplicaPlan], command: Option<&CommandLine>, limit: Duration) -> Self {
         if matches!(engine, EngineProgram::Simulated { .. }) {
             return Self::unordered();
@@ -62,7 +62,7 @@ impl StartOrder {
         Self::new(devices.collect(), compiles && replicas.len() > 1, limit)
     }
 
-    /// Turns that never wait, for engines that share nothing.
+    /// Permits without a wait, for engines that share nothing.
     pub fn unordered() -> Self {
         Self::new(Vec::new(), false, Duration::MAX)
     }
@@ -71,7 +71,7 @@ impl StartOrder {
     pub(crate) async fn acquire(&self, index: u32) -> StartPermit {
         let ticket = self.shared.queue.lock().push(index);
         // From here on the ticket is given back however this ends.
-        let turn = StartPermit { shared: Arc::clone(&self.shared), ticket };
+        let permit = StartPermit { shared: Arc::clone(&self.shared), ticket };
         loop {
             // Registered before the look, so that no change falls between the two.
             let changed = self.shared.changed.notified();
@@ -89,10 +89,10 @@ impl StartOrder {
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
             }
         }
-        turn
+        permit
     }
 
-    /// What a replica that waits for its turn waits for, in words; `None` if it does not wait.
+    /// What a replica that waits for its permit waits for, in words; `None` if it does not wait.
     pub(crate) fn blocked_by(&self, index: u32) -> Option<String> {
         self.shared.queue.lock().blocked_by(index)
     }
@@ -105,7 +105,7 @@ impl StartPermit {
         self.shared.changed.notify_waiters();
     }
 
-    /// The engine is ready, so the cache is warm, too; ends the turn.
+    /// The engine is ready, so the cache is warm, too; gives the permit up.
     pub(crate) fn finish(self) {
         self.mark_cache_warm();
     }
@@ -192,7 +192,7 @@ impl StartQueue {
         }
     }
 
-    /// A turn beyond its limit holds nobody up: whoever holds it has forgotten it, or its engine hangs.
+    /// A permit beyond its limit holds nobody up: whoever has it has forgotten it, or its engine hangs.
     fn remove_expired(&mut self, now: Instant) {
         let limit = self.limit;
         self.starting.retain(|starting| now.duration_since(starting.since) < limit);
@@ -205,7 +205,7 @@ impl StartQueue {
         }
     }
 
-    /// When the next turn loses its hold.
+    /// When the next permit expires.
     fn next_expiry(&self) -> Option<Instant> {
         let limit = if matches!(self.compile_cache, CompileCacheState::WarmedBy(_)) { self.limit.min(MAX_WARM_WAIT) } else { self.limit };
         self.starting.iter().filter_map(|starting| starting.since.checked_add(limit)).min()

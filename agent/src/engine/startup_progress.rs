@@ -1,5 +1,5 @@
 //! How far an engine's start has come, read from the lines that vLLM prints: the stage in words, the share of the whole start, the time
-//! left, and the facts on the way that others need. The driver feeds it each line of a life until the engine is ready.
+//! left, and the facts on the way that others need. The supervisor feeds it each line of a life until the engine is ready.
 
 use std::str::FromStr;
 use std::time::Duration;

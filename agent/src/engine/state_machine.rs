@@ -1,4 +1,4 @@
-//! The life of one engine as a pure state machine: which event leads where, and what must be done about it. It waits for nothing, reads no clock and touches no process; the driver feeds it events and carries out its actions.
+//! The life of one engine as a pure state machine: which event leads where, and what must be done about it. It waits for nothing, reads no clock and touches no process; the supervisor feeds it events and carries out its actions.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(crate) enum EngineEvent {
         /// That agent had seen it ready, so it must answer soon.
         was_ready: bool,
     },
-    /// It is this engine's turn to start.
+    /// The engine has its start permit.
     MayStart,
     /// Finish what runs, then stop.
     Drain,
@@ -82,14 +82,14 @@ pub(crate) enum EngineEvent {
     GroupEmpty,
     /// No request is in flight.
     Idle,
-    /// The clock reached `Machine::wake_at`.
+    /// The clock reached `next_deadline`.
     Tick,
 }
 
-/// What the driver must do now.
+/// What the supervisor must do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SupervisorAction {
-    /// Report `Turn` once this engine may start. A turn that was had before is given up first.
+    /// Report `MayStart` once this engine may start. A start permit that it still has is given up first.
     RequestStart,
     /// Start every further life with the other command line.
     FallBack,
@@ -152,7 +152,7 @@ pub(crate) enum EngineState {
     Stopped,
     /// No process, and none allowed until it is released.
     Quarantined,
-    /// No process; the next one starts when its turn has come.
+    /// No process; the next one starts with a start permit.
     Waiting,
     /// A process that is wanted.
     Alive(LiveStage),
@@ -202,7 +202,7 @@ pub(crate) struct EngineStateMachine {
 }
 
 impl EngineStateMachine {
-    /// A stopped engine; `Event::Start` begins its first life. `may_fall_back` says that it has a second command line.
+    /// A stopped engine; `EngineEvent::Start` begins its first life. `may_fall_back` says that it has a second command line.
     pub(crate) fn new(limits: PhaseTimeouts, may_fall_back: bool) -> Self {
         Self {
             timeouts: limits,
@@ -231,7 +231,7 @@ impl EngineStateMachine {
         self.closing && self.state == EngineState::Stopped
     }
 
-    /// When the driver must deliver the next `Tick`, if ever.
+    /// When the supervisor must deliver the next `Tick`, if ever.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             EngineState::Alive(LiveStage::Starting | LiveStage::Loading) => self.ready_by,

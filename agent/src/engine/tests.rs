@@ -86,7 +86,7 @@ impl Fixture {
     }
 
     /// Waits until a stubborn engine is all there and ignores SIGTERM.
-    async fn settled(&mut self) -> Vec<i32> {
+    async fn all_processes(&mut self) -> Vec<i32> {
         self.until(|status| status.pid.is_some()).await;
         loop {
             let processes = self.processes();
@@ -144,7 +144,7 @@ async fn what_a_dead_leader_leaves_is_killed_before_the_next_life() {
     let mut fixture = start(STUBBORN);
     let serving = fixture.serve().await;
     let ready = fixture.phase(Phase::Ready).await;
-    let before = fixture.settled().await;
+    let before = fixture.all_processes().await;
     let leader = rustix::process::Pid::from_raw(ready.pid.unwrap().cast_signed()).unwrap();
     rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
     fixture.phase(Phase::Failed).await;
@@ -182,7 +182,7 @@ async fn a_drain_lets_requests_finish_and_a_restart_brings_it_back() {
 #[tokio::test]
 async fn a_stop_ends_even_a_group_that_ignores_sigterm() {
     let mut fixture = start(STUBBORN);
-    fixture.settled().await;
+    fixture.all_processes().await;
     fixture.engine.stop().await;
     assert_eq!(fixture.phase(Phase::Stopped).await.pid, None);
     assert!(fixture.processes().is_empty());
@@ -196,7 +196,7 @@ async fn a_stop_ends_even_a_group_that_ignores_sigterm() {
 #[tokio::test]
 async fn kill_now_leaves_nothing_and_prevents_a_further_life() {
     let mut fixture = start(STUBBORN);
-    fixture.settled().await;
+    fixture.all_processes().await;
     fixture.engine.kill_now();
     fixture.until(|status| status.reason.contains("the agent is stopping")).await;
     assert!(fixture.processes().is_empty());
@@ -206,7 +206,7 @@ async fn kill_now_leaves_nothing_and_prevents_a_further_life() {
 #[tokio::test]
 async fn an_engine_without_handles_is_stopped() {
     let mut fixture = start(STUBBORN);
-    fixture.settled().await;
+    fixture.all_processes().await;
     let Fixture { engine, tracker, directory, _parent, .. } = fixture;
     drop(engine);
     tracker.close();
@@ -317,13 +317,13 @@ async fn a_front_end_that_lacks_a_route_is_replaced_before_it_gets_requests() {
 }
 
 #[tokio::test]
-async fn an_engine_waits_for_its_turn_says_for_whom_and_stops_at_once() {
+async fn an_engine_waits_for_its_start_permit_says_for_whom_and_stops_at_once() {
     let gpu = || vec!["GPU-1".to_owned()];
-    let turns = Arc::new(StartOrder::new(vec![gpu(), gpu()], false, Duration::from_secs(600)));
-    let first = turns.acquire(0).await;
+    let start_order = Arc::new(StartOrder::new(vec![gpu(), gpu()], false, Duration::from_secs(600)));
+    let first = start_order.acquire(0).await;
     let mut fixture = start_with("exec sleep 600", |spec| {
         spec.index = 1;
-        spec.start_order = Arc::clone(&turns);
+        spec.start_order = Arc::clone(&start_order);
         // Counted from the spawn, not from the wait.
         spec.startup_timeout = Duration::from_millis(300);
     });
@@ -336,22 +336,22 @@ async fn an_engine_waits_for_its_turn_says_for_whom_and_stops_at_once() {
     fixture.until(|status| status.phase == Phase::Failed).await;
     fixture.engine.stop().await;
 
-    let held = turns.acquire(0).await;
+    let permit = start_order.acquire(0).await;
     let mut fixture = start_with("exec sleep 600", |spec| {
         spec.index = 1;
-        spec.start_order = Arc::clone(&turns);
+        spec.start_order = Arc::clone(&start_order);
     });
     fixture.until(|status| status.reason.contains("replica 0")).await;
     fixture.engine.drain();
     assert_eq!(fixture.phase(Phase::Stopped).await.epoch, 0);
-    drop(held);
+    drop(permit);
     fixture.engine.stop().await;
 }
 
 #[tokio::test]
 async fn an_engine_whose_keeper_is_killed_is_started_again_with_nothing_left_of_it() {
     let mut fixture = start(STUBBORN);
-    let before = fixture.settled().await;
+    let before = fixture.all_processes().await;
     let keeper = keepers_of(&fixture.directory);
     assert_eq!(keeper.len(), 1);
     let request = fixture.engine.traffic().enter(crate::traffic::RouterKey(1));
@@ -385,7 +385,7 @@ fn a_runtime_that_ends_takes_the_engine_with_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let fixture = runtime.block_on(async {
         let mut fixture = start(STUBBORN);
-        fixture.settled().await;
+        fixture.all_processes().await;
         fixture
     });
     drop(runtime);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 
-use super::{EngineClient, OutgoingRequest, RequestError};
+use super::{CONNECT_TIMEOUT, EngineClient, OutgoingRequest, RequestError};
 
 /// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
@@ -38,6 +38,8 @@ pub enum FetchError {
 impl From<RequestError> for FetchError {
     fn from(error: RequestError) -> Self {
         match error {
+            // Its accept queue is full: somebody listens, and takes too long.
+            RequestError::Connect(error) if error.kind() == io::ErrorKind::WouldBlock => Self::Timeout(CONNECT_TIMEOUT),
             RequestError::Connect(error) => Self::Connect(error),
             error => Self::Broken(error.to_string()),
         }
@@ -58,16 +60,8 @@ impl ApiClient {
 
     /// Reads one page, connecting first if need be, all within `deadline`.
     pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<ApiReply, FetchError> {
-        let exchange = async {
-            // The engine may just have closed an idle connection, which says nothing about its health.
-            if self.client.has_idle()
-                && let Ok(reply) = exchange(&self.client, get(path)?).await
-            {
-                return Ok(reply);
-            }
-            exchange(&self.client, get(path)?).await
-        };
-        tokio::time::timeout(deadline, exchange).await.map_err(|_| FetchError::Timeout(deadline))?
+        let request = OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))?;
+        tokio::time::timeout(deadline, exchange(&self.client, request)).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
     /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
@@ -94,10 +88,6 @@ async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<Api
     }
     answer.recycle();
     Ok(ApiReply { status, body: body.freeze() })
-}
-
-fn get(path: &str) -> Result<OutgoingRequest, FetchError> {
-    OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))
 }
 
 fn invalid_path(path: &str) -> FetchError {

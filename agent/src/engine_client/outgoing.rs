@@ -24,6 +24,8 @@ pub(crate) struct OutgoingRequest {
     remaining_bytes: u64,
     is_head: bool,
     is_untouched: bool,
+    /// All of a request for a page, which changes nothing at the engine, so that it may see it twice.
+    page: Option<Bytes>,
 }
 
 impl OutgoingRequest {
@@ -55,12 +57,14 @@ impl OutgoingRequest {
             remaining_bytes: head.body_bytes,
             is_head,
             is_untouched: true,
+            page: None,
         })
     }
 
     /// A request of the agent itself for a page.
     pub(super) fn get(path: &str) -> Option<Self> {
-        Self::whole("GET", path, "", Bytes::new())
+        let request = Self::whole("GET", path, "", Bytes::new())?;
+        Some(Self { page: Some(request.head.clone()), ..request })
     }
 
     /// A request of the agent itself with a JSON body, which may be empty.
@@ -72,11 +76,15 @@ impl OutgoingRequest {
     fn whole(method: &str, path: &str, headers: &str, body: Bytes) -> Option<Self> {
         let path = PathAndQuery::try_from(path).ok()?;
         let head = format!("{method} {path} HTTP/1.1\r\nhost: engine\r\n{headers}\r\n");
-        Some(Self { head: head.into(), piece: body, body: None, remaining_bytes: 0, is_head: false, is_untouched: true })
+        Some(Self { head: head.into(), piece: body, body: None, remaining_bytes: 0, is_head: false, is_untouched: true, page: None })
     }
 
-    /// Whether no engine has seen anything of it.
-    pub(super) fn is_untouched(&self) -> bool {
+    /// Makes it ready for another connection, if that cannot do harm: an engine has seen nothing of it, or it is for a page of which nothing has come.
+    pub(super) fn rewind(&mut self, is_answered: bool) -> bool {
+        if let Some(page) = self.page.as_ref().filter(|_| !is_answered) {
+            self.head = page.clone();
+            return true;
+        }
         self.is_untouched
     }
 

@@ -40,7 +40,7 @@ impl GpuAvailability {
         Self { driver, gpus, utilization }
     }
 
-    /// Whether an engine may start now. Waits three seconds for processes that are about to end, and ten for the driver.
+    /// Whether an engine may start now. Waits `RELEASE_GRACE` for processes that are about to end.
     ///
     /// # Errors
     /// What is in the way.

@@ -52,7 +52,7 @@ pub(crate) struct WholeGpu {
 }
 
 impl GpuDriver {
-    /// Loads the driver's library, or another one in its place, and looks for GPUs. Takes 30 s at most.
+    /// Loads the driver's library, or another one in its place, and looks for GPUs, within `OPEN_TIMEOUT`.
     ///
     /// # Errors
     /// When there is no driver, or it does not work.
@@ -113,7 +113,7 @@ impl GpuDriver {
 }
 
 impl WholeGpu {
-    /// Asks about this GPU; `Silent` when the driver does not answer within ten seconds.
+    /// Asks about this GPU; `DriverTimeout` when the driver does not answer in time.
     pub(crate) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, DriverTimeout> {
         self.thread.call(question).await
     }

@@ -1,5 +1,5 @@
 //! One thread for the questions to the driver about one GPU. A question that the driver never answers holds up this thread alone; who asked
-//! is told after ten seconds.
+//! is told after `CALL_TIMEOUT`.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

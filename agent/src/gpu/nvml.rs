@@ -64,7 +64,7 @@ fn classify_load_error(error: &NvmlError, named: bool, has_driver: bool) -> Libr
         NvmlError::LibloadingError(_) if has_driver && !named => {
             let reason = format!(
                 "its library libnvidia-ml.so.1 is missing although {DRIVER_DEVICE} is there (a container gets it with \
-                 NVIDIA_DRIVER_CAPABILITIES=compute,utility; --nvml-lib names it elsewhere)"
+                 NVIDIA_DRIVER_CAPABILITIES=compute,utility; HOSTLER_NVML_LIB names it elsewhere)"
             );
             LibraryError::Broken(reason)
         }

@@ -182,9 +182,7 @@ impl Membership {
             job: self.job.clone(),
             signing_request: self.key.request()?.into(),
         };
-        let answered = timeout(SIGN_TIMEOUT, JoinClient::new(channel).enroll(request)).await;
-        let answer = answered.map_err(|_| JoinError::Unreachable("the router did not sign within 15 s".into()))?;
-        let wire::EnrollResponse { certificate, authority } = answer.map_err(|status| sign_error(&status))?.into_inner();
+        let wire::EnrollResponse { certificate, authority } = await_signature(JoinClient::new(channel).enroll(request)).await?;
         let identity = Identity::new(&authority, &certificate, &self.key, &self.folder)?;
         if identity.certified.node != self.node || identity.fleet != token.fleet {
             return Err(JoinError::Refused(
@@ -210,6 +208,13 @@ impl Membership {
 }
 
 /// A router that is busy may sign later; one that refuses does not.
+/// What a router that signs has answered.
+async fn await_signature<T>(call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Result<T, JoinError> {
+    let late = |_| JoinError::Unreachable(format!("the router did not sign within {} s", SIGN_TIMEOUT.as_secs()));
+    let answer = timeout(SIGN_TIMEOUT, call).await.map_err(late)?;
+    Ok(answer.map_err(|status| sign_error(&status))?.into_inner())
+}
+
 fn sign_error(status: &tonic::Status) -> JoinError {
     use tonic::Code;
     match status.code() {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use hostler_proto::join::v1 as wire;
 use hostler_proto::join::v1::join_client::JoinClient;
 use hostler_tls::CertificateInfo;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::transport::Channel;
 
-use super::{Identity, JoinError, Membership, RouterAccess, SIGN_TIMEOUT, sign_error};
+use super::{Identity, JoinError, Membership, RouterAccess, await_signature};
 
 /// The clock is looked at this often: it may be set, and the host may sleep.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
@@ -56,9 +56,7 @@ impl Membership {
 
     async fn renew(&self, channel: Channel, identity: &Identity) -> Result<Arc<Identity>, JoinError> {
         let request = wire::RenewRequest { signing_request: self.key.request()?.into() };
-        let answered = timeout(SIGN_TIMEOUT, JoinClient::new(channel).renew(request)).await;
-        let answer = answered.map_err(|_| JoinError::Unreachable("the router did not sign within 15 s".into()))?;
-        let certificate = answer.map_err(|status| sign_error(&status))?.into_inner().certificate;
+        let certificate = await_signature(JoinClient::new(channel).renew(request)).await?.certificate;
         Ok(self.store(identity.with_certificate(&certificate, &self.key, &self.folder)?).await)
     }
 }

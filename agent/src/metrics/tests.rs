@@ -1,15 +1,27 @@
+use hostler_boot::exposition::TextFormat;
+
 use super::*;
+
+#[derive(Debug)]
+struct ListedGpus(Vec<(Vec<String>, GpuState)>);
+
+impl Collector for ListedGpus {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        encode_gpus(&mut encoder, &self.0)
+    }
+}
 
 #[test]
 fn every_family_is_described_once_and_counters_are_named_so() {
-    let metrics = AgentMetrics::default();
-    let mut names: Vec<&str> = metrics.descriptions().iter().map(|described| described.name.as_str()).collect();
+    let mut page = MetricRegistry::default();
+    AgentMetrics::register(&mut page);
+    let mut names: Vec<&str> = page.descriptions().iter().map(|described| described.name.as_str()).collect();
     let count = names.len();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), count);
-    for described in metrics.descriptions() {
-        assert_eq!(described.kind == "counter", described.name.ends_with("_total"), "{}", described.name);
+    for described in page.descriptions() {
+        assert_eq!(described.kind.as_str() == "counter", described.name.ends_with("_total"), "{}", described.name);
         assert!(described.help.ends_with('.'), "{}", described.name);
     }
 }
@@ -25,9 +37,10 @@ fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
         ..GpuReading::default()
     };
     let gpu = Gpu { index: 3, memory_bytes: 4_000, ..Gpu::default() };
-    let labels = "replica=\"0\",gpu=\"3\",uuid=\"GPU-1\"".to_owned();
-    let mut page = String::new();
-    write_gpus(&mut page, &[ReplicaGpu { labels, gpu, reading }]);
+    let labels = ["0", "3", "GPU-1"].map(str::to_owned).to_vec();
+    let mut page = MetricRegistry::default();
+    page.register_collector(ListedGpus(vec![(labels, (gpu, reading))]));
+    let page = page.render(TextFormat::OpenMetrics);
     let samples: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
     insta::assert_snapshot!(samples.join("\n"), @r#"
     hostler_agent_gpu_memory_bytes{replica="0",gpu="3",uuid="GPU-1"} 4000
@@ -41,5 +54,5 @@ fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
     hostler_agent_gpu_throttled{replica="0",gpu="3",uuid="GPU-1",reason="power limit"} 1
     "#);
     let families = page.lines().filter(|line| line.starts_with("# TYPE ")).count();
-    assert_eq!(families, GPU_METRICS.len() + 1, "a family is there even while nothing is told");
+    assert_eq!(families, GPUS.figures.len() + 1, "a family is there even while nothing is told");
 }

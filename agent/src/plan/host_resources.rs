@@ -11,11 +11,11 @@ use std::num::NonZero;
 
 /// CPUs for each engine from which on it may have the second process. It keeps 3.6 of them busy, front-end included, and router and agent share
 /// one; with fewer the spinning threads would take them from the front-end. Only 16 were measured.
-const CPUS_PER_ENGINE: usize = 8;
+pub(super) const CPUS_PER_ENGINE: usize = 8;
 
 /// Shared memory for each engine. vLLM 0.32 refuses to start the second process with less free than its queues could take at most (400 MiB), of which it uses
 /// little unless there are images; a container has 64 MiB unless it was given more.
-const SHARED_BYTES_PER_ENGINE: u64 = 512 << 20;
+pub(super) const SHARED_BYTES_PER_ENGINE: u64 = 512 << 20;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::described_gpus::DescribedGpus;
+use super::host_resources::{CPUS_PER_ENGINE, SHARED_BYTES_PER_ENGINE};
 use super::{HostResources, Plan, PlanError, PlanInput, front_end, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
@@ -109,7 +110,8 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
     let installed = supposed.version.map(assume_installed).or(installed);
     let (gpus, links, room) = match supposed.described_gpus {
         Some(DescribedGpus { gpus, links }) => {
-            supposes.push("each engine has at least 8 CPUs, and 512 MiB of shared memory".to_owned());
+            let shared_mib = SHARED_BYTES_PER_ENGINE >> 20;
+            supposes.push(format!("each engine has at least {CPUS_PER_ENGINE} CPUs, and {shared_mib} MiB of shared memory"));
             (gpus, links, HostResources::unlimited())
         }
         None => {

@@ -101,14 +101,14 @@ impl ProcessSnapshot {
 
 impl ProcessSample {
     fn read(pid: i32, started: u64) -> Option<Self> {
-        let effort = Self::parse(pid, started, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        let sample = Self::parse(pid, started, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         let mut title = Vec::new();
         // Whoever sets its title need not set the kernel's name as well.
         let titled = fs::File::open(format!("/proc/{pid}/cmdline")).and_then(|file| file.take(64).read_to_end(&mut title)).is_ok();
         let title = String::from_utf8_lossy(&title);
         let title = title.split(['\0', ' ']).next().unwrap_or_default();
-        let name = if titled && is_core_name(title) { title.to_owned() } else { effort.name };
-        Some(Self { name, ..effort })
+        let name = if titled && is_core_name(title) { title.to_owned() } else { sample.name };
+        Some(Self { name, ..sample })
     }
 
     /// Reads a line of `/proc/PID/stat`; the name in parentheses may contain anything.

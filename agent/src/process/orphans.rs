@@ -30,7 +30,7 @@ pub(crate) fn keepers_of(directory: &Path) -> Vec<i32> {
     marked.into_iter().map(|process| process.pid).collect()
 }
 
-/// Kills the processes of an engine whose agent or keeper is dead, and its keeper. Blocks until none lives, ten seconds at most; returns how many it found, keepers apart, or those that are left.
+/// Kills the processes of an engine whose agent or keeper is dead, and its keeper. Blocks until none lives, `STUCK_AFTER` at most; returns how many it found, keepers apart, or those that are left.
 #[expect(clippy::disallowed_methods, reason = "it runs where blocking is allowed, before the agent has any engine")]
 pub(crate) fn end_orphans(directory: &Path) -> Result<usize, Vec<i32>> {
     let deadline = std::time::Instant::now() + STUCK_AFTER;

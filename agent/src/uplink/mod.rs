@@ -29,6 +29,9 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
 /// How long a look-up may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Lanes per router: the work of very many streams is spread over as many tasks. HTTP/2 servers allow some 200 streams a connection.
+pub const LANES: u32 = 4;
+
 /// What all sessions share.
 #[derive(Debug)]
 pub struct Uplink {
@@ -40,8 +43,6 @@ pub struct Uplink {
     pub life: u64,
     /// How routers are spoken with.
     pub access: RouterAccess,
-    /// Lanes per router.
-    pub lanes: u32,
     /// Where relayed requests are counted.
     pub metrics: Arc<AgentMetrics>,
     /// The requests being relayed.

@@ -22,12 +22,12 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::Uplink;
 use super::backoff::{Backoff, MAX_DELAY};
 use super::orders;
 use super::relay;
 use super::report::Reporter;
 use super::transfers::TransferQueue;
+use super::{LANES, Uplink};
 use crate::dial::{DialError, dial};
 use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
@@ -214,7 +214,7 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Se
     let mut reporter = Reporter::new(router);
     send(&to_router, ToRouter::Report(reporter.snapshot(&uplink.state))).await?;
     let mut lanes = Vec::new();
-    for _ in 0..uplink.lanes {
+    for _ in 0..LANES {
         lanes.push(open_lane(uplink, channel.clone(), &welcome.ticket, router).await?);
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(MIN_HEARTBEAT);

@@ -224,7 +224,7 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
     // Always one or the other, so that an inherited variable does not decide.
     set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
     if matches!(launch.engine, EngineProgram::Vllm { .. }) && needs_plugin(launch, all_given) {
-        set.extend(plugin::environment(launch.directory, launch.python_path, launch.config.switch_interval).into_iter().flatten());
+        set.extend(plugin::environment(launch.directory, launch.python_path).into_iter().flatten());
     }
     Ok(set)
 }
@@ -235,8 +235,7 @@ fn needs_plugin(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
     let config = launch.config;
     let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR_FLAG).map(|choice| choice.value.as_str());
     let apart = launch.replica.gpus.len() != 1 || value_of(all_given, EXECUTOR_FLAG).or_else(planned) == Some("mp");
-    let wanted = config.profile != Profile::Conservative && !config.switch_interval.is_zero();
-    wanted && apart && matches!(cache_source(launch), KvEventSource::Sockets { .. })
+    config.profile != Profile::Conservative && apart && matches!(cache_source(launch), KvEventSource::Sockets { .. })
 }
 
 /// Refuses what the agent alone may give.

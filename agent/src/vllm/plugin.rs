@@ -11,10 +11,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Tells the plugin how long a thread waits, in seconds.
 pub(crate) const SWITCH_INTERVAL_VARIABLE: &str = "HOSTLER_SWITCH_INTERVAL";
+
+/// A tenth of Python's own; 1 ms gave about the same (docs/gpus.md).
+const SWITCH_INTERVAL_SECONDS: &str = "0.0005";
 
 /// The plugin's name, as the metadata have it.
 const NAME: &str = "hostler";
@@ -42,11 +44,11 @@ pub(super) fn write(directory: &Path) -> io::Result<()> {
 }
 
 /// The variables that have an engine load it, for this inherited `PYTHONPATH`; `None` where the directory's name cannot be on such a path.
-pub(super) fn environment(directory: &Path, inherited: &OsStr, interval: Duration) -> Option<[(&'static str, OsString); 2]> {
+pub(super) fn environment(directory: &Path, inherited: &OsStr) -> Option<[(&'static str, OsString); 2]> {
     // Nothing inherited is no entry: an empty one would stand for the working directory.
     let inherited = std::env::split_paths(inherited).filter(|_| !inherited.is_empty());
     let path = std::env::join_paths(std::iter::once(folder_path(directory)).chain(inherited)).ok()?;
-    Some([("PYTHONPATH", path), (SWITCH_INTERVAL_VARIABLE, interval.as_secs_f64().to_string().into())])
+    Some([("PYTHONPATH", path), (SWITCH_INTERVAL_VARIABLE, SWITCH_INTERVAL_SECONDS.into())])
 }
 
 /// Whether this list of the plugins that may be loaded (`VLLM_PLUGINS`) leaves it out.

@@ -69,7 +69,7 @@ pub enum ConfigError {
 }
 
 /// Settings of earlier releases, and what to do without them.
-const REMOVED_SETTINGS: [(&str, &str); 10] = [
+const REMOVED_SETTINGS: [(&str, &str); 14] = [
     (
         "router.operators_need_key",
         "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, \
@@ -86,6 +86,13 @@ const REMOVED_SETTINGS: [(&str, &str); 10] = [
     ("router.poison_for", "it is called router.crash_suspect_ttl now"),
     ("router.max_reading_bytes", "it is called router.max_buffered_body_bytes now"),
     ("router.gather", "it is called router.prefill_interval now"),
+    ("agent.lanes", "leave it out; an agent has four lanes to each router"),
+    ("agent.probe_interval", "leave it out; a busy engine's load is read every 50 ms"),
+    ("agent.nvml_lib", "set the environment variable HOSTLER_NVML_LIB instead"),
+    (
+        "agent.switch_interval",
+        "leave it out; the throughput and latency profiles have 0.5 ms, and agent.profile = \"conservative\" leaves Python's 5 ms",
+    ),
     ("agent.keep_for", "it is called agent.takeover_timeout now"),
 ];
 

@@ -23,7 +23,7 @@ struct Example {
     /// Where it listens.
     listen: String,
     /// How many.
-    lanes: u32,
+    workers: u32,
     /// How long it waits.
     #[serde(with = "crate::duration")]
     #[schemars(with = "String")]
@@ -36,7 +36,7 @@ struct Example {
 
 impl Default for Example {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:1".into(), lanes: 4, drain_timeout: Duration::from_secs(30), peers: vec![], mode: Mode::Slow }
+        Self { listen: "127.0.0.1:1".into(), workers: 4, drain_timeout: Duration::from_secs(30), peers: vec![], mode: Mode::Slow }
     }
 }
 
@@ -60,10 +60,10 @@ fn load(file: Option<&str>, environment: &[(&str, &str)], flags: &[&str]) -> Res
 
 #[test]
 fn flags_win_over_the_environment_and_the_environment_over_the_file() {
-    let file = "[example]\nlisten = \"file:1\"\nlanes = 1\ndrain_timeout = \"1m\"\n";
+    let file = "[example]\nlisten = \"file:1\"\nworkers = 1\ndrain_timeout = \"1m\"\n";
     let example =
-        load(Some(file), &[("HOSTLER_EXAMPLE_LISTEN", "environment:2"), ("HOSTLER_EXAMPLE_LANES", "2")], &["--lanes", "3"]).unwrap();
-    assert_eq!((example.lanes, example.listen.as_str(), example.drain_timeout), (3, "environment:2", Duration::from_secs(60)));
+        load(Some(file), &[("HOSTLER_EXAMPLE_LISTEN", "environment:2"), ("HOSTLER_EXAMPLE_WORKERS", "2")], &["--workers", "3"]).unwrap();
+    assert_eq!((example.workers, example.listen.as_str(), example.drain_timeout), (3, "environment:2", Duration::from_secs(60)));
     assert_eq!(example.mode, Mode::Slow, "what no source names keeps its default");
 }
 
@@ -110,20 +110,20 @@ fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
 
 #[test]
 fn a_key_that_two_sections_have_is_found_in_its_own() {
-    let text = "[other]\nlanes = 1\n\n[example]\nlisten = \"a\"\nlanes = \"many\"\n";
-    assert_eq!(schema::line_of(text, "example", Some("lanes")), Some(6));
-    assert_eq!(schema::line_of(text, "other", Some("lanes")), Some(2));
+    let text = "[other]\nworkers = 1\n\n[example]\nlisten = \"a\"\nworkers = \"many\"\n";
+    assert_eq!(schema::line_of(text, "example", Some("workers")), Some(6));
+    assert_eq!(schema::line_of(text, "other", Some("workers")), Some(2));
 }
 
 #[test]
 fn a_bad_value_says_which_place_which_key_and_what_was_expected() {
     for (file, environment, flags, expected) in [
-        (Some("[example]\nlanes = \"many\"\n"), &[][..], &[][..], "2: example.lanes: invalid type: string \"many\", expected u32"),
+        (Some("[example]\nworkers = \"many\"\n"), &[][..], &[][..], "2: example.workers: invalid type: string \"many\", expected u32"),
         (
             None,
-            &[("HOSTLER_EXAMPLE_LANES", "many")][..],
+            &[("HOSTLER_EXAMPLE_WORKERS", "many")][..],
             &[][..],
-            "HOSTLER_EXAMPLE_LANES: example.lanes: a whole number was expected, not \"many\"",
+            "HOSTLER_EXAMPLE_WORKERS: example.workers: a whole number was expected, not \"many\"",
         ),
         (None, &[][..], &["--mode", "medium"][..], "flag --mode: example.mode: one of slow, fast was expected, not \"medium\""),
         (
@@ -132,7 +132,7 @@ fn a_bad_value_says_which_place_which_key_and_what_was_expected() {
             &[][..],
             "2: example.drain_timeout: a duration such as \"10s\" or \"5m\" was expected",
         ),
-        (Some("[example]\nlanes = -1\n"), &[][..], &[][..], "2: example.lanes: invalid value"),
+        (Some("[example]\nworkers = -1\n"), &[][..], &[][..], "2: example.workers: invalid value"),
         (Some("[example\n"), &[][..], &[][..], "is not valid TOML"),
         (Some("example = 3\n"), &[][..], &[][..], "a section was expected"),
     ] {

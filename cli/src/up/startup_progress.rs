@@ -41,8 +41,7 @@ impl StartupProgress {
         let told = self.last_lines.get(&replica.id);
         let is_known = told.is_some_and(|told| told.phase == replica.phase && told.what == what);
         // A cause is told once, progress again and again.
-        let is_due = told
-            .is_some_and(|told| replica.is_coming() && told.lines != lines && now.duration_since(told.at) >= REPEAT_INTERVAL);
+        let is_due = told.is_some_and(|told| replica.is_coming() && told.lines != lines && now.duration_since(told.at) >= REPEAT_INTERVAL);
         if is_known && !is_due {
             return None;
         }

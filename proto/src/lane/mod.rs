@@ -14,7 +14,7 @@ pub use inbox::{ConsumeOutcome, Inbox, InlineConsumer, StreamFault};
 pub use outbox::Outbox;
 
 use crate::agent::v1::frame::Kind;
-use crate::agent::v1::{End, Frame};
+use crate::agent::v1::{self as wire, End, Frame};
 
 /// The most body bytes in one frame. Small enough that a large body does not hold up its neighbours' events.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
@@ -47,9 +47,11 @@ impl End {
     /// # Errors
     /// The fault that the frame carried.
     pub fn outcome(self) -> Result<(), StreamFault> {
-        match Fault::from_wire(self.fault()) {
-            None => Ok(()),
-            Some(fault) => Err(StreamFault { fault, message: self.message }),
+        let message = self.message;
+        match wire::Fault::try_from(self.fault).map(Fault::from_wire) {
+            Ok(None) => Ok(()),
+            Ok(Some(fault)) => Err(StreamFault { fault, message }),
+            Err(_) => Err(StreamFault { fault: Fault::Protocol, message: format!("the other side reported an unknown fault: {message}") }),
         }
     }
 }

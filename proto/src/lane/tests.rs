@@ -228,3 +228,10 @@ fn credit_returns_for_pieces_that_were_taken() {
     }
     assert_eq!((granted, inbox.has_ended()), (4 * WINDOW_BYTES, false));
 }
+
+#[test]
+fn an_end_with_a_fault_of_a_later_release_is_no_complete_body() {
+    assert_eq!(End::default().outcome(), Ok(()));
+    let broken = End { fault: 77, message: "of a later release".into() }.outcome().unwrap_err();
+    assert_eq!((broken.fault, broken.message.contains("of a later release")), (Fault::Protocol, true), "{broken}");
+}

@@ -110,12 +110,12 @@ impl AccessEntry {
         });
     }
 
-    /// It is sent to this replica, after it was held for so long.
-    pub fn record_attempt(&self, replica: &Arc<str>, attempt: usize, held: std::time::Duration) {
+    /// It is sent to this replica, after it was queued for so long.
+    pub fn record_attempt(&self, replica: &Arc<str>, attempt: usize, queued: std::time::Duration) {
         self.update(|line| {
             line.replica = Some(replica.clone());
             line.attempts = attempt;
-            line.queued += held;
+            line.queued += queued;
         });
     }
 

@@ -1,4 +1,4 @@
-//! Names a request, and says what is held against it.
+//! Names a request, and says whether it is a suspect.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ pub type Fingerprint = u128;
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ban {
-    /// The replicas whose engines died, each with how long ago that was.
-    pub deaths: Vec<(Arc<str>, Duration)>,
+    /// The replicas whose engines crashed, each with how long ago that was.
+    pub crashes: Vec<(Arc<str>, Duration)>,
     /// For how much longer.
     pub remaining: Duration,
 }
@@ -26,13 +26,13 @@ pub(super) enum SuspectStanding {
 
 impl fmt::Display for Ban {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.deaths.len();
+        let count = self.crashes.len();
         write!(
             formatter,
-            "this request is refused for another {} s: it was in flight when {count} engines died (",
+            "this request is refused for another {} s: it was in flight when {count} engines crashed (",
             self.remaining.as_secs().max(1)
         )?;
-        for (index, (replica, ago)) in self.deaths.iter().enumerate() {
+        for (index, (replica, ago)) in self.crashes.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             write!(formatter, "{comma}{replica} {} s ago", ago.as_secs())?;
         }

@@ -1,4 +1,4 @@
-//! Who was in flight at which engine's death, and what follows from it: the rule of `crash_suspects` as a pure table, with time as an argument.
+//! Who was in flight at which engine's crash, and what follows from it: the rule of `crash_suspects` as a pure table, with time as an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,35 +7,35 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
 use super::standing::{Ban, Fingerprint, SuspectStanding};
-use super::suspect_record::{Death, DeathVerdict, SuspectRecord};
+use super::suspect_record::{ChargedCrash, CrashVerdict, SuspectRecord};
 use super::trials::{CrashScene, TrialCandidate, TrialDemand, TrialEstimate, Trials};
 use crate::engine_life::EngineLife;
 
-/// What this router alone has seen counts for so long. The agent's report of the same death follows within a fraction of a second and makes
-/// it count for the whole time, though one whose core alone has died takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
+/// What this router alone has seen counts for so long. The agent's report of the same crash follows within a fraction of a second and makes
+/// it count for the whole time, though one whose core alone has crashed takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
 /// engine was restarted for a reason of its own, or has only dropped a connection.
 pub(super) const UNCONFIRMED_TTL: Duration = Duration::from_secs(10);
 
-/// Requests that are remembered because agents have reported them; further ones are not. A death leaves at most 4,096, and sixteen engines have died of late
+/// Requests that are remembered because agents have reported them; further ones are not. A crash leaves at most 4,096, and sixteen engines have crashed of late
 /// when this is full.
 pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 
 /// Those that this router has lost itself are remembered up to this number: agents that report more than there are do not displace them.
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
-/// Requests of one death; an honest agent reports no more.
-pub const MAX_REQUESTS_PER_DEATH: usize = 4096;
+/// Requests of one crash; an honest agent reports no more.
+pub const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
-/// Deaths that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
+/// Crashes that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
 pub(super) const MAX_CRASHES: usize = 1024;
 
-/// How long an engine that has died may look ready: its connections break first, its process ends up to 8 s later.
-const DEAD_BUT_READY_PERIOD: Duration = Duration::from_secs(10);
+/// How long a crashed engine may look ready: its connections break first, its process ends up to 8 s later.
+const CRASHED_BUT_READY_PERIOD: Duration = Duration::from_secs(10);
 
 /// How often what has lapsed is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An engine that has died.
+/// A crash of an engine.
 #[derive(Debug)]
 struct EngineCrash {
     life: EngineLife,
@@ -52,7 +52,7 @@ pub(crate) struct TrialConstraints {
     pub(super) required_engine: Option<EngineLife>,
     /// Not these: others are on trial there.
     pub(super) closed_replicas: Vec<Arc<str>>,
-    /// Not these: they have just died.
+    /// Not these: they have just crashed.
     pub(super) crashed_engines: Vec<EngineLife>,
     /// These only if there are no others.
     pub(super) occupied_replicas: Vec<Arc<str>>,
@@ -60,7 +60,7 @@ pub(crate) struct TrialConstraints {
     pub(super) max_concurrent: usize,
 }
 
-/// What a death made of a request that was lost in it.
+/// What a crash made of a request that was lost in it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct BlameOutcome {
     /// It is refused from now on.
@@ -72,13 +72,13 @@ pub(super) struct BlameOutcome {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct SuspectTable {
-    /// How long a death counts.
+    /// How long a crash counts.
     ttl: Duration,
     records: FxHashMap<Fingerprint, SuspectRecord>,
     trials: Trials,
-    /// The engines that died within the window, oldest first.
+    /// The crashes within the window, oldest first.
     crashes: Vec<EngineCrash>,
-    /// Records with a death that counts.
+    /// Records with a crash that counts.
     suspect_count: usize,
     last_sweep: Instant,
 }
@@ -88,7 +88,7 @@ impl SuspectTable {
         Self { ttl, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
     }
 
-    /// Requests with a death to their name.
+    /// Requests with a crash to their name.
     pub(super) fn suspect_count(&self) -> usize {
         self.suspect_count
     }
@@ -104,17 +104,17 @@ impl SuspectTable {
 
     /// An engine was lost to this request, which it was sent at `sent`.
     pub(super) fn blame(&mut self, fingerprint: Fingerprint, life: &EngineLife, sent: Instant, now: Instant) -> BlameOutcome {
-        // A request that came to a dead engine has not killed it.
-        if self.crashes.iter().any(|fallen| fallen.life == *life && fallen.known_at <= sent) {
+        // A request that came to a crashed engine has not crashed it.
+        if self.crashes.iter().any(|crash| crash.life == *life && crash.known_at <= sent) {
             return BlameOutcome::default();
         }
         let scene = self.record_crash(life, now, now);
         let until = now + UNCONFIRMED_TTL.min(self.ttl);
-        self.charge(fingerprint, Death::new(life, now, until, true), &scene, now)
+        self.charge(fingerprint, ChargedCrash::new(life, now, until, true), &scene, now)
     }
 
-    /// An agent says that an engine died at `at` with these requests in flight. Gives back those that are refused from now on.
-    pub(super) fn record_reported_death(
+    /// An agent says that an engine crashed at `at` with these requests in flight. Gives back those that are refused from now on.
+    pub(super) fn record_reported_crash(
         &mut self,
         life: &EngineLife,
         requests: &[Fingerprint],
@@ -125,18 +125,18 @@ impl SuspectTable {
         if until <= now {
             return Vec::new();
         }
-        let requests = &requests[..requests.len().min(MAX_REQUESTS_PER_DEATH)];
-        let own = self.record_crash(life, at, now);
+        let requests = &requests[..requests.len().min(MAX_REQUESTS_PER_CRASH)];
+        let seen = self.record_crash(life, at, now);
         // What never got there, or was over, is not to blame.
         let named: FxHashSet<Fingerprint> = requests.iter().copied().collect();
         let kept = |list: &[Fingerprint]| list.iter().copied().filter(|one| named.contains(one)).collect();
         let suspects =
             requests.iter().filter(|one| self.records.get(one).is_some_and(|record| record.is_suspect_before(life, now))).count();
-        let scene = CrashScene { on_trial: kept(&own.on_trial), passed: kept(&own.passed), reported_suspects: suspects };
+        let scene = CrashScene { on_trial: kept(&seen.on_trial), passed: kept(&seen.passed), reported_suspects: suspects };
         let charged = requests.iter().filter_map(|request| {
-            let is_witnessed = own.on_trial.contains(request) || own.passed.binary_search(request).is_ok();
-            let death = Death::new(life, at, until, is_witnessed);
-            Some((*request, self.charge(*request, death, &scene, now).ban?))
+            let is_witnessed = seen.on_trial.contains(request) || seen.passed.binary_search(request).is_ok();
+            let crash = ChargedCrash::new(life, at, until, is_witnessed);
+            Some((*request, self.charge(*request, crash, &scene, now).ban?))
         });
         charged.collect()
     }
@@ -153,11 +153,11 @@ impl SuspectTable {
     /// Where this suspect may be tried.
     pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, demand: TrialDemand, now: Instant) -> TrialConstraints {
         let max_concurrent = self.trials.max_concurrent(demand);
-        let fallen = self.crashes.iter().filter(move |fallen| fallen.known_at + DEAD_BUT_READY_PERIOD > now);
+        let recent = self.crashes.iter().filter(move |crash| crash.known_at + CRASHED_BUT_READY_PERIOD > now);
         TrialConstraints {
             required_engine: self.trials.bound_engine(fingerprint, now).cloned(),
             closed_replicas: self.trials.closed_replicas(self.trial_candidate(fingerprint, now), max_concurrent, now),
-            crashed_engines: fallen.map(|fallen| fallen.life.clone()).collect(),
+            crashed_engines: recent.map(|crash| crash.life.clone()).collect(),
             occupied_replicas: if max_concurrent == 1 { self.trials.occupied_replicas(demand.eligible) } else { Vec::new() },
             max_concurrent,
         }
@@ -192,23 +192,23 @@ impl SuspectTable {
             return;
         }
         self.last_sweep = now;
-        let remembered = self.ttl.max(DEAD_BUT_READY_PERIOD);
-        self.crashes.retain(|fallen| fallen.known_at + remembered > now);
+        let remembered = self.ttl.max(CRASHED_BUT_READY_PERIOD);
+        self.crashes.retain(|crash| crash.known_at + remembered > now);
         self.trials.expire(now);
         self.records.retain(|_, record| record.remove_expired(now));
         self.suspect_count = self.records.values().filter(|record| record.is_suspect()).count();
     }
 
-    /// Records, trials and deaths that are kept.
+    /// Records, trials and crashes that are kept.
     #[cfg(test)]
     pub(super) fn lengths(&self) -> (usize, usize, usize) {
         (self.records.len(), self.trials.len(), self.crashes.len())
     }
 
-    /// An engine has died; who was there.
+    /// An engine has crashed; who was there.
     fn record_crash(&mut self, life: &EngineLife, known_at: Instant, now: Instant) -> CrashScene {
-        if let Some(fallen) = self.crashes.iter().find(|fallen| fallen.life == *life) {
-            return fallen.scene.clone();
+        if let Some(crash) = self.crashes.iter().find(|crash| crash.life == *life) {
+            return crash.scene.clone();
         }
         let scene = self.trials.scene_at(life, now);
         if self.crashes.len() >= MAX_CRASHES {
@@ -218,20 +218,20 @@ impl SuspectTable {
         scene
     }
 
-    /// Blames a death on a request.
-    fn charge(&mut self, fingerprint: Fingerprint, death: Death, scene: &CrashScene, now: Instant) -> BlameOutcome {
-        let most = if death.is_witnessed { MAX_RECORDS } else { MAX_REPORTED_RECORDS };
+    /// Blames a crash on a request.
+    fn charge(&mut self, fingerprint: Fingerprint, crash: ChargedCrash, scene: &CrashScene, now: Instant) -> BlameOutcome {
+        let most = if crash.is_witnessed { MAX_RECORDS } else { MAX_REPORTED_RECORDS };
         if !self.records.contains_key(&fingerprint) && self.records.len() >= most {
             return BlameOutcome::default();
         }
         let record = self.records.entry(fingerprint).or_default();
         let (was_suspect, was_refused) = (record.is_suspect(), record.is_banned(now));
-        let verdict = record.charge(death, |record| record.judge(fingerprint, scene, now));
+        let verdict = record.charge(crash, |record| record.judge(fingerprint, scene, now));
         self.suspect_count += usize::from(!was_suspect && record.is_suspect());
         let ban = match record.standing(now) {
             SuspectStanding::Banned(ban) if !was_refused => Some(ban),
             _ => None,
         };
-        BlameOutcome { ban, is_excused: matches!(verdict, DeathVerdict::Shared(_) | DeathVerdict::Spared) }
+        BlameOutcome { ban, is_excused: matches!(verdict, CrashVerdict::Shared(_) | CrashVerdict::Spared) }
     }
 }

@@ -42,7 +42,7 @@ impl SuspectTable {
         matches!(self.standing(fingerprint, now), SuspectStanding::Banned(_))
     }
 
-    /// Whether it remembers nothing but who has died.
+    /// Whether it remembers nothing but who has crashed.
     fn is_empty(&self) -> bool {
         let (records, trials, _) = self.lengths();
         (self.suspect_count(), records, trials) == (0, 0, 0)
@@ -61,28 +61,28 @@ impl SuspectTable {
 }
 
 #[test]
-fn one_death_makes_a_suspect_and_the_second_a_refusal_that_names_both() {
+fn one_crash_makes_a_suspect_and_the_second_a_refusal_that_names_both() {
     let (mut table, now) = table();
     assert_eq!(table.standing(KILLER, now), SuspectStanding::Clear);
     assert_eq!(table.lost(KILLER, &life("n0/0", 1), now), None);
     assert_eq!((table.standing(KILLER, now), table.suspect_count()), (SuspectStanding::Suspect, 1));
     let later = now + SECOND * 3;
     let ban = table.lost(KILLER, &life("n3/0", 1), later).unwrap();
-    assert_eq!(ban.deaths, [("n0/0".into(), SECOND * 3), ("n3/0".into(), Duration::ZERO)]);
+    assert_eq!(ban.crashes, [("n0/0".into(), SECOND * 3), ("n3/0".into(), Duration::ZERO)]);
     assert!(table.is_refused(KILLER, later));
     assert_eq!(table.standing(FELLOW, later), SuspectStanding::Clear);
     assert_eq!(table.lost(KILLER, &life("n4/0", 1), later), None, "it is said once");
 }
 
 #[test]
-fn a_death_that_is_known_twice_counts_once() {
+fn a_crash_that_is_known_twice_counts_once() {
     let (mut table, now) = table();
     let first = life("n0/0", 7);
     table.lost(KILLER, &first, now);
-    assert_eq!(table.record_reported_death(&first, &[KILLER], now, now), []);
-    assert_eq!(table.record_reported_death(&first, &[KILLER], now, now + SECOND), []);
+    assert_eq!(table.record_reported_crash(&first, &[KILLER], now, now), []);
+    assert_eq!(table.record_reported_crash(&first, &[KILLER], now, now + SECOND), []);
     assert_eq!(table.standing(KILLER, now), SuspectStanding::Suspect);
-    let again = table.record_reported_death(&life("n0/0", 8), &[KILLER], now, now + SECOND);
+    let again = table.record_reported_crash(&life("n0/0", 8), &[KILLER], now, now + SECOND);
     assert_eq!(again.len(), 1, "the same replica's next engine is another one");
 }
 
@@ -92,7 +92,7 @@ fn what_the_router_alone_has_seen_lapses_unless_the_agent_reports_it() {
     for (index, request) in [KILLER, FELLOW].into_iter().enumerate() {
         table.lost(request, &life(&format!("n{index}/0"), 1), now);
     }
-    table.record_reported_death(&life("n0/0", 1), &[KILLER], now, now + SECOND);
+    table.record_reported_crash(&life("n0/0", 1), &[KILLER], now, now + SECOND);
     let later = now + suspect_table::UNCONFIRMED_TTL;
     assert_eq!((table.standing(KILLER, later), table.standing(FELLOW, later)), (SuspectStanding::Suspect, SuspectStanding::Clear));
     table.sweep(later);
@@ -103,52 +103,52 @@ fn what_the_router_alone_has_seen_lapses_unless_the_agent_reports_it() {
 }
 
 #[test]
-fn a_refusal_ends_when_the_first_of_two_deaths_is_too_long_ago() {
+fn a_refusal_ends_when_the_first_of_two_crashes_is_too_long_ago() {
     let (mut table, now) = table();
-    table.record_reported_death(&life("n0/0", 1), &[KILLER], now - WINDOW / 2, now);
-    let [(_, ban)] = &table.record_reported_death(&life("n1/0", 1), &[KILLER], now, now)[..] else { panic!("no refusal") };
+    table.record_reported_crash(&life("n0/0", 1), &[KILLER], now - WINDOW / 2, now);
+    let [(_, ban)] = &table.record_reported_crash(&life("n1/0", 1), &[KILLER], now, now)[..] else { panic!("no refusal") };
     assert_eq!(ban.remaining, WINDOW / 2);
     assert_eq!(table.standing(KILLER, now + WINDOW / 2), SuspectStanding::Suspect);
-    table.record_reported_death(&life("n2/0", 1), &[FELLOW], now - WINDOW, now);
+    table.record_reported_crash(&life("n2/0", 1), &[FELLOW], now - WINDOW, now);
     assert_eq!(table.standing(FELLOW, now), SuspectStanding::Clear, "a report of what is long past");
 }
 
 #[test]
-fn a_good_answer_clears_a_suspect_of_every_death_before_it_even_of_one_that_is_reported_later() {
+fn a_good_answer_clears_a_suspect_of_every_crash_before_it_even_of_one_that_is_reported_later() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(FELLOW, &first, now);
     assert!(table.acquit(FELLOW, now + SECOND));
     assert_eq!(table.suspect_count(), 0);
-    table.record_reported_death(&first, &[KILLER, FELLOW], now, now + SECOND * 2);
+    table.record_reported_crash(&first, &[KILLER, FELLOW], now, now + SECOND * 2);
     assert_eq!(table.standing(FELLOW, now + SECOND * 2), SuspectStanding::Clear);
     assert_eq!((table.standing(KILLER, now + SECOND * 2), table.suspect_count()), (SuspectStanding::Suspect, 1));
     table.lost(FELLOW, &life("n1/0", 1), now + SECOND * 3);
-    assert_eq!(table.standing(FELLOW, now + SECOND * 3), SuspectStanding::Suspect, "a later death counts");
+    assert_eq!(table.standing(FELLOW, now + SECOND * 3), SuspectStanding::Suspect, "a later crash counts");
 }
 
 #[test]
 fn of_several_suspects_that_another_router_lost_none_is_refused_and_one_alone_is() {
     let (mut table, now) = table();
-    table.record_reported_death(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
-    assert_eq!(table.record_reported_death(&life("n1/0", 1), &[KILLER, FELLOW, 5], now, now), []);
-    assert_eq!(table.record_reported_death(&life("n2/0", 1), &[KILLER, 6], now, now).len(), 1);
+    table.record_reported_crash(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
+    assert_eq!(table.record_reported_crash(&life("n1/0", 1), &[KILLER, FELLOW, 5], now, now), []);
+    assert_eq!(table.record_reported_crash(&life("n2/0", 1), &[KILLER, 6], now, now).len(), 1);
     assert!(table.is_refused(KILLER, now) && !table.is_refused(FELLOW, now));
 }
 
 #[test]
-fn whatever_deaths_one_agent_invents_it_has_no_request_refused_that_was_not_sent_to_it() {
+fn whatever_crashes_one_agent_invents_it_has_no_request_refused_that_was_not_sent_to_it() {
     let (mut table, now) = table();
     for epoch in 0..100 {
         for replica in ["n0/0", "n0/1"] {
-            assert_eq!(table.record_reported_death(&life(replica, epoch), &[FELLOW], now, now), []);
+            assert_eq!(table.record_reported_crash(&life(replica, epoch), &[FELLOW], now, now), []);
         }
     }
     assert_eq!(table.standing(FELLOW, now), SuspectStanding::Suspect);
     // Another node's word, or what this router has seen itself, is believed beside it.
     let (mut seen, mut reported) = (table, SuspectTable::new(WINDOW, now));
-    reported.record_reported_death(&life("n0/0", 1), &[FELLOW], now, now);
-    assert_eq!(reported.record_reported_death(&life("n1/0", 1), &[FELLOW], now, now).len(), 1);
+    reported.record_reported_crash(&life("n0/0", 1), &[FELLOW], now, now);
+    assert_eq!(reported.record_reported_crash(&life("n1/0", 1), &[FELLOW], now, now).len(), 1);
     assert!(seen.lost(FELLOW, &life("n0/0", 100), now).is_some());
 }
 
@@ -158,10 +158,10 @@ fn what_an_agent_invents_is_bounded_and_crowds_out_nothing_that_this_router_has_
     for epoch in 0..40_u32 {
         let from = u128::from(epoch) * 5000;
         let invented: Vec<Fingerprint> = (from..from + 5000).map(|one| one + 1000).collect();
-        table.record_reported_death(&life("n0/0", u64::from(epoch)), &invented, now, now);
+        table.record_reported_crash(&life("n0/0", u64::from(epoch)), &invented, now, now);
     }
     for epoch in 0..2000 {
-        table.record_reported_death(&life("n0/1", epoch), &[1000], now, now);
+        table.record_reported_crash(&life("n0/1", epoch), &[1000], now, now);
     }
     assert_eq!(table.lengths(), (suspect_table::MAX_REPORTED_RECORDS, 0, suspect_table::MAX_CRASHES));
     table.lost(KILLER, &life("n1/0", 1), now);
@@ -176,18 +176,18 @@ fn one_that_was_answered_before_its_engine_had_quite_died_is_no_suspect_afterwar
     table.lost(FELLOW, &first, now);
     table.acquit(FELLOW, now + SECOND);
     let exited = now + SECOND * 5;
-    table.record_reported_death(&first, &[KILLER, FELLOW], exited, exited);
+    table.record_reported_crash(&first, &[KILLER, FELLOW], exited, exited);
     assert_eq!((table.standing(FELLOW, exited), table.standing(KILLER, exited)), (SuspectStanding::Clear, SuspectStanding::Suspect));
     let later = exited + WINDOW - SECOND;
     table.sweep(later);
-    table.record_reported_death(&first, &[FELLOW], exited, later);
+    table.record_reported_crash(&first, &[FELLOW], exited, later);
     assert_eq!((table.standing(FELLOW, later), table.suspect_count()), (SuspectStanding::Clear, 1));
     table.sweep(exited + WINDOW * 2);
     assert!(table.is_empty());
 }
 
 #[test]
-fn a_request_that_comes_to_a_dead_engine_has_not_killed_it() {
+fn a_request_that_comes_to_a_crashed_engine_has_not_killed_it() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(KILLER, &first, now);
@@ -209,9 +209,9 @@ fn equal_requests_have_one_fingerprint_and_others_have_another() {
 #[tokio::test(start_paused = true)]
 async fn a_record_that_keeps_nothing_blames_nobody() {
     let suspects = CrashSuspects::new(Duration::ZERO);
-    let death = ReportedDeath { epoch: 1, age: Duration::ZERO, requests: vec![KILLER; 2] };
-    suspects.record_reported_death("n0/0", &death);
-    suspects.record_reported_death("n1/0", &death);
+    let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER; 2] };
+    suspects.record_reported_crash("n0/0", &crash);
+    suspects.record_reported_crash("n1/0", &crash);
     assert_eq!(suspects.suspect_count(), 0);
     assert_eq!(suspects.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
 }
@@ -221,12 +221,12 @@ async fn a_refused_request_is_told_why_and_for_how_long() {
     let suspects = CrashSuspects::new(WINDOW);
     tokio::time::advance(SECOND * 10).await;
     for (replica, age, beside) in [("n0/0", SECOND * 9, FELLOW), ("n1/0", SECOND * 2, 3)] {
-        suspects.record_reported_death(replica, &ReportedDeath { epoch: 1, age, requests: vec![KILLER, beside] });
+        suspects.record_reported_crash(replica, &ReportedCrash { epoch: 1, age, requests: vec![KILLER, beside] });
     }
     let refused = suspects.watch(Some(KILLER)).clearance().unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "this request is refused for another 591 s: it was in flight when 2 engines died (n0/0 9 s ago, n1/0 2 s ago). \
+        "this request is refused for another 591 s: it was in flight when 2 engines crashed (n0/0 9 s ago, n1/0 2 s ago). \
          It is known by its exact content; do not send it again unchanged"
     );
 }
@@ -234,8 +234,8 @@ async fn a_refused_request_is_told_why_and_for_how_long() {
 #[tokio::test(start_paused = true)]
 async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
     let suspects = CrashSuspects::new(WINDOW);
-    let death = ReportedDeath { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
-    suspects.record_reported_death("n0/0", &death);
+    let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
+    suspects.record_reported_crash("n0/0", &crash);
     let mut first = suspects.watch(Some(KILLER));
     first.trial_id = suspects.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
     let second = suspects.watch(Some(FELLOW));
@@ -254,8 +254,8 @@ async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_has_passed_its_trial_with_its_third_event_with_tokens() {
     let suspects = CrashSuspects::new(WINDOW);
-    let death = ReportedDeath { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
-    suspects.record_reported_death("n0/0", &death);
+    let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
+    suspects.record_reported_crash("n0/0", &crash);
     let mut first = suspects.watch(Some(KILLER));
     first.trial_id = suspects.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());
     let mut progress = first.trial_progress(b"\n\n").unwrap();
@@ -270,8 +270,8 @@ async fn a_stream_has_passed_its_trial_with_its_third_event_with_tokens() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_frees_the_place_at_once_only_when_the_engine_had_answered() {
     let suspects = CrashSuspects::new(WINDOW);
-    let death = ReportedDeath { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
-    suspects.record_reported_death("n0/0", &death);
+    let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
+    suspects.record_reported_crash("n0/0", &crash);
     for answered in [true, false] {
         let mut first = suspects.watch(Some(KILLER));
         first.trial_id = suspects.table.lock().tries(KILLER, &life("n1/0", 1), Instant::now());

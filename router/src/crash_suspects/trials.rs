@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::standing::Fingerprint;
 use crate::engine_life::EngineLife;
 
-/// Suspects that are on trial together at most. A death among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
+/// Suspects that are on trial together at most. A crash among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
 /// eight at a time, five hundred take nine rounds on seven engines.
 pub(super) const MAX_CONCURRENT_TRIALS: usize = 8;
 
@@ -77,7 +77,7 @@ struct Trial {
     is_abandoned: bool,
 }
 
-/// Who was at an engine when it died.
+/// Who was at an engine when it crashed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CrashScene {
     /// Those on trial.
@@ -128,28 +128,15 @@ impl Trials {
 
     /// The replicas where this one may not begin, as the others there stand.
     pub(super) fn closed_replicas(&self, candidate: TrialCandidate, max_concurrent: usize, now: Instant) -> Vec<Arc<str>> {
-        let open = || self.active.iter().filter(|trial| trial.is_active(now));
-        let mut closed: Vec<Arc<str>> = Vec::new();
-        for trial in open() {
-            let replica = &trial.life.replica;
-            if !closed.contains(replica) && !self.may_begin(candidate, replica, max_concurrent, now) {
-                closed.push(replica.clone());
-            }
-        }
-        closed
-    }
-
-    fn may_begin(&self, candidate: TrialCandidate, replica: &Arc<str>, max_concurrent: usize, now: Instant) -> bool {
-        let (mut beside, mut most) = (0, candidate.max_concurrent.min(max_concurrent));
-        for trial in self.active.iter().filter(|trial| trial.is_active(now) && trial.life.replica == *replica) {
-            beside += 1;
-            most = most.min(trial.candidate.max_concurrent);
+        // How many are on trial at each, and how many may be. All that wait ask for this many times a second, so each trial is looked at once.
+        let mut replicas: FxHashMap<&Arc<str>, (usize, usize)> = FxHashMap::default();
+        for trial in self.active.iter().filter(|trial| trial.is_active(now)) {
+            let (beside, most) = replicas.entry(&trial.life.replica).or_insert((0, candidate.max_concurrent.min(max_concurrent)));
+            *beside += 1;
             // Beside one that an engine should have answered by now there is nothing to be gained.
-            if trial.answer_due_at <= now {
-                most = 0;
-            }
+            *most = if trial.answer_due_at <= now { 0 } else { trial.candidate.max_concurrent.min(*most) };
         }
-        beside == 0 || beside < most
+        replicas.into_iter().filter(|(_, (beside, most))| beside >= most).map(|(replica, _)| replica.clone()).collect()
     }
 
     /// Replicas where some that have passed run on, if there may be others: one of them may be one that kills late.
@@ -176,7 +163,7 @@ impl Trials {
         self.expire(now);
         let bound = self.bound_engine(candidate.fingerprint, now).map(|bound| bound == life);
         let has_passed = bound == Some(true);
-        let may_begin = has_passed || self.may_begin(candidate, &life.replica, expected.max_concurrent, now);
+        let may_begin = has_passed || !self.closed_replicas(candidate, expected.max_concurrent, now).contains(&life.replica);
         if bound == Some(false) || self.is_on_trial(candidate.fingerprint, now) || !may_begin {
             return None;
         }

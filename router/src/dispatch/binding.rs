@@ -53,7 +53,8 @@ impl Dispatch {
                 }
                 continue;
             }
-            let eligible = self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica)).count();
+            let eligible =
+                self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica)).count();
             if eligible == 0 {
                 return Ok(None);
             }

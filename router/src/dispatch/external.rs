@@ -32,11 +32,11 @@ impl Dispatch {
     /// The replica where the request would be answered soonest. Nothing is sent, and nothing waits for room.
     ///
     /// # Errors
-    /// When no replica can take it, or it is one that engines die of.
+    /// When no replica can take it, or it is one that crashes engines.
     pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
         let crash_watch = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
         if crash_watch.clearance()? != Clearance::Free {
-            let message = "this request was in flight when an engine died: send it through the router, which tries it alone";
+            let message = "this request was in flight when an engine crashed: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });
         }
         let deadline = outgoing.received_at + self.answer_timeout;

@@ -74,7 +74,7 @@ impl Dispatch {
     }
 
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
-    /// lost attempt. A suspect stays: whether its engine has died of it is for the silent agent to say, and until then it takes no other.
+    /// lost attempt. A suspect stays: whether it has crashed its engine is for the silent agent to say, and until then it takes no other.
     fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], crash_watch: &mut CrashWatch) -> Option<Binding> {
         if !self.fleet.view().has_lapsed_lease(replica) || !matches!(crash_watch.clearance(), Ok(Clearance::Free)) {
             return None;

@@ -61,7 +61,7 @@ pub struct Dispatch {
     pub queue: RequestQueue,
     /// Keep retries from multiplying the load of a failing fleet.
     pub retries: RetryBudgets,
-    /// The requests that were in flight when engines died.
+    /// The requests that were in flight when engines crashed.
     pub crash_suspects: Arc<CrashSuspects>,
     /// Where outcomes are counted.
     pub metrics: Arc<RouterMetrics>,
@@ -136,7 +136,7 @@ struct StartedAnswer {
 }
 
 impl StartedAnswer {
-    /// Whether another replica may do better: the engine is full, dying or dead. An event stream says so with status 200.
+    /// Whether another replica may do better: the engine is full, crashing or has crashed. An event stream says so with status 200.
     fn is_retryable(&self) -> bool {
         let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
         matches!(self.head.status, 500 | 503) || fails_at_once()
@@ -188,7 +188,7 @@ enum AttemptOutcome {
 impl Dispatch {
     /// Sends the request where it will be answered soonest. An attempt that is lost before a byte has reached the client is made
     /// again elsewhere, at most twice, and one answered with 500 once, within the retry budgets; one answered with 503 wherever there may
-    /// be room. One that kills engines is refused.
+    /// be room. One that crashes engines is refused.
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
@@ -259,11 +259,11 @@ impl Dispatch {
 
     /// Waits until there is a candidate, during the startup grace of the router: its restart then costs clients a moment and no error.
     pub(crate) async fn await_startup_grace(&self, model: Option<&str>) {
-        let settling = || {
+        let is_waiting = || {
             let view = self.fleet.view();
             view.is_in_startup_grace(Instant::now()) && view.eligible(model, &[]).next().is_none()
         };
-        while settling() {
+        while is_waiting() {
             sleep(STARTUP_POLL_INTERVAL).await;
         }
     }

@@ -46,7 +46,7 @@ pub enum Refusal {
     /// The first byte did not come in time.
     #[error("no engine began to answer within {}", format_seconds(*.0))]
     TooSlow(Duration),
-    /// Engines have died with it.
+    /// Engines have crashed with it.
     #[error("{0}")]
     CrashSuspect(Ban),
     /// The fleet has more to do than it can in time.
@@ -83,7 +83,7 @@ impl From<Ban> for Refusal {
 impl From<TrialQueueFull> for Refusal {
     fn from(_: TrialQueueFull) -> Self {
         Refusal::Overloaded {
-            message: "this request was in flight when an engine died, and too many of those wait to be tried again one by one".into(),
+            message: "this request was in flight when an engine crashed, and too many of those wait to be tried again one by one".into(),
             retry_after: QUEUE_FULL_RETRY_SECONDS,
         }
     }
@@ -150,9 +150,9 @@ impl Refusal {
 }
 
 fn describe_replica(replica: &Replica) -> String {
-    let (id, word) = (&replica.id, replica.state.phase_name());
+    let (id, word) = (&replica.id, replica.state.phase.as_str());
     // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
-    let reason = replica.state.wire.reason.lines().next().unwrap_or_default();
+    let reason = replica.state.reason.lines().next().unwrap_or_default();
     match replica.state.phase {
         Phase::Ready => format!("{id} has lost its agent"),
         _ if reason.is_empty() => format!("{id} is {word}"),

@@ -37,7 +37,7 @@ pub struct RelayContext {
     pub permit: Permit,
     /// Where it runs; for the log.
     pub replica: Arc<Replica>,
-    /// Learns whether its engine dies with it.
+    /// Learns whether its engine crashes with it.
     pub crash_watch: CrashWatch,
     /// Whether its end shows that it harms no engine: not where the engine had failed.
     pub clears_suspicion: bool,
@@ -174,7 +174,8 @@ impl Relay {
     fn fail(&mut self, cause: &'static str, message: String) {
         self.exchange.detach();
         let replica = &self.context.replica.id;
-        tracing::warn!(%replica, message, "an answer broke after it had begun");
+        let id = self.context.feedback.decision_id();
+        tracing::warn!(%replica, id = format_args!("{id:016x}"), message, "an answer broke after it had begun");
         self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
         let usage = self.usage();
         self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), usage);

@@ -1,6 +1,8 @@
 //! Routes that vLLM's Rust front-end lacks and a chat can stand for. Where a replica that may get a request lacks its route, the request
 //! becomes a chat, which every replica answers, and the answer is told in the route's form.
 
+use std::time::SystemTime;
+
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Response, StatusCode};
@@ -9,16 +11,35 @@ use serde_json::Value;
 
 use super::messages_translator::{self, MessagesTranslator};
 use super::reply::{self, EdgeBody};
+use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
 use super::translation::{TranslatedBody, collect_body, translated_headers};
-use crate::dispatch;
+use crate::dispatch::{self, Relay};
 use crate::inbound::{Edge, InboundRequest};
 use crate::outcome::RefusalReason;
+
+const CHAT: &str = "/v1/chat/completions";
 
 /// A route that a chat can stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChatFallback {
     Messages,
     CountTokens,
+    Responses,
+}
+
+/// What an engine is asked instead.
+struct EngineRequest {
+    path: &'static str,
+    body: Value,
+    is_stream: bool,
+    form: AnswerForm,
+}
+
+/// In which form its answer is told.
+enum AnswerForm {
+    Message,
+    TokenCount,
+    Response(ResponseFields),
 }
 
 impl ChatFallback {
@@ -26,6 +47,7 @@ impl ChatFallback {
         match path {
             "/v1/messages" if method == Method::POST => Some(Self::Messages),
             "/v1/messages/count_tokens" if method == Method::POST => Some(Self::CountTokens),
+            "/v1/responses" if method == Method::POST => Some(Self::Responses),
             _ => None,
         }
     }
@@ -34,22 +56,49 @@ impl ChatFallback {
         match self {
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Responses => "/v1/responses",
         }
     }
 
-    /// What an engine is asked instead: where, with which body, and whether for a stream.
-    fn engine_request(self, body: &[u8]) -> Result<(&'static str, Value, bool), String> {
+    fn engine_request(self, body: &[u8]) -> Result<EngineRequest, String> {
         match self {
-            Self::Messages => messages_translator::chat_request(body).map(|(body, streams)| ("/v1/chat/completions", body, streams)),
-            Self::CountTokens => messages_translator::count_request(body).map(|body| ("/tokenize", body, false)),
+            Self::Messages => messages_translator::chat_request(body).map(|(body, is_stream)| EngineRequest {
+                path: CHAT,
+                body,
+                is_stream,
+                form: AnswerForm::Message,
+            }),
+            Self::CountTokens => messages_translator::count_request(body).map(|body| EngineRequest {
+                path: "/tokenize",
+                body,
+                is_stream: false,
+                form: AnswerForm::TokenCount,
+            }),
+            Self::Responses => responses_translator::chat_request(body).map(|(body, fields, is_stream)| EngineRequest {
+                path: CHAT,
+                body,
+                is_stream,
+                form: AnswerForm::Response(fields),
+            }),
+        }
+    }
+}
+
+impl AnswerForm {
+    /// An engine's whole answer in this form.
+    fn translate_answer(&self, body: &[u8]) -> Result<Vec<u8>, String> {
+        match self {
+            Self::Message => messages_translator::translate_answer(body),
+            Self::TokenCount => messages_translator::translate_count(body),
+            Self::Response(fields) => responses_translator::translate_answer(fields, body, SystemTime::now()),
         }
     }
 
-    /// An engine's whole answer in the route's form.
-    fn translate_answer(self, body: &[u8]) -> Result<Vec<u8>, String> {
+    /// An engine's event stream in this form.
+    fn translate_stream(self, relay: Box<Relay>) -> TranslatedBody {
         match self {
-            Self::Messages => messages_translator::translate_answer(body),
-            Self::CountTokens => messages_translator::translate_count(body),
+            Self::Message | Self::TokenCount => TranslatedBody::new(relay, MessagesTranslator::default()),
+            Self::Response(fields) => TranslatedBody::new(relay, ResponsesTranslator::new(fields)),
         }
     }
 }
@@ -70,12 +119,17 @@ impl Edge {
         }
         // What cannot be read has no model, and is refused by whoever reads it.
         let model = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
-        lacks(model.as_deref()).then_some(route)
+        let model = model.as_deref();
+        let is_there = || view.eligible(model, &[]).any(|(_, replica)| replica.has_route(route.path()));
+        if route == ChatFallback::Responses && responses_translator::needs_kept_responses(body) && is_there() {
+            return None;
+        }
+        lacks(model).then_some(route)
     }
 
     /// Has an engine answer a chat, and tells its answer in the route's form.
     pub(super) async fn answer_with_chat(&self, route: ChatFallback, inquiry: InboundRequest, explain: bool) -> Response<EdgeBody> {
-        let (path, body, streams) = match route.engine_request(&inquiry.body) {
+        let EngineRequest { path, body, is_stream, form } = match route.engine_request(&inquiry.body) {
             Ok(asked) => asked,
             Err(message) => {
                 self.dispatch.metrics.count_refusal(RefusalReason::Request);
@@ -97,24 +151,24 @@ impl Edge {
             ..inquiry
         };
         match self.submit(inquiry).await {
-            Ok(answer) => translate_response(route, answer, streams, explain).await,
+            Ok(answer) => translate_response(form, answer, is_stream, explain).await,
             Err(declined) => reply::rejection(&declined),
         }
     }
 }
 
-async fn translate_response(route: ChatFallback, answer: dispatch::Answer, streams: bool, explain: bool) -> Response<EdgeBody> {
+async fn translate_response(form: AnswerForm, answer: dispatch::Answer, is_asked_to_stream: bool, explain: bool) -> Response<EdgeBody> {
     let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explain);
-    let mut response = if status.is_success() && streams && is_stream {
+    let mut response = if status.is_success() && is_asked_to_stream && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, MessagesTranslator::default()))))
+        Response::new(EdgeBody::Translated(Box::new(form.translate_stream(answer.body))))
     } else {
         let bad_gateway = |message: &str| reply::error(StatusCode::BAD_GATEWAY, "BadGatewayError", message);
         match collect_body(answer.body).await {
             // An error in OpenAI's form, which local replies are told in.
             Ok(body) if !status.is_success() => reply::json(status, body),
-            Ok(body) => match route.translate_answer(&body) {
+            Ok(body) => match form.translate_answer(&body) {
                 Ok(body) => reply::json(StatusCode::OK, body),
                 Err(message) => bad_gateway(&message),
             },

@@ -17,9 +17,10 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulConnection;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_util::io::InspectReader;
 
 use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
-use super::framing::FramingStream;
+use super::framing::watch_framing;
 use super::reply::EdgeBody;
 use crate::config::RouterConfig;
 use crate::direct_writing::ClientStream;
@@ -124,7 +125,8 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     let Ok(may_be_http2) = told else { return };
     let wire = ClientStream::new(stream);
     let direct_writer = wire.direct_writer();
-    let (wire, framing) = FramingStream::new(wire, clock.clone());
+    let (watch, framing) = watch_framing(clock.clone());
+    let wire = InspectReader::new(wire, watch);
     let asked = clock.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open_request());

@@ -3,27 +3,13 @@
 //!
 //! It reads along with the connection and changes nothing. If it should lose its place, requests are still framed by the library alone.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll};
-
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection_clock::ConnectionClock;
 
 /// Longest header name of interest, `transfer-encoding`.
 const MAX_NAME_BYTES: usize = 17;
-
-/// A connection whose requests' framing is watched.
-#[derive(Debug)]
-pub(super) struct FramingStream<S> {
-    stream: S,
-    parser: FramingParser,
-    verdict: Arc<AtomicU8>,
-    clock: Arc<ConnectionClock>,
-}
 
 /// What was noticed on a connection.
 #[derive(Debug, Clone)]
@@ -55,12 +41,18 @@ impl FramingVerdict {
     }
 }
 
-impl<S> FramingStream<S> {
-    /// Also tells the connection's clock when heads begin and end.
-    pub(super) fn new(stream: S, clock: Arc<ConnectionClock>) -> (Self, FramingVerdict) {
-        let seen = Arc::new(AtomicU8::new(0));
-        (Self { stream, parser: FramingParser::default(), verdict: seen.clone(), clock }, FramingVerdict(seen))
-    }
+/// What is to be given each piece that is read of a connection, and what it notices. It also tells the connection's clock when heads begin and end.
+pub(super) fn watch_framing(clock: Arc<ConnectionClock>) -> (impl FnMut(&[u8]), FramingVerdict) {
+    let (verdict, mut parser) = (Arc::new(AtomicU8::new(0)), FramingParser::default());
+    let noticed = FramingVerdict(verdict.clone());
+    let watch = move |piece: &[u8]| {
+        if parser.state != FramingState::Other && !piece.is_empty() {
+            parser.push(piece);
+            verdict.store(parser.flaw.map_or(0, |flaw| flaw as u8), Ordering::Relaxed);
+            clock.set_reading_head(parser.is_in_head());
+        }
+    };
+    (watch, noticed)
 }
 
 /// Where in the stream of requests we are.
@@ -216,42 +208,6 @@ impl FramingParser {
             Some(length) if length > 0 => FramingState::Body(length),
             _ => FramingState::RequestLine,
         };
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for FramingStream<S> {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let framed = self.get_mut();
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut framed.stream).poll_read(context, buffer);
-        if framed.parser.state != FramingState::Other && buffer.filled().len() > before {
-            framed.parser.push(&buffer.filled()[before..]);
-            framed.verdict.store(framed.parser.flaw.map_or(0, |flaw| flaw as u8), Ordering::Relaxed);
-            framed.clock.set_reading_head(framed.parser.is_in_head());
-        }
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for FramingStream<S> {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }
 

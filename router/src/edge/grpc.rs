@@ -8,8 +8,8 @@ use http::{Request, Response, StatusCode, Version};
 use http_body_util::{BodyStream, Full, StreamBody};
 use hyper::body::Incoming;
 use tokio::time::Instant;
-use tonic::Status;
 use tonic::body::Body;
+use tonic::{Code, Status};
 
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
@@ -81,7 +81,12 @@ impl Edge {
         // Tools may keep such a call open, which is no reason not to stop.
         let draining = self.shutdown.wait_drain();
         let request = request.map(|body| Body::new(StreamBody::new(BodyStream::new(body).take_until(Box::pin(draining)))));
-        Ok(grpc::answer_reflection(request).await)
+        let response = grpc::answer_reflection(request).await;
+        if Status::from_header_map(response.headers()).is_some_and(|status| status.code() == Code::Unimplemented) {
+            self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
+            entry.record_refusal("no_route");
+        }
+        Ok(response)
     }
 
     /// The call with its one message, read within the bounds that all bodies have.

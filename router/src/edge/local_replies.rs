@@ -56,7 +56,13 @@ pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
 /// What a base URL may have too little or too much, by the path that comes of it: OpenAI's SDKs want `/v1` in it, Anthropic's add it themselves.
 pub(super) fn base_url_hint(path: &str) -> Option<&'static str> {
     match path {
-        "/chat/completions" | "/completions" | "/responses" | "/embeddings" | "/models" | "/messages" | "/audio/transcriptions"
+        "/chat/completions"
+        | "/completions"
+        | "/responses"
+        | "/embeddings"
+        | "/models"
+        | "/messages"
+        | "/audio/transcriptions"
         | "/audio/translations" => Some("the base URL of OpenAI's SDKs ends with /v1"),
         _ if path.starts_with("/v1/v1/") => Some("/v1 is in it twice; the base URL of Anthropic's SDKs ends before it"),
         _ => None,

@@ -11,6 +11,7 @@ mod messages_translator;
 mod ollama;
 mod ollama_translator;
 mod reply;
+mod responses_translator;
 mod routes;
 mod translation;
 

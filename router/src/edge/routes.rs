@@ -110,7 +110,10 @@ impl Edge {
                 reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
             }
             _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_proxied(path) => self.proxy(request, caller).await,
-            _ => reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path)),
+            _ => {
+                self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
+                reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
+            }
         }
     }
 

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
-use hostler_proto::agent::v1::GpuReading;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
+use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
-use super::view::{FleetView, Load, Node, Replica, ReplicaStatus};
+use super::replica_status::{ReplicaLoad, ReplicaStatus};
+use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
 use crate::lanes::Lanes;
 
@@ -84,9 +85,9 @@ pub struct ReplicaChange {
     /// Absent when unchanged.
     pub state: Option<ReplicaStatus>,
     /// Absent when unchanged.
-    pub load: Option<Load>,
-    /// How its GPUs do; absent when unchanged.
-    pub gpus: Option<Arc<[GpuReading]>>,
+    pub load: Option<ReplicaLoad>,
+    /// As it came.
+    pub report: AgentReport,
 }
 
 /// The readers' and sessions' handle on the fleet. Cheap to clone.
@@ -283,12 +284,12 @@ impl AttachedNode {
                             state.models.clone_from(&replica.state.models);
                         }
                         if state.phase != replica.state.phase {
-                            tracing::info!(replica = %replica.id, phase = state.phase_name(), reason = state.wire.reason, "phase");
+                            tracing::info!(replica = %replica.id, phase = state.phase.as_str(), reason = state.reason, "phase");
                         }
                         replica.state = Arc::new(state);
                     }
                     replica.load = change.load.unwrap_or_else(|| std::mem::take(&mut replica.load));
-                    replica.gpus = change.gpus.unwrap_or_else(|| replica.gpus.clone());
+                    replica.report.merge(change.report);
                 }
                 None => self.insert_replica(change),
             }
@@ -309,14 +310,14 @@ impl AttachedNode {
             epoch: change.epoch,
             state: Arc::new(state),
             load: change.load.unwrap_or_default(),
-            gpus: change.gpus.unwrap_or_default(),
+            report: change.report,
             lease_lapsed: false,
             last_report: self.last_report,
             local_load: Arc::<LocalLoad>::default(),
             cache: ReplicaCache::default(),
             lanes: self.lanes.clone(),
         };
-        tracing::info!(replica = %replica.id, phase = replica.state.phase_name(), reason = replica.state.wire.reason, "phase");
+        tracing::info!(replica = %replica.id, phase = replica.state.phase.as_str(), reason = replica.state.reason, "phase");
         self.replicas.insert(change.index, Arc::new(replica));
     }
 }

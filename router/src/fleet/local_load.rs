@@ -147,15 +147,15 @@ impl LocalLoad {
 
     /// Where the text that is sent to the engine's life `epoch` is remembered; it holds `blocks` when it is new.
     #[must_use]
-    pub fn approx_prefix_slot(&self, epoch: u64, guess: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
+    pub fn approx_prefix_slot(&self, epoch: u64, index: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
         let mut known = self.approx_prefix.lock();
-        if let Some((of, guessed)) = &*known
+        if let Some((of, noted)) = &*known
             && *of == epoch
         {
-            return guessed.slot;
+            return noted.slot;
         }
-        let seat = guess.open(usize::try_from(blocks()).unwrap_or(usize::MAX));
-        *known = Some((epoch, ApproxPrefixSlot { index: guess.clone(), slot: seat }));
+        let seat = index.open(usize::try_from(blocks()).unwrap_or(usize::MAX));
+        *known = Some((epoch, ApproxPrefixSlot { index: index.clone(), slot: seat }));
         seat
     }
 

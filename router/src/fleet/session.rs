@@ -1,4 +1,4 @@
-//! One session per agent: the router's side of `Attach`. Wire types end here.
+//! One session per agent: the router's side of `Attach`. What the agent sends is parsed here into the router's own types, and its numbers are bounded.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::Stream;
+use hostler_placement::affinity::ChainGaps;
+use hostler_prompt::Dialect;
 use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message as FromAgent;
@@ -15,12 +17,14 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
-use super::view::{Load, Model, Phase, ReplicaStatus};
+use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus};
+use super::view::MAX_CONTEXT_TOKENS;
 use crate::background::BackgroundTasks;
-use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_DEATH, ReportedDeath};
+use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_CRASH, ReportedCrash};
 use crate::lanes::{Lanes, Tickets};
 use crate::member::{Member, MemberAttachment};
 use crate::prompt::{FilesHash, FilesPiece, Prompts};
@@ -44,7 +48,7 @@ pub struct SessionDeps {
     pub tasks: BackgroundTasks,
     /// Where updates go.
     pub fleet: Fleet,
-    /// Where the deaths of engines go.
+    /// Where the crashes of engines go.
     pub crash_suspects: Arc<CrashSuspects>,
     /// Where reports of cached blocks go.
     pub cache_reports: CacheReportQueue,
@@ -229,10 +233,10 @@ impl Session {
             .iter()
             .filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref())
             .for_each(|files| self.offer_prompt_files(files));
-        // Before the fleet learns of it: what came back from a dead engine is then known to be suspect when it is tried again.
+        // Before the fleet learns of it: what came back from a crashed engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.crashes.iter().map(reported_death).for_each(|crash| self.sessions.crash_suspects.record_reported_death(&id, &crash));
+            replica.crashes.iter().map(reported_crash).for_each(|crash| self.sessions.crash_suspects.record_reported_crash(&id, &crash));
         }
         let replicas = report.replicas.into_iter().map(parse_replica).collect();
         self.sessions.fleet.update(FleetUpdate::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
@@ -292,24 +296,42 @@ fn cache_report(report: wire::CacheReport) -> CacheReport {
     CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest }
 }
 
-fn reported_death(crash: &wire::EngineCrash) -> ReportedDeath {
-    let requests = crash.requests.iter().take(MAX_REQUESTS_PER_DEATH).copied().map(u128::from).collect();
-    ReportedDeath { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
+fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
+    let requests = crash.requests.iter().take(MAX_REQUESTS_PER_CRASH).copied().map(u128::from).collect();
+    ReportedCrash { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
 }
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {
-    let gpus = report.gpus.map(|gpus| gpus.readings.into());
+    let load = report.load.map(bound_load);
     ReplicaChange {
         index: report.index,
         epoch: report.epoch,
-        state: report.state.map(parse_status),
-        load: report.load.map(parse_load),
-        gpus,
+        state: report.state.as_ref().map(parse_status),
+        load: load.map(parse_load),
+        report: AgentReport { state: report.state.map(Arc::new), load, gpus: report.gpus.map(|gpus| gpus.readings.into()) },
     }
 }
 
-fn parse_status(wire: wire::ReplicaState) -> ReplicaStatus {
-    let phase = match wire.phase() {
+fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
+    let (files, watch) = (state.prompt_files.as_ref(), state.cache.as_ref());
+    ReplicaStatus {
+        phase: parse_phase(state.phase()),
+        reason: state.reason.clone(),
+        models: state.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect(),
+        files: files.and_then(files_hash),
+        files_bytes: files.map_or(0, |files| files.bytes),
+        launch: state.launch.as_ref().map(parse_launch),
+        engine_socket: state.engine_socket.clone(),
+        token_budget: state.token_budget,
+        block_tokens: watch.map_or(0, |watch| watch.block_size),
+        exact_cache: watch.filter(|watch| watch.exact).map(|watch| if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None }),
+        restarts: state.restarts,
+        findings: state.findings.len(),
+    }
+}
+
+fn parse_phase(phase: wire::Phase) -> Phase {
+    match phase {
         wire::Phase::Unspecified | wire::Phase::Starting => Phase::Starting,
         wire::Phase::Loading => Phase::Loading,
         wire::Phase::Ready => Phase::Ready,
@@ -318,23 +340,54 @@ fn parse_status(wire: wire::ReplicaState) -> ReplicaStatus {
         wire::Phase::Failed => Phase::Failed,
         wire::Phase::Quarantined => Phase::Quarantined,
         wire::Phase::Sleeping => Phase::Sleeping,
-    };
-    let models = wire.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect();
-    let files = wire.prompt_files.as_ref().and_then(files_hash);
-    ReplicaStatus { phase, models, files, wire }
+    }
+}
+
+fn parse_launch(launch: &wire::Launch) -> EngineLaunch {
+    let max_context_tokens = Some(launch.max_model_len.min(MAX_CONTEXT_TOKENS)).filter(|tokens| *tokens > 0);
+    EngineLaunch {
+        dialect: Dialect::from_front_end(&launch.front_end),
+        flags: launch.arguments.clone(),
+        max_context_tokens,
+        missing_routes: launch.missing_routes.clone(),
+    }
 }
 
 /// What an agent says of load, within what any replica can have: placement adds and multiplies it.
-fn parse_load(mut wire: wire::Load) -> Load {
-    wire.in_flight = wire.in_flight.min(MAX_REQUESTS);
-    wire.pending_tokens = wire.pending_tokens.min(MAX_TOKENS);
-    wire.context_tokens = wire.context_tokens.min(MAX_TOKENS);
-    if let Some(engine) = &mut wire.engine {
+fn bound_load(mut load: wire::Load) -> wire::Load {
+    load.in_flight = load.in_flight.min(MAX_REQUESTS);
+    load.pending_tokens = load.pending_tokens.min(MAX_TOKENS);
+    load.context_tokens = load.context_tokens.min(MAX_TOKENS);
+    if let Some(engine) = &mut load.engine {
+        engine.running = engine.running.min(MAX_REQUESTS);
+        engine.waiting = engine.waiting.min(MAX_REQUESTS);
         engine.kv_blocks = engine.kv_blocks.min(MAX_TOKENS / u64::from(engine.block_size.max(1)));
         engine.kv_use = if engine.kv_use.is_nan() { 0.0 } else { engine.kv_use.clamp(0.0, 1.0) };
     }
-    let engine = wire.engine.as_ref().map_or(0, |engine| engine.running.saturating_add(engine.waiting).min(MAX_REQUESTS));
-    Load { in_flight_elsewhere: wire.in_flight.saturating_sub(wire.in_flight_yours), engine_requests: engine, wire }
+    load
+}
+
+fn parse_load(load: wire::Load) -> ReplicaLoad {
+    let engine = load.engine.unwrap_or_default();
+    ReplicaLoad {
+        in_flight: load.in_flight,
+        in_flight_elsewhere: load.in_flight.saturating_sub(load.in_flight_yours),
+        served: load.served,
+        pending_tokens_elsewhere: load.pending_tokens.saturating_sub(load.pending_tokens_yours),
+        context_tokens_elsewhere: load.context_tokens.saturating_sub(load.context_tokens_yours),
+        engine: EngineLoad {
+            running: engine.running,
+            waiting: engine.waiting,
+            kv_use: engine.kv_use,
+            kv_blocks: engine.kv_blocks,
+            block_tokens: engine.block_size,
+            prompt_tokens: engine.prompt_tokens,
+            generation_tokens: engine.generation_tokens,
+            preemptions: engine.preemptions,
+            prefix_queries: engine.prefix_queries,
+            prefix_hits: engine.prefix_hits,
+        },
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use hostler_proto::agent::v1 as wire;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, sleep};
 
+use super::agent_report::AgentReport;
 use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
 pub(crate) use super::fleet_writer::ReplicaChange;
 use super::*;
@@ -14,11 +15,11 @@ use crate::lanes::{Lane, Lanes};
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
 
 pub(crate) fn state(phase: Phase, model: &str) -> ReplicaStatus {
-    ReplicaStatus { phase, models: vec![Model::new(model.into(), "{}".into())], files: None, wire: wire::ReplicaState::default() }
+    ReplicaStatus { phase, models: vec![Model::new(model.into(), "{}".into())], ..ReplicaStatus::default() }
 }
 
 pub(crate) fn ready(index: u32) -> ReplicaChange {
-    ReplicaChange { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None, gpus: None }
+    ReplicaChange { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None, report: AgentReport::default() }
 }
 
 /// An attachment of node `n` as a session would make it, with one lane.
@@ -70,8 +71,11 @@ async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candida
 async fn loads_that_follow_each_other_share_a_view_and_a_phase_waits_for_nothing() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let loaded =
-        |in_flight_elsewhere| ReplicaChange { state: None, load: Some(Load { in_flight_elsewhere, ..Load::default() }), ..ready(0) };
+    let loaded = |in_flight_elsewhere| ReplicaChange {
+        state: None,
+        load: Some(ReplicaLoad { in_flight_elsewhere, ..ReplicaLoad::default() }),
+        ..ready(0)
+    };
     let update = async |change| fleet.update(FleetUpdate::Reported { attachment: 1, snapshot: false, replicas: vec![change] }).await;
     let seen = async || {
         sleep(Duration::from_millis(1)).await;
@@ -166,7 +170,7 @@ async fn our_own_count_goes_on_when_an_agent_attaches_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_router_settles_in_two_seconds() {
+async fn the_startup_grace_lasts_two_seconds() {
     let fleet = fleet();
     assert!(fleet.view().is_in_startup_grace(Instant::now()));
     attach(&fleet, 1, vec![ready(0)]).await;
@@ -216,19 +220,21 @@ fn an_adapter_is_known_by_its_parent() {
 async fn readings_of_gpus_stay_until_others_come() {
     let fleet = fleet();
     let reading = |watts| wire::GpuReading { watts: Some(watts), ..wire::GpuReading::default() };
-    attach(&fleet, 1, vec![ReplicaChange { gpus: Some([reading(70.0)].into()), ..ready(0) }]).await;
+    let reports = |watts| AgentReport { gpus: Some([reading(watts)].into()), ..AgentReport::default() };
+    let shown = || fleet.view().replicas[0].report.gpus.as_deref().unwrap().to_vec();
+    attach(&fleet, 1, vec![ReplicaChange { report: reports(70.0), ..ready(0) }]).await;
     report(&fleet, 1, false, vec![ReplicaChange { state: None, ..ready(0) }]).await;
-    assert_eq!(*fleet.view().replicas[0].gpus, [reading(70.0)]);
-    report(&fleet, 1, false, vec![ReplicaChange { state: None, gpus: Some([reading(400.0)].into()), ..ready(0) }]).await;
-    assert_eq!(*fleet.view().replicas[0].gpus, [reading(400.0)]);
+    assert_eq!(shown(), [reading(70.0)]);
+    report(&fleet, 1, false, vec![ReplicaChange { state: None, report: reports(400.0), ..ready(0) }]).await;
+    assert_eq!(shown(), [reading(400.0)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_delta_changes_what_it_names_and_nothing_else() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0), ready(1)]).await;
-    let load = Load { in_flight_elsewhere: 3, engine_requests: 2, wire: wire::Load::default() };
-    report(&fleet, 1, false, vec![ReplicaChange { index: 1, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
+    let load = ReplicaLoad { in_flight_elsewhere: 3, ..ReplicaLoad::default() };
+    report(&fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(1) }]).await;
     let view = fleet.view();
     assert_eq!((view.replicas[0].load.in_flight_elsewhere, view.replicas[1].load.in_flight_elsewhere), (0, 3));
     assert!(view.replicas.iter().all(|replica| replica.is_ready()));
@@ -248,8 +254,8 @@ async fn a_view_shares_the_replicas_of_nodes_that_have_reported_nothing_since_an
         .await;
     report(&fleet, 2, true, vec![ready(0)]).await;
     let before = fleet.view().clone();
-    let load = Load { in_flight_elsewhere: 3, ..Load::default() };
-    report(&fleet, 2, false, vec![ReplicaChange { index: 0, epoch: 1, state: None, load: Some(load), gpus: None }]).await;
+    let load = ReplicaLoad { in_flight_elsewhere: 3, ..ReplicaLoad::default() };
+    report(&fleet, 2, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     let now = fleet.view();
     assert!(Arc::ptr_eq(&before.replicas[0], &now.replicas[0]));
     assert_eq!((before.replicas[1].load.in_flight_elsewhere, now.replicas[1].load.in_flight_elsewhere), (0, 3));

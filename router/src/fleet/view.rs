@@ -4,17 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use hostler_prompt::Dialect;
-use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
+use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
+use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
-use crate::prompt::{EncoderKey, FilesHash};
 
 /// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
 const AVOIDANCE_AFTER_LOSS: Duration = Duration::from_secs(1);
@@ -23,91 +22,7 @@ const AVOIDANCE_AFTER_LOSS: Duration = Duration::from_secs(1);
 const STARTUP_GRACE: Duration = Duration::from_secs(2);
 
 /// No model takes a longer context, in tokens: the longest today takes 10 million.
-const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
-
-/// Where an engine is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Its process has been started.
-    Starting,
-    /// It loads weights and prepares.
-    Loading,
-    /// It serves.
-    Ready,
-    /// It finishes what it runs, then stops.
-    Draining,
-    /// It was stopped on purpose.
-    Stopped,
-    /// It died or never came up; the agent waits before the next attempt.
-    Failed,
-    /// Kept out of service until an operator releases it.
-    Quarantined,
-    /// It has given its memory back until it is woken.
-    Sleeping,
-}
-
-/// A model that an engine serves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Model {
-    /// What requests name.
-    pub id: String,
-    /// The engine's own entry of `/v1/models`.
-    pub card: Bytes,
-    /// It is a LoRA adapter of another model.
-    pub is_adapter: bool,
-}
-
-impl Model {
-    /// The model of an engine's entry, which names the parent of an adapter.
-    #[must_use]
-    pub fn new(id: String, card: Bytes) -> Self {
-        #[derive(serde::Deserialize)]
-        struct Card {
-            parent: Option<String>,
-        }
-        let is_adapter = serde_json::from_slice::<Card>(&card).is_ok_and(|card| card.parent.is_some());
-        Self { id, card, is_adapter }
-    }
-}
-
-/// What seldom changes of a replica.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ReplicaStatus {
-    /// Where its engine is in its life.
-    pub phase: Phase,
-    /// Models it serves; kept from its last life while it restarts.
-    pub models: Vec<Model>,
-    /// Which files turn a request into the tokens that it sees; `None` when its agent could not read them.
-    pub files: Option<FilesHash>,
-    /// As the agent sent it, for operators.
-    pub wire: wire::ReplicaState,
-}
-
-impl ReplicaStatus {
-    /// What turns a request into the tokens that it sees, if its files are known.
-    #[must_use]
-    pub fn encoder_key(&self) -> Option<EncoderKey> {
-        let front_end = self.wire.launch.as_ref().map_or("", |launch| launch.front_end.as_str());
-        self.files.map(|files| EncoderKey { files, dialect: Dialect::from_front_end(front_end) })
-    }
-
-    /// The phase's word, for people and scripts.
-    #[must_use]
-    pub fn phase_name(&self) -> &'static str {
-        self.wire.phase().as_str()
-    }
-}
-
-/// What often changes of a replica.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Load {
-    /// Requests of other routers in flight there.
-    pub in_flight_elsewhere: u32,
-    /// Requests running and waiting in its engine.
-    pub engine_requests: u32,
-    /// As the agent sent it, for operators and metrics.
-    pub wire: wire::Load,
-}
+pub(super) const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
 
 /// One schedulable copy of a model.
 #[derive(Debug, Clone)]
@@ -123,9 +38,9 @@ pub struct Replica {
     /// What seldom changes.
     pub state: Arc<ReplicaStatus>,
     /// What often changes.
-    pub load: Load,
-    /// How its GPUs do, as the agent sent it.
-    pub gpus: Arc<[wire::GpuReading]>,
+    pub load: ReplicaLoad,
+    /// As its agent reported it, for operators.
+    pub report: AgentReport,
     /// Its agent's lease has lapsed.
     pub lease_lapsed: bool,
     /// When its agent last reported.
@@ -142,8 +57,7 @@ impl Replica {
     /// Tokens of the longest context that it takes, as its agent says.
     #[must_use]
     pub fn max_context_tokens(&self) -> u64 {
-        let told = self.state.wire.launch.as_ref().map_or(0, |launch| launch.max_model_len);
-        if told == 0 { MAX_CONTEXT_TOKENS } else { told.min(MAX_CONTEXT_TOKENS) }
+        self.state.launch.as_ref().and_then(|launch| launch.max_context_tokens).unwrap_or(MAX_CONTEXT_TOKENS)
     }
 
     /// Whether a request may be sent there.
@@ -156,17 +70,24 @@ impl Replica {
     #[must_use]
     pub fn has_route(&self, path: &str) -> bool {
         let is_at = |route: &String| path.strip_prefix(&**route).is_some_and(|below| below.is_empty() || below.starts_with('/'));
-        !self.state.wire.launch.as_ref().is_some_and(|launch| launch.missing_routes.iter().any(is_at))
+        !self.state.launch.as_ref().is_some_and(|launch| launch.missing_routes.iter().any(is_at))
     }
 
     /// Whether its engine has vLLM's Rust front-end, which lacks routes in some releases.
     fn has_rust_front_end(&self) -> bool {
-        self.state.wire.launch.as_ref().is_some_and(|launch| Dialect::from_front_end(&launch.front_end) == Dialect::Rust)
+        self.state.launch.as_ref().is_some_and(|launch| launch.dialect == Dialect::Rust)
     }
 
     /// The present life of its engine.
-    pub(crate) fn engine_life(&self) -> EngineLife {
+    #[must_use]
+    pub fn engine_life(&self) -> EngineLife {
         EngineLife { replica: self.id.clone(), epoch: self.epoch }
+    }
+
+    /// Whether that is the present life of its engine.
+    #[must_use]
+    pub fn has_life(&self, life: &EngineLife) -> bool {
+        self.epoch == life.epoch && self.id == life.replica
     }
 
     /// Whether a request for `model` may be sent there.
@@ -204,7 +125,7 @@ pub struct FleetView {
     pub nodes: Vec<Node>,
     /// The replicas of all nodes, each as it was when it last changed: the next picture shares what has not.
     pub replicas: Vec<Arc<Replica>>,
-    /// When the router began; zero of `Own::avoided_until`.
+    /// When the router began; zero of `LocalLoad::avoided_until`.
     started: Instant,
 }
 
@@ -222,7 +143,8 @@ impl FleetView {
     #[must_use]
     pub fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
         let may_serve = |replica: &Replica| replica.state.models.is_empty() || replica.serves(model);
-        let may_lack = |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
+        let may_lack =
+            |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
         self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica))
     }
 
@@ -239,6 +161,12 @@ impl FleetView {
     pub fn has_lapsed_lease(&self, replica: &Replica) -> bool {
         let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
         place.map_or(true, |place| self.replicas[place].lease_lapsed)
+    }
+
+    /// Whether that life of an engine lasts.
+    #[must_use]
+    pub fn is_alive(&self, life: &EngineLife) -> bool {
+        self.replicas.iter().any(|replica| replica.has_life(life))
     }
 
     /// Seconds since the router began: the clock of placement.

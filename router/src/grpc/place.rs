@@ -37,7 +37,7 @@ pub(super) fn place_response(
         placement: Some(super::answer::placement(&record)),
         node: replica.node.to_string(),
         epoch: replica.epoch,
-        address: replica.state.wire.engine_socket.clone(),
+        address: replica.state.engine_socket.clone(),
         has_room: has_room(&record.choice().1.candidate),
         booking: Some(wire::Booking { id: format!("{id:016x}"), expires_in: prost_types::Duration::try_from(lasts).ok() }),
         candidates: if tells { candidates(&record) } else { Vec::new() },

@@ -112,7 +112,7 @@ impl Stream for GenerateEvents {
 #[derive(Debug, Default)]
 struct SseDecoder {
     buffer: BytesMut,
-    /// What is held has no end of line before this.
+    /// The buffer has no end of line before this.
     searched_bytes: usize,
     /// Of the event whose end has not come.
     data: Option<Vec<u8>>,

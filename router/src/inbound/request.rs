@@ -55,9 +55,10 @@ impl Rejection {
     /// How it is counted.
     pub(super) fn refusal_reason(&self) -> RefusalReason {
         match self {
-            Self::Malformed(_) | Self::Forbidden(_) | Self::NoResponse(_) | Self::Fleet(Refusal::UnknownModel { .. } | Refusal::MissingRoute { .. }) => {
-                RefusalReason::Request
-            }
+            Self::Malformed(_)
+            | Self::Forbidden(_)
+            | Self::NoResponse(_)
+            | Self::Fleet(Refusal::UnknownModel { .. } | Refusal::MissingRoute { .. }) => RefusalReason::Request,
             Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,
             Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => RefusalReason::Full,
             Self::Fleet(Refusal::CrashSuspect(_)) => RefusalReason::CrashSuspect,

@@ -5,8 +5,9 @@ use tokio::time::Instant;
 use super::edge::Edge;
 use super::request::Rejection;
 use super::share::response_owner;
+use crate::engine_life::EngineLife;
 use crate::keys::Caller;
-use crate::response_affinity::{EngineInstance, ResponseLookup, ResponseReference, query_replicas};
+use crate::response_affinity::{ResponseLookup, ResponseReference, query_replicas};
 
 impl Edge {
     /// The only engine that can answer a request; `None` when any can, if only with its own words for a response that is not there.
@@ -16,25 +17,21 @@ impl Edge {
     ///
     /// # Errors
     /// When it names a response that its caller does not have.
-    pub(super) async fn find_required_engine(
-        &self,
-        named: &ResponseReference,
-        caller: &Caller,
-    ) -> Result<Option<EngineInstance>, Rejection> {
+    pub(super) async fn find_required_engine(&self, named: &ResponseReference, caller: &Caller) -> Result<Option<EngineLife>, Rejection> {
         let Some(id) = named.id() else { return Ok(None) };
         let view = self.dispatch.fleet.view();
         let knows_callers = !caller.key.is_empty();
         let owner = response_owner(caller);
         match self.response_affinity.look_up(id, owner, &view, Instant::now()) {
-            ResponseLookup::Found(home) => Ok(Some(home)),
+            ResponseLookup::Found(life) => Ok(Some(life)),
             ResponseLookup::Unavailable | ResponseLookup::Unknown if knows_callers => Err(Rejection::NoResponse(id.to_owned())),
             ResponseLookup::Unavailable => Ok(None),
             ResponseLookup::Unknown => {
-                let home = query_replicas(&view, id).await;
-                if let Some(home) = &home {
-                    self.response_affinity.record(id, home.clone(), owner, Instant::now());
+                let life = query_replicas(&view, id).await;
+                if let Some(life) = &life {
+                    self.response_affinity.record(id, life.clone(), owner, Instant::now());
                 }
-                Ok(home)
+                Ok(life)
             }
         }
     }

@@ -52,20 +52,20 @@ struct UnauthenticatedPeer {
 
 impl Connection {
     /// Whatever certificate has come with it was found good in the handshake. `None` for one without, when there are as many already as there are
-    /// places for `strangers`.
-    pub(crate) fn new(stream: Stream, fence: &Arc<NewestCertificates>, strangers: &Arc<Semaphore>) -> Option<Self> {
+    /// places for `unauthenticated` ones.
+    pub(crate) fn new(stream: Stream, fence: &Arc<NewestCertificates>, unauthenticated: &Arc<Semaphore>) -> Option<Self> {
         let address = stream.tcp().peer_addr().ok();
         let certified = stream.certificate().and_then(CertificateInfo::parse);
         let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
-        let mut stranger = None;
+        let mut limits = None;
         if matches!(stream, Stream::Tls(_)) && member.is_none() {
-            let Ok(place) = strangers.clone().try_acquire_owned() else {
+            let Ok(place) = unauthenticated.clone().try_acquire_owned() else {
                 tracing::debug!(peer = ?address, "a connection without a certificate is closed: there are many of them");
                 return None;
             };
-            stranger = Some(UnauthenticatedPeer { deadline: Box::pin(sleep(UNAUTHENTICATED_TIMEOUT)), _permit: place });
+            limits = Some(UnauthenticatedPeer { deadline: Box::pin(sleep(UNAUTHENTICATED_TIMEOUT)), _permit: place });
         }
-        Some(Self { stream, peer: Peer { address, member }, unauthenticated: stranger })
+        Some(Self { stream, peer: Peer { address, member }, unauthenticated: limits })
     }
 }
 
@@ -80,7 +80,7 @@ impl Connected for Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let connection = self.get_mut();
-        if connection.unauthenticated.as_mut().is_some_and(|stranger| stranger.deadline.as_mut().poll(context).is_ready()) {
+        if connection.unauthenticated.as_mut().is_some_and(|peer| peer.deadline.as_mut().poll(context).is_ready()) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         Pin::new(&mut connection.stream).poll_read(context, buffer)

@@ -64,6 +64,11 @@ pub struct PlacementFeedback {
 }
 
 impl PlacementFeedback {
+    /// The router's own number of the request, which its answer has as `x-hostler-id`.
+    pub(crate) fn decision_id(&self) -> u64 {
+        self.decision.id
+    }
+
     /// Follows the request of `decision`, which was just counted by `in_flight`; `approx_prefix_slot` is where its text was noted.
     #[must_use]
     pub fn new(

@@ -222,13 +222,13 @@ impl Placer {
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.cache_knowledge.clear();
-        let (mut pool, mut own, mut others) = (RatePool::default(), 0, 0_u32);
+        let (mut pool, mut ours, mut others) = (RatePool::default(), 0, 0_u32);
         let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
             pool.add(&replica.local_load.learned());
-            own += replica.local_load.in_flight();
+            ours += replica.local_load.in_flight();
             others = others.saturating_add(replica.load.in_flight_elsewhere);
         }
         // A prompt arrives once, counted by the blocks of those that it may go to.
@@ -242,7 +242,7 @@ impl Placer {
             candidate.rates = pool.rates(&view.replicas[candidate.replica].local_load.learned());
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
-        let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(own, others);
+        let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(ours, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
         let output = self.output_lengths.expected(prompt.max_output_tokens());
         let ask = PricingInput { tokens: prompt.token_count(), output, arrivals };
@@ -306,14 +306,11 @@ impl Placer {
     }
 
     fn cache_knowledge(&self, prompt: &Prompt, replica: &Replica) -> CacheKnowledge {
-        let watch = replica.state.wire.cache.as_ref().filter(|watch| watch.exact);
-        if let (Some(watch), Some(seat)) = (watch, replica.cache.slot)
+        if let (Some(gaps), Some(slot)) = (replica.state.exact_cache, replica.cache.slot)
             && prompt.is_exact_for(replica.state.encoder_key())
+            && let Some(block_tokens) = block_tokens(replica)
         {
-            let holes = if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None };
-            if let Some(block_tokens) = block_tokens(replica) {
-                return CacheKnowledge::Exact(seat, holes, block_tokens);
-            }
+            return CacheKnowledge::Exact(slot, gaps, block_tokens);
         }
         if prompt.text_keys().is_empty() {
             return CacheKnowledge::Unknown;
@@ -379,17 +376,17 @@ impl Placer {
 /// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers. `seconds` is `now` on the router's clock, which is
 /// worked out once for all.
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
-    let (own, load) = (&replica.local_load, &replica.load);
+    let (local, load) = (&replica.local_load, &replica.load);
     Candidate {
         replica: 0,
         matched: 0,
-        in_flight: own.in_flight().saturating_add(load.in_flight_elsewhere).max(load.engine_requests),
-        pending: own.pending_tokens().saturating_add(load.wire.pending_tokens.saturating_sub(load.wire.pending_tokens_yours)),
-        context: own.context_tokens().saturating_add(load.wire.context_tokens.saturating_sub(load.wire.context_tokens_yours)),
+        in_flight: local.in_flight().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
+        pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
+        context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),
         capacity: kv_capacity_tokens(replica),
-        kv_use: load.wire.engine.as_ref().map_or(0.0, |engine| engine.kv_use),
-        budget: replica.state.wire.token_budget,
-        overdue: own.overdue_seconds(seconds),
+        kv_use: load.engine.kv_use,
+        budget: replica.state.token_budget,
+        overdue: local.overdue_seconds(seconds),
         rates: Rates::default(),
         doubtful: view.is_last_resort(replica, now),
     }
@@ -397,20 +394,19 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
 
 /// Tokens that a block of a replica's KV cache holds, if that is known.
 fn block_tokens(replica: &Replica) -> Option<u32> {
-    let told = replica.state.wire.cache.as_ref().map_or(0, |watch| watch.block_size);
     // Before its first block is stored, only the engine's metrics have it.
-    let figures = replica.load.wire.engine.as_ref().map_or(0, |engine| engine.block_size);
-    [told, figures].into_iter().find(|size| *size > 0)
+    [replica.state.block_tokens, replica.load.engine.block_tokens].into_iter().find(|size| *size > 0)
 }
 
 /// Tokens that a replica's KV cache holds; 0 when unknown.
 fn kv_capacity_tokens(replica: &Replica) -> u64 {
-    replica.load.wire.engine.as_ref().map_or(0, |engine| engine.kv_blocks.saturating_mul(u64::from(engine.block_size)))
+    let engine = &replica.load.engine;
+    engine.kv_blocks.saturating_mul(u64::from(engine.block_tokens))
 }
 
 /// How many times our own requests the fleet serves, of which so many are in flight.
-fn fleet_share(own: u32, others: u32) -> f64 {
-    if own == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(own)).min(MAX_FLEET_SHARE) }
+fn fleet_share(ours: u32, others: u32) -> f64 {
+    if ours == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(ours)).min(MAX_FLEET_SHARE) }
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use super::prompt_reading::{BlockChain, PromptReading, PromptText};
 use super::{Placer, block_tokens};
+use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 use crate::prompt::{EncoderKey, NotEncoded};
-use crate::response_affinity::EngineInstance;
 
 /// Bytes of text that a token stands for, where tokens are not counted.
 const BYTES_PER_TOKEN: usize = 4;
@@ -48,7 +48,7 @@ pub struct PlacementRequest {
     /// Whether its answer is a stream.
     pub is_stream: bool,
     /// The only engine that can answer it, as the one that keeps what it is about.
-    pub required_engine: Option<EngineInstance>,
+    pub required_engine: Option<EngineLife>,
 }
 
 /// A request's prompt, as far as it is understood.
@@ -96,14 +96,14 @@ impl Prompt {
 
     /// The only engine that can answer it, if there is one.
     #[must_use]
-    pub fn required_engine(&self) -> Option<&EngineInstance> {
+    pub fn required_engine(&self) -> Option<&EngineLife> {
         self.request.required_engine.as_ref()
     }
 
     /// Whether a replica can answer it: its front-end has the route, and it is the only engine that can, if there is one.
     #[must_use]
     pub fn is_answerable_by(&self, replica: &Replica) -> bool {
-        replica.has_route(&self.request.path) && self.required_engine().is_none_or(|only| only.is_replica(replica))
+        replica.has_route(&self.request.path) && self.required_engine().is_none_or(|only| replica.has_life(only))
     }
 
     /// Path of the request.

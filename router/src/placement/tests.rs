@@ -1,12 +1,12 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use hostler_proto::agent::v1 as wire;
+use hostler_prompt::Dialect;
 
 use super::prompt::tests::{exact, stream, text};
 use super::*;
 use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, report, state};
-use crate::fleet::{FleetUpdate, Load, Phase, ReplicaCache, ReplicaStatus};
+use crate::fleet::{EngineLaunch, EngineLoad, FleetUpdate, Phase, ReplicaCache, ReplicaLoad, ReplicaStatus};
 use crate::lanes::Lane;
 use crate::prompt::FilesHash;
 
@@ -55,7 +55,7 @@ impl Fixture {
     /// Another replica, whose engine has the Rust front-end.
     pub(super) async fn add_with_rust(&self, index: u32) {
         let ReplicaChange { state: Some(mut state), .. } = replica(index) else { panic!("it has a state") };
-        state.wire.launch = Some(wire::Launch { front_end: "rust".into(), ..wire::Launch::default() });
+        state.launch = Some(EngineLaunch { dialect: Dialect::Rust, ..EngineLaunch::default() });
         report(&self.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(index) }]).await;
     }
 
@@ -73,10 +73,27 @@ impl Fixture {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_goes_only_to_replicas_whose_front_end_has_its_route() {
+    let fixture = Fixture::approximate(2).await;
+    let ReplicaChange { state: Some(mut state), .. } = replica(0) else { panic!("it has a state") };
+    let missing_routes = vec!["/v1/responses".to_owned()];
+    state.launch = Some(EngineLaunch { dialect: Dialect::Rust, missing_routes, ..EngineLaunch::default() });
+    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(0) }]).await;
+    let asked = |path: &str| PlacementRequest { model: Some("m".into()), path: path.to_owned(), ..PlacementRequest::default() };
+    let candidates = |path| fixture.choose(&Prompt::from_text(asked(path), "")).decision.candidates;
+    assert_eq!(candidates("/v1/chat/completions"), 2);
+    assert_eq!((candidates("/v1/responses"), candidates("/v1/responses/resp_1/cancel")), (1, 1));
+    assert_eq!(&*fixture.choose(&Prompt::from_text(asked("/v1/responses"), "")).replica.id, "n/1");
+    let view = fixture.fleet.view();
+    assert!(view.may_lack_route(Some("m"), "/v1/responses") && !view.may_lack_route(Some("other"), "/v1/responses"));
+    assert!(!view.may_lack_route(Some("m"), "/v1/messages"));
+}
+
 fn replica(index: u32) -> ReplicaChange {
-    let cache = wire::CacheWatch { exact: true, block_size: BLOCK, ..wire::CacheWatch::default() };
-    let wire = wire::ReplicaState { cache: Some(cache), token_budget: 8192, ..wire::ReplicaState::default() };
-    ReplicaChange { state: Some(ReplicaStatus { files: Some(FILES), wire, ..state(Phase::Ready, "m") }), ..ready(index) }
+    let base = state(Phase::Ready, "m");
+    let state = ReplicaStatus { files: Some(FILES), exact_cache: Some(ChainGaps::None), block_tokens: BLOCK, token_budget: 8192, ..base };
+    ReplicaChange { state: Some(state), ..ready(index) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,15 +186,10 @@ async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact(4000, FILES);
     let known = || fixture.placer.cache_knowledge(&prompt, &fixture.fleet.view().replicas[0]);
-    let wire = wire::ReplicaState {
-        cache: Some(wire::CacheWatch { exact: true, ..wire::CacheWatch::default() }),
-        ..wire::ReplicaState::default()
-    };
-    let cold = ReplicaStatus { files: Some(FILES), wire, ..state(Phase::Ready, "m") };
+    let cold = ReplicaStatus { files: Some(FILES), exact_cache: Some(ChainGaps::None), ..state(Phase::Ready, "m") };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: Some(cold), ..ready(0) }]).await;
     assert!(matches!(known(), CacheKnowledge::Unknown), "nobody has said");
-    let engine = wire::EngineLoad { block_size: 32, ..wire::EngineLoad::default() };
-    let load = Load { wire: wire::Load { engine: Some(engine), ..wire::Load::default() }, ..Load::default() };
+    let load = ReplicaLoad { engine: EngineLoad { block_tokens: 32, ..EngineLoad::default() }, ..ReplicaLoad::default() };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     assert!(matches!(known(), CacheKnowledge::Exact(_, ChainGaps::None, 32)));
 }
@@ -185,9 +197,21 @@ async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its
 #[tokio::test(start_paused = true)]
 async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
     let fixture = Fixture::approximate(2).await;
-    let engine = wire::EngineLoad { kv_blocks: u64::MAX, block_size: u32::MAX, kv_use: f64::MAX, ..wire::EngineLoad::default() };
-    let wire = wire::Load { engine: Some(engine), pending_tokens: u64::MAX, context_tokens: u64::MAX, ..wire::Load::default() };
-    let load = Load { in_flight_elsewhere: u32::MAX, engine_requests: 0, wire };
+    let engine = EngineLoad {
+        running: u32::MAX,
+        waiting: u32::MAX,
+        kv_blocks: u64::MAX,
+        block_tokens: u32::MAX,
+        kv_use: f64::MAX,
+        ..EngineLoad::default()
+    };
+    let load = ReplicaLoad {
+        in_flight_elsewhere: u32::MAX,
+        pending_tokens_elsewhere: u64::MAX,
+        context_tokens_elsewhere: u64::MAX,
+        engine,
+        ..ReplicaLoad::default()
+    };
     let loaded = |index| ReplicaChange { state: None, load: Some(load.clone()), ..ready(index) };
     report(&fixture.fleet, 1, false, vec![loaded(0), loaded(1)]).await;
     let prompt = text("hi");
@@ -227,19 +251,14 @@ async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not
     let prompt = text(&"a".repeat(4000));
     let chosen = fixture.placer.choose(&prompt, &[fixture.fleet.view().replicas[1].id.clone()], Instant::now()).unwrap();
     let _in_flight: Vec<InFlight> = (0..5).map(|_| fixture.enter(&prompt, &chosen)).collect();
-    let load = wire::Load {
-        pending_tokens: 9000,
-        pending_tokens_yours: 2000,
-        context_tokens: 700,
-        context_tokens_yours: 0,
-        ..wire::Load::default()
-    };
-    let load = Load { in_flight_elsewhere: 3, engine_requests: 0, wire: load };
+    let load =
+        ReplicaLoad { in_flight_elsewhere: 3, pending_tokens_elsewhere: 7000, context_tokens_elsewhere: 700, ..ReplicaLoad::default() };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     let candidate = fixture.choose(&prompt).decision.scored[0].candidate;
     // Our own five, as we count them, and the others' as the agent does.
     assert_eq!((candidate.in_flight, candidate.pending, candidate.context), (8, 5 * 1000 + 7000, 5 * 1000 + 700));
-    let load = Load { in_flight_elsewhere: 3, engine_requests: 12, wire: wire::Load::default() };
+    let engine = EngineLoad { running: 9, waiting: 3, ..EngineLoad::default() };
+    let load = ReplicaLoad { in_flight_elsewhere: 3, engine, ..ReplicaLoad::default() };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     assert_eq!(fixture.choose(&prompt).decision.scored[0].candidate.in_flight, 12);
 }

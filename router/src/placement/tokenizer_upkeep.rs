@@ -43,8 +43,7 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
         match prompts.status(&reader) {
             EncoderStatus::Missing => {
                 let Some(node) = view.nodes.iter().find(|node| node.name == replica.node) else { continue };
-                let bytes = replica.state.wire.prompt_files.as_ref().map_or(0, |files| files.bytes);
-                prompts.offer_files(hash, bytes, &|| {
+                prompts.offer_files(hash, replica.state.files_bytes, &|| {
                     node.directives.fetch_files(&hash);
                 });
             }

@@ -5,7 +5,8 @@ use std::sync::{Arc, LazyLock};
 use memchr::memmem::Finder;
 use tokio::time::Instant;
 
-use super::{EngineInstance, MAX_ID_BYTES, ResponseAffinity};
+use super::{MAX_ID_BYTES, ResponseAffinity};
+use crate::engine_life::EngineLife;
 use crate::fleet::Replica;
 
 /// Engines write the id first: in vLLM's whole answers it is the first key, in streams the first of the first event's `response`.
@@ -27,7 +28,7 @@ pub struct ResponseRecorder {
 #[derive(Debug)]
 pub struct ResponseIdReader {
     recorder: ResponseRecorder,
-    engine: EngineInstance,
+    life: EngineLife,
     /// What came so far, until the id is whole.
     buffer: Vec<u8>,
 }
@@ -36,13 +37,13 @@ impl ResponseRecorder {
     /// Watches an answer of this replica.
     #[must_use]
     pub fn id_reader(self, replica: &Replica) -> ResponseIdReader {
-        ResponseIdReader::new(self, EngineInstance::of(replica))
+        ResponseIdReader::new(self, replica.engine_life())
     }
 }
 
 impl ResponseIdReader {
-    pub(super) fn new(keep: ResponseRecorder, home: EngineInstance) -> Self {
-        Self { recorder: keep, engine: home, buffer: Vec::new() }
+    pub(super) fn new(keep: ResponseRecorder, life: EngineLife) -> Self {
+        Self { recorder: keep, life, buffer: Vec::new() }
     }
 
     /// Takes in a piece of the answer; whether it is done.
@@ -50,7 +51,7 @@ impl ResponseIdReader {
         let room = MAX_SEARCHED_BYTES - self.buffer.len();
         self.buffer.extend_from_slice(&piece[..piece.len().min(room)]);
         if let Some(id) = parse_id(&self.buffer) {
-            self.recorder.affinity.record(&id, self.engine.clone(), &self.recorder.tenant, Instant::now());
+            self.recorder.affinity.record(&id, self.life.clone(), &self.recorder.tenant, Instant::now());
             return true;
         }
         self.buffer.len() >= MAX_SEARCHED_BYTES

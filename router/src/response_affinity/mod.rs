@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use crate::fleet::{FleetView, Replica};
+use crate::engine_life::EngineLife;
+use crate::fleet::FleetView;
 
 pub use id_reader::{ResponseIdReader, ResponseRecorder};
 pub use replica_query::query_replicas;
@@ -32,40 +33,11 @@ const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Ids are remembered up to this length; vLLM's own have 37 bytes, and a client may choose another.
 const MAX_ID_BYTES: usize = 256;
 
-/// One life of a replica's engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EngineInstance {
-    /// The replica's id.
-    pub replica: Arc<str>,
-    /// The life of its engine.
-    pub epoch: u64,
-}
-
-impl EngineInstance {
-    /// The present life of a replica's engine.
-    #[must_use]
-    pub fn of(replica: &Replica) -> Self {
-        Self { replica: replica.id.clone(), epoch: replica.epoch }
-    }
-
-    /// Whether it is this replica, in this life.
-    #[must_use]
-    pub fn is_replica(&self, replica: &Replica) -> bool {
-        replica.epoch == self.epoch && replica.id == self.replica
-    }
-
-    /// Whether that life lasts.
-    #[must_use]
-    pub fn is_alive(&self, view: &FleetView) -> bool {
-        view.replicas.iter().any(|replica| self.is_replica(replica))
-    }
-}
-
 /// What is known of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseLookup {
     /// The caller's, kept there.
-    Found(EngineInstance),
+    Found(EngineLife),
     /// Another tenant's, or its engine is gone: there is no such response for the caller.
     Unavailable,
     /// Nothing: it may have come through another router.
@@ -87,14 +59,14 @@ struct ResponseTable {
 
 #[derive(Debug)]
 struct StoredResponse {
-    engine: EngineInstance,
+    life: EngineLife,
     tenant: Arc<str>,
     expires_at: Instant,
 }
 
 impl ResponseAffinity {
     /// Remembers where a response is. One that another tenant has stays that tenant's, as long as it lives.
-    pub fn record(&self, id: &str, home: EngineInstance, tenant: &Arc<str>, now: Instant) {
+    pub fn record(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant) {
         if id.len() > MAX_ID_BYTES {
             return;
         }
@@ -106,7 +78,7 @@ impl ResponseAffinity {
         let (id, until): (Arc<str>, Instant) = (id.into(), now + RETENTION);
         table.expirations.entry(tenant.clone()).or_default().push_back((until, id.clone()));
         table.expiration_count += 1;
-        table.by_id.insert(id, StoredResponse { engine: home, tenant: tenant.clone(), expires_at: until });
+        table.by_id.insert(id, StoredResponse { life, tenant: tenant.clone(), expires_at: until });
     }
 
     /// What is known of a response for a caller of this tenant.
@@ -114,8 +86,8 @@ impl ResponseAffinity {
     pub fn look_up(&self, id: &str, tenant: &str, view: &FleetView, now: Instant) -> ResponseLookup {
         let table = self.0.lock();
         match table.by_id.get(id).filter(|kept| kept.expires_at > now) {
-            Some(kept) if &*kept.tenant != tenant || !kept.engine.is_alive(view) => ResponseLookup::Unavailable,
-            Some(kept) => ResponseLookup::Found(kept.engine.clone()),
+            Some(kept) if &*kept.tenant != tenant || !view.is_alive(&kept.life) => ResponseLookup::Unavailable,
+            Some(kept) => ResponseLookup::Found(kept.life.clone()),
             None => ResponseLookup::Unknown,
         }
     }

@@ -9,7 +9,7 @@ use hostler_proto::lane::RequestHead;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::timeout;
 
-use super::EngineInstance;
+use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 
 /// Replicas that are asked, at most: a name that nobody has costs each of them about a millisecond of its front-end.
@@ -19,17 +19,17 @@ const MAX_QUERIED: usize = 32;
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The replica that has the response, if one of those that are ready does.
-pub async fn query_replicas(view: &FleetView, id: &str) -> Option<EngineInstance> {
+pub async fn query_replicas(view: &FleetView, id: &str) -> Option<EngineLife> {
     let ready = view.replicas.iter().filter(|replica| replica.is_ready()).take(MAX_QUERIED);
     let answers = join_all(ready.map(|replica| query_replica(replica, id))).await;
     answers.into_iter().flatten().next()
 }
 
 /// Its head alone tells; the exchange is dropped with it.
-async fn query_replica(replica: &Replica, id: &str) -> Option<EngineInstance> {
+async fn query_replica(replica: &Replica, id: &str) -> Option<EngineLife> {
     let path = format!("/v1/responses/{}", utf8_percent_encode(id, NON_ALPHANUMERIC));
     let head = RequestHead { replica: replica.index, method: "GET".into(), path, ..RequestHead::default() };
     let exchange = replica.lanes.open(head, Bytes::new()).ok()?;
     let head = timeout(QUERY_TIMEOUT, poll_fn(|context| exchange.poll_head(context))).await.ok()?.ok()?;
-    (head.status == 200).then(|| EngineInstance::of(replica))
+    (head.status == 200).then(|| replica.engine_life())
 }

@@ -3,8 +3,8 @@ use http::Method;
 use super::*;
 use crate::fleet::tests::{attach, fleet, ready};
 
-fn home(replica: &str, epoch: u64) -> EngineInstance {
-    EngineInstance { replica: replica.into(), epoch }
+fn life(replica: &str, epoch: u64) -> EngineLife {
+    EngineLife { replica: replica.into(), epoch }
 }
 
 fn named(method: &str, path: &str, previous: Option<&str>) -> ResponseReference {
@@ -35,68 +35,70 @@ fn a_request_names_a_response_in_its_path_or_in_its_body() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_is_its_tenants_until_it_is_forgotten() {
-    let (sticky, owner, thief): (_, Arc<str>, Arc<str>) = (ResponseAffinity::default(), "owner".into(), "thief".into());
+    let (affinity, owner, thief): (_, Arc<str>, Arc<str>) = (ResponseAffinity::default(), "owner".into(), "thief".into());
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0), ready(1)]).await;
     let view = fleet.view();
-    let find = |id: &str, tenant: &str| sticky.look_up(id, tenant, &view, Instant::now());
-    sticky.record("resp_1", home("n/0", 1), &owner, Instant::now());
-    assert_eq!(find("resp_1", "owner"), ResponseLookup::Found(home("n/0", 1)));
+    let find = |id: &str, tenant: &str| affinity.look_up(id, tenant, &view, Instant::now());
+    affinity.record("resp_1", life("n/0", 1), &owner, Instant::now());
+    assert_eq!(find("resp_1", "owner"), ResponseLookup::Found(life("n/0", 1)));
     assert_eq!((find("resp_1", "thief"), find("resp_2", "owner")), (ResponseLookup::Unavailable, ResponseLookup::Unknown));
-    assert!(sticky.belongs_to_another("resp_1", "thief", Instant::now()) && !sticky.belongs_to_another("resp_1", "owner", Instant::now()));
-    sticky.record("resp_1", home("n/1", 1), &thief, Instant::now());
-    assert_eq!(find("resp_1", "owner"), ResponseLookup::Found(home("n/0", 1)), "a name that is taken is not given away");
-    sticky.record("resp_1", home("n/1", 1), &owner, Instant::now());
-    assert_eq!(find("resp_1", "owner"), ResponseLookup::Found(home("n/1", 1)));
-    sticky.record("resp_3", home("n/0", 0), &owner, Instant::now());
+    assert!(
+        affinity.belongs_to_another("resp_1", "thief", Instant::now()) && !affinity.belongs_to_another("resp_1", "owner", Instant::now())
+    );
+    affinity.record("resp_1", life("n/1", 1), &thief, Instant::now());
+    assert_eq!(find("resp_1", "owner"), ResponseLookup::Found(life("n/0", 1)), "a name that is taken is not given away");
+    affinity.record("resp_1", life("n/1", 1), &owner, Instant::now());
+    assert_eq!(find("resp_1", "owner"), ResponseLookup::Found(life("n/1", 1)));
+    affinity.record("resp_3", life("n/0", 0), &owner, Instant::now());
     assert_eq!(find("resp_3", "owner"), ResponseLookup::Unavailable, "its engine has begun another life");
     tokio::time::advance(RETENTION).await;
     assert_eq!(find("resp_1", "owner"), ResponseLookup::Unknown);
-    sticky.record(&"x".repeat(MAX_ID_BYTES + 1), home("n/0", 1), &owner, Instant::now());
-    sticky.record("resp_4", home("n/0", 1), &owner, Instant::now());
-    assert_eq!(sticky.len(), 1, "what is over has made way");
+    affinity.record(&"x".repeat(MAX_ID_BYTES + 1), life("n/0", 1), &owner, Instant::now());
+    affinity.record("resp_4", life("n/0", 1), &owner, Instant::now());
+    assert_eq!(affinity.len(), 1, "what is over has made way");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_oldest_response_makes_way() {
-    let (sticky, tenant): (_, Arc<str>) = (ResponseAffinity::default(), "".into());
+    let (affinity, tenant): (_, Arc<str>) = (ResponseAffinity::default(), "".into());
     let now = Instant::now();
     for number in 0..MAX_RESPONSES + 10 {
-        sticky.record(&format!("resp_{number}"), home("n/0", 1), &tenant, now);
+        affinity.record(&format!("resp_{number}"), life("n/0", 1), &tenant, now);
         // Again and again the same one: it holds one place.
-        sticky.record("resp_same", home("n/0", 1), &tenant, now + Duration::from_nanos(number as u64));
+        affinity.record("resp_same", life("n/0", 1), &tenant, now + Duration::from_nanos(number as u64));
     }
     assert!(
-        sticky.len() <= MAX_RESPONSES && sticky.0.lock().expirations.values().map(VecDeque::len).sum::<usize>() <= MAX_RESPONSES,
+        affinity.len() <= MAX_RESPONSES && affinity.0.lock().expirations.values().map(VecDeque::len).sum::<usize>() <= MAX_RESPONSES,
         "{}",
-        sticky.len()
+        affinity.len()
     );
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let view = fleet.view();
-    assert_eq!(sticky.look_up("resp_0", "", &view, now), ResponseLookup::Unknown);
-    assert_eq!(sticky.look_up("resp_same", "", &view, now), ResponseLookup::Found(home("n/0", 1)));
+    assert_eq!(affinity.look_up("resp_0", "", &view, now), ResponseLookup::Unknown);
+    assert_eq!(affinity.look_up("resp_same", "", &view, now), ResponseLookup::Found(life("n/0", 1)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_tenant_that_stores_many_responses_forgets_its_own_and_nobody_elses() {
-    let (sticky, greedy, modest): (_, Arc<str>, Arc<str>) = (ResponseAffinity::default(), "greedy".into(), "modest".into());
+    let (affinity, greedy, modest): (_, Arc<str>, Arc<str>) = (ResponseAffinity::default(), "greedy".into(), "modest".into());
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let (view, now) = (fleet.view(), Instant::now());
-    sticky.record("resp_modest", home("n/0", 1), &modest, now);
+    affinity.record("resp_modest", life("n/0", 1), &modest, now);
     for number in 0..2 * MAX_RESPONSES {
-        sticky.record(&format!("resp_{number}"), home("n/0", 1), &greedy, now);
+        affinity.record(&format!("resp_{number}"), life("n/0", 1), &greedy, now);
     }
-    assert_eq!(sticky.look_up("resp_modest", "modest", &view, now), ResponseLookup::Found(home("n/0", 1)));
-    assert_eq!(sticky.look_up("resp_0", "greedy", &view, now), ResponseLookup::Unknown);
-    assert_eq!(sticky.look_up(&format!("resp_{}", 2 * MAX_RESPONSES - 1), "greedy", &view, now), ResponseLookup::Found(home("n/0", 1)));
+    assert_eq!(affinity.look_up("resp_modest", "modest", &view, now), ResponseLookup::Found(life("n/0", 1)));
+    assert_eq!(affinity.look_up("resp_0", "greedy", &view, now), ResponseLookup::Unknown);
+    assert_eq!(affinity.look_up(&format!("resp_{}", 2 * MAX_RESPONSES - 1), "greedy", &view, now), ResponseLookup::Found(life("n/0", 1)));
     // And who comes later has its share as well.
     for number in 0..100 {
-        sticky.record(&format!("resp_late_{number}"), home("n/0", 1), &modest, now);
+        affinity.record(&format!("resp_late_{number}"), life("n/0", 1), &modest, now);
     }
-    assert_eq!(sticky.look_up("resp_modest", "modest", &view, now), ResponseLookup::Found(home("n/0", 1)));
-    assert_eq!(sticky.len(), MAX_RESPONSES);
+    assert_eq!(affinity.look_up("resp_modest", "modest", &view, now), ResponseLookup::Found(life("n/0", 1)));
+    assert_eq!(affinity.len(), MAX_RESPONSES);
 }
 
 #[test]
@@ -105,18 +107,18 @@ fn the_id_is_read_from_a_whole_answer_and_from_the_first_event_however_they_are_
     let streamed = b": keep-alive\n\nevent: response.created\ndata: {\"response\":{\"id\": \"resp_a\\\"b\",\"object\":\"response\"}}\n\n";
     for answer in [&whole[..], &streamed[..]] {
         for cut in 0..answer.len() {
-            let sticky = ResponseAffinity::default();
-            let mut watch = ResponseIdReader::new(ResponseRecorder { affinity: sticky.clone(), tenant: "".into() }, home("n/0", 1));
+            let affinity = ResponseAffinity::default();
+            let mut watch = ResponseIdReader::new(ResponseRecorder { affinity: affinity.clone(), tenant: "".into() }, life("n/0", 1));
             let done = watch.push(&answer[..cut]) || watch.push(&answer[cut..]);
-            assert!(done && sticky.0.lock().by_id.contains_key("resp_a\"b"), "{cut}");
+            assert!(done && affinity.0.lock().by_id.contains_key("resp_a\"b"), "{cut}");
         }
     }
 }
 
 #[test]
 fn an_answer_without_an_id_is_not_looked_at_for_long() {
-    let sticky = ResponseAffinity::default();
-    let mut watch = ResponseIdReader::new(ResponseRecorder { affinity: sticky.clone(), tenant: "".into() }, home("n/0", 1));
+    let affinity = ResponseAffinity::default();
+    let mut watch = ResponseIdReader::new(ResponseRecorder { affinity: affinity.clone(), tenant: "".into() }, life("n/0", 1));
     assert!(!watch.push(&[b' '; 1000]));
-    assert!(watch.push(&[b' '; 100_000]) && sticky.is_empty());
+    assert!(watch.push(&[b' '; 100_000]) && affinity.is_empty());
 }

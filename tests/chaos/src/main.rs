@@ -66,38 +66,23 @@ const QUICK: Duration = Duration::from_secs(30);
 /// A run with fewer whole answers than this a second says nothing.
 const LEAST_WHOLE: f64 = 2.0;
 
-fn main() -> ExitCode {
+/// Runs until it is over or interrupted. What was started ends with the runtime at the latest.
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
     hostler_boot::raise_file_limit();
     let args = Args::parse();
-    let ran = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Into::into)
-        .and_then(|runtime| runtime.block_on(run(&args)));
-    match ran {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            complain(&format!("error: {error:#}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Runs until it is over or interrupted; whether all was well. What was started ends with the runtime at the latest.
-async fn run(args: &Args) -> anyhow::Result<bool> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..u64::from(u32::MAX)));
     say(&format!("seed {seed}"));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        ran = chaos(args, seed) => ran,
+        ran = chaos(&args, seed) => ran,
         _ = interrupt.recv() => bail!("interrupted"),
         _ = terminate.recv() => bail!("told to end"),
     }
 }
 
-async fn chaos(args: &Args, seed: u64) -> anyhow::Result<bool> {
+async fn chaos(args: &Args, seed: u64) -> anyhow::Result<ExitCode> {
     let length = if args.quick { QUICK } else { Duration::try_from_secs_f64(60.0 * args.minutes)? };
     let questions = questions::learn().await?;
     let mut fleet = Arc::new(Fleet::start(&args.program).await?);
@@ -130,10 +115,10 @@ async fn chaos(args: &Args, seed: u64) -> anyhow::Result<bool> {
         }
         violations.iter().for_each(|violation| complain(&format!("violation: {violation}")));
         complain(&format!("seed {seed}; logs, and what happened when: {}", fleet.place.path().display()));
-        return Ok(false);
+        return Ok(ExitCode::FAILURE);
     }
     ensure!(whole as f64 > LEAST_WHOLE * length.as_secs_f64(), "only {whole} whole answers: this says nothing");
-    Ok(true)
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes a line. A reader that has left is no failure.

@@ -30,7 +30,7 @@ impl Fake {
         fake
     }
 
-    /// For `--nvml-lib`.
+    /// For `HOSTLER_NVML_LIB`.
     #[must_use]
     pub fn library(&self) -> &Path {
         &self.library

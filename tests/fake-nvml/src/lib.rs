@@ -1,5 +1,5 @@
 //! A stand-in for NVIDIA's driver library NVML: the C functions that the agent calls, answered from a file that tests write (`state`). The
-//! agent loads it with `--nvml-lib`; nothing else about the agent is different then.
+//! agent loads it where `HOSTLER_NVML_LIB` names it; nothing else about the agent is different then.
 
 mod events;
 mod install;

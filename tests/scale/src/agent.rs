@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_agent::AgentConfig;
 use hostler_agent::lane::{IncomingRequest, RequestStream};
 use hostler_agent::node::REPORT_INTERVAL;
-use hostler_agent::uplink::Backoff;
+use hostler_agent::uplink::{Backoff, LANES};
 use hostler_proto::agent::v1::Hello;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::lane::{Header, ResponseHead};
@@ -66,11 +65,8 @@ impl Agent {
         loop {
             self.tally.attempts.fetch_add(1, Ordering::Relaxed);
             let (took, taken) = mpsc::unbounded_channel();
-            let joining = AttachRequest {
-                hello: self.hello.clone(),
-                replicas: self.replicas().map(Replica::full_report).collect(),
-                lanes: AgentConfig::default().lanes,
-            };
+            let joining =
+                AttachRequest { hello: self.hello.clone(), replicas: self.replicas().map(Replica::full_report).collect(), lanes: LANES };
             match attach(address, joining, &took, self.tally.traffic()).await {
                 Ok(attached) => {
                     redial = Backoff::default();

@@ -7,7 +7,6 @@ mod router;
 mod table;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -52,28 +51,14 @@ struct Args {
 /// How long a fleet may take to come.
 const COMING: Duration = Duration::from_secs(60);
 
-fn main() -> ExitCode {
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
     let args = Args::parse();
-    let ran = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(Into::into)
-        .and_then(|runtime| runtime.block_on(scale(&args)));
-    match ran {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            table::complain(&format!("error: {error:#}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn scale(args: &Args) -> anyhow::Result<()> {
     table::head();
     let mut storm = None;
     for (number, replicas) in args.replicas.iter().enumerate() {
-        let row = fleet(args, *replicas, number + 1 == args.replicas.len(), &mut storm).await?;
+        let row = fleet(&args, *replicas, number + 1 == args.replicas.len(), &mut storm).await?;
         table::show(&row);
     }
     storm.iter().for_each(table::storm);

@@ -94,8 +94,3 @@ fn say(line: &str) {
     // Whoever closed the output wants no more of it.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
-
-/// Says what went wrong.
-pub(crate) fn complain(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}

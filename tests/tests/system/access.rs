@@ -8,7 +8,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{CHAT, Fleet, MODEL, Setup, chat, chat_stream, raw, until};
+use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, raw, until};
 
 /// One agent, whose router writes JSON lines to a file.
 async fn fleet(setup: Setup) -> (Fleet, TempDir) {
@@ -111,6 +111,10 @@ async fn a_refused_request_has_its_line_with_the_cause() {
     edge.get("/nothing/here?token=hidden").await;
     let line = refused("no route", 404, "no_route").await;
     assert_eq!((&line["path"], &line["method"]), (&json!("/nothing/here"), &json!("GET")));
+    edge.post("/api/nothing", &json!({})).await;
+    edge.post("/health", &json!({})).await;
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    assert!(page.contains("hostler_refused_total{reason=\"no_route\"} 3\n"), "{page}");
     edge.post(CHAT, &json!({"model": "x\n2026-01-01T00:00:00Z status=200", "messages": []})).await;
     let line = refused("an unknown model", 404, "unknown_model").await;
     assert_eq!(line["model"], "x\n2026-01-01T00:00:00Z status=200", "escaped, and so one line");

@@ -96,7 +96,7 @@ async fn operators_list_drain_restart_and_read_logs() {
     }
     assert_eq!(ask(&["restart", &id]).await, format!("restarting {id}\n"));
     phase("ready").await;
-    let edge = workplace.run(&["ps", "--admin", &up.edge().await.to_string()]).await;
+    let edge = workplace.run(&["ps", "--admin", &up.address("edge").await.to_string()]).await;
     assert!(edge.stderr.contains("it may be a router's edge"), "{}", edge.stderr);
     let refused = workplace.run(&["drain", "nobody", "--admin", admin]).await;
     assert!(!refused.success);
@@ -146,6 +146,8 @@ async fn wrong_settings_are_named_with_their_place() {
         &workplace.run(&["router", "--max-in-flight", "many"]).await,
         &["--max-in-flight", "router.max_in_flight", "\"many\""],
     );
+    let own = workplace.run(&["check", "--config", &workplace.file("good.toml", "[router]\n")]).await;
+    assert!(own.success && own.stdout.ends_with("good.toml is sound\n"), "{}", own.stderr);
     assert_fails_with(&workplace.run(&["check", "/nowhere/hostler.toml"]).await, &["cannot read", "/nowhere/hostler.toml"]);
     assert_fails_with(&workplace.run(&["router", "--listen", "nonsense"]).await, &["nonsense", "router.listen"]);
 }
@@ -171,6 +173,7 @@ async fn a_model_without_vllm_is_refused_saying_what_was_looked_for() {
     workplace.environment.push(("PATH", "/nowhere"));
     let refused = workplace.run(&["up", "--model", "some/model", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).await;
     assert_fails_with(&refused, &["vllm", "PATH", "--engine simulated"]);
+    assert_eq!(refused.stdout, "", "no address of what does not run");
     let refused = workplace.run(&[
         "up",
         "--model",
@@ -183,6 +186,30 @@ async fn a_model_without_vllm_is_refused_saying_what_was_looked_for() {
         "127.0.0.1:0",
     ]);
     assert_fails_with(&refused.await, &["/nowhere/vllm"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_not_there_is_refused_before_anything_starts() {
+    let workplace = Workplace::new();
+    for command in ["plan", "up"] {
+        let refused = workplace.run(&[command, "--model", "/no/such/folder", "--vllm-bin", PROGRAM, "--engine", "vllm"]).await;
+        assert_fails_with(&refused, &["--model /no/such/folder: there is no such file or folder"]);
+        assert_eq!(refused.stdout, "", "{command}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shells_and_man_learn_every_subcommand_and_setting_from_the_program() {
+    let workplace = Workplace::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = workplace.run(&["completions", shell]).await;
+        assert!(script.success && script.stdout.contains("max-body-bytes") && script.stdout.contains("explain"), "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let written = workplace.run(&["docs", "man", folder.path().to_str().unwrap()]).await;
+    assert!(written.success, "{}", written.stderr);
+    let page = std::fs::read_to_string(folder.path().join("hostler-router.1")).unwrap();
+    assert!(page.contains("max\\-body\\-bytes"), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Requests that kill engines, or make them err (crash suspects): they cost a fleet two engines and nobody else an answer.
+//! Requests that crash engines, or make them err (crash suspects): they cost a fleet two engines and nobody else an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,15 +33,15 @@ async fn lives(fleet: &Fleet) -> (Vec<u64>, u32) {
     (replicas.iter().map(|replica| replica.epoch).collect(), replicas.iter().map(|replica| replica.restarts).sum())
 }
 
-/// Waits until this many engines have died since the beginning, and all serve again.
-async fn until_died(fleet: &Fleet, deaths: u32) {
-    until(&format!("{deaths} deaths"), async || {
+/// Waits until this many engines have crashed since the beginning, and all serve again.
+async fn until_crashed(fleet: &Fleet, crashes: u32) {
+    until(&format!("{crashes} crashes"), async || {
         let (_, restarts) = lives(fleet).await;
-        if restarts >= deaths { Ok(()) } else { Err(format!("{restarts} restarts")) }
+        if restarts >= crashes { Ok(()) } else { Err(format!("{restarts} restarts")) }
     })
     .await;
     fleet.until_ready().await;
-    assert_eq!(lives(fleet).await.1, deaths);
+    assert_eq!(lives(fleet).await.1, crashes);
 }
 
 /// Clients that ask one thing after another, each time something new, until told to stop.
@@ -89,7 +89,7 @@ impl Load {
 fn assert_refused(answer: &Answer) {
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (422, None), "{}", answer.text());
     assert_eq!(answer.json()["error"]["type"], "request_kills_engines");
-    assert!(answer.message().contains("it was in flight when 2 engines died (n"), "{}", answer.text());
+    assert!(answer.message().contains("it was in flight when 2 engines crashed (n"), "{}", answer.text());
     assert!(!answer.text().contains(DEADLY));
 }
 
@@ -100,7 +100,7 @@ async fn a_request_that_kills_engines_kills_two_of_eight_and_nobody_else_notices
     let load = Load::start(&fleet, 24);
     let killer = asked(DEADLY, 50, false);
     assert_refused(&edge.post(CHAT, &killer).await);
-    until_died(&fleet, 2).await;
+    until_crashed(&fleet, 2).await;
 
     let (before, _) = lives(&fleet).await;
     for _ in 0..10 {
@@ -110,12 +110,12 @@ async fn a_request_that_kills_engines_kills_two_of_eight_and_nobody_else_notices
 
     let other = asked(&format!("{DEADLY}, in other words"), 50, false);
     assert_refused(&edge.post(CHAT, &other).await);
-    until_died(&fleet, 4).await;
+    until_crashed(&fleet, 4).await;
     assert_refused(&edge.post(CHAT, &other).await);
 
     load.end_after(100).await;
     assert_eq!(lives(&fleet).await.1, 4);
-    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 2.0, "those that died with them have been cleared");
+    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 2.0, "those that were there have been cleared");
     fleet.until_idle().await;
 }
 
@@ -153,7 +153,7 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_who_were_in_flight_at_a_death_have_their_first_token_within_seconds_however_long_their_answers() {
+async fn all_who_were_in_flight_at_a_crash_have_their_first_token_within_seconds_however_long_their_answers() {
     // An answer takes 4 s: one after the other, ten on each of the two engines that are left, would need 40 s.
     let fleet = Fleet::start(Setup::agents(3).engine("--sim-step-ms 40")).await;
     fleet.fault("n0/0", "hang").await;
@@ -182,16 +182,16 @@ async fn all_who_were_in_flight_at_a_death_have_their_first_token_within_seconds
 async fn a_stream_that_killed_its_engine_after_it_had_begun_is_refused_after_the_second_time() {
     let fleet = Fleet::start(setup(4, 200)).await;
     let killer = asked(DEADLY, 500, true);
-    for death in 1..=2 {
+    for crash in 1..=2 {
         fleet.edge().post(CHAT, &killer).await.assert_broken_stream();
-        until("the engine's death", async || {
+        until("the engine's crash", async || {
             let (_, restarts) = lives(&fleet).await;
-            if restarts >= death { Ok(()) } else { Err(format!("{restarts} restarts")) }
+            if restarts >= crash { Ok(()) } else { Err(format!("{restarts} restarts")) }
         })
         .await;
     }
     assert_refused(&fleet.edge().post(CHAT, &killer).await);
-    until_died(&fleet, 2).await;
+    until_crashed(&fleet, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -199,13 +199,13 @@ async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_bo
     let fleet = Fleet::start(setup(4, 200).routers(2)).await;
     // Streams that have begun are not tried again: each costs one engine.
     let killer = asked(DEADLY, 500, true);
-    for (death, router) in (1..).zip(&fleet.routers) {
+    for (crash, router) in (1..).zip(&fleet.routers) {
         router.edge().post(CHAT, &killer).await.assert_broken_stream();
         for router in &fleet.routers {
-            until("the death's report", async || {
+            until("the crash's report", async || {
                 let restarts: u32 = router.admin().replicas().await.unwrap().iter().map(|replica| replica.restarts).sum();
                 let suspects = router.metric("hostler_crash_suspects").await;
-                if (restarts, suspects) == (death, 1.0) { Ok(()) } else { Err(format!("{restarts} restarts, {suspects} suspects")) }
+                if (restarts, suspects) == (crash, 1.0) { Ok(()) } else { Err(format!("{restarts} restarts, {suspects} suspects")) }
             })
             .await;
         }
@@ -213,7 +213,7 @@ async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_bo
     for router in &fleet.routers {
         assert_refused(&router.edge().post(CHAT, &killer).await);
     }
-    until_died(&fleet, 2).await;
+    until_crashed(&fleet, 2).await;
     fleet.until_idle().await;
 }
 
@@ -228,11 +228,11 @@ async fn what_kills_engines_is_refused_to_the_tenant_that_sent_it_and_to_no_othe
     }
     let fleet = Fleet::start(setup(4, 30).router(|router| router.keys_file = file)).await;
     let killer = asked(DEADLY, 50, false).to_string();
-    for (deaths, key) in [2, 4].into_iter().zip(&keys) {
+    for (crashes, key) in [2, 4].into_iter().zip(&keys) {
         let request = Request::post(CHAT).header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
         assert_refused(&fleet.edge().request(request.body(Full::from(killer.clone())).unwrap()).await);
         // So it was sent, and nobody had said that the other tenant's was the same.
-        until_died(&fleet, deaths).await;
+        until_crashed(&fleet, crashes).await;
     }
 }
 

@@ -133,7 +133,7 @@ async fn grpc_is_spoken_over_tls_on_the_same_port() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_clients_need_a_certificate_none_is_served_without() {
-    let (operator, stranger) = (Operator::new(), Operator::new());
+    let (operator, other_operator) = (Operator::new(), Operator::new());
     operator.renew();
     let setup = Setup::agents(1).router(|router| {
         operator.configure(router);
@@ -147,7 +147,7 @@ async fn where_clients_need_a_certificate_none_is_served_without() {
     assert_eq!(ask(operator.client(true, "http/1.1")).await, Ok(StatusCode::OK));
     let refused = ask(operator.client(false, "http/1.1")).await;
     assert!(refused.is_err(), "{refused:?}");
-    let foreign = ask(stranger.client(true, "http/1.1")).await;
+    let foreign = ask(other_operator.client(true, "http/1.1")).await;
     assert!(foreign.is_err(), "{foreign:?}");
 }
 

@@ -112,7 +112,7 @@ async fn requests_without_an_answer_leave_a_silent_agent_when_its_lease_lapses()
     still.until("what came to it to be cancelled", |taken| !taken.is_empty() && taken.values().all(|cancelled| *cancelled)).await;
     let router = &fleet.routers[0];
     assert_eq!(router.metric("hostler_retries_total").await, still.taken.len() as f64);
-    assert_eq!(router.metric("hostler_crash_suspects").await, 0.0, "no engine has died");
+    assert_eq!(router.metric("hostler_crash_suspects").await, 0.0, "no engine has crashed");
 
     // What it answers after that reaches nobody.
     let unknown = router.metric("hostler_unknown_frames_total").await;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup};
 
 const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 
 /// Engines that play the Rust front-end.
 fn with_rust(agents: usize) -> Setup {
@@ -59,14 +60,44 @@ async fn a_message_says_whole_and_streamed_what_a_chat_says() {
     assert_eq!(json!(told), *text);
     assert!(events[0]["message"]["usage"]["input_tokens"].as_u64().unwrap() > 0, "{}", events[0]);
     let [.., delta, stop] = &events[..] else { panic!("{events:?}") };
-    assert_eq!((&delta["delta"]["stop_reason"], &delta["usage"]["output_tokens"], &stop["type"]), (
-        &json!("max_tokens"),
-        &json!(8),
-        &json!("message_stop")
-    ));
+    assert_eq!(
+        (&delta["delta"]["stop_reason"], &delta["usage"]["output_tokens"], &stop["type"]),
+        (&json!("max_tokens"), &json!(8), &json!("message_stop"))
+    );
 
     let counted = edge.post("/v1/messages/count_tokens", &message(8)).await;
     assert_eq!((counted.status, &counted.json()["input_tokens"]), (StatusCode::OK, &chat["usage"]["prompt_tokens"]), "{}", counted.text());
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_says_whole_and_streamed_what_a_chat_says() {
+    let fleet = Fleet::start(with_rust(2)).await;
+    let edge = fleet.edge();
+    let asked = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 8});
+    let chat = edge.post(CHAT, &message(8)).await.json();
+    let text = &chat["choices"][0]["message"]["content"];
+    let whole = edge.post(RESPONSES, &asked).await;
+    assert_eq!((whole.status, whole.header("content-type")), (StatusCode::OK, Some("application/json")), "{}", whole.text());
+    let whole = whole.json();
+    assert_eq!((&whole["object"], &whole["status"], &whole["store"]), (&json!("response"), &json!("incomplete"), &json!(false)));
+    assert_eq!(whole["output"][0]["content"][0]["text"], *text);
+    assert_eq!((&whole["usage"]["output_tokens"], &whole["usage"]["input_tokens"]), (&json!(8), &chat["usage"]["prompt_tokens"]));
+
+    let streamed = edge.post(RESPONSES, &edited(asked.clone(), json!({"stream": true}))).await;
+    assert_eq!((streamed.status, &streamed.ended), (StatusCode::OK, &Ok(())), "{}", streamed.text());
+    let events = events(&streamed);
+    let told: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(json!(told), *text);
+    let last = events.last().unwrap();
+    assert_eq!((&last["type"], &last["response"]["output"][0]["content"][0]["text"]), (&json!("response.incomplete"), text));
+
+    // What an engine would have to keep.
+    for kept in [json!({"previous_response_id": "resp_1"}), json!({"background": true})] {
+        let refused = edge.post(RESPONSES, &edited(asked.clone(), kept)).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+        assert!(refused.json()["error"]["message"].as_str().unwrap().contains("--front-end python"), "{}", refused.text());
+    }
     fleet.until_idle().await;
 }
 
@@ -101,7 +132,11 @@ async fn errors_are_in_anthropics_form_wherever_they_come_from() {
         (edited(message(4), json!({"model": "none"})), StatusCode::NOT_FOUND, "none"),
         (edited(message(4), json!({"temperature": "hot"})), StatusCode::BAD_REQUEST, "temperature"),
         (edited(message(4), json!({"max_tokens": 0})), StatusCode::BAD_REQUEST, "max_tokens"),
-        (edited(message(4), json!({"messages": [{"role": "user", "content": [{"type": "document"}]}]})), StatusCode::BAD_REQUEST, "document"),
+        (
+            edited(message(4), json!({"messages": [{"role": "user", "content": [{"type": "document"}]}]})),
+            StatusCode::BAD_REQUEST,
+            "document",
+        ),
     ] {
         let refused = edge.post(MESSAGES, &body).await;
         let error = refused.json();
@@ -119,17 +154,18 @@ async fn a_stream_that_breaks_ends_with_an_error_event_and_a_broken_connection()
     let events = events(&broken);
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")), "{last}");
-    assert!(events.iter().any(|event| event["type"] == "content_block_delta") && events.iter().all(|event| event["type"] != "message_stop"));
+    assert!(
+        events.iter().any(|event| event["type"] == "content_block_delta") && events.iter().all(|event| event["type"] != "message_stop")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_route_that_no_chat_can_stand_for_is_refused_with_what_to_do() {
     let fleet = Fleet::start(with_rust(2)).await;
     let edge = fleet.edge();
-    for (path, body) in [
-        ("/v1/embeddings", json!({"model": MODEL, "input": "text"})),
-        ("/api/embed", json!({"model": MODEL, "input": "text"})),
-    ] {
+    for (path, body) in
+        [("/v1/embeddings", json!({"model": MODEL, "input": "text"})), ("/api/embed", json!({"model": MODEL, "input": "text"}))]
+    {
         let refused = edge.post(path, &body).await;
         assert_eq!(refused.status, StatusCode::NOT_FOUND, "{path}");
         let words = refused.text();

@@ -228,14 +228,14 @@ async fn figures_of_gpus_reach_operators() {
     .await;
 }
 
-/// Runs `hostler up` on fake GPUs with a value of `CUDA_VISIBLE_DEVICES`.
-fn up(driver: &Fake, visible: &'static str) -> (Workplace, Vec<String>) {
+const UP: [&str; 7] = ["up", "--engine", "simulated", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+
+/// A place for programs that find fake GPUs and this value of `CUDA_VISIBLE_DEVICES`.
+fn on_fake_gpus(driver: &Fake, visible: &'static str) -> Workplace {
     let mut workplace = Workplace::new();
-    workplace.environment.push(("CUDA_VISIBLE_DEVICES", visible));
-    let mut arguments: Vec<String> =
-        ["up", "--engine", "simulated", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--nvml-lib"].map(str::to_owned).into();
-    arguments.push(driver.library().to_str().unwrap().to_owned());
-    (workplace, arguments)
+    let library = driver.library().to_str().unwrap().to_owned();
+    workplace.environment.extend([("CUDA_VISIBLE_DEVICES", visible), ("HOSTLER_NVML_LIB", library.leak())]);
+    workplace
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,13 +246,11 @@ async fn a_job_without_gpus_is_refused_with_the_reason_and_one_that_names_a_gpu_
         ("", "CUDA_VISIBLE_DEVICES is set but names no GPU"),
         ("GPU-bb", "CUDA_VISIBLE_DEVICES names `GPU-bb`, but the GPUs of this host are 0 (GPU-aa11), 2 (GPU-cc33)"),
     ] {
-        let (workplace, arguments) = up(&driver, visible);
-        let refused = workplace.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let refused = on_fake_gpus(&driver, visible).run(&UP).await;
         assert!(!refused.success && refused.stderr.contains(told), "{visible:?}: {}", refused.stderr);
     }
-    let (workplace, mut arguments) = up(&driver, "GPU-cc");
-    arguments.extend(["--", "--sim-start-ms", "50"].map(str::to_owned));
-    let program = workplace.start("up", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let workplace = on_fake_gpus(&driver, "GPU-cc");
+    let program = workplace.start("up", &[&UP[..], &["--", "--sim-start-ms", "50"]].concat());
     program.line("ready").await;
     let engines: Vec<String> = workplace
         .processes()

@@ -243,7 +243,7 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
     const MOST: usize = 64;
     let gate = Gate::new();
     let fleet = Fleet::start(gate.setup(1, &gate.good_token(1))).await;
-    let (mut strangers, mut closed) = (Vec::new(), Vec::new());
+    let (mut unauthenticated, mut closed) = (Vec::new(), Vec::new());
     for number in 0..MOST + 20 {
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
         let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap());
@@ -253,18 +253,18 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
             closed.push(number);
             continue;
         };
-        strangers.push(tokio::spawn(async move { while matches!(stream.read(&mut [0; 256]).await, Ok(1..)) {} }));
+        unauthenticated.push(tokio::spawn(async move { while matches!(stream.read(&mut [0; 256]).await, Ok(1..)) {} }));
     }
     until("all beyond the bound closed", async || {
-        let open = strangers.iter().filter(|stranger| !stranger.is_finished()).count();
+        let open = unauthenticated.iter().filter(|peer| !peer.is_finished()).count();
         if open <= MOST { Ok(()) } else { Err(format!("{open} are open")) }
     })
     .await;
-    assert_eq!(strangers.iter().filter(|stranger| !stranger.is_finished()).count(), MOST, "{} refused at once", closed.len());
+    assert_eq!(unauthenticated.iter().filter(|peer| !peer.is_finished()).count(), MOST, "{} refused at once", closed.len());
     let member = attach_as(dial(&fleet, gate.stolen("n0")).await, "n0").await.unwrap_err();
     assert!(member.message().contains("another agent is attached"), "it was heard: {member}");
     fleet.edge().open(CHAT, &chat_stream(5)).await.finish().await.assert_whole_stream();
-    strangers.iter().for_each(tokio::task::JoinHandle::abort);
+    unauthenticated.iter().for_each(tokio::task::JoinHandle::abort);
     until("a place for who comes next", async || {
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
         let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await;
@@ -326,8 +326,8 @@ async fn the_programs_make_a_fleet_and_say_why_a_second_node_may_not_join_by_the
     says(&router, "a node may not join").await;
     let foreign = path("foreign");
     assert!(workplace.run(&["init", "--dir", &foreign, "--out", &other]).await.success);
-    let stranger = agent("c", &other);
-    says(&stranger, "the router's certificate is not of this agent's fleet").await;
+    let foreign = agent("c", &other);
+    says(&foreign, "the router's certificate is not of this agent's fleet").await;
     says(&router, "does not take this router's certificate").await;
     let listed = workplace.run(&["token", "list", "--dir", &fleet]).await.stdout;
     assert!(listed.contains("used up") && listed.contains(" a\n"), "{listed}");

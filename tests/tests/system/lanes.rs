@@ -189,7 +189,7 @@ impl World {
     }
 
     /// Everything that can still move moves, until nothing does.
-    fn settle(&mut self, but: Option<u64>) {
+    fn move_all(&mut self, but: Option<u64>) {
         for _ in 0..200 {
             self.take(Step::Down);
             self.take(Step::Up);
@@ -276,10 +276,10 @@ proptest! {
             // Engines that are still writing complete.
             world.engine.iter_mut().for_each(|request| { request.closing.get_or_insert(Ok(())); });
         }
-        world.settle(None);
+        world.move_all(None);
         // Requests that reached the agent only now.
         world.engine.iter_mut().for_each(|request| { request.closing.get_or_insert(Ok(())); });
-        world.settle(None);
+        world.move_all(None);
         for client in &world.clients {
             let at_engine = world.engine.iter().find(|request| request.id == client.id);
             prop_assert_eq!(client.ends.len(), 1, "request {} ended {} times", client.id, client.ends.len());
@@ -309,7 +309,7 @@ proptest! {
     fn a_request_body_reaches_the_engine_whole(ids in 1..6u64) {
         let mut world = World::new();
         (0..ids).for_each(|_| world.take(Step::Open));
-        world.settle(None);
+        world.move_all(None);
         for request in &world.engine {
             prop_assert_eq!((request.taken, request.body_ends), (body_of(request.id), 1));
         }
@@ -327,7 +327,7 @@ proptest! {
             request.unsent.extend(bytes);
             request.closing = Some(Ok(()));
         }
-        world.settle(Some(stalled));
+        world.move_all(Some(stalled));
         for client in &world.clients {
             let request = world.engine.iter().find(|request| request.id == client.id).unwrap();
             if client.id == stalled {
@@ -337,7 +337,7 @@ proptest! {
             }
         }
         // And it gets everything once it reads.
-        world.settle(None);
+        world.move_all(None);
         prop_assert!(world.clients.iter().all(|client| client.ends == [Ok(())]));
     }
 }

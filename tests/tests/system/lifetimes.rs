@@ -139,14 +139,14 @@ async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
         edge.post(CHAT, &chat_stream(20)).await.assert_whole_stream();
         most = most.max(resident(up.pid()));
     }
-    assert_eq!(admin.replica(&replica.id).await.own, 1, "the stalled answer is not over");
+    assert_eq!(admin.replica(&replica.id).await.local_in_flight, 1, "the stalled answer is not over");
 
-    let held = most.saturating_sub(before);
+    let buffered = most.saturating_sub(before);
     let whole = stalled.finish().await;
     whole.assert_whole_stream();
     let answer = whole.body.len() as u64;
-    println!("{held} bytes held of {answer}");
+    println!("{buffered} bytes buffered of {answer}");
     // Windows and buffers come to about 2 MB.
     assert!(answer > 14 << 20, "{answer} bytes prove nothing");
-    assert!(held < 7 << 20, "{held} bytes were held for a client that read nothing of {answer}");
+    assert!(buffered < 7 << 20, "{buffered} bytes were buffered for a client that read nothing of {answer}");
 }

@@ -37,4 +37,4 @@ mod restarts;
 mod routers;
 mod scale;
 mod secrecy;
-mod sticky;
+mod stored_responses;

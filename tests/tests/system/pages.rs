@@ -1,6 +1,66 @@
 //! The pages for operators and their monitoring: each role has its own, and a router's also has what its agents report.
 
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use http::Request;
+use http::header::ACCEPT;
+use http_body_util::Full;
+
 use crate::harness::{CHAT, Endpoint, Fleet, Setup, chat, until};
+
+/// What Prometheus 3 sends.
+const PROMETHEUS: &str = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
+                          application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
+
+/// The page as a client gets it that accepts this.
+async fn scrape(pages: &Endpoint, accept: &str, content_type: &str) -> String {
+    let page = pages.request(Request::get("/metrics").header(ACCEPT, accept).body(Full::<Bytes>::default()).unwrap()).await;
+    assert_eq!((page.status.as_u16(), page.header("content-type")), (200, Some(content_type)));
+    page.text()
+}
+
+/// Asks for the page in both formats and holds each against its rules.
+async fn assert_follows_its_format(pages: &Endpoint) {
+    let openmetrics = scrape(pages, PROMETHEUS, "application/openmetrics-text; version=1.0.0; charset=utf-8").await;
+    let samples = openmetrics.strip_suffix("# EOF\n").unwrap();
+    assert_families(samples, "_total");
+    let text = scrape(pages, "*/*", "text/plain; version=0.0.4; charset=utf-8").await;
+    assert!(!text.contains("# UNIT "), "{text}");
+    assert_families(&text, "");
+}
+
+/// Each family is there once, with help, kind and its own samples below; `total` is what a counter's samples have behind its name.
+fn assert_families(page: &str, total: &str) {
+    let (mut names, mut samples) = (HashSet::new(), HashSet::new());
+    let (mut helped, mut family, mut kind) = ("", "", "");
+    for line in page.lines() {
+        match line.splitn(4, ' ').collect::<Vec<_>>()[..] {
+            ["#", "HELP", name, help] => {
+                assert!(names.insert(name) && !help.is_empty(), "{line}: {page}");
+                helped = name;
+            }
+            ["#", "TYPE", name, named] => {
+                assert!(name == helped && ["counter", "gauge", "histogram"].contains(&named), "{line}: {page}");
+                (family, kind) = (name, named);
+            }
+            ["#", "UNIT", name, unit] => assert!(name == family && name.ends_with(&format!("_{unit}")), "{line}: {page}"),
+            _ => {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                assert!(samples.insert(series) && value.parse::<f64>().is_ok(), "{line}: {page}");
+                let suffixes: &[&str] = match kind {
+                    "counter" => &[total],
+                    "histogram" => &["_sum", "_count", "_bucket"],
+                    _ => &[""],
+                };
+                let name = series.split('{').next().unwrap();
+                assert!(suffixes.iter().any(|suffix| name.strip_suffix(suffix) == Some(family)), "{line} in {family}: {page}");
+                assert!(kind != "counter" || name.ends_with("_total"), "{line}: {page}");
+            }
+        }
+    }
+    assert!(samples.len() > names.len(), "{page}");
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_routers_page_has_its_own_figures_and_those_of_every_replica() {
@@ -16,18 +76,11 @@ async fn the_routers_page_has_its_own_figures_and_those_of_every_replica() {
         if served == 4.0 && generated >= 20.0 { Ok(page) } else { Err(page.text()) }
     })
     .await;
-    assert!(page.header("content-type").unwrap().starts_with("application/openmetrics-text"));
     let text = page.text();
-    assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
     for (node, replica) in [("n0", "n0/0"), ("n1", "n1/0")] {
         assert!(text.contains(&format!("hostler_replica_ready{{node=\"{node}\",replica=\"{replica}\"}} 1\n")), "{text}");
     }
-    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-    let mut names: Vec<&str> = families.map(|family| family.split(' ').next().unwrap()).collect();
-    let count = names.len();
-    names.sort_unstable();
-    names.dedup();
-    assert_eq!(names.len(), count, "a family is there twice: {text}");
+    assert_follows_its_format(&admin).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,6 +97,7 @@ async fn an_agents_pages_are_on_a_socket_of_its_own() {
         if counted && page.contains("hostler_agent_engine_ready{replica=\"0\"} 1\n") { Ok(()) } else { Err(page) }
     })
     .await;
+    assert_follows_its_format(&pages).await;
     fleet.fault("n0/0", "die").await;
     until("the agent not ready", async || {
         let page = pages.get("/readyz").await;

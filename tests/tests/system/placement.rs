@@ -265,7 +265,7 @@ async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
     let fleet = Fleet::start(setup.engine("--max-num-batched-tokens 256")).await;
     fleet.fault("n0/0", "hang").await;
     let first = send(&fleet, "first", 0);
-    fleet.until_replica("n0/0", "the first request", |replica| replica.own == 1).await;
+    fleet.until_replica("n0/0", "the first request", |replica| replica.local_in_flight == 1).await;
     (fleet, first)
 }
 

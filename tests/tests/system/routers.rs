@@ -31,9 +31,9 @@ async fn two_routers_share_the_agents_and_each_sees_the_others_requests() {
             .await;
         }
     }
-    for (router, own) in fleet.routers.iter().zip([1, 2]) {
+    for (router, local) in fleet.routers.iter().zip([1, 2]) {
         for replica in router.admin().replicas().await.unwrap() {
-            assert_eq!((replica.own, replica.in_flight), (own, 3), "the six are spread evenly over both: {replica:?}");
+            assert_eq!((replica.local_in_flight, replica.in_flight), (local, 3), "the six are spread evenly over both: {replica:?}");
         }
     }
     drop(opened);
@@ -60,7 +60,7 @@ async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
 }
 
 fn hello(protocol: u32) -> Message {
-    Message::Hello(Hello { protocol, agent_version: "9.8.7".into(), node: "stranger".into(), life: 7 })
+    Message::Hello(Hello { protocol, agent_version: "9.8.7".into(), node: "other-version".into(), life: 7 })
 }
 
 fn report(sequence: u64, snapshot: bool) -> Message {

@@ -266,7 +266,7 @@ async fn see_engines_die(system: &System) {
         let mut stream = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
         stream.events(2).await;
         let replicas = system.operators.replicas().await.unwrap();
-        kill_group(replicas.iter().find(|replica| replica.own > 0).unwrap().pid);
+        kill_group(replicas.iter().find(|replica| replica.local_in_flight > 0).unwrap().pid);
         stream.finish().await.assert_broken_stream();
         until("the engine's next life", async || {
             let replicas = system.operators.replicas().await.map_err(|status| status.to_string())?;

@@ -113,6 +113,8 @@ fn the_time_in_the_queue_is_part_of_the_evidence() {
     let window = minute(&[(30, waiting(100, 50.0)), (30, waiting(140, 150.0))]);
     let found = evaluate_rules(&window, &setup(&[]), &told(), &[]);
     assert!(found[0].evidence.starts_with("3 requests waited on average, each 2.5 s, in 60"), "{found:?}");
+    let nearly_idle = minute(&[(30, waiting(100, 50.0)), (30, waiting(140, 51.0))]);
+    assert_eq!(evaluate_rules(&nearly_idle, &setup(&[]), &told(), &[]), [], "each waited for one step");
 }
 
 #[test]

@@ -180,7 +180,8 @@ fn memory_that_runs_out_while_it_serves_has_another_remedy_than_at_the_start() {
 fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_code_is_zero() {
     let serving = LifeEnd { was_ready: true, ..exited(0) };
     expect(&serving, recorded!("kill_core"), FailureKind::CoreDied, "EngineCore", "dmesg");
-    expect(&serving, recorded!("kill_worker"), FailureKind::CoreDied, "VllmWorker-0 died", "dmesg");
+    let seen_first = "the engine ended without having been asked to (exit status: 0): VllmWorker-0 died without saying why";
+    expect(&serving, recorded!("kill_worker"), FailureKind::CoreDied, seen_first, "dmesg");
     expect(
         &serving,
         recorded!("ill_worker"),

@@ -18,7 +18,7 @@ async fn next(news: &mut mpsc::Receiver<HealthEvent>) -> Option<HealthEvent> {
     tokio::time::timeout(Duration::from_secs(60), news.recv()).await.unwrap()
 }
 
-/// A subject, and what the driver, the probe and the relays have in their hands.
+/// A subject, and what the supervisor, the probe and the relays have in their hands.
 pub(in super::super) struct Watched {
     pub(in super::super) subject: MonitoredEngine,
     pub(in super::super) status: watch::Sender<EngineStatus>,

@@ -7,10 +7,10 @@ const START_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Replicas on a GPU each.
 fn apart(replicas: usize) -> Arc<StartOrder> {
-    turns((0..replicas).map(|gpu| vec![format!("GPU-{gpu}")]).collect(), true)
+    start_order((0..replicas).map(|gpu| vec![format!("GPU-{gpu}")]).collect(), true)
 }
 
-fn turns(devices: Vec<Vec<String>>, warm_first: bool) -> Arc<StartOrder> {
+fn start_order(devices: Vec<Vec<String>>, warm_first: bool) -> Arc<StartOrder> {
     Arc::new(StartOrder::new(devices, warm_first, START_LIMIT))
 }
 
@@ -18,19 +18,19 @@ fn on(gpus: &[&str]) -> Vec<String> {
     gpus.iter().map(|gpu| (*gpu).to_owned()).collect()
 }
 
-/// Each replica asks for its turn in order; what comes back waits or has it.
-async fn ask(turns: &Arc<StartOrder>, replicas: std::ops::Range<u32>) -> Vec<JoinHandle<StartPermit>> {
+/// Each replica requests its start permit in order; what comes back waits or has it.
+async fn ask(order: &Arc<StartOrder>, replicas: std::ops::Range<u32>) -> Vec<JoinHandle<StartPermit>> {
     let mut asked = Vec::new();
     for index in replicas {
-        let turns = Arc::clone(turns);
-        asked.push(tokio::spawn(async move { turns.acquire(index).await }));
-        settle().await;
+        let order = Arc::clone(order);
+        asked.push(tokio::spawn(async move { order.acquire(index).await }));
+        run_tasks().await;
     }
     asked
 }
 
 /// Lets every task run as far as it gets without the clock.
-async fn settle() {
+async fn run_tasks() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
@@ -42,98 +42,98 @@ fn begun(asked: &[JoinHandle<StartPermit>]) -> Vec<bool> {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_warms_the_cache_alone_and_the_others_follow_together() {
-    let turns = apart(3);
-    let mut asked = ask(&turns, 0..3).await;
+    let order = apart(3);
+    let mut asked = ask(&order, 0..3).await;
     assert_eq!(begun(&asked), [true, false, false]);
-    assert_eq!(turns.blocked_by(1).unwrap(), "waits until replica 0 of this node has warmed the compile cache");
-    assert_eq!(turns.blocked_by(0), None);
+    assert_eq!(order.blocked_by(1).unwrap(), "waits until replica 0 of this node has warmed the compile cache");
+    assert_eq!(order.blocked_by(0), None);
     let first = asked.remove(0).await.unwrap();
     first.mark_cache_warm();
-    settle().await;
+    run_tasks().await;
     assert_eq!(begun(&asked), [true, true]);
     drop(first);
     // A later start of any replica waits for nobody: the cache stays warm.
-    assert_eq!(begun(&ask(&turns, 0..1).await), [true]);
+    assert_eq!(begun(&ask(&order, 0..1).await), [true]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn readiness_warms_too() {
-    let turns = apart(2);
-    let mut asked = ask(&turns, 0..2).await;
+    let order = apart(2);
+    let mut asked = ask(&order, 0..2).await;
     asked.remove(0).await.unwrap().finish();
-    settle().await;
+    run_tasks().await;
     assert_eq!(begun(&asked), [true]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_fails_to_warm_up_lets_the_next_try() {
-    let turns = apart(3);
-    let mut asked = ask(&turns, 0..3).await;
+    let order = apart(3);
+    let mut asked = ask(&order, 0..3).await;
     drop(asked.remove(0).await.unwrap());
-    settle().await;
+    run_tasks().await;
     assert_eq!(begun(&asked), [true, false]);
     // The failed one comes again after those who have waited.
-    let mut again = ask(&turns, 0..1).await;
+    let mut again = ask(&order, 0..1).await;
     assert_eq!(begun(&again), [false]);
     drop(asked.remove(0).await.unwrap());
-    settle().await;
+    run_tasks().await;
     assert_eq!((begun(&asked), begun(&again)), (vec![true], vec![false]));
     asked.remove(0).await.unwrap().finish();
-    settle().await;
+    run_tasks().await;
     assert!(again.remove(0).is_finished());
 }
 
 #[tokio::test(start_paused = true)]
 async fn engines_that_share_a_gpu_start_one_after_another_and_others_beside_them() {
-    let turns = turns(vec![on(&["a"]), on(&["a"]), on(&["b", "c"]), on(&["c"])], false);
-    let mut asked = ask(&turns, 0..4).await;
+    let order = start_order(vec![on(&["a"]), on(&["a"]), on(&["b", "c"]), on(&["c"])], false);
+    let mut asked = ask(&order, 0..4).await;
     assert_eq!(begun(&asked), [true, false, true, false]);
-    assert_eq!(turns.blocked_by(1).unwrap(), "waits for replica 0, which starts on the same GPU");
-    assert_eq!(turns.blocked_by(3).unwrap(), "waits for replica 2, which starts on the same GPU");
+    assert_eq!(order.blocked_by(1).unwrap(), "waits for replica 0, which starts on the same GPU");
+    assert_eq!(order.blocked_by(3).unwrap(), "waits for replica 2, which starts on the same GPU");
     let third = asked.remove(2).await.unwrap();
     // The cache was not asked to be warmed; `warmed` frees nobody's GPU.
     third.mark_cache_warm();
-    settle().await;
+    run_tasks().await;
     assert_eq!(begun(&asked), [true, false, false]);
     drop(third);
     drop(asked.remove(0).await.unwrap());
-    settle().await;
+    run_tasks().await;
     assert_eq!(begun(&asked), [true, true]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_longer_for_a_gpu_gets_it_first() {
-    let turns = turns(vec![on(&["a"]), on(&["a", "b"]), on(&["b"])], false);
-    let mut asked = ask(&turns, 0..3).await;
+    let order = start_order(vec![on(&["a"]), on(&["a", "b"]), on(&["b"])], false);
+    let mut asked = ask(&order, 0..3).await;
     // The last could begin at once, and would then hold up the one before it.
     assert_eq!(begun(&asked), [true, false, false]);
     drop(asked.remove(0).await.unwrap());
-    settle().await;
+    run_tasks().await;
     assert_eq!(begun(&asked), [true, false]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn engines_that_share_nothing_start_at_once() {
-    let turns = Arc::new(StartOrder::unordered());
-    assert_eq!(begun(&ask(&turns, 0..8).await), [true; 8]);
+    let order = Arc::new(StartOrder::unordered());
+    assert_eq!(begun(&ask(&order, 0..8).await), [true; 8]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_is_dropped_while_it_waits_leaves_the_queue() {
-    let turns = apart(3);
-    let mut asked = ask(&turns, 0..3).await;
+    let order = apart(3);
+    let mut asked = ask(&order, 0..3).await;
     asked[1].abort();
-    settle().await;
+    run_tasks().await;
     drop(asked.remove(0).await.unwrap());
-    settle().await;
-    assert_eq!(turns.blocked_by(1), None);
+    run_tasks().await;
+    assert_eq!(order.blocked_by(1), None);
     assert!(asked[1].is_finished());
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_for_a_warm_up_beyond_five_minutes() {
-    let turns = apart(2);
-    let asked = ask(&turns, 0..2).await;
+    let order = apart(2);
+    let asked = ask(&order, 0..2).await;
     sleep(MAX_WARM_WAIT.checked_sub(Duration::from_secs(1)).unwrap()).await;
     assert_eq!(begun(&asked), [true, false]);
     sleep(Duration::from_secs(2)).await;
@@ -142,8 +142,8 @@ async fn nobody_waits_for_a_warm_up_beyond_five_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_for_a_gpu_beyond_the_longest_start() {
-    let turns = turns(vec![on(&["a"]), on(&["a"]), on(&["a"])], false);
-    let asked = ask(&turns, 0..3).await;
+    let order = start_order(vec![on(&["a"]), on(&["a"]), on(&["a"])], false);
+    let asked = ask(&order, 0..3).await;
     sleep(START_LIMIT + Duration::from_secs(1)).await;
     assert_eq!(begun(&asked), [true, true, false]);
     sleep(START_LIMIT + Duration::from_secs(1)).await;
@@ -152,14 +152,14 @@ async fn nobody_waits_for_a_gpu_beyond_the_longest_start() {
 
 #[tokio::test(start_paused = true)]
 async fn a_warm_up_that_was_given_up_on_late_makes_nothing_cold_again() {
-    let turns = apart(2);
-    let mut asked = ask(&turns, 0..1).await;
+    let order = apart(2);
+    let mut asked = ask(&order, 0..1).await;
     sleep(MAX_WARM_WAIT + Duration::from_secs(1)).await;
-    let mut late = ask(&turns, 1..2).await;
+    let mut late = ask(&order, 1..2).await;
     assert_eq!(begun(&late), [true]);
     drop(asked.remove(0).await.unwrap());
     drop(late.remove(0).await.unwrap());
-    assert_eq!(begun(&ask(&turns, 0..2).await), [true, true]);
+    assert_eq!(begun(&ask(&order, 0..2).await), [true, true]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,8 +174,8 @@ async fn only_several_real_engines_that_compile_warm_up_alone() {
     };
     let replicas = |count: u32| (0..count).map(|index| ReplicaPlan { index, gpus: Vec::new() }).collect::<Vec<_>>();
     let first_alone = async |engine, count, arguments: &[&str]| {
-        let turns = Arc::new(StartOrder::for_replicas(engine, &replicas(count), Some(&line(arguments)), START_LIMIT));
-        begun(&ask(&turns, 0..2).await) == [true, false]
+        let order = Arc::new(StartOrder::for_replicas(engine, &replicas(count), Some(&line(arguments)), START_LIMIT));
+        begun(&ask(&order, 0..2).await) == [true, false]
     };
     assert!(first_alone(&vllm, 2, &["serve", "/models/tiny"]).await);
     assert!(!first_alone(&vllm, 2, &["serve", "/models/tiny", "--enforce_eager"]).await);

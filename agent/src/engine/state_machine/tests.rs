@@ -388,7 +388,7 @@ fn an_engine_that_waits_for_its_turn_stops_at_once() {
         let mut machine = machine_after(&[EngineEvent::Start], now);
         assert_eq!(machine.handle(end, now), []);
         assert_eq!(machine.state(), EngineState::Stopped);
-        assert_eq!(machine.handle(EngineEvent::MayStart, now), [], "a turn that comes too late starts nothing");
+        assert_eq!(machine.handle(EngineEvent::MayStart, now), [], "a permit that comes too late starts nothing");
     }
 }
 
@@ -463,7 +463,7 @@ struct World {
     group: bool,
     killed: bool,
     asked: bool,
-    /// Waits for its turn.
+    /// Waits for its start permit.
     queued: bool,
     /// The last wish is that it stays down until it is released.
     quarantined: bool,
@@ -507,7 +507,7 @@ impl World {
             }
             SupervisorAction::KillGroup => self.killed = true,
             SupervisorAction::RequestStart => {
-                assert!(!self.group, "the wait for a turn beside a living group");
+                assert!(!self.group, "the wait for a permit beside a living group");
                 self.queued = true;
             }
             SupervisorAction::Detach => {

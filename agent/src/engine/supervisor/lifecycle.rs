@@ -1,4 +1,4 @@
-//! How a driver begins a life of its engine, goes on with one that another agent began, and ends one: what the keeper is told, and what is known of the engine when it has served or died.
+//! How the supervisor begins a life of its engine, goes on with one that another agent began, and ends one: what the keeper is told, and what is known of the engine when it has served or died.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Supervisor;
+use super::phases::{FailureState, PendingWork};
 use crate::cache;
 use crate::engine::AdoptedLife;
 use crate::engine::diagnosis::{Diagnosis, LifeEnd, diagnose};
@@ -27,7 +28,7 @@ use crate::process::{STUCK_AFTER, table};
 use crate::vllm::CommandLine;
 use crate::vllm::directory::socket_path;
 
-/// News waiting for the driver, and the same of what the keeper tells.
+/// Health events that wait for the supervisor, and as many events of the keeper.
 const EVENT_QUEUE_LEN: usize = 8;
 
 /// How long a keeper may take to start the engine. It reads nothing but the program, which may be on a cold parallel filesystem.
@@ -42,7 +43,7 @@ impl Supervisor {
         let AdoptedLife { survivor, .. } = self.deps.adopted.take()?;
         let (leader, life) = (survivor.leader, survivor.life_record.clone());
         self.last_start_duration = life.ready_in_ms.map(Duration::from_millis);
-        let (link, notices) = match survivor.adopt() {
+        let (keeper, notices) = match survivor.adopt() {
             Ok(connection) => connection,
             Err(error) => {
                 tracing::warn!(engine = self.deps.spec.index, %error, "cannot take an engine over; it ends and starts anew");
@@ -53,11 +54,11 @@ impl Supervisor {
             }
         };
         self.deps.log.begin_life(&format!("hostler: life {} of this engine goes on under a new agent", life.epoch));
-        self.deps.process_handle.lock().keeper = Some(link);
-        let mut present = self.begin_life(notices, life.epoch);
-        present.leader = Some(leader.pid.cast_unsigned());
-        present.is_adopted = true;
-        self.life = Some(present);
+        self.deps.process_handle.lock().keeper = Some(keeper);
+        let mut adopted = self.begin_life(notices, life.epoch);
+        adopted.leader = Some(leader.pid.cast_unsigned());
+        adopted.is_adopted = true;
+        self.life = Some(adopted);
         tracing::info!(
             engine = self.deps.spec.index,
             pid = leader.pid,
@@ -74,26 +75,24 @@ impl Supervisor {
 
     pub(super) fn fall_back(&mut self) {
         self.uses_fallback = true;
-        self.has_crashed = true;
+        self.failure.mark_crashed();
     }
 
     pub(super) fn spawn(&mut self) -> Result<(), EngineEvent> {
-        self.end_cause.clear();
-        self.has_crashed = false;
         self.deps.samples.send_replace(None);
         let epoch = self.next_epoch();
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
-        let order = self.launch_spec(epoch);
-        let started = self.deps.process_handle.lock().start(order);
+        let launch_spec = self.launch_spec(epoch);
+        let started = self.deps.process_handle.lock().start(launch_spec);
         match started {
             Ok(notices) => {
                 self.life = Some(self.begin_life(notices, epoch));
-                self.keeper_deadline = Some(Instant::now() + START_TIMEOUT);
+                self.pending_work = PendingWork::KeeperUntil(Instant::now() + START_TIMEOUT);
                 Ok(())
             }
             Err(error) => {
-                self.end_cause = format!("cannot start {}: {error}", self.deps.spec.keeper.display());
+                self.failure = FailureState::Suspected(format!("cannot start {}: {error}", self.deps.spec.keeper.display()));
                 Err(EngineEvent::SpawnFailed)
             }
         }
@@ -204,7 +203,7 @@ impl Supervisor {
             self.end_orphans();
             return;
         }
-        self.keeper_deadline = Some(Instant::now() + KEEPER_TIMEOUT);
+        self.pending_work = PendingWork::KeeperUntil(Instant::now() + KEEPER_TIMEOUT);
         self.deps.process_handle.lock().send(&KeeperRequest::Kill);
     }
 
@@ -212,22 +211,23 @@ impl Supervisor {
     pub(super) fn detach_keeper(&mut self) {
         self.deps.process_handle.lock().keeper = None;
         self.deps.cache.end_life();
-        (self.life, self.keeper_deadline) = (None, None);
+        (self.life, self.pending_work) = (None, PendingWork::None);
     }
 
     /// Does what the keeper would have done.
     pub(super) fn end_orphans(&mut self) {
-        self.keeper_deadline = None;
-        let directory = self.deps.spec.directory.clone();
-        self.orphan_cleanup.get_or_insert_with(|| tokio::task::spawn_blocking(move || end_orphans(&directory)));
+        if !matches!(self.pending_work, PendingWork::EndingOrphans(_)) {
+            let directory = self.deps.spec.directory.clone();
+            self.pending_work = PendingWork::EndingOrphans(tokio::task::spawn_blocking(move || end_orphans(&directory)));
+        }
     }
 
     /// The keeper did not do in time what it was told.
     pub(super) fn handle_keeper_timeout(&mut self) -> Option<EngineEvent> {
-        self.keeper_deadline = None;
+        self.pending_work = PendingWork::None;
         tracing::error!(engine = self.deps.spec.index, "the engine's keeper does not answer; it is ended");
-        if let Some(link) = &self.deps.process_handle.lock().keeper {
-            link.end_keeper();
+        if let Some(keeper) = &self.deps.process_handle.lock().keeper {
+            keeper.end_keeper();
         }
         self.handle_keeper_loss("the engine's keeper did not answer")
     }
@@ -240,7 +240,7 @@ impl Supervisor {
                 None
             }
             _ => {
-                why.clone_into(&mut self.end_cause);
+                self.failure = FailureState::Suspected(why.to_owned());
                 // No request's doing, nor the front-end's.
                 Some(EngineEvent::Fail)
             }
@@ -250,15 +250,18 @@ impl Supervisor {
     /// Ends a life of which no process is left: forgets it and its files, and finds out why it ended.
     pub(super) fn finish_life(&mut self) {
         self.deps.process_handle.lock().keeper = None;
-        self.keeper_deadline = None;
-        self.orphan_cleanup = None;
+        self.pending_work = PendingWork::None;
         self.deps.cache.end_life();
-        if self.has_crashed {
-            self.last_failure = Some(self.diagnose());
-        }
-        if self.has_crashed && self.uses_fallback && self.is_switching_to_fallback() {
-            let why = self.last_failure.as_ref().map(|failure| failure.cause.clone()).unwrap_or_default();
-            tracing::warn!(engine = self.deps.spec.index, "the Rust front-end does not serve ({why}); the Python one is used from now on");
+        if let FailureState::Undiagnosed(cause) = &self.failure {
+            let diagnosis = self.diagnose(cause.clone());
+            if self.uses_fallback && self.is_switching_to_fallback() {
+                let why = &diagnosis.cause;
+                tracing::warn!(
+                    engine = self.deps.spec.index,
+                    "the Rust front-end does not serve ({why}); the Python one is used from now on"
+                );
+            }
+            self.failure = FailureState::Diagnosed(diagnosis);
         }
         self.life = None;
         remove_life_files(&self.deps.spec.directory);
@@ -269,11 +272,11 @@ impl Supervisor {
         matches!(self.machine.state(), EngineState::Killing { then: AfterExit::Spawn })
     }
 
-    pub(super) fn diagnose(&self) -> Diagnosis {
+    fn diagnose(&self, cause: String) -> Diagnosis {
         let life = self.life.as_ref();
         let ended = LifeEnd {
             status: life.and_then(|life| life.exit),
-            cause: self.end_cause.clone(),
+            cause,
             was_ready: life.is_some_and(|life| life.ready_in.is_some()),
             oom_killed: life.is_some_and(|life| table::oom_kills() > life.oom_kills_before),
         };
@@ -304,7 +307,7 @@ impl Supervisor {
         let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
         life.ready_in = Some(took);
         self.last_start_duration = Some(took);
-        self.last_failure = None;
+        self.failure = FailureState::None;
         let (spec, samples) = (&self.deps.spec, self.deps.samples.clone());
         let (socket, interval) = (socket_path(&spec.directory), spec.probe_interval);
         let traffic = Arc::clone(&self.deps.traffic);

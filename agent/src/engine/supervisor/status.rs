@@ -1,12 +1,13 @@
-//! What a driver tells of its engine: the sentence for each state, and the status that everybody reads.
+//! What the supervisor tells of its engine: the sentence for each state, and the status that everybody reads.
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::Supervisor;
+use super::phases::{FailureState, StartWait};
 use crate::engine::EngineStatus;
-use crate::engine::diagnosis::FailureKind;
+use crate::engine::diagnosis::Diagnosis;
 use crate::engine::engine_life::EngineLife;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
 use crate::vllm::FrontEndInUse;
@@ -21,8 +22,8 @@ impl Supervisor {
     /// Tells how far a start has come, or what it waits for.
     pub(super) fn publish_progress(&mut self) -> Option<EngineEvent> {
         let warm = self.life.as_ref().is_some_and(|life| life.startup_log.borrow().facts.compiled);
-        if let Some(turn) = self.start_permit.as_ref().filter(|_| warm) {
-            turn.mark_cache_warm();
+        if warm && let StartWait::Holding(permit) = &self.start_wait {
+            permit.mark_cache_warm();
         }
         let reason = (self.machine.state() == EngineState::Waiting).then(|| self.state_reason());
         self.publish(reason);
@@ -38,8 +39,8 @@ impl Supervisor {
     pub(super) fn state_reason(&self) -> String {
         match self.machine.state() {
             EngineState::Waiting => {
-                let turn = self.deps.spec.start_order.blocked_by(self.deps.spec.index);
-                turn.unwrap_or_else(|| "about to start".to_owned())
+                let blocked_by = self.deps.spec.start_order.blocked_by(self.deps.spec.index);
+                blocked_by.unwrap_or_else(|| "about to start".to_owned())
             }
             EngineState::Quarantined | EngineState::Killing { then: AfterExit::Quarantine } => self.quarantine_reason(),
             EngineState::Stopped if self.machine.is_quarantined() => format!("the engine was asked to stop; {}", self.quarantine_reason()),
@@ -59,8 +60,10 @@ impl Supervisor {
             EngineState::Stopping { then, .. } => {
                 format!("the engine was told to stop; then it {}", then.describe())
             }
-            EngineState::Killing { .. } if self.has_crashed => self.end_cause.clone(),
-            EngineState::Killing { .. } => "the engine's processes are being ended".to_owned(),
+            EngineState::Killing { .. } => match &self.failure {
+                FailureState::Undiagnosed(cause) => cause.clone(),
+                _ => "the engine's processes are being ended".to_owned(),
+            },
             EngineState::Stopped => "the engine was asked to stop".to_owned(),
             EngineState::BackingOff { until } => self.describe_failure(until),
         }
@@ -69,16 +72,12 @@ impl Supervisor {
     /// What happened, what to do, when it goes on, and what the engine said last.
     pub(super) fn describe_failure(&self, until: Instant) -> String {
         let pause = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
-        let mut text = match &self.last_failure {
-            // A conclusion from silence: what was seen comes first.
-            Some(failure) if failure.kind == FailureKind::CoreDied => format!("{}: {}", self.end_cause, failure.cause),
-            Some(failure) => failure.cause.clone(),
-            None => self.end_cause.clone(),
+        let mut text = match &self.failure {
+            FailureState::None => String::new(),
+            FailureState::Suspected(cause) | FailureState::Undiagnosed(cause) => cause.clone(),
+            FailureState::Diagnosed(Diagnosis { cause, remedy, .. }) if remedy.is_empty() => cause.clone(),
+            FailureState::Diagnosed(Diagnosis { cause, remedy, .. }) => format!("{cause}; {remedy}"),
         };
-        if let Some(remedy) = self.last_failure.as_ref().map(|failure| &failure.remedy).filter(|remedy| !remedy.is_empty()) {
-            text.push_str("; ");
-            text.push_str(remedy);
-        }
         text.push_str(&format!("; next start in {pause} s"));
         let shown = self.deps.log.last_lines_of_life(SHOWN_LINES);
         if !shown.is_empty() {
@@ -92,10 +91,11 @@ impl Supervisor {
     pub(super) fn publish(&self, reason: Option<String>) {
         let life = self.life.as_ref();
         let starts = matches!(self.machine.state(), EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
-        let story = life.map(|life| life.startup_log.borrow().clone()).unwrap_or_default();
+        let log = life.map(|life| life.startup_log.borrow().clone()).unwrap_or_default();
         let elapsed = |life: &EngineLife| life.log_parser.lock().progress(life.spawned.elapsed());
         // Once the log has begun to tell, the clock goes on between two lines.
-        let progress = story.progress.and(life.map(elapsed)).filter(|_| starts);
+        let progress = log.progress.and(life.map(elapsed)).filter(|_| starts);
+        let failure = if let FailureState::Diagnosed(diagnosis) = &self.failure { Some(diagnosis) } else { None };
         self.status.send_if_modified(|status| {
             let next = EngineStatus {
                 phase: self.machine.state().into(),
@@ -107,13 +107,15 @@ impl Supervisor {
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
                 ready_in: life.and_then(|life| life.ready_in),
                 progress,
-                failure: self.last_failure.clone(),
-                facts: story.facts,
+                failure: failure.cloned(),
+                facts: log.facts,
                 front_end: self.command_line().front_end(),
                 missing_routes: match self.command_line().front_end() {
                     FrontEndInUse::Python => Arc::default(),
                     // Those of the last life until this one's are known.
-                    FrontEndInUse::Rust => life.and_then(|life| life.missing_routes.clone()).unwrap_or_else(|| status.missing_routes.clone()),
+                    FrontEndInUse::Rust => {
+                        life.and_then(|life| life.missing_routes.clone()).unwrap_or_else(|| status.missing_routes.clone())
+                    }
                 },
             };
             let changed = *status != next;

@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::super::Phase;
 use super::super::health::tests::{Resting, Watched, waits};
 use super::*;
-use crate::engine_client::api_client::tests::Scripted;
+use crate::engine_client::api_client::tests::{FullQueue, Scripted};
 use crate::probe::EngineMetrics;
 
 const S: Duration = Duration::from_secs(1);
@@ -201,4 +201,15 @@ async fn where_the_core_has_nothing_a_test_completion_decides() {
         assert_eq!(engine.asked.lock().first().map(String::as_str), Some("/v1/completions"));
         assert!(answer != Some(404) || within(&watched, 40 * S).await.is_none(), "it would have had less time");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_accepts_no_connection_and_does_nothing_hangs() {
+    let engine = FullQueue::start().await;
+    let (watched, process) = (Watched::at(&engine.socket), Resting::start());
+    watched.has_group(process.pid());
+    let request = watched.enter();
+    let _wait = waits(&request);
+    let reason = within(&watched, 16 * S).await;
+    assert_eq!(reason.as_deref(), Some("no token for 10.0 s while 1 request waits: a test completion got no answer within 5 s"));
 }

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
@@ -78,6 +79,29 @@ fn is_whole(received: &[u8]) -> bool {
 
 const LONG: Duration = Duration::from_secs(20);
 
+/// An engine that has stopped accepting, and whose accept queue is full.
+pub(crate) struct FullQueue {
+    pub(crate) socket: PathBuf,
+    _waiting: Vec<UnixStream>,
+    _listener: UnixListener,
+    _directory: tempfile::TempDir,
+}
+
+impl FullQueue {
+    pub(crate) async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = UnixSocket::new_stream().unwrap();
+        socket.bind(&path).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = UnixStream::connect(&path).await {
+            waiting.push(stream);
+        }
+        Self { socket: path, _waiting: waiting, _listener: listener, _directory: directory }
+    }
+}
+
 #[tokio::test]
 async fn replies_of_any_status_come_back_over_one_connection() {
     let mut statuses = [200, 503, 404].into_iter();
@@ -88,7 +112,7 @@ async fn replies_of_any_status_come_back_over_one_connection() {
         assert_eq!(reply.status.as_u16(), expected);
         assert_eq!(reply.body, "at /metrics/?name[]=a:b");
     }
-    assert!(client.client.has_idle());
+    assert_eq!(client.client.idle.lock().len(), 1);
 }
 
 #[tokio::test]
@@ -97,7 +121,7 @@ async fn a_hanging_engine_costs_the_deadline_and_no_more() {
     let mut client = ApiClient::new(&engine.socket);
     let error = client.get("/health", Duration::from_millis(50)).await.unwrap_err();
     assert!(matches!(error, FetchError::Timeout(_)), "{error}");
-    assert!(!client.client.has_idle());
+    assert!(client.client.idle.lock().is_empty());
 }
 
 #[tokio::test]
@@ -106,6 +130,16 @@ async fn nobody_listening_is_told_apart() {
     let mut client = ApiClient::new(&directory.path().join("s"));
     let error = client.get("/health", LONG).await.unwrap_err();
     assert!(matches!(error, FetchError::Connect(_)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_whose_accept_queue_is_full_listens_and_takes_too_long() {
+    let engine = FullQueue::start().await;
+    let mut client = ApiClient::new(&engine.socket);
+    for (deadline, waited) in [(Duration::from_secs(5), Duration::from_secs(5)), (LONG, CONNECT_TIMEOUT)] {
+        let error = client.get("/health", deadline).await.unwrap_err();
+        assert!(matches!(error, FetchError::Timeout(passed) if passed == waited), "{error}");
+    }
 }
 
 #[tokio::test]
@@ -127,6 +161,77 @@ async fn a_connection_the_engine_closed_is_replaced_without_an_error() {
         assert_eq!(client.get("/health", LONG).await.unwrap().body, "ok");
     }
     server.await.unwrap();
+}
+
+const WHOLE: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+/// An engine that the test plays, and a client of it.
+struct Played {
+    listener: UnixListener,
+    client: ApiClient,
+    _directory: tempfile::TempDir,
+}
+
+impl Played {
+    /// With the engine's end of a connection that the client has kept.
+    async fn with_kept_connection() -> (Self, UnixStream) {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut client = ApiClient::new(&socket);
+        let (reply, stream) = tokio::join!(client.get("/health", LONG), async {
+            let mut stream = listener.accept().await.unwrap().0;
+            reply_once(&mut stream, WHOLE).await;
+            stream
+        });
+        assert_eq!(reply.unwrap().body, "ok");
+        (Self { listener, client, _directory: directory }, stream)
+    }
+
+    async fn is_asked_again(&self) -> bool {
+        poll_immediate(self.listener.accept()).await.is_some()
+    }
+}
+
+/// Reads a request and sends this.
+async fn reply_once(stream: &mut UnixStream, reply: &str) {
+    assert!(stream.read(&mut [0_u8; 1024]).await.unwrap() > 0);
+    stream.write_all(reply.as_bytes()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_is_sent_again_where_a_kept_connection_ends_without_a_byte() {
+    let (mut played, mut kept) = Played::with_kept_connection().await;
+    let (reply, ()) = tokio::join!(played.client.get("/health", LONG), async {
+        reply_once(&mut kept, "").await;
+        drop(kept);
+        let mut stream = played.listener.accept().await.unwrap().0;
+        reply_once(&mut stream, WHOLE).await;
+    });
+    assert_eq!(reply.unwrap().body, "ok");
+}
+
+#[tokio::test]
+async fn a_request_is_sent_once_on_a_new_connection_though_a_closed_one_was_kept() {
+    let (mut played, kept) = Played::with_kept_connection().await;
+    drop(kept);
+    let (reply, ()) = tokio::join!(played.client.get("/health", LONG), async {
+        let mut stream = played.listener.accept().await.unwrap().0;
+        reply_once(&mut stream, "").await;
+    });
+    assert!(!played.is_asked_again().await);
+    assert!(matches!(reply, Err(FetchError::Broken(_))), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_request_is_sent_once_where_some_of_its_answer_has_come() {
+    let (mut played, mut kept) = Played::with_kept_connection().await;
+    let (reply, ()) = tokio::join!(played.client.get("/health", LONG), async {
+        reply_once(&mut kept, "HTTP/1.1 2").await;
+        drop(kept);
+    });
+    assert!(!played.is_asked_again().await);
+    assert!(matches!(reply, Err(FetchError::Broken(_))), "{reply:?}");
 }
 
 #[tokio::test]

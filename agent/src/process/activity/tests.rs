@@ -15,7 +15,7 @@ const TEN: Duration = Duration::from_secs(10);
 type Processes<'a> = &'a [(i32, &'a str, f64)];
 
 fn look(processes: Processes<'_>) -> ProcessSnapshot {
-    let effort = |(pid, name, cpu): &(i32, &str, f64)| ProcessSample {
+    let sample = |(pid, name, cpu): &(i32, &str, f64)| ProcessSample {
         pid: *pid,
         started: 7,
         name: (*name).to_owned(),
@@ -23,7 +23,7 @@ fn look(processes: Processes<'_>) -> ProcessSnapshot {
         blocked: false,
         ticks: format!("{:.0}", cpu * TICKS_PER_SECOND).parse().unwrap(),
     };
-    ProcessSnapshot { leader: LEADER, processes: processes.iter().map(effort).collect() }
+    ProcessSnapshot { leader: LEADER, processes: processes.iter().map(sample).collect() }
 }
 
 /// What an engine did in ten seconds whose processes used this much CPU time in them, in seconds.
@@ -116,9 +116,9 @@ async fn a_compiler_with_a_session_of_its_own_is_seen() {
 #[test]
 fn a_line_of_the_kernel_is_read() {
     let line = "42 (VLLM::EngineCor) T 1 40 39 0 -1 4194560 1 0 0 0 500 26 0 0 20 0 3 0 987654 1 2 3";
-    let effort = ProcessSample::parse(42, 9, line).unwrap();
+    let sample = ProcessSample::parse(42, 9, line).unwrap();
     assert_eq!(
-        effort,
+        sample,
         ProcessSample { pid: 42, started: 9, name: "VLLM::EngineCor".to_owned(), stopped: true, blocked: false, ticks: 526 }
     );
     assert_eq!(ProcessSample::parse(42, 9, "42 (a) b (c) R 1 40 39 0 -1 0 1 0 0 0 5 6 0 0 20").unwrap().name, "a) b (c");

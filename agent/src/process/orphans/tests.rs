@@ -63,14 +63,14 @@ fn a_process_that_reuses_the_recorded_id_is_not_an_orphan() {
     let mut child = spawn("exec sleep 600", &directory, &[]);
     let record = ProcessRecord::read(&directory).unwrap();
     assert!(record.is_of(record.leader()));
-    let strangers = [
+    let other_records = [
         ProcessRecord { started: record.started - 1, ..record.clone() },
         ProcessRecord { boot_and_namespace: "another-boot/pid:[1]".to_owned(), ..record },
     ];
-    for stranger in strangers {
-        stranger.write(&directory).unwrap();
+    for other in other_records {
+        other.write(&directory).unwrap();
         assert_eq!(orphans(&directory), Vec::<i32>::new());
-        assert!(!stranger.is_of(record.leader()) && !stranger.is_of(stranger.leader()));
+        assert!(!other.is_of(record.leader()) && !other.is_of(other.leader()));
     }
     assert_eq!(record.members().len(), 1);
     record.write(&directory).unwrap();

@@ -1,4 +1,4 @@
-//! Who counts as having been there when an engine died.
+//! Who counts as having been there when an engine crashed.
 
 use super::*;
 use crate::traffic::{InFlight, PromptEstimate, RouterKey, Traffic};
@@ -45,7 +45,7 @@ async fn a_request_of_the_life_before_is_no_casualty_of_the_next() {
     let traffic = Traffic::new();
     let late = sent(&traffic, 1, LIFE);
     assert_eq!(names(&traffic, LIFE), [1]);
-    // Its relay sees the end of the connection after the driver has seen the exit.
+    // Its relay sees the end of the connection after the supervisor has seen the exit.
     let _next = sent(&traffic, 2, LIFE + 1);
     assert_eq!(names(&traffic, LIFE + 1), [2]);
     late.mark_failed();

@@ -141,7 +141,6 @@ impl Fixture {
             node: "node".to_owned(),
             life: 1,
             access: crate::join::RouterAccess::Plain { beyond_host: false },
-            lanes: 1,
             metrics: Arc::new(AgentMetrics::default()),
             requests: TaskTracker::new(),
             attached_routers: parking_lot::Mutex::default(),

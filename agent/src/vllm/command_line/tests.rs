@@ -1,7 +1,5 @@
 //! The exact command line for each vLLM release that changed it.
 
-use std::time::Duration;
-
 use super::*;
 use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
 use crate::plan::{FlagOrigin, HostResources, Plan, PlanInput, make_plan};
@@ -243,7 +241,7 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
 }
 
 #[test]
-fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_model_unless_that_is_turned_off() {
+fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_model_but_for_the_conservative_profile() {
     const TURNS: &str = " PYTHONPATH=/run/h/ab/e1/python HOSTLER_SWITCH_INTERVAL=0.0005 /opt/vllm ";
     let two = ReplicaPlan { index: 1, gpus: [3, 5].map(|index| Gpu { index, ..Gpu::default() }).to_vec() };
     let takes_turns = |replica: &ReplicaPlan, config: &AgentConfig| {
@@ -256,11 +254,7 @@ fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_m
     assert!(takes_turns(&two, &config(&[])));
     assert!(takes_turns(&on_cpu(), &config(&[])));
     assert!(!takes_turns(&on_gpu(), &config(&[])), "the model runs in the core's process");
-    for off in [
-        AgentConfig { switch_interval: Duration::ZERO, ..mp.clone() },
-        AgentConfig { kv_events: false, ..mp.clone() },
-        AgentConfig { profile: Profile::Conservative, ..mp.clone() },
-    ] {
+    for off in [AgentConfig { kv_events: false, ..mp.clone() }, AgentConfig { profile: Profile::Conservative, ..mp.clone() }] {
         assert!(!takes_turns(&on_gpu(), &off), "{off:?}");
     }
     let simulated = EngineProgram::Simulated { program: "/opt/hostler".into() };

@@ -1,5 +1,5 @@
-//! The bounds that `crash_suspects` states, on a small model of a fleet in steps of virtual time: engines that die and come back, suspects that wait and are tried,
-//! requests among them that kill engines at moments of their own, agents that report deaths sooner or later than the router sees them.
+//! The bounds that `crash_suspects` states, on a small model of a fleet in steps of virtual time: engines that crash and come back, suspects that wait and are tried,
+//! requests among them that kill engines at moments of their own, agents that report crashes sooner or later than the router sees them.
 
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ struct Engine {
     up_at: Instant,
 }
 
-/// A fleet whose first engine has just died with all of these in flight.
+/// A fleet whose first engine has just crashed with all of these in flight.
 struct Model {
     table: SuspectTable,
     now: Instant,
@@ -63,7 +63,7 @@ impl Model {
     fn new(requests: Vec<Request>, engines: usize, restart: Duration, seed: u64) -> Self {
         let (mut table, now) = table();
         let all: Vec<Fingerprint> = (0..requests.len()).map(|index| index as Fingerprint).collect();
-        table.record_reported_death(&life("m/0", 1), &all, now, now);
+        table.record_reported_crash(&life("m/0", 1), &all, now, now);
         let count = requests.len();
         Self {
             table,
@@ -113,7 +113,7 @@ impl Model {
     fn tell(&mut self) {
         let now = self.now;
         for (_, life, requests, at) in self.untold.extract_if(.., |(when, ..)| *when <= now) {
-            self.table.record_reported_death(&life, &requests, at, now);
+            self.table.record_reported_crash(&life, &requests, at, now);
         }
     }
 
@@ -189,7 +189,7 @@ impl Model {
             order.into_iter().filter(|index| matches!(self.states[*index], State::Runs { engine: at, .. } if at == engine)).collect();
         let names: Vec<Fingerprint> = lost.iter().map(|index| *index as Fingerprint).collect();
         if self.draw(2) == 0 {
-            self.table.record_reported_death(&life, &names, now, now);
+            self.table.record_reported_crash(&life, &names, now, now);
         } else {
             let told_at = now + TICK * u32::try_from(self.draw(500)).unwrap();
             self.untold.push((told_at, life.clone(), names, now));

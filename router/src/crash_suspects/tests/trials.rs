@@ -1,4 +1,4 @@
-//! Who may be on trial where and for how long, and what a death makes of those that are.
+//! Who may be on trial where and for how long, and what a crash makes of those that are.
 
 use super::*;
 
@@ -68,11 +68,11 @@ fn nobody_joins_a_trial_that_an_engine_should_have_answered() {
 }
 
 #[test]
-fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_death_and_the_last_one_alone() {
+fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_crash_and_the_last_one_alone() {
     for reported_first in [false, true] {
         let (mut table, mut now) = table();
         let all: Vec<Fingerprint> = (1..=8).collect();
-        table.record_reported_death(&life("n0/0", 1), &all, now, now);
+        table.record_reported_crash(&life("n0/0", 1), &all, now, now);
         for (epoch, group) in [(2, 8_usize), (3, 4), (4, 2)] {
             let engine = life("n1/0", epoch);
             now += SECOND;
@@ -80,13 +80,13 @@ fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_dea
             let more = table.tries_beside(100, &engine, 8, now);
             assert_eq!(more, None, "not even one that may be tried among more");
             if reported_first {
-                assert_eq!(table.record_reported_death(&engine, &all[..group], now, now), []);
+                assert_eq!(table.record_reported_crash(&engine, &all[..group], now, now), []);
             }
             for (one, trial) in all.iter().zip(trials) {
                 assert!(table.blame(*one, &engine, now - SECOND, now).is_excused);
                 table.trials().end(trial, *one, false, now);
             }
-            assert_eq!(table.record_reported_death(&engine, &all[..group], now, now), []);
+            assert_eq!(table.record_reported_crash(&engine, &all[..group], now, now), []);
         }
         let engine = life("n1/0", 5);
         table.tries_beside(KILLER, &engine, 8, now).unwrap();
@@ -101,22 +101,22 @@ fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
     for reported_first in [false, true] {
         let (mut table, now) = table();
         let (first, second) = (life("n0/0", 1), life("n1/0", 1));
-        table.record_reported_death(&first, &[KILLER, FELLOW], now, now);
+        table.record_reported_crash(&first, &[KILLER, FELLOW], now, now);
         let fellow = table.tries(FELLOW, &second, now).unwrap();
         table.trials().pass(fellow, now);
         let now = now + SECOND;
         let trial = table.tries(KILLER, &second, now).unwrap();
         if reported_first {
-            table.record_reported_death(&second, &[3, FELLOW, KILLER], now, now);
+            table.record_reported_crash(&second, &[3, FELLOW, KILLER], now, now);
         }
         table.lost(FELLOW, &second, now);
         table.lost(KILLER, &second, now);
         table.trials().end(trial, KILLER, false, now);
         table.lost(3, &second, now);
-        table.record_reported_death(&second, &[3, FELLOW, KILLER], now, now + SECOND);
+        table.record_reported_crash(&second, &[3, FELLOW, KILLER], now, now + SECOND);
         assert!(table.is_refused(KILLER, now));
         assert_eq!(table.standing(FELLOW, now), SuspectStanding::Suspect);
-        assert_eq!(table.standing(3, now), SuspectStanding::Suspect, "who had nothing to its name has one death now");
+        assert_eq!(table.standing(3, now), SuspectStanding::Suspect, "who had nothing to its name has one crash now");
         // Not so where nobody else was on trial.
         table.lost(FELLOW, &life("n2/0", 1), now);
         assert!(table.is_refused(FELLOW, now));
@@ -126,7 +126,7 @@ fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
 #[test]
 fn one_that_is_spared_twice_is_tried_alone_and_until_its_answer_has_ended() {
     let (mut table, now) = table();
-    table.record_reported_death(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
+    table.record_reported_crash(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
     for (replica, other) in [("n1/0", FELLOW), ("n2/0", 3)] {
         let engine = life(replica, 1);
         let trial = table.tries(KILLER, &engine, now).unwrap();
@@ -149,29 +149,29 @@ fn of_several_that_have_passed_and_die_together_none_is_refused() {
     let (mut table, now) = table();
     let all: Vec<Fingerprint> = (1..=20).collect();
     let engine = life("n1/0", 1);
-    table.record_reported_death(&life("n0/0", 1), &all, now, now);
+    table.record_reported_crash(&life("n0/0", 1), &all, now, now);
     for one in &all {
         let trial = table.tries(*one, &engine, now).unwrap();
         table.trials().pass(trial, now);
     }
-    assert_eq!(table.record_reported_death(&engine, &all, now, now), []);
+    assert_eq!(table.record_reported_crash(&engine, &all, now, now), []);
     assert!(all.iter().all(|one| table.standing(*one, now) == SuspectStanding::Suspect));
 }
 
 #[test]
-fn one_that_was_spared_stays_so_when_the_death_is_reported_again_much_later() {
+fn one_that_was_spared_stays_so_when_the_crash_is_reported_again_much_later() {
     let (mut table, now) = table();
     let (first, second) = (life("n0/0", 1), life("n1/0", 1));
-    table.record_reported_death(&first, &[KILLER, FELLOW], now, now);
+    table.record_reported_crash(&first, &[KILLER, FELLOW], now, now);
     let fellow = table.tries(FELLOW, &second, now).unwrap();
     table.trials().pass(fellow, now);
     let now = now + SECOND;
     table.tries(KILLER, &second, now).unwrap();
-    table.record_reported_death(&second, &[KILLER, FELLOW], now, now);
-    // A session that begins anew reports all deaths of the last ten minutes.
+    table.record_reported_crash(&second, &[KILLER, FELLOW], now, now);
+    // A session that begins anew reports all crashes of the last ten minutes.
     let later = now + WINDOW / 2;
     table.sweep(later);
-    table.record_reported_death(&second, &[KILLER, FELLOW], now, later);
+    table.record_reported_crash(&second, &[KILLER, FELLOW], now, later);
     assert!(table.is_refused(KILLER, later));
     assert_eq!(table.standing(FELLOW, later), SuspectStanding::Suspect);
 }

@@ -79,7 +79,8 @@ fn blocks_become_parts_calls_results_and_reasoning() {
         ]},
     ]);
     let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
-    let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let call =
+        |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     assert_eq!(
         chat(json!({"messages": messages}))["messages"],
         json!([

@@ -53,13 +53,13 @@ impl CatalogModel {
     fn of(view: &FleetView, model: &Model) -> Self {
         let card: CatalogCard = serde_json::from_slice(&model.card).unwrap_or_default();
         let serving = || view.replicas.iter().filter(|replica| replica.serves(Some(&model.id)));
-        let launch = serving().find_map(|replica| replica.state.wire.launch.as_ref());
-        let flags = EngineFlags(launch.map_or(&[], |launch| &launch.arguments));
+        let launch = serving().find_map(|replica| replica.state.launch.as_ref());
+        let flags = EngineFlags(launch.map_or(&[], |launch| &launch.flags));
         Self {
             name: model.id.clone(),
             created: card.created,
             // An adapter's card has no length, but its engine has.
-            max_context: card.max_model_len.or(launch.map(|launch| launch.max_model_len)).filter(|length| *length > 0),
+            max_context: card.max_model_len.or(launch.and_then(|launch| launch.max_context_tokens)).filter(|length| *length > 0),
             parent: card.parent.unwrap_or_default(),
             quantization: flags.value("--quantization").unwrap_or_default().to_owned(),
             capabilities: flags.capabilities(),

@@ -42,13 +42,16 @@ pub(super) fn translate_error(response: Response<EdgeBody>) -> Response<EdgeBody
     })
 }
 
+/// Whether what is there would change a replica behind the back of all routers.
+fn is_operators_path(path: &str) -> bool {
+    matches!(path, "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete") || path.starts_with("/api/blobs/")
+}
+
 /// The answer to a request for what is not done here, or not by this method.
 fn refuse_path(path: &str) -> Response<EdgeBody> {
     match path {
         "/" | "/api/version" | "/api/tags" | "/api/ps" => method_not_allowed("GET, HEAD"),
         "/api/show" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => method_not_allowed("POST"),
-        "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => operators_only(),
-        path if path.starts_with("/api/blobs/") => operators_only(),
         path => error_response(StatusCode::NOT_FOUND, &format!("there is no {path} here")),
     }
 }
@@ -68,7 +71,11 @@ impl Edge {
             "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller).await,
             "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller).await,
             "/api/embeddings" if posts => self.proxy_translated(OllamaRoute::Embedding, request, caller).await,
-            path => reply::close_if_unread(request.body(), refuse_path(path)),
+            path if is_operators_path(path) => reply::close_if_unread(request.body(), operators_only()),
+            path => {
+                self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
+                reply::close_if_unread(request.body(), refuse_path(path))
+            }
         }
     }
 

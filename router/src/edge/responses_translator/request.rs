@@ -84,9 +84,16 @@ impl Role {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Part {
     #[serde(alias = "output_text")]
-    InputText { text: String },
-    Refusal { refusal: String },
-    InputImage { image_url: String, detail: Option<String> },
+    InputText {
+        text: String,
+    },
+    Refusal {
+        refusal: String,
+    },
+    InputImage {
+        image_url: String,
+        detail: Option<String>,
+    },
 }
 
 /// A tool that the client runs itself.

@@ -42,7 +42,11 @@ enum ItemKind {
     Reasoning,
     Message,
     /// The call that the engine gives this number.
-    Call { index: usize, call_id: String, name: String },
+    Call {
+        index: usize,
+        call_id: String,
+        name: String,
+    },
 }
 
 impl OpenItem {

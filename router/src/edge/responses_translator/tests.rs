@@ -29,7 +29,8 @@ fn added(more: Value) -> Value {
 #[test]
 fn a_plain_request_is_a_plain_chat() {
     assert_eq!(chat(json!({})), json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}));
-    let more = json!({"instructions": "Be brief.", "max_output_tokens": 5, "temperature": "hot", "stream": true, "store": false, "include": []});
+    let more =
+        json!({"instructions": "Be brief.", "max_output_tokens": 5, "temperature": "hot", "stream": true, "store": false, "include": []});
     assert_eq!(
         chat(more),
         json!({
@@ -100,7 +101,10 @@ fn tools_the_form_of_the_text_and_the_effort_have_a_chats_names() {
 #[test]
 fn what_only_the_python_front_end_does_is_refused_with_what_to_do() {
     for (more, words) in [
-        (json!({"previous_response_id": "resp_1"}), "`previous_response_id`: whoever runs the engines starts their agents with --front-end python"),
+        (
+            json!({"previous_response_id": "resp_1"}),
+            "`previous_response_id`: whoever runs the engines starts their agents with --front-end python",
+        ),
         (json!({"background": true}), "--front-end python"),
         (json!({"tools": [{"type": "web_search"}]}), "--front-end python"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "unknown variant `item_reference`"),
@@ -235,7 +239,9 @@ fn stream() -> String {
     ];
     let mut stream: String = deltas.iter().map(|delta| chunk(delta, None)).collect();
     stream.push_str(&chunk(&json!({}), Some("tool_calls")));
-    stream.push_str("data: {\"id\":\"chatcmpl-1\",\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n");
+    stream.push_str(
+        "data: {\"id\":\"chatcmpl-1\",\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n",
+    );
     stream
 }
 

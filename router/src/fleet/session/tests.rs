@@ -17,12 +17,17 @@ fn no_number_of_an_agent_is_more_than_any_replica_can_have() {
         engine: Some(engine),
         ..wire::Load::default()
     };
-    let bounded = parse_load(told);
-    let engine = bounded.wire.engine.as_ref().unwrap();
-    assert_eq!((bounded.in_flight_elsewhere, bounded.engine_requests), (MAX_REQUESTS, MAX_REQUESTS));
-    assert_eq!((bounded.wire.pending_tokens, bounded.wire.context_tokens), (MAX_TOKENS, MAX_TOKENS));
-    assert_eq!((engine.kv_blocks * u64::from(engine.block_size), engine.kv_use), (MAX_TOKENS, 0.0));
+    let change = parse_replica(wire::ReplicaReport { load: Some(told), ..wire::ReplicaReport::default() });
+    let ReplicaLoad { in_flight, in_flight_elsewhere, pending_tokens_elsewhere, context_tokens_elsewhere, engine, .. } =
+        change.load.unwrap();
+    assert_eq!([in_flight, in_flight_elsewhere, engine.running, engine.waiting], [MAX_REQUESTS; 4]);
+    assert_eq!((pending_tokens_elsewhere, context_tokens_elsewhere), (MAX_TOKENS, MAX_TOKENS));
+    assert_eq!((engine.kv_blocks * u64::from(engine.block_tokens), engine.kv_use), (MAX_TOKENS, 0.0));
+    let shown = change.report.load.unwrap();
+    assert_eq!((shown.in_flight, shown.pending_tokens), (MAX_REQUESTS, MAX_TOKENS), "operators are shown the same");
     let usual = wire::EngineLoad { running: 3, waiting: 4, kv_use: 0.5, kv_blocks: 30_000, block_size: 16, ..wire::EngineLoad::default() };
     let usual = wire::Load { in_flight: 9, in_flight_yours: 2, pending_tokens: 5, engine: Some(usual), ..wire::Load::default() };
-    assert_eq!(parse_load(usual), Load { in_flight_elsewhere: 7, engine_requests: 7, wire: usual });
+    assert_eq!(bound_load(usual), usual);
+    let ReplicaLoad { in_flight, in_flight_elsewhere, pending_tokens_elsewhere, engine, .. } = parse_load(usual);
+    assert_eq!((in_flight, in_flight_elsewhere, pending_tokens_elsewhere, engine.running, engine.waiting), (9, 7, 5, 3, 4));
 }

@@ -85,7 +85,7 @@ fn a_recorded_call_of_a_tool_comes_in_pieces_of_one_call() {
 }
 
 #[test]
-fn a_recorded_death_of_an_engine_ends_in_a_status_after_what_came_before() {
+fn a_recorded_crash_of_an_engine_ends_in_a_status_after_what_came_before() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_error_midstream_worker_killed.raw"));
     let (events, ended) = told(&body, 50);
     let status = ended.unwrap_err();

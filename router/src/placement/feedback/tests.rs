@@ -9,9 +9,9 @@ use crate::placement::tests::Fixture;
 fn place(fixture: &Fixture, prompt: &Prompt) -> (PlacementFeedback, InFlight, Arc<PlacementDecision>) {
     let chosen = fixture.choose(prompt);
     let in_flight = fixture.placer.count_in_flight(prompt, &chosen, Instant::now());
-    let guessed = chosen.approx_prefix_slot();
+    let slot = chosen.approx_prefix_slot();
     let record = Arc::new(PlacementDecision::new(1, prompt, chosen));
-    let placed = PlacementFeedback::new(&fixture.placer, prompt, record.clone(), &in_flight, guessed);
+    let placed = PlacementFeedback::new(&fixture.placer, prompt, record.clone(), &in_flight, slot);
     (placed, in_flight, record)
 }
 
@@ -70,8 +70,8 @@ fn the_cached_part_of_an_approximate_prefix_is_never_more_than_the_whole() {
 #[tokio::test(start_paused = true)]
 async fn a_streams_first_token_teaches_the_replicas_speed() {
     let fixture = Fixture::approximate(1).await;
-    let own = fixture.fleet.view().replicas[0].local_load.clone();
-    let before = own.learned().rates.prefill;
+    let local_load = fixture.fleet.view().replicas[0].local_load.clone();
+    let before = local_load.learned().rates.prefill;
     // Nothing of one is cached for the next.
     for of in 'a'..='t' {
         let (mut placed, in_flight, record) = place(&fixture, &stream(of, 16_000));
@@ -80,7 +80,7 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
         assert_eq!(record.outcome.lock().first_token_seconds, Some(2.0));
         drop(in_flight);
     }
-    assert!(own.learned().rates.prefill > 2.0 * before, "{} was {before}", own.learned().rates.prefill);
+    assert!(local_load.learned().rates.prefill > 2.0 * before, "{} was {before}", local_load.learned().rates.prefill);
 }
 
 #[tokio::test(start_paused = true)]
@@ -98,8 +98,8 @@ async fn a_plain_answer_tells_no_speed_but_its_length() {
 #[tokio::test(start_paused = true)]
 async fn the_time_between_tokens_teaches_how_long_steps_take() {
     let fixture = Fixture::approximate(1).await;
-    let own = fixture.fleet.view().replicas[0].local_load.clone();
-    let before = own.learned().rates.step;
+    let local_load = fixture.fleet.view().replicas[0].local_load.clone();
+    let before = local_load.learned().rates.step;
     for _ in 0..50 {
         let (mut placed, _in_flight, _) = place(&fixture, &stream('a', 100));
         placed.record_start();
@@ -107,7 +107,7 @@ async fn the_time_between_tokens_teaches_how_long_steps_take() {
         // Without usage each event counts as a token.
         placed.record_end(None, 51, 4096, true);
     }
-    assert!(own.learned().rates.step > 2.0 * before, "{} was {before}", own.learned().rates.step);
+    assert!(local_load.learned().rates.step > 2.0 * before, "{} was {before}", local_load.learned().rates.step);
 }
 
 #[tokio::test(start_paused = true)]

@@ -89,8 +89,8 @@ async fn nobody_is_queued_while_a_replica_has_room() {
 async fn prompts_for_a_busy_replica_wait_for_a_prefill_window_and_go_together() {
     let every = Duration::from_millis(400);
     let fixture = Fixture::on(Placement::with_prefill_windows(1, every).await, 8, LONG);
-    let own = fixture.placed.fleet.view().replicas[0].local_load.clone();
-    let streams: Vec<InFlight> = (0..100).map(|_| own.start_request(InFlightCost::default(), None)).collect();
+    let local_load = fixture.placed.fleet.view().replicas[0].local_load.clone();
+    let streams: Vec<InFlight> = (0..100).map(|_| local_load.start_request(InFlightCost::default(), None)).collect();
     let begun = Instant::now();
     let mut turns = Vec::new();
     for _ in 0..4 {

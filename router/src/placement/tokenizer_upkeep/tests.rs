@@ -14,9 +14,7 @@ const FILES: [u8; 32] = [7; 32];
 
 /// A replica that has these files.
 fn with_files(index: u32, phase: Phase) -> ReplicaChange {
-    let files = wire::PromptFiles { hash: FILES.to_vec().into(), bytes: 1000, error: String::new() };
-    let wire = wire::ReplicaState { prompt_files: Some(files), ..wire::ReplicaState::default() };
-    ReplicaChange { state: Some(ReplicaStatus { files: Some(FILES), wire, ..state(phase, "m") }), ..ready(index) }
+    ReplicaChange { state: Some(ReplicaStatus { files: Some(FILES), files_bytes: 1000, ..state(phase, "m") }), ..ready(index) }
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
-use hostler_agent::AgentConfig;
 use hostler_agent::lane::{IncomingRequest, RequestStream};
+use hostler_agent::uplink::LANES;
 use hostler_boot::Shutdown;
 use hostler_proto::agent::v1::Hello;
 use hostler_proto::agent::v1::frame::Kind;
@@ -67,8 +67,7 @@ impl RouterFixture {
         let (took, taken) = mpsc::unbounded_channel();
         let hello = Hello { node: "guard".into(), life: 1, ..Hello::default() };
         let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.full_report()).collect();
-        let attached =
-            attach(agents, AttachRequest { hello, replicas, lanes: AgentConfig::default().lanes }, &took, Arc::default()).await?;
+        let attached = attach(agents, AttachRequest { hello, replicas, lanes: LANES }, &took, Arc::default()).await?;
         Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Seen {
     pub(crate) pid: u32,
     pub(crate) socket: String,
     /// Requests of the router that was asked.
-    pub(crate) own: u32,
+    pub(crate) local_in_flight: u32,
     /// Requests of all routers.
     pub(crate) in_flight: u32,
     pub(crate) served: u64,
@@ -51,7 +51,7 @@ impl From<Replica> for Seen {
             restarts: state.restarts,
             pid: state.engine_pid,
             socket: state.engine_socket,
-            own: replica.local_in_flight,
+            local_in_flight: replica.local_in_flight,
             in_flight: load.in_flight,
             served: load.served,
             models: state.models.iter().map(|model| model.id.clone()).collect(),

@@ -297,10 +297,10 @@ impl Fleet {
     pub(crate) async fn until_idle(&self) {
         until("nothing in flight", async || {
             for router in &self.routers {
-                let own = router.metric("hostler_in_flight").await;
+                let in_flight = router.metric("hostler_in_flight").await;
                 let replicas = router.admin().replicas().await.map_err(|status| status.to_string())?;
-                if own != 0.0 || replicas.iter().any(|replica| replica.own + replica.in_flight > 0) {
-                    return Err(format!("{own} in flight in the router; {replicas:#?}"));
+                if in_flight != 0.0 || replicas.iter().any(|replica| replica.local_in_flight + replica.in_flight > 0) {
+                    return Err(format!("{in_flight} in flight in the router; {replicas:#?}"));
                 }
                 for replica in replicas.iter().filter(|replica| replica.is_ready()) {
                     let engine = Endpoint::Unix(replica.socket.clone().into());

@@ -92,7 +92,7 @@ impl Workplace {
         command.args(arguments).env("HOME", self.directory.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
         // Routers' sockets are below it, and nobody else's are found.
         command.env("XDG_RUNTIME_DIR", self.directory.path());
-        command.env("HOSTLER_AGENT_RUN_DIR", self.run_dir()).env("HOSTLER_AGENT_PROBE_INTERVAL", "20ms").stdin(Stdio::null());
+        command.env("HOSTLER_AGENT_RUN_DIR", self.run_dir()).stdin(Stdio::null());
         command.envs(self.environment.iter().copied());
         command
     }

@@ -18,7 +18,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::raw::Raw;
 use super::text;
-use crate::harness::{CHAT, Fleet, Setup, chat, soon, until};
+use crate::harness::{CHAT, Endpoint, Fleet, Setup, chat, soon, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_follows_the_fleet() {
@@ -149,6 +149,8 @@ async fn what_is_no_grpc_over_http_2_is_told_so() {
     assert_eq!(unknown.code(), Code::Unimplemented);
     let elsewhere = raw.call("/somebody.Else/Nothing", &text("x", 1), &[]).await;
     assert_eq!(elsewhere.code(), Code::Unimplemented);
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    assert!(page.contains("hostler_refused_total{reason=\"no_route\"} 1\n"), "{page}");
     let json = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("content-type", "application/grpc+json")]).await;
     assert_eq!(json.status, 415);
     let compressed = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("grpc-encoding", "gzip")]).await;

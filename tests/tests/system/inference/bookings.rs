@@ -21,7 +21,7 @@ async fn a_booking_counts_on_its_replica_until_it_is_released_or_expires() {
     let replica = first.placement.as_ref().unwrap().replica.clone();
     let seen = fleet.replica(&replica).await;
     assert_eq!((first.node.as_str(), first.epoch, &first.address), (&replica[..2], seen.epoch, &seen.socket));
-    assert_eq!((first.has_room, seen.own, first.booking.as_ref().unwrap().expires_in.unwrap().seconds), (true, 1, 30));
+    assert_eq!((first.has_room, seen.local_in_flight, first.booking.as_ref().unwrap().expires_in.unwrap().seconds), (true, 1, 30));
     assert!(first.placement.as_ref().unwrap().predicted_first_token_seconds > 0.0);
     assert_eq!(first.candidates.len(), 2);
     let chosen: Vec<_> = first.candidates.iter().filter(|candidate| candidate.chosen).collect();
@@ -34,7 +34,7 @@ async fn a_booking_counts_on_its_replica_until_it_is_released_or_expires() {
         bookings.push(id(&client.place(place(None)).await.unwrap().into_inner()));
     }
     for (count, replica) in load.iter_mut().zip(["n0/0", "n1/0"]) {
-        *count = fleet.replica(replica).await.own;
+        *count = fleet.replica(replica).await.local_in_flight;
     }
     assert_eq!((load[0] + load[1], load.contains(&0)), (6, false), "{load:?}");
     assert_eq!(fleet.routers[0].metric("hostler_in_flight").await, 6.0);
@@ -90,7 +90,7 @@ async fn keys_hold_for_grpc_and_a_booking_is_its_callers_own() {
     let booking = client.place(with(&one, place())).await.unwrap().into_inner().booking.unwrap().id;
     let release = || ReleaseRequest { booking: booking.clone() };
     assert_eq!(client.release(with(&other, release())).await.unwrap_err().code(), Code::NotFound);
-    assert_eq!(fleet.replica("n0/0").await.own, 1);
+    assert_eq!(fleet.replica("n0/0").await.local_in_flight, 1);
     client.release(with(&one, release())).await.unwrap();
-    assert_eq!(fleet.replica("n0/0").await.own, 0);
+    assert_eq!(fleet.replica("n0/0").await.local_in_flight, 0);
 }

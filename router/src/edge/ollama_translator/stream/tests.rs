@@ -121,7 +121,7 @@ async fn nothing_is_held_without_bound() {
     let now = ArrivalTime { instant: Instant::now(), time: noon() };
     let endless = vec![b'x'; 64 * 1024];
     let taken = (0..1000).take_while(|_| teller.push(&endless, now).is_ok()).count();
-    assert!((1..100).contains(&taken), "{taken} pieces were held");
+    assert!((1..100).contains(&taken), "{taken} pieces were buffered");
 
     let mut teller = StreamTranslation::new(OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now()));
     let call = format!(
@@ -129,7 +129,7 @@ async fn nothing_is_held_without_bound() {
         "x".repeat(500_000)
     );
     let taken = (0..1000).take_while(|_| teller.push(call.as_bytes(), now).is_ok()).count();
-    assert!((1..100).contains(&taken), "{taken} pieces were held");
+    assert!((1..100).contains(&taken), "{taken} pieces were buffered");
 }
 
 /// Cuts bytes where it is told to.

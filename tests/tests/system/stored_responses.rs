@@ -120,23 +120,23 @@ async fn key(file: &Path, tenant: &str) -> String {
 async fn a_response_is_its_tenants_alone() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys.toml");
-    let (own, same, stranger) = (key(&file, "us").await, key(&file, "us").await, key(&file, "them").await);
+    let (owner, same_tenant, other) = (key(&file, "us").await, key(&file, "us").await, key(&file, "them").await);
     let fleet = Fleet::start(keeping(2).router(|router| router.keys_file = file)).await;
     let edge = fleet.routers[0].edge();
-    let kept = id(&make(&edge, json!({}), &own).await);
-    let running = id(&make(&edge, json!({"background": true, "max_output_tokens": 10_000, "ignore_eos": true}), &own).await);
-    for friend in [&own, &same] {
-        assert_eq!(id(&about(&edge, Method::GET, &kept, "", friend).await), kept);
+    let kept = id(&make(&edge, json!({}), &owner).await);
+    let running = id(&make(&edge, json!({"background": true, "max_output_tokens": 10_000, "ignore_eos": true}), &owner).await);
+    for key in [&owner, &same_tenant] {
+        assert_eq!(id(&about(&edge, Method::GET, &kept, "", key).await), kept);
     }
-    let found = edge.request(request(Method::GET, &format!("{RESPONSES}/{kept}"), &Value::Null, &stranger)).await;
+    let found = edge.request(request(Method::GET, &format!("{RESPONSES}/{kept}"), &Value::Null, &other)).await;
     assert_missing(&found, &kept);
-    let escaped = edge.request(request(Method::GET, &format!("/v1/%72esponses/{kept}"), &Value::Null, &stranger)).await;
+    let escaped = edge.request(request(Method::GET, &format!("/v1/%72esponses/{kept}"), &Value::Null, &other)).await;
     assert_eq!(escaped.status, StatusCode::BAD_REQUEST, "{}", escaped.text());
-    assert_missing(&about(&edge, Method::POST, &running, "/cancel", &stranger).await, &running);
-    assert_missing(&make(&edge, json!({"previous_response_id": kept}), &stranger).await, &kept);
-    let replaced = make(&edge, json!({"request_id": kept}), &stranger).await;
+    assert_missing(&about(&edge, Method::POST, &running, "/cancel", &other).await, &running);
+    assert_missing(&make(&edge, json!({"previous_response_id": kept}), &other).await, &kept);
+    let replaced = make(&edge, json!({"request_id": kept}), &other).await;
     assert_eq!(replaced.status, StatusCode::FORBIDDEN, "{}", replaced.text());
     // Whose it is only the first router knows.
-    assert_missing(&about(&fleet.routers[1].edge(), Method::GET, &kept, "", &own).await, &kept);
-    assert_eq!(about(&edge, Method::POST, &running, "/cancel", &same).await.json()["status"], "cancelled");
+    assert_missing(&about(&fleet.routers[1].edge(), Method::GET, &kept, "", &owner).await, &kept);
+    assert_eq!(about(&edge, Method::POST, &running, "/cancel", &same_tenant).await.json()["status"], "cancelled");
 }

@@ -1,0 +1,25 @@
+//! What an agent last reported of a replica, as it came. Operators are shown it whole; everything else reads what `session` has parsed from it.
+
+use std::sync::Arc;
+
+use hostler_proto::agent::v1::{GpuReading, Load, ReplicaState};
+
+/// The messages of one report, or the newest of all reports.
+#[derive(Debug, Clone, Default)]
+pub struct AgentReport {
+    /// Absent when unchanged.
+    pub state: Option<Arc<ReplicaState>>,
+    /// Absent when unchanged.
+    pub load: Option<Load>,
+    /// How its GPUs do; absent when unchanged or unknown.
+    pub gpus: Option<Arc<[GpuReading]>>,
+}
+
+impl AgentReport {
+    /// Takes in what a later report has changed.
+    pub(super) fn merge(&mut self, later: Self) {
+        self.state = later.state.or_else(|| self.state.take());
+        self.load = later.load.or(self.load);
+        self.gpus = later.gpus.or_else(|| self.gpus.take());
+    }
+}

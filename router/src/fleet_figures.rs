@@ -1,0 +1,131 @@
+//! The figures that are read from the router's state when its metrics page is asked for, one line of a table each.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hostler_boot::metrics::{FigureTable, FigureValue, MetricRegistry, counter, gauge};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use crate::admission::Admission;
+use crate::crash_suspects::CrashSuspects;
+use crate::fleet::{Fleet, Phase, Replica};
+use crate::placement::{Placer, RequestQueue};
+use crate::prompt::PromptStats;
+
+/// What the figures are read from.
+#[derive(Debug)]
+pub(crate) struct RouterCollector {
+    pub(crate) fleet: Fleet,
+    pub(crate) crash_suspects: Arc<CrashSuspects>,
+    pub(crate) admission: Admission,
+    pub(crate) placer: Arc<Placer>,
+    pub(crate) queue: RequestQueue,
+}
+
+impl Collector for RouterCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let view = self.fleet.view();
+        let replicas = view.replicas.iter().map(|replica| (vec![replica.node.to_string(), replica.id.to_string()], replica.clone()));
+        REPLICAS.encode(&mut encoder, &replicas.collect::<Vec<_>>())?;
+        ROUTER.encode_only(&mut encoder, self)?;
+        PROMPTS.encode_only(&mut encoder, &self.placer.prompts.stats())
+    }
+}
+
+/// Describes them.
+pub(crate) fn describe(registry: &mut MetricRegistry) {
+    registry.describe(&REPLICAS);
+    registry.describe(&ROUTER);
+    registry.describe(&PROMPTS);
+}
+
+const ROUTER: FigureTable<RouterCollector> = FigureTable {
+    labels: &[],
+    figures: &[
+        gauge("in_flight", "Requests in flight in this router.", |now| now.admission.in_flight().into()),
+        gauge("queued_requests", "Requests that wait for a replica with room.", |now| now.queue.waiting_count().into()),
+        gauge("crash_suspects", "Requests that were in flight when an engine died, and were not answered since.", |now| {
+            now.crash_suspects.suspect_count().into()
+        }),
+        gauge("index_blocks", "Different blocks that the affinity index holds.", |now| now.placer.index.len().into()),
+        gauge("index_bytes", "Memory of the affinity index.", |now| now.placer.index.bytes().into()),
+    ],
+};
+
+/// How many models' encoders stand so.
+fn model_count(prompts: &PromptStats, standing: &str) -> FigureValue {
+    prompts.models.iter().find(|(word, _)| *word == standing).map_or(0, |(_, count)| *count).into()
+}
+
+const PROMPTS: FigureTable<PromptStats> = FigureTable {
+    labels: &[],
+    figures: &[
+        gauge("models_proved", "Models whose tokenizer agrees with their engine.", |now| model_count(now, "proved")),
+        gauge("models_different", "Models whose tokenizer differs from their engine: placed by text.", |now| model_count(now, "different")),
+        gauge("models_unusable", "Models whose tokenizer cannot be used: placed by text.", |now| model_count(now, "unusable")),
+        counter("prompts_encoded", "Prompts that were turned into tokens.", |now| now.encodes.into()),
+        counter("prompts_failed", "Prompts that a template or tokenizer refused: placed by text.", |now| now.failed.into()),
+        counter("prompts_busy", "Prompts placed by text because the tokenizer's threads were busy.", |now| now.busy.into()),
+        counter("prompt_encoded_bytes", "Bytes of text that went through a tokenizer.", |now| now.encoded_bytes.into()),
+        counter("prompt_segment_hits", "Segments of prompts whose tokens were remembered.", |now| now.segment_hits.into()),
+        counter("prompt_segment_misses", "Segments of prompts that had to be encoded.", |now| now.segment_misses.into()),
+    ],
+};
+
+fn is_in(replica: &Replica, phase: Phase) -> FigureValue {
+    (replica.state.phase == phase).into()
+}
+
+const REPLICAS: FigureTable<Replica> = FigureTable {
+    labels: &["node", "replica"],
+    figures: &[
+        gauge("replica_ready", "1 when the replica can be sent requests.", |replica| replica.is_ready().into()),
+        gauge("replica_failed", "1 while the agent waits before it starts a failed engine again.", |replica| is_in(replica, Phase::Failed)),
+        gauge("replica_quarantined", "1 while it stays out of service until an operator releases it.", |replica| {
+            is_in(replica, Phase::Quarantined)
+        }),
+        gauge("replica_sleeping", "1 while its engine has given its memory back.", |replica| is_in(replica, Phase::Sleeping)),
+        gauge("replica_findings", "Things that cost it speed; see `hostler advise`.", |replica| replica.state.findings.into()),
+        gauge("replica_lease_lapsed", "1 when its agent's lease has lapsed.", |replica| replica.lease_lapsed.into()),
+        counter("replica_restarts", "Starts of the engine after its first one.", |replica| replica.state.restarts.into()),
+        gauge("replica_cache_level", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
+            if replica.cache.slot.is_some() { 2_u32 } else { 1 }.into()
+        }),
+        gauge("replica_cached_blocks", "KV blocks that the affinity index has for it.", |replica| {
+            replica.cache.stats.blocks.load(Ordering::Relaxed).into()
+        }),
+        counter("replica_cache_resyncs", "How often its whole cache was asked for because the index differed from it.", |replica| {
+            replica.cache.stats.resyncs.load(Ordering::Relaxed).into()
+        }),
+        gauge("replica_pending_tokens", "Prompt tokens of this router's requests that it has still to compute.", |replica| {
+            replica.local_load.pending_tokens().into()
+        }),
+        gauge("replica_prefill_rate", "Prompt tokens that it computes in a second, as learned.", |replica| {
+            (1.0 / replica.local_load.learned().rates.prefill.max(1e-9)).into()
+        }),
+        gauge("replica_slowness", "How much slower than its learned rates it has lately been, as a factor.", |replica| {
+            replica.local_load.learned().rates.slowness.into()
+        }),
+        gauge("replica_local_in_flight", "Requests of this router in flight there.", |replica| replica.local_load.in_flight().into()),
+        gauge("replica_in_flight", "Requests of all routers in flight there, counted by its agent.", |replica| {
+            replica.load.in_flight.into()
+        }),
+        counter("replica_served", "Requests taken since its agent started.", |replica| replica.load.served.into()),
+        gauge("replica_running", "Requests that the engine runs.", |replica| replica.load.engine.running.into()),
+        gauge("replica_waiting", "Requests that wait in the engine.", |replica| replica.load.engine.waiting.into()),
+        gauge("replica_kv_use", "Share of the engine's KV blocks in use, 0 to 1.", |replica| replica.load.engine.kv_use.into()),
+        counter("replica_prompt_tokens", "Prompt tokens that the engine has processed.", |replica| {
+            replica.load.engine.prompt_tokens.into()
+        }),
+        counter("replica_generation_tokens", "Tokens that the engine has generated.", |replica| {
+            replica.load.engine.generation_tokens.into()
+        }),
+        counter("replica_preemptions", "Requests that the engine has preempted.", |replica| replica.load.engine.preemptions.into()),
+        counter("replica_prefix_queries", "Tokens looked up in the engine's prefix cache.", |replica| {
+            replica.load.engine.prefix_queries.into()
+        }),
+        counter("replica_prefix_hits", "Tokens found in the engine's prefix cache.", |replica| replica.load.engine.prefix_hits.into()),
+    ],
+};
