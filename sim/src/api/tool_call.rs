@@ -68,6 +68,7 @@ impl ToolCall {
     pub(crate) fn parse(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;
+        let tools = tools.filter(|tools| !tools.is_empty());
         let choice = choice.unwrap_or_else(|| Choice::Mode("auto".to_owned()));
         let is_named = matches!(choice, Choice::Named { .. });
         if matches!(&choice, Choice::Mode(mode) if mode == "none" || mode == "auto" && (!chooses || tools.is_none())) {

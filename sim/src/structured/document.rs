@@ -4,6 +4,7 @@
 use serde_json::{Map, Number, Value};
 
 use super::merge::merge;
+use super::range::Range;
 use super::{SchemaError, pattern};
 use crate::tokens::Continuation;
 
@@ -17,8 +18,8 @@ const MOST_LEVELS: usize = 160;
 const MOST_ITEMS: usize = 10_000;
 /// Draws of an item that is unlike the others.
 const DRAWS: usize = 64;
-/// Largest distance from the nearest possible number to zero.
-const SPREAD: usize = 100;
+/// Names of one word before those of two.
+const NAMES: usize = 100;
 
 /// What is not looked at, so that a document might not fit.
 const UNIMPLEMENTED: [&str; 9] =
@@ -221,7 +222,7 @@ impl DocumentWriter<'_> {
             }
             let (name, value) = match patterned {
                 Some((regex, value)) => (pattern::write(regex, self.words)?, value),
-                None => (self.words.words(1 + document.len() / SPREAD), additional),
+                None => (self.words.words(1 + document.len() / NAMES), additional),
             };
             if !document.contains_key(&name) {
                 let value = self.value(value, depth + 1)?;
@@ -310,10 +311,8 @@ impl DocumentWriter<'_> {
     }
 
     fn number(&mut self, schema: &Schema, is_integer: bool) -> Result<Value, SchemaError> {
-        let bound = |key: &str| schema.get(key).and_then(Value::as_f64);
-        let range =
-            Range { low: bound("minimum"), above: bound("exclusiveMinimum"), high: bound("maximum"), below: bound("exclusiveMaximum") };
-        let multiple = bound("multipleOf").filter(|multiple| *multiple > 0.0);
+        let range = Range::of(schema);
+        let multiple = schema.get("multipleOf").and_then(Value::as_f64).filter(|multiple| *multiple > 0.0);
         // A whole multiple of 0.5 is also one of 1; no other fraction asks for whole numbers.
         let step = match multiple {
             Some(multiple) if is_integer && multiple < 1.0 => 1.0,
@@ -327,48 +326,6 @@ impl DocumentWriter<'_> {
         #[expect(clippy::cast_possible_truncation, reason = "it is whole, and saturates where the schema's own bounds do")]
         let number = if is_integer { Some(Number::from(value as i64)) } else { Number::from_f64(value) };
         Ok(number.map_or(Value::Null, Value::Number))
-    }
-}
-
-/// Between which bounds a number lies.
-struct Range {
-    low: Option<f64>,
-    above: Option<f64>,
-    high: Option<f64>,
-    below: Option<f64>,
-}
-
-impl Range {
-    fn has(&self, value: f64) -> bool {
-        self.low.is_none_or(|low| value >= low)
-            && self.above.is_none_or(|above| value > above)
-            && self.high.is_none_or(|high| value <= high)
-            && self.below.is_none_or(|below| value < below)
-    }
-
-    /// A multiple of `step` as near to zero as the range allows, or some more.
-    fn multiple(&self, step: f64, words: &mut Continuation) -> Option<f64> {
-        let low = self.low.into_iter().chain(self.above).fold(f64::NEG_INFINITY, f64::max);
-        let high = self.high.into_iter().chain(self.below).fold(f64::INFINITY, f64::min);
-        let (start, end, step) =
-            if high <= 0.0 { ((high / step).floor() * step, low, -step) } else { ((low.max(0.0) / step).ceil() * step, high, step) };
-        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to the spread")]
-        let room = ((end - start) / step).clamp(0.0, SPREAD as f64) as usize;
-        #[expect(clippy::cast_precision_loss, reason = "the spread is small")]
-        let possible = |count: usize| Some(start + step * count as f64).filter(|value| self.has(*value));
-        // An exclusive bound forbids the first or the last one.
-        possible(words.pick(room + 1)).or_else(|| possible(1)).or_else(|| possible(0))
-    }
-
-    fn middle(&self) -> Option<f64> {
-        let (low, high) = (self.low.or(self.above)?, self.high.or(self.below)?);
-        Some(f64::midpoint(low, high)).filter(|value| self.has(*value))
-    }
-
-    fn contradiction(&self) -> SchemaError {
-        let shown = |bound: Option<f64>| bound.map_or("none".to_owned(), |bound| bound.to_string());
-        let (low, high) = (shown(self.low.or(self.above)), shown(self.high.or(self.below)));
-        SchemaError::unsatisfiable(&format!("minimum ({low}) is greater than maximum ({high})"))
     }
 }
 

@@ -4,6 +4,7 @@
 mod document;
 mod merge;
 mod pattern;
+mod range;
 #[cfg(test)]
 mod tests;
 

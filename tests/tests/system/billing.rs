@@ -75,8 +75,10 @@ async fn until_paid(fleet: &Fleet, key: &str, of: u64, tokens: std::ops::RangeIn
     .await;
 }
 
-/// A response of 500 tokens with a tool whose schema is `schema`.
-fn response(schema: &Value, stream: bool) -> Value {
+/// A response of 500 tokens with a tool whose schema has these fields: a text that would be longer.
+fn response(fields: &Value, stream: bool) -> Value {
+    let mut schema = json!({"type": "string", "minLength": 9000});
+    schema.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let tool = json!({"type": "function", "name": "f", "parameters": schema});
     json!({
         "model": MODEL, "input": "Hello", "max_output_tokens": 500, "ignore_eos": true, "stream": stream, "tools": [tool],
