@@ -159,19 +159,15 @@ const WEATHER = z.object({
   winds: z.array(z.object({ from: z.string(), speed: z.number().nullable() })).min(1),
 });
 
-/** The AI SDK's ways to ask for an object: the schema as a constraint, in words, and over the Responses API. */
-function aiModels() {
-  const compatible = { name: "hostler", baseURL: edge };
-  return {
-    "a schema": createOpenAICompatible({ ...compatible, supportsStructuredOutputs: true })(MODEL),
-    "JSON described in the prompt": createOpenAICompatible(compatible)(MODEL),
-    "a response": createOpenAI({ baseURL: edge, apiKey: "unused" }).responses(MODEL),
-  };
-}
+/** The AI SDK's two ways to ask engines. */
+const AI_MODELS = {
+  "chat completions": () => createOpenAICompatible({ name: "hostler", baseURL: edge, supportsStructuredOutputs: true })(MODEL),
+  "the Responses API": () => createOpenAI({ baseURL: edge, apiKey: "unused" }).responses(MODEL),
+};
 
-for (const way of ["a schema", "JSON described in the prompt", "a response"]) {
-  test(`the AI SDK generates and streams an object from ${way}`, async () => {
-    const asked = { model: aiModels()[way], schema: WEATHER, prompt: "How is the weather?", maxRetries: 0 };
+for (const [api, model] of Object.entries(AI_MODELS)) {
+  test(`the AI SDK generates and streams an object over ${api}`, async () => {
+    const asked = { model: model(), schema: WEATHER, prompt: "How is the weather?", maxRetries: 0 };
     const { object, finishReason } = await generateObject(asked);
     assert.deepEqual(WEATHER.parse(object), object);
     assert.equal(finishReason, "stop");
@@ -182,10 +178,10 @@ for (const way of ["a schema", "JSON described in the prompt", "a response"]) {
     assert.deepEqual(await streamed.object, object);
   });
 
-  test(`the AI SDK runs the tool that it demands, asking for ${way}`, async () => {
+  test(`the AI SDK runs the tool that it demands over ${api}`, async () => {
     const seen = [];
     const report = tool({ description: "Report", inputSchema: WEATHER, execute: async (input) => seen.push(input) });
-    const asked = { model: aiModels()[way], tools: { report }, toolChoice: "required", prompt: "How is the weather?", maxRetries: 0 };
+    const asked = { model: model(), tools: { report }, toolChoice: "required", prompt: "How is the weather?", maxRetries: 0 };
     const { toolCalls } = await generateText(asked);
     assert.deepEqual(seen, toolCalls.map((call) => call.input));
     assert.equal(seen.length, 1);

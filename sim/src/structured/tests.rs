@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::tokens::encode;
+use crate::tokens::{encode, push_escaped};
 
 /// Whether a document fits a schema, as the specification of JSON Schema has it.
 fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
@@ -77,10 +77,14 @@ fn is_of(kind: &Value, value: &Value) -> bool {
     }
 }
 
-/// The text of an answer to a prompt.
+/// The text of an answer to a prompt, as a client gets it.
 fn written(form: &StructuredOutput, prompt: &str) -> Result<String, String> {
     let prompt = encode(prompt);
-    form.tokens(&prompt, &mut Continuation::after(7, &prompt)).map(|tokens| decode(&tokens))
+    let tokens = form.tokens(&prompt, &mut Continuation::after(7, &prompt))?;
+    let mut json = vec![b'"'];
+    push_escaped(&tokens, &mut json);
+    json.push(b'"');
+    Ok(serde_json::from_slice(&json).expect("it is JSON"))
 }
 
 fn document_of(schema: &Value, prompt: &str) -> Result<Value, String> {
