@@ -1,5 +1,5 @@
-// What the OpenAI SDK for Node may rely on, asked of `hostler up` with two simulated engines. The questions are fewer
-// than in tests/python: this suite is about the other SDK's way of reading answers, above all streams.
+// What the OpenAI SDK for Node and the AI SDK may rely on, asked of `hostler up` with two simulated engines. The questions
+// are fewer than in tests/python: this suite is about the other SDKs' ways of reading answers, above all streams.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -7,7 +7,11 @@ import { existsSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { generateObject, generateText, streamObject, tool } from "ai";
 import OpenAI from "openai";
+import { z } from "zod";
 
 const MODEL = "tiny";
 const MESSAGES = [{ role: "user", content: "Say something about locomotives" }];
@@ -18,6 +22,7 @@ const STOP_MS = 20_000;
 let hostler;
 let socket;
 let client;
+let edge;
 
 function binary() {
   if (process.env.HOSTLER_BIN) return process.env.HOSTLER_BIN;
@@ -72,6 +77,7 @@ before(async () => {
   });
   const printed = await printedUntilReady(hostler);
   socket = printed.socket;
+  edge = printed.edge;
   client = new OpenAI({ baseURL: printed.edge, apiKey: "unused", maxRetries: 0, timeout: 30_000 });
 });
 
@@ -145,3 +151,40 @@ test("an aborted request is no longer counted", async () => {
   await refused;
   await waitUntil(async () => (await inFlight()) === 0, "in-flight back to zero");
 });
+
+const WEATHER = z.object({
+  city: z.string().min(2),
+  degrees: z.number().int().min(-60).max(60),
+  sky: z.enum(["clear", "cloudy"]),
+  winds: z.array(z.object({ from: z.string(), speed: z.number().nullable() })).min(1),
+});
+
+/** The AI SDK's two ways to ask engines. */
+const AI_MODELS = {
+  "chat completions": () => createOpenAICompatible({ name: "hostler", baseURL: edge, supportsStructuredOutputs: true })(MODEL),
+  "the Responses API": () => createOpenAI({ baseURL: edge, apiKey: "unused" }).responses(MODEL),
+};
+
+for (const [api, model] of Object.entries(AI_MODELS)) {
+  test(`the AI SDK generates and streams an object over ${api}`, async () => {
+    const asked = { model: model(), schema: WEATHER, prompt: "How is the weather?", maxRetries: 0 };
+    const { object, finishReason } = await generateObject(asked);
+    assert.deepEqual(WEATHER.parse(object), object);
+    assert.equal(finishReason, "stop");
+    const streamed = streamObject(asked);
+    let parts = 0;
+    for await (const part of streamed.partialObjectStream) parts += part ? 1 : 0;
+    assert.ok(parts > 1, "it comes in parts");
+    assert.deepEqual(await streamed.object, object);
+  });
+
+  test(`the AI SDK runs the tool that it demands over ${api}`, async () => {
+    const seen = [];
+    const report = tool({ description: "Report", inputSchema: WEATHER, execute: async (input) => seen.push(input) });
+    const asked = { model: model(), tools: { report }, toolChoice: "required", prompt: "How is the weather?", maxRetries: 0 };
+    const { toolCalls } = await generateText(asked);
+    assert.deepEqual(seen, toolCalls.map((call) => call.input));
+    assert.equal(seen.length, 1);
+    WEATHER.parse(seen[0]);
+  });
+}
