@@ -57,7 +57,7 @@ pub use exposures::Exposure;
 use fleet::{CacheReportQueue, Fleet, SessionDeps};
 use health_watches::HealthWatchPermits;
 use hostler_placement::affinity::CacheIndex;
-use inbound::{BodyMemory, Edge, InvalidMediaHost, Isolation, MediaHosts};
+use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
 use metrics::MetricsSnapshot;
 pub use metrics::RouterMetrics;
@@ -88,6 +88,7 @@ pub struct Router {
     metrics: Arc<RouterMetrics>,
     access_log: (AccessLog, AccessLogWriter),
     tls: RouterTls,
+    origins: AllowedOrigins,
     media: MediaHosts,
     isolation: Option<Isolation>,
 }
@@ -110,6 +111,9 @@ pub enum StartError {
     /// The secret that keeps tenants apart cannot be read.
     #[error("{0} (setting router.secret_file)")]
     Isolation(KeyFileError),
+    /// The origins of web pages cannot be understood.
+    #[error(transparent)]
+    Origin(#[from] InvalidOrigin),
     /// The hosts of media cannot be understood.
     #[error(transparent)]
     Media(#[from] InvalidMediaHost),
@@ -150,6 +154,7 @@ impl Router {
         Ok(Self {
             operators: (place.clone(), place.open().await?),
             tls,
+            origins: AllowedOrigins::new(&config.allowed_origins)?,
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
             access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
@@ -284,6 +289,7 @@ impl Router {
             bookings: Bookings::start(dispatch.queue.clone(), &tasks),
             shutdown: serving.clone(),
             access_log: access,
+            allowed_origins: self.origins,
             media_hosts: self.media,
             isolation: self.isolation,
             body_memory: BodyMemory::new(self.config.max_buffered_body_bytes),

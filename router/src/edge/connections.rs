@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
 use super::framing::FramingStream;
+use super::parser_refusals::RefusalStream;
 use super::reply::EdgeBody;
 use crate::config::RouterConfig;
 use crate::direct_writing::ClientStream;
@@ -124,7 +125,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     let Ok(may_be_http2) = told else { return };
     let wire = ClientStream::new(stream);
     let direct_writer = wire.direct_writer();
-    let (wire, framing) = FramingStream::new(wire, clock.clone());
+    let (wire, framing) = FramingStream::new(RefusalStream::new(wire, clock.clone(), edge.allowed_origins.allows_all()), clock.clone());
     let asked = clock.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open_request());

@@ -32,7 +32,7 @@ impl LocalReplyContext {
         if let Some(id) = self.request_id {
             headers.insert(REQUEST_ID, id);
         }
-        // Pages of other origins may not read it, as engines have it by default.
+        // A cache keeps it for no page of another origin.
         headers.entry(header::VARY).or_insert(HeaderValue::from_static("Origin"));
         response
     }

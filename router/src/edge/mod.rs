@@ -8,6 +8,7 @@ mod head_checks;
 mod local_replies;
 mod ollama;
 mod ollama_translator;
+mod parser_refusals;
 mod reply;
 mod routes;
 

@@ -84,8 +84,12 @@ pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeB
 
 /// An error in OpenAI's form.
 pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<EdgeBody> {
-    let body = serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}});
-    json(status, body.to_string())
+    json(status, error_text(status, kind, message))
+}
+
+/// The body of an error in OpenAI's form.
+pub(super) fn error_text(status: StatusCode, kind: &str, message: &str) -> String {
+    serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}}).to_string()
 }
 
 /// An error that a field of the request has made, in the form and with the words of engines.
@@ -141,7 +145,7 @@ pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
             error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError")
         }
         BodyReadError::TooSlow(_) => error(StatusCode::REQUEST_TIMEOUT, "TimeoutError"),
-        BodyReadError::Broken(_) | BodyReadError::Decompression(InflateError::Broken(_)) => {
+        BodyReadError::Broken(_) | BodyReadError::ForbiddenTrailer(_) | BodyReadError::Decompression(InflateError::Broken(_)) => {
             error(StatusCode::BAD_REQUEST, "BadRequestError")
         }
         BodyReadError::CompressionOff(_) | BodyReadError::UnknownCoding(_) => {

@@ -16,7 +16,7 @@ use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::Refusal;
-use crate::inbound::{Edge, InboundRequest, headers};
+use crate::inbound::{Edge, InboundRequest, PageAccess, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 
@@ -48,10 +48,12 @@ impl Edge {
         keys::mark_sensitive(request.headers_mut());
         // For whoever reads the request, by whatever API.
         request.extensions_mut().insert(entry.clone());
+        let page = self.allowed_origins.check(request.headers());
         let is_ollamas = ollama::is_ollama_path(request.uri().path());
         let wanted = local_replies::LocalReplyContext::from_request(&request);
         let response = wanted.add_common_headers(self.check_and_route(request, flaw, &entry).await);
-        let response = if is_ollamas { ollama::translate_error(response) } else { response };
+        let mut response = if is_ollamas { ollama::translate_error(response) } else { response };
+        page.mark(response.headers_mut());
         entry.set_status(response.status().as_u16(), response.body().size_hint().exact());
         response
     }
@@ -66,6 +68,13 @@ impl Edge {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("malformed");
             return reply::bad_request(message);
+        }
+        // Browsers send no key with it.
+        if is_preflight(request.method(), request.headers())
+            && let access = self.allowed_origins.check(request.headers())
+            && access != PageAccess::Unasked
+        {
+            return self.answer_preflight(&request, &access, entry);
         }
         if super::grpc::is_grpc(request.headers()) {
             // Its future is larger than that of `pass`, which would pay for it with every request; and so is that of `ollama`.
@@ -91,6 +100,20 @@ impl Edge {
         if let Some(rates) = self.admission.rate_limits(&asking) {
             rates.write_headers(response.headers_mut());
         }
+        response
+    }
+
+    /// Tells a browser what a page may send, if it may send anything.
+    fn answer_preflight(&self, request: &Request<Incoming>, access: &PageAccess, entry: &AccessEntry) -> Response<EdgeBody> {
+        if *access == PageAccess::Denied {
+            self.dispatch.metrics.count_refusal(RefusalReason::Request);
+            entry.record_refusal("origin");
+            let message = "pages of this origin may not use this: whoever runs the router lists those that may in router.allowed_origins";
+            return reply::close_if_unread(request.body(), reply::error(StatusCode::FORBIDDEN, "PermissionDeniedError", message));
+        }
+        let mut response = Response::new(EdgeBody::Local(None));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        allow_preflight(request.headers(), response.headers_mut());
         response
     }
 

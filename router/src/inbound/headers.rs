@@ -54,6 +54,11 @@ pub(crate) fn hides_decisive_headers(headers: &HeaderMap) -> bool {
     connection_options(headers).any(|listed| DECISIVE_HEADERS.iter().any(|decisive| listed.eq_ignore_ascii_case(decisive)))
 }
 
+/// Whether a header stands before the body or nowhere: it frames or routes the request, or says what it is or who sends it (RFC 9110 §6.5.1).
+pub(crate) fn is_forbidden_in_trailers(name: &HeaderName) -> bool {
+    is_hop_by_hop(name) || is_credential(name) || DECISIVE_HEADERS.contains(&name.as_str())
+}
+
 /// A client's headers for the engine. The body's length travels beside them, and its compression is undone. With `credentials` the
 /// client's key is among them: where we know keys, it is ours, and no engine's business.
 pub(crate) fn headers_for_engine(headers: &HeaderMap, credentials: bool) -> Vec<Header> {

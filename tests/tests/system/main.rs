@@ -37,3 +37,4 @@ mod routers;
 mod scale;
 mod secrecy;
 mod sticky;
+mod web_pages;
