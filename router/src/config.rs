@@ -118,6 +118,11 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub answer_timeout: Duration,
+    /// How often the client of an event stream gets a comment (over Anthropic's API a `ping`) while its request waits or its engine is silent, so that
+    /// no proxy takes the connection for dead. After the first one what goes wrong is told by an event, not by a status: docs/proxies.md. 0 turns it off.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub stream_keepalive: Duration,
     /// How long an answer that has begun may pause before it is given up.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -192,6 +197,7 @@ impl Default for RouterConfig {
             keep_alive: Duration::from_secs(75),
             body_timeout: Duration::from_secs(60),
             answer_timeout: Duration::from_secs(30 * 60),
+            stream_keepalive: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(10 * 60),
             client_stall_timeout: CLIENT_STALL_TIMEOUT,
             max_queued: 10_000,

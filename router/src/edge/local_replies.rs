@@ -23,7 +23,7 @@ impl LocalReplyContext {
 
     /// Gives an answer that is the router's own what every engine's has. That of an engine is left as it is.
     pub(super) fn add_common_headers(self, response: Response<EdgeBody>) -> Response<EdgeBody> {
-        if !matches!(response.body(), EdgeBody::Local(_)) {
+        if !matches!(response.body(), EdgeBody::Local(_) | EdgeBody::Held(_)) {
             return response;
         }
         let failed = response.status().is_client_error() || response.status().is_server_error();
@@ -63,19 +63,23 @@ fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     }
     let EdgeBody::Local(Some(body)) = response.body() else { return response };
     let Ok(Told { error }) = serde_json::from_slice(body) else { return response };
-    // Engines write their own names here, which are those of OpenAI's API; what only a router says has Anthropic's.
-    let kind = match response.status().as_u16() {
+    let kind = messages_error_type(response.status(), &error.r#type);
+    let told = serde_json::json!({"type": "error", "error": {"type": kind, "message": error.message}});
+    *response.body_mut() = EdgeBody::Local(Some(told.to_string().into()));
+    response
+}
+
+/// The Messages API's name of an error. Engines write their `own` here, which are those of OpenAI's API; what only a router says has Anthropic's.
+pub(super) fn messages_error_type(status: StatusCode, own: &str) -> &str {
+    match status.as_u16() {
         401 => "authentication_error",
         403 => "permission_error",
         413 => "request_too_large",
         429 => "rate_limit_error",
         503 => "overloaded_error",
         408 | 504 => "timeout_error",
-        _ => &error.r#type,
-    };
-    let told = serde_json::json!({"type": "error", "error": {"type": kind, "message": error.message}});
-    *response.body_mut() = EdgeBody::Local(Some(told.to_string().into()));
-    response
+        _ => own,
+    }
 }
 
 /// A redirect without the host, which is the engine's and not where the client has asked: engines send away who writes a slash too many.

@@ -5,6 +5,7 @@ mod connections;
 mod framing;
 mod grpc;
 mod head_checks;
+mod held_stream;
 mod local_replies;
 mod ollama;
 mod ollama_translator;

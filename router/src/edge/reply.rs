@@ -11,6 +11,7 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::held_stream::HeldStream;
 use super::ollama_translator::OllamaBody;
 use crate::admission::{LimitExceeded, LimitKind};
 use crate::direct_writing::DirectWriter;
@@ -25,6 +26,8 @@ pub(super) enum EdgeBody {
     Local(Option<Bytes>),
     /// An engine's.
     Relay(Box<Relay>),
+    /// An engine's, which it has not begun.
+    Held(Box<HeldStream>),
     /// An engine's answer in the words of Ollama's API.
     Ollama(Box<OllamaBody>),
     /// Messages of gRPC.
@@ -34,8 +37,10 @@ pub(super) enum EdgeBody {
 impl EdgeBody {
     /// An engine's events may be written to the client's connection as they come.
     pub(super) fn enable_direct_writing(&mut self, direct_writer: &Arc<DirectWriter>) {
-        if let Self::Relay(relay) = self {
-            relay.enable_direct_writing(direct_writer.clone());
+        match self {
+            Self::Relay(relay) => relay.enable_direct_writing(direct_writer.clone()),
+            Self::Held(held) => held.enable_direct_writing(direct_writer.clone()),
+            _ => {}
         }
     }
 }
@@ -48,6 +53,7 @@ impl Body for EdgeBody {
         match self.get_mut() {
             Self::Local(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
+            Self::Held(held) => Pin::new(held).poll_frame(context),
             Self::Ollama(retold) => Pin::new(retold).poll_frame(context),
             // It ends in a status in any case, and so never with this error.
             Self::Grpc(body) => Pin::new(body)
@@ -60,6 +66,7 @@ impl Body for EdgeBody {
         match self {
             Self::Local(bytes) => bytes.is_none(),
             Self::Relay(relay) => relay.is_end_stream(),
+            Self::Held(held) => held.is_end_stream(),
             Self::Ollama(retold) => retold.is_end_stream(),
             Self::Grpc(body) => body.is_end_stream(),
         }
@@ -68,7 +75,7 @@ impl Body for EdgeBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Local(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Relay(_) | Self::Ollama(_) => SizeHint::default(),
+            Self::Relay(_) | Self::Held(_) | Self::Ollama(_) => SizeHint::default(),
             Self::Grpc(body) => body.size_hint(),
         }
     }

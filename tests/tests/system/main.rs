@@ -20,6 +20,7 @@ mod harness;
 mod inference;
 mod isolation;
 mod joining;
+mod keep_alives;
 mod keeper;
 mod keys;
 mod lanes;

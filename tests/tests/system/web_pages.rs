@@ -65,7 +65,7 @@ async fn a_page_of_an_allowed_origin_reads_every_answer() {
         (Method::POST, CHAT, Some(chat_stream(2)), &[page, key], 200),
         (Method::POST, CHAT, Some(chat(2)), &[page, key], 429),
         (Method::POST, "/v1/messages", Some(chat(2)), &[page, key], 429),
-        (Method::POST, "/api/chat", Some(json!({"model": MODEL, "messages": []})), &[page, key], 429),
+        (Method::POST, "/api/chat", Some(json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]})), &[page, key], 429),
         (Method::POST, "/api/chat", Some(json!({})), &[page], 401),
     ] {
         let answer = ask(&fleet, method, path, body.as_ref(), headers).await;
