@@ -235,7 +235,7 @@ impl Router {
         let serving = shutdown.child();
         let tasks = BackgroundTasks::default();
         let end = tasks.end();
-        let (metrics, (access, writing)) = (self.metrics, self.access_log);
+        let (metrics, drain_timeout, (access, writing)) = (self.metrics, self.config.drain_timeout, self.access_log);
         let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), &tasks);
         let index = Arc::new(CacheIndex::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
@@ -284,7 +284,6 @@ impl Router {
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
         };
-        let drain_timeout = self.config.drain_timeout;
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), &tasks),
             shutdown: serving.clone(),

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import httpx2
+import openai
 import pytest
 
 from fleet import MODEL, Fleet, Up, host_and_port
@@ -144,7 +145,7 @@ def test_events_come_one_by_one(proxy: httpx2.Client):
     assert len(pieces) > 15, f"thirty events came in {len(pieces)} lumps"
 
 
-def test_a_silence_that_is_longer_than_the_proxys_timeout_is_survived(proxy: httpx2.Client, kept_alive: Up):
+def test_a_silence_that_is_longer_than_the_timeout_is_survived(proxy: httpx2.Client, kept_alive: Up):
     fault(kept_alive, "hang")
     try:
         with proxy.stream("POST", "/v1/chat/completions", json=chat(4)) as answer:
@@ -159,6 +160,20 @@ def test_a_silence_that_is_longer_than_the_proxys_timeout_is_survived(proxy: htt
         assert text.count(COMMENT) >= 10 and json.loads(text.replace(COMMENT, "").split("\n\n")[0][6:])["model"] == MODEL
     finally:
         fault(kept_alive, "ok")
+
+
+def test_the_sdk_reads_a_stream_that_was_kept_alive_before_it_began(kept_alive: Up):
+    client = openai.OpenAI(base_url=kept_alive.edge, api_key="unused", max_retries=0, timeout=30)
+    fault(kept_alive, "hang")
+    try:
+        # The engine hangs until the SDK has an answer: it has the head, and comments.
+        stream = client.chat.completions.create(**chat(4))
+        fault(kept_alive, "ok")
+        chunks = list(stream)
+    finally:
+        fault(kept_alive, "ok")
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def test_an_answer_that_is_not_streamed_needs_the_timeout_that_the_page_has(proxy: httpx2.Client, kept_alive: Up):

@@ -118,6 +118,8 @@ fn parse_origin(origin: &str) -> Option<HeaderValue> {
 
 #[cfg(test)]
 mod tests {
+    use http::header::HeaderName;
+
     use super::*;
 
     fn origins(listed: &[&str]) -> Result<AllowedOrigins, InvalidOrigin> {
@@ -125,9 +127,7 @@ mod tests {
     }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let mut map = HeaderMap::new();
-        pairs.iter().for_each(|(name, value)| drop(map.append(*name, HeaderValue::from_static(value))));
-        map
+        pairs.iter().map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::from_static(value))).collect()
     }
 
     #[test]
