@@ -11,11 +11,9 @@ use bytes::{Bytes, BytesMut};
 use hostler_proto::lane::{Fault, StreamFault};
 use http::StatusCode;
 use http_body::{Body, Frame};
-use serde::Deserialize;
 use tokio::time::{Interval, MissedTickBehavior, Sleep, interval, sleep};
 
-use super::local_replies::messages_error_type;
-use super::reply::{self, EdgeBody};
+use super::error_forms::{error_text, retell_error};
 use crate::direct_writing::DirectWriter;
 use crate::dispatch::{Answer, BREAK_DELAY, Relay};
 use crate::inbound::Rejection;
@@ -28,7 +26,10 @@ const MAX_REFUSAL_BYTES: usize = 64 * 1024;
 const NO_STREAM: &str = "the engine has answered with something else than a stream: send the request without `stream`";
 
 /// The answer to a request, once it comes.
-pub(super) type PendingAnswer = Pin<Box<dyn Future<Output = Result<Answer, Rejection>> + Send>>;
+pub(super) type AwaitedAnswer = Pin<Box<dyn Future<Output = Result<Answer, Rejection>> + Send>>;
+
+/// The status and the body that tell why a request got no answer.
+pub(super) type RejectionWords = fn(&Rejection) -> (StatusCode, Bytes);
 
 /// The body of such an answer.
 pub(super) struct HeldStream {
@@ -36,11 +37,12 @@ pub(super) struct HeldStream {
     dialect: Dialect,
     keep_alive: Interval,
     direct_writer: Option<Arc<DirectWriter>>,
+    rejection_words: RejectionWords,
 }
 
 enum HeldState {
     /// No engine has begun to answer.
-    Waiting(PendingAnswer),
+    Waiting(AwaitedAnswer),
     /// An engine refuses it in these words.
     Refused(StatusCode, Box<Relay>, BytesMut),
     Relaying(Box<Relay>),
@@ -56,11 +58,11 @@ impl fmt::Debug for HeldStream {
 
 impl HeldStream {
     /// An answer that has not come for as long as `period`, after which something is sent at once and from then on.
-    pub(super) fn new(answer: PendingAnswer, dialect: Dialect, period: Duration) -> Self {
+    pub(super) fn new(answer: AwaitedAnswer, dialect: Dialect, period: Duration, rejection_words: RejectionWords) -> Self {
         let mut keep_alive = interval(period);
         // A client that takes nothing for a while gets no more for it.
         keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { state: HeldState::Waiting(answer), dialect, keep_alive, direct_writer: None }
+        Self { state: HeldState::Waiting(answer), dialect, keep_alive, direct_writer: None, rejection_words }
     }
 
     /// Once the engine has begun its events may be written to the client's connection as they come.
@@ -84,15 +86,11 @@ impl HeldStream {
             }
             Ok(_) => {
                 let status = StatusCode::BAD_GATEWAY;
-                Some(self.fail(status, reply::error_text(status, "InternalServerError", NO_STREAM).as_bytes()))
+                Some(self.fail(status, error_text(status, "InternalServerError", NO_STREAM).as_bytes()))
             }
             Err(declined) => {
-                let reply = reply::rejection(&declined);
-                let words = match reply.body() {
-                    EdgeBody::Local(Some(words)) => words.clone(),
-                    _ => Bytes::new(),
-                };
-                Some(self.fail(reply.status(), &words))
+                let (status, words) = (self.rejection_words)(&declined);
+                Some(self.fail(status, &words))
             }
         }
     }
@@ -153,53 +151,5 @@ impl Body for HeldStream {
 
     fn is_end_stream(&self) -> bool {
         matches!(&self.state, HeldState::Relaying(relay) if relay.is_end_stream())
-    }
-}
-
-/// An error that was the whole of an answer, as the event of a stream.
-fn retell_error(dialect: Dialect, status: StatusCode, error: &[u8]) -> Bytes {
-    #[derive(Deserialize)]
-    struct Told {
-        error: serde_json::Map<String, serde_json::Value>,
-    }
-    let Ok(Told { error }) = serde_json::from_slice(error) else {
-        return dialect.error_event(&String::from_utf8_lossy(error));
-    };
-    let (kind, message) = (error.get("type"), error.get("message"));
-    let (event, data) = match dialect {
-        Dialect::OpenAi | Dialect::Other => ("", serde_json::json!({"error": error})),
-        Dialect::Responses => {
-            ("event: error\n", serde_json::json!({"type": "error", "code": kind, "message": message, "param": error.get("param")}))
-        }
-        Dialect::Anthropic => {
-            let kind = messages_error_type(status, kind.and_then(|kind| kind.as_str()).unwrap_or("api_error"));
-            ("event: error\n", serde_json::json!({"type": "error", "error": {"type": kind, "message": message}}))
-        }
-    };
-    format!("{event}data: {data}\n\n").into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_after_the_head_is_told_in_the_words_of_the_api() {
-        let full = br#"{"error":{"message":"full","type":"RateLimitError","param":null,"code":429}}"#;
-        for (dialect, told) in [
-            (Dialect::OpenAi, r#"data: {"error":{"code":429,"message":"full","param":null,"type":"RateLimitError"}}"#),
-            (
-                Dialect::Responses,
-                "event: error\ndata: {\"code\":\"RateLimitError\",\"message\":\"full\",\"param\":null,\"type\":\"error\"}",
-            ),
-            (Dialect::Anthropic, "event: error\ndata: {\"error\":{\"message\":\"full\",\"type\":\"rate_limit_error\"},\"type\":\"error\"}"),
-        ] {
-            let event = String::from_utf8(retell_error(dialect, StatusCode::TOO_MANY_REQUESTS, full).to_vec()).unwrap();
-            let (told, event) = (told.rsplit_once("data: ").unwrap(), event.rsplit_once("data: ").unwrap());
-            let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
-            assert_eq!((told.0, json(told.1)), (event.0, json(event.1.strip_suffix("\n\n").unwrap())));
-        }
-        let odd = retell_error(Dialect::OpenAi, StatusCode::BAD_GATEWAY, b"<html>\n\nno JSON");
-        assert_eq!(odd, Dialect::OpenAi.error_event("<html>\n\nno JSON"));
     }
 }

@@ -4,6 +4,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
+use super::error_forms::messages_error_type;
 use super::reply::{EdgeBody, json, no_route};
 use crate::access_log::REQUEST_ID;
 
@@ -67,19 +68,6 @@ fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     let told = serde_json::json!({"type": "error", "error": {"type": kind, "message": error.message}});
     *response.body_mut() = EdgeBody::Local(Some(told.to_string().into()));
     response
-}
-
-/// The Messages API's name of an error. Engines write their `own` here, which are those of OpenAI's API; what only a router says has Anthropic's.
-pub(super) fn messages_error_type(status: StatusCode, own: &str) -> &str {
-    match status.as_u16() {
-        401 => "authentication_error",
-        403 => "permission_error",
-        413 => "request_too_large",
-        429 => "rate_limit_error",
-        503 => "overloaded_error",
-        408 | 504 => "timeout_error",
-        _ => own,
-    }
 }
 
 /// A redirect without the host, which is the engine's and not where the client has asked: engines send away who writes a slash too many.

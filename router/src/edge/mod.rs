@@ -2,6 +2,7 @@
 
 mod connection_clock;
 mod connections;
+mod error_forms;
 mod framing;
 mod grpc;
 mod head_checks;

@@ -12,7 +12,7 @@ use memchr::memmem;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection_clock::ConnectionClock;
-use super::reply::error_text;
+use super::error_forms::error_text;
 
 /// How each refusal of the library begins, and no frame of HTTP/2.
 const REFUSAL_START: &[u8] = b"HTTP/1.1 4";

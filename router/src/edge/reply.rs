@@ -11,6 +11,7 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::error_forms::error_text;
 use super::held_stream::HeldStream;
 use super::ollama_translator::OllamaBody;
 use crate::admission::{LimitExceeded, LimitKind};
@@ -94,11 +95,6 @@ pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<E
     json(status, error_text(status, kind, message))
 }
 
-/// The body of an error in OpenAI's form.
-pub(super) fn error_text(status: StatusCode, kind: &str, message: &str) -> String {
-    serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}}).to_string()
-}
-
 /// An error that a field of the request has made, in the form and with the words of engines.
 fn field_error(status: StatusCode, kind: &str, field: &str, message: &str) -> Response<EdgeBody> {
     let body = serde_json::json!({"error": {"message": message, "type": kind, "param": field, "code": status.as_u16()}});
@@ -173,6 +169,16 @@ pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
         Rejection::Limited(limited) => self::limited(limited),
         Rejection::Fleet(why) => refusal(why),
         Rejection::NoResponse(_) => field_error(StatusCode::NOT_FOUND, "invalid_request_error", "response_id", &declined.to_string()),
+    }
+}
+
+/// The status and the body of the same: for a stream whose head is sent.
+pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
+    let response = rejection(declined);
+    let status = response.status();
+    match response.into_body() {
+        EdgeBody::Local(Some(words)) => (status, words),
+        _ => (status, Bytes::new()),
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
-use super::held_stream::{HeldStream, PendingAnswer};
+use super::held_stream::{AwaitedAnswer, HeldStream};
 use super::local_replies;
 use super::ollama;
 use super::reply::{self, EdgeBody};
@@ -194,10 +194,10 @@ impl Edge {
             None => self.send(prepared, caller, entry).await,
             Some((dialect, id)) => {
                 let edge = self.clone();
-                let mut answer: PendingAnswer = Box::pin(async move { edge.send(prepared, caller, entry).await });
+                let mut answer: AwaitedAnswer = Box::pin(async move { edge.send(prepared, caller, entry).await });
                 match timeout(period, answer.as_mut()).await {
                     Ok(answered) => answered,
-                    Err(_) => return held_reply(HeldStream::new(answer, dialect, period), id),
+                    Err(_) => return held_reply(HeldStream::new(answer, dialect, period, reply::rejection_words), id),
                 }
             }
         };
