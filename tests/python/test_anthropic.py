@@ -119,7 +119,7 @@ def test_hostlers_own_errors_are_the_sdks_own_classes_in_anthropics_form(simulat
         simulated.messages.create(**{**GREEDY, "model": "no-such-model"}, max_tokens=4)
     error = unknown.value.body
     assert error["type"] == "error" and "no-such-model" in error["error"]["message"]
-    large = [{"role": "user", "content": "x" * (16 << 20)}]
+    large = [{"role": "user", "content": "x" * (64 << 20)}]
     with pytest.raises(anthropic.APIStatusError) as refused:
         simulated.messages.create(model=MODEL, messages=large, max_tokens=4)
     assert refused.value.status_code == 413

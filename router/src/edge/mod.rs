@@ -2,12 +2,15 @@
 
 mod connection_clock;
 mod connections;
+mod error_forms;
 mod framing;
 mod grpc;
 mod head_checks;
+mod held_stream;
 mod local_replies;
 mod ollama;
 mod ollama_translator;
+mod parser_refusals;
 mod reply;
 mod routes;
 

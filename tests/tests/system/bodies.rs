@@ -143,3 +143,13 @@ async fn a_line_that_ends_in_a_line_feed_alone_is_refused_and_nothing_after_it_i
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("carriage return and line feed"), "{answer}");
     assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_with_several_large_images_passes() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{}", "A".repeat(6 << 20))}});
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": [image, image, image]}], "max_tokens": 1});
+    let answer = fleet.edge().post(CHAT, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    fleet.until_idle().await;
+}

@@ -39,7 +39,7 @@ fn normal(answer: &Answer) -> String {
 /// The headers without the date, those of the connection, and the router's own.
 fn normal_headers(answer: &Answer) -> HeaderMap {
     let mut headers = answer.headers.clone();
-    for own in ["date", "connection", "transfer-encoding", "x-hostler-id"] {
+    for own in ["date", "connection", "transfer-encoding", "x-hostler-id", "x-accel-buffering"] {
         headers.remove(own);
     }
     headers

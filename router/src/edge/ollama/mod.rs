@@ -176,6 +176,7 @@ async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer
     }
     let mut response = if status.is_success() && streams && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+        headers::disable_buffering(&mut heads);
         Response::new(EdgeBody::Ollama(Box::new(OllamaBody::new(answer.body, OllamaTranslator::new(form, model, begun)))))
     } else {
         match collect_body(answer.body).await {
