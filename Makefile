@@ -42,7 +42,7 @@ program:
 	cargo build --quiet --locked --package hostler --package hostler-tests --bins
 endif
 
-## OpenAI's Python and Node SDKs, unmodified, against simulated engines.
+## SDKs and libraries for Python and Node, unmodified, against simulated engines.
 contract: program
 	tests/python/venv.sh
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm"

@@ -74,7 +74,9 @@ fn headline(decision: &Decision) -> Vec<String> {
     let Decision { id, path, tokens, level, attempt, tied, candidates, .. } = decision;
     let why = match decision.why.as_str() {
         "only" => "the only candidate".to_owned(),
-        "near_tie" => format!("{tied} of {candidates} candidates cost about the least: the longest match, then by lot"),
+        "near_tie" => {
+            format!("{tied} of {candidates} candidates cost about the least: the longest match, then the fewest in flight, then by lot")
+        }
         "last_resort" => format!("all of {candidates} candidates are doubtful"),
         _ => format!("the cheapest of {candidates} candidates"),
     };

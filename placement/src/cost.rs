@@ -195,9 +195,10 @@ const FULL_KV_USE: f64 = 0.97;
 
 /// The cheapest replica that is not doubtful, or the cheapest when all are; with its reasons. `None` without candidates.
 ///
-/// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay together; with equal
-/// matches the fewest requests in flight, so that short requests spread evenly; and of those one at random, so that several routers do
-/// not all pick the first.
+/// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay
+/// together; with equal matches the fewest requests in flight, so that short requests spread evenly and less is lost with a replica that
+/// dies; and of those one at random, so that several routers do not all pick the first. Speeds that may differ by noise alone come in
+/// equal ([`crate::rates::MeanRates::rates_of`]), so a tie is as wide as what is not known of them and no wider.
 ///
 /// `priced` is the memory that the costs are worked out in, whatever was in it: whoever places often gives the same again.
 #[must_use]

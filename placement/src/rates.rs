@@ -94,17 +94,36 @@ impl Rates {
 pub struct LearnedRates {
     /// Its rates, as it alone has shown them.
     pub rates: Rates,
-    /// First tokens that told the speed of prefill.
-    pub first_token_samples: f64,
-    /// Intervals between tokens that told the duration of a step.
-    pub interval_samples: f64,
-    /// The load at which they were seen, on average: sequences, and their context in sequences that take as long.
+    /// What first tokens told: the speed of prefill and the slowness.
+    pub first_tokens: Samples,
+    /// What intervals between tokens told: the duration of a step.
+    pub intervals: Samples,
+    /// The load at which the intervals were seen, on average: sequences, and their context in sequences that take as long.
     pub mean_load: f64,
+    /// When it last showed anything, in seconds of whoever fed it.
+    pub learned_at: f64,
+}
+
+/// How well something is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Samples {
+    /// How many told it.
+    pub count: f64,
+    /// By which share one lately differed from what was expected, on average.
+    pub spread: f64,
+}
+
+impl Samples {
+    /// One more came, which was `factor` times what was expected.
+    fn add(&mut self, factor: f64, weight: f64) {
+        self.count += weight;
+        self.spread += weight * (1.0 / self.count).max(MIN_GAIN) * (factor.ln().abs().min(1.0) - self.spread);
+    }
 }
 
 impl Default for LearnedRates {
     fn default() -> Self {
-        Self { rates: Rates::default(), first_token_samples: 0.0, interval_samples: 0.0, mean_load: 0.0 }
+        RateLearner::new(Rates::default()).learned()
     }
 }
 
@@ -112,14 +131,25 @@ impl Default for LearnedRates {
 /// something of the next, and a difference that is only noise must not send all requests to one of them.
 const POOL_WEIGHT: f64 = 20.0;
 
+/// After so many seconds without a sample the others' weigh twice as much, after twice as many three times. So whoever looked slow once is
+/// tried again.
+const POOL_WEIGHT_SECONDS: f64 = 60.0;
+
 /// More samples than this say no more: a replica's last hundred or so are what it has learned from.
 const MAX_SAMPLES: f64 = 200.0;
+
+/// What the speeds of equal replicas differ by at least, as a standard deviation: what was learned on a busy host differs by a tenth.
+const MIN_SPREAD: f64 = 0.1;
+
+/// A difference by more than this share is never all noise.
+const MAX_NOISE: f64 = 0.5;
 
 /// What the replicas that a request may go to have shown together.
 ///
 /// Without it a replica that has never been used keeps the prior, and looks slower or faster than all others for as long as nobody tries it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RatePool {
+    replicas: f64,
     first_tokens: PooledSamples,
     intervals: PooledSamples,
 }
@@ -142,17 +172,9 @@ impl PooledSamples {
         }
     }
 
-    /// What all have shown, on average; `None` when nobody has shown anything.
-    #[inline]
-    fn mean(&self) -> Option<[f64; 3]> {
-        (self.samples > 0.0).then(|| self.sums.map(|sum| sum / self.samples))
-    }
-
-    #[inline]
-    fn shrink_toward_mean(&self, samples: f64, shown: [f64; 3]) -> [f64; 3] {
-        let Some(mean) = self.mean() else { return shown };
-        let own = own_weight(samples);
-        std::array::from_fn(|part| own * shown[part] + (1.0 - own) * mean[part])
+    /// What all have shown, on average; what is assumed of all, when nobody has shown anything.
+    fn mean(&self, prior: [f64; 3]) -> [f64; 3] {
+        if self.samples > 0.0 { self.sums.map(|sum| sum / self.samples) } else { prior }
     }
 }
 
@@ -169,33 +191,76 @@ impl RatePool {
     #[inline]
     pub fn add(&mut self, learned: &LearnedRates) {
         let rates = &learned.rates;
-        self.first_tokens.add(learned.first_token_samples, [rates.prefill, rates.attention, 0.0]);
-        self.intervals.add(learned.interval_samples, [rates.step, rates.decode, rates.context]);
+        self.replicas += 1.0;
+        let [prefill, attention] = [rates.prefill, rates.attention].map(|part| part * rates.slowness);
+        self.first_tokens.add(learned.first_tokens.count, [prefill, attention, rates.slowness]);
+        self.intervals.add(learned.intervals.count, [rates.step, rates.decode, rates.context]);
     }
 
-    /// One replica's rates, drawn towards those of all, the less the more it has shown itself. Its slowness stays its own.
+    /// What that says of each of them at this time.
+    #[must_use]
+    pub fn mean(&self, now: f64) -> MeanRates {
+        let prior = Rates::default();
+        let [prefill, attention, slowness] = self.first_tokens.mean([prior.prefill, prior.attention, 1.0]);
+        let [prefill, attention] = [prefill, attention].map(|part| part / slowness);
+        let [step, decode, context] = self.intervals.mean([prior.step, prior.decode, prior.context]);
+        // The greatest of n numbers out of noise is sqrt(2 ln n) standard deviations from their mean (Donoho and Johnstone's universal
+        // threshold), and the greatest is the one that is chosen.
+        let extreme = (2.0 * self.replicas.max(1.0).ln()).sqrt();
+        MeanRates { rates: Rates { step, prefill, attention, decode, context, slowness }, extreme, now }
+    }
+}
+
+/// What replicas have shown together, and how far one may differ from it by chance.
+#[derive(Debug, Clone, Copy)]
+pub struct MeanRates {
+    rates: Rates,
+    /// The deviation of the luckiest, in standard deviations.
+    extreme: f64,
+    now: f64,
+}
+
+impl MeanRates {
+    /// The rates that one replica is priced with: those of all, times what it is known to be slower or faster by.
+    ///
+    /// A difference counts the less, the fewer samples it was seen in and the longer ago. One that noise alone makes among so many
+    /// replicas does not count at all: equal replicas cost the same then, and the one with the least in flight is taken. What is cached or
+    /// waits there is known, and is no part of this.
     ///
     /// Of its steps only the level is its own, at the load that it has seen; how they grow with the load is what all have shown together. A
     /// replica sees mostly one load, which says little of that: two equal ones that each learned it alone were seen to differ by a factor of
     /// two, and to be loaded as differently.
     #[must_use]
     #[inline]
-    pub fn rates(&self, learned: &LearnedRates) -> Rates {
-        let own = &learned.rates;
-        let [prefill, attention, _] = self.first_tokens.shrink_toward_mean(learned.first_token_samples, [own.prefill, own.attention, 0.0]);
-        let [step, decode, context] = self.intervals.mean().unwrap_or([own.step, own.decode, own.context]);
-        let level = (own.step + own.decode * learned.mean_load) / (step + decode * learned.mean_load);
-        let weight = if level.is_finite() { own_weight(learned.interval_samples) } else { 0.0 };
-        let level = if weight > 0.0 { weight * level + (1.0 - weight) } else { 1.0 };
-        Rates { step: step * level, prefill, attention, decode: decode * level, context: context * level, slowness: own.slowness }
+    pub fn rates_of(&self, learned: &LearnedRates) -> Rates {
+        let (own, mean) = (&learned.rates, &self.rates);
+        let pool_weight = POOL_WEIGHT * (1.0 + (self.now - learned.learned_at).max(0.0) / POOL_WEIGHT_SECONDS);
+        let steps = self.level(
+            &learned.intervals,
+            pool_weight,
+            own.step + own.decode * learned.mean_load,
+            mean.step + mean.decode * learned.mean_load,
+        );
+        let prefill = self.level(&learned.first_tokens, pool_weight, own.prefill * own.slowness, mean.prefill * mean.slowness);
+        Rates {
+            step: mean.step * steps,
+            prefill: mean.prefill * prefill,
+            attention: mean.attention * prefill,
+            decode: mean.decode * steps,
+            context: mean.context * steps,
+            slowness: mean.slowness,
+        }
     }
-}
 
-/// What a replica's own samples weigh against those of all.
-#[inline]
-fn own_weight(samples: f64) -> f64 {
-    let samples = samples.clamp(0.0, MAX_SAMPLES);
-    samples / (samples + POOL_WEIGHT)
+    /// How many times the mean it is.
+    #[inline]
+    fn level(&self, samples: &Samples, pool_weight: f64, own: f64, mean: f64) -> f64 {
+        let count = samples.count.clamp(0.0, MAX_SAMPLES);
+        let difference = count / (count + pool_weight) * (own / mean - 1.0);
+        let noise = (self.extreme * (MIN_SPREAD + samples.spread)).min(MAX_NOISE);
+        // What is beyond doubt counts nearly whole, and nothing jumps at the border.
+        if difference.abs() > noise && difference.is_finite() { 1.0 + difference - noise * noise / difference } else { 1.0 }
+    }
 }
 
 /// A first token that came, and what had been expected of it.
@@ -203,6 +268,8 @@ fn own_weight(samples: f64) -> f64 {
 pub struct FirstTokenSample {
     /// What `Terms::first_token` said when the request was placed.
     pub predicted_seconds: f64,
+    /// The rates that it said it with.
+    pub priced: Rates,
     /// Seconds from dispatch to the first token.
     pub actual_seconds: f64,
     /// Tokens of the prompt that had to be computed.
@@ -262,42 +329,53 @@ pub struct RateLearner {
     prior: Rates,
     rates: Rates,
     quiet_samples: f64,
+    first_tokens: Samples,
     intervals: LineMoments,
+    interval_spread: f64,
+    learned_at: f64,
 }
 
 impl RateLearner {
     /// A learner that knows nothing but the prior.
     #[must_use]
     pub fn new(prior: Rates) -> Self {
-        Self { prior, rates: prior, quiet_samples: 0.0, intervals: LineMoments::default() }
+        let (first_tokens, intervals) = (Samples::default(), LineMoments::default());
+        Self { prior, rates: prior, quiet_samples: 0.0, first_tokens, intervals, interval_spread: 0.0, learned_at: 0.0 }
     }
 
-    /// Learns from a first token.
-    pub fn learn_first_token(&mut self, seen: &FirstTokenSample) {
+    /// Learns from a first token at this time.
+    pub fn learn_first_token(&mut self, seen: &FirstTokenSample, now: f64) {
         let ahead = seen.pending as f64;
         let uncached = f64::from(seen.uncached);
         if !positive(seen.actual_seconds) || uncached + ahead < MIN_SAMPLE_TOKENS {
             return;
         }
-        let work = self.rates.prefill_seconds(seen.uncached, seen.matched) + self.rates.prefill * ahead;
+        self.learned_at = now;
+        let work_of = |rates: &Rates| rates.prefill_seconds(seen.uncached, seen.matched) + rates.prefill * ahead;
+        let work = work_of(&self.rates);
         if uncached >= MIN_SAMPLE_TOKENS && ahead * 8.0 <= uncached && seen.in_flight <= MAX_QUIET_IN_FLIGHT {
             self.learn_unloaded(seen, work);
         } else if positive(seen.predicted_seconds) && positive(work) {
-            let share = (self.rates.slowness * work / seen.predicted_seconds).min(1.0);
-            self.learn_loaded(seen.actual_seconds / seen.predicted_seconds, share);
+            // What it would have predicted by its own rates, which are not those that it was priced with.
+            let own = self.rates.slowness * work;
+            let predicted = (seen.predicted_seconds - seen.priced.slowness * work_of(&seen.priced)).max(0.0) + own;
+            self.learn_loaded(seen.actual_seconds / predicted, own / predicted);
         }
     }
 
     /// Learns from the mean time between the tokens of a stream, while `sequences` that held `context` tokens were decoded. Steps that
     /// also computed prompts are in such a mean; where they are in all of them, a step looks longer than it is without them.
-    pub fn learn_interval(&mut self, sequences: u32, context: u64, seconds: f64) {
+    pub fn learn_interval(&mut self, sequences: u32, context: u64, seconds: f64, now: f64) {
         if !positive(seconds) {
             return;
         }
+        self.learned_at = now;
         let usual = self.rates.step_seconds(sequences, context);
         let seconds = if positive(usual) { seconds.clamp(usual / 2.0, usual * 2.0) } else { seconds };
         let per_sequence = if positive(self.prior.decode) { self.prior.context / self.prior.decode } else { 0.0 };
         let weight = if seconds > usual { LONG_INTERVAL_WEIGHT } else { 1.0 };
+        self.interval_spread +=
+            if positive(usual) { weight * MIN_GAIN * ((seconds / usual).ln().abs() - self.interval_spread) } else { 0.0 };
         self.intervals.add(f64::from(sequences) + per_sequence * context as f64, seconds, weight);
         let (step, decode) = self.intervals.fit_line(self.prior.step, self.prior.decode);
         if step.is_finite() && decode.is_finite() {
@@ -316,7 +394,13 @@ impl RateLearner {
     pub fn learned(&self) -> LearnedRates {
         let LineMoments { weight, x, .. } = self.intervals;
         let load = if weight > 0.0 { x / weight } else { 0.0 };
-        LearnedRates { rates: self.rates, first_token_samples: self.quiet_samples, interval_samples: weight, mean_load: load }
+        LearnedRates {
+            rates: self.rates,
+            first_tokens: self.first_tokens,
+            intervals: Samples { count: weight, spread: self.interval_spread },
+            mean_load: load,
+            learned_at: self.learned_at,
+        }
     }
 
     /// Nothing else was there: what it took beyond a step is the prefill. At least a tenth of it is, should a step be overestimated.
@@ -326,6 +410,7 @@ impl RateLearner {
         if positive(factor) {
             let gain = (1.0 / (self.quiet_samples + PRIOR_SAMPLES)).max(MIN_GAIN);
             self.quiet_samples += 1.0;
+            self.first_tokens.add(factor, 1.0);
             self.scale_prefill(gain_factor(factor, gain));
             self.rates.slowness = self.rates.slowness.powf(1.0 - SLOWNESS_DECAY);
         }
@@ -333,9 +418,10 @@ impl RateLearner {
 
     /// Others were ahead: it took `factor` times what was predicted, of which prefill was `share`. Only that share is the slowness' doing.
     fn learn_loaded(&mut self, factor: f64, share: f64) {
-        if !positive(factor) {
+        if !(positive(factor) && positive(share)) {
             return;
         }
+        self.first_tokens.add(factor, share);
         let slowness = self.rates.slowness * gain_factor(factor, SLOWNESS_GAIN * share);
         let settled = slowness.powf(SLOWNESS_TO_RATE_SHARE);
         self.rates.slowness = (slowness / settled).clamp(MIN_SLOWNESS, MAX_SLOWNESS);

@@ -72,7 +72,11 @@ pub struct RouterConfig {
     pub certificate_lifetime: Duration,
     /// Whether the edge and the agents' port may be reached from other hosts in plain text.
     pub allow_plain_text: bool,
-    /// Largest request body in bytes; a larger one is refused with 413.
+    /// Origins of web pages that may use the edge, such as `https://chat.example.org`, or `*` for all: their preflights are answered before
+    /// keys are asked for, and every answer says that the page may read it. Empty: the router's own answers are for no page, and of their own
+    /// answers engines decide (vLLM's `--allowed-origins`).
+    pub allowed_origins: Vec<String>,
+    /// Largest request body in bytes; a larger one is refused with 413. Images in chats are a third larger there than as files.
     pub max_body_bytes: usize,
     /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins and the body is sent; further ones
     /// are refused with 429. Tenants share it as they share `max_queued`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
@@ -114,6 +118,11 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub answer_timeout: Duration,
+    /// How often the client of an event stream gets a comment (over Anthropic's API a `ping`) while its request waits or its engine is silent, so that
+    /// no proxy takes the connection for dead. After the first one what goes wrong is told by an event, not by a status: docs/proxies.md. 0 turns it off.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub stream_keepalive: Duration,
     /// How long an answer that has begun may pause before it is given up.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -173,7 +182,8 @@ impl Default for RouterConfig {
             tls_dir: PathBuf::new(),
             certificate_lifetime: CERTIFICATE_LIFETIME,
             allow_plain_text: false,
-            max_body_bytes: 16 * 1024 * 1024,
+            allowed_origins: Vec::new(),
+            max_body_bytes: 64 * 1024 * 1024,
             max_buffered_body_bytes: 1024 * 1024 * 1024,
             decompress_bodies: false,
             access_log: AccessFormat::Text,
@@ -187,6 +197,7 @@ impl Default for RouterConfig {
             keep_alive: Duration::from_secs(75),
             body_timeout: Duration::from_secs(60),
             answer_timeout: Duration::from_secs(30 * 60),
+            stream_keepalive: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(10 * 60),
             client_stall_timeout: CLIENT_STALL_TIMEOUT,
             max_queued: 10_000,

@@ -61,7 +61,7 @@ use fleet::{CacheReportQueue, Fleet, SessionDeps};
 use fleet_figures::RouterCollector;
 use health_watches::HealthWatchPermits;
 use hostler_placement::affinity::CacheIndex;
-use inbound::{BodyMemory, Edge, InvalidMediaHost, Isolation, MediaHosts};
+use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
 pub use metrics::RouterMetrics;
 pub use operators::find_operators_sockets;
@@ -92,6 +92,7 @@ pub struct Router {
     metric_registry: MetricRegistry,
     access_log: (AccessLog, AccessLogWriter),
     tls: RouterTls,
+    origins: AllowedOrigins,
     media: MediaHosts,
     isolation: Option<Isolation>,
 }
@@ -123,6 +124,9 @@ pub enum StartError {
     /// The secret that keeps tenants apart cannot be read.
     #[error("{0} (setting router.secret_file)")]
     Isolation(KeyFileError),
+    /// The origins of web pages cannot be understood.
+    #[error(transparent)]
+    Origin(#[from] InvalidOrigin),
     /// The hosts of media cannot be understood.
     #[error(transparent)]
     Media(#[from] InvalidMediaHost),
@@ -164,6 +168,7 @@ impl Router {
         Ok(Self {
             operators: (place.clone(), place.open().await?),
             tls,
+            origins: AllowedOrigins::new(&config.allowed_origins)?,
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
             access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
@@ -245,7 +250,7 @@ impl Router {
         let serving = shutdown.child();
         let tasks = BackgroundTasks::default();
         let end = tasks.end();
-        let (metrics, (access, writing)) = (self.metrics, self.access_log);
+        let (metrics, drain_timeout, (access, writing)) = (self.metrics, self.config.drain_timeout, self.access_log);
         let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), &tasks);
         let index = Arc::new(CacheIndex::new());
         let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
@@ -294,11 +299,11 @@ impl Router {
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
         };
-        let drain_timeout = self.config.drain_timeout;
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), &tasks),
             shutdown: serving.clone(),
             access_log: access,
+            allowed_origins: self.origins,
             media_hosts: self.media,
             isolation: self.isolation,
             body_memory: BodyMemory::new(self.config.max_buffered_body_bytes),

@@ -23,6 +23,7 @@ mod scheduler;
 mod serve;
 mod sleep;
 mod sse;
+mod structured;
 mod tokens;
 
 #[cfg(test)]

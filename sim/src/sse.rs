@@ -24,6 +24,11 @@ pub(crate) trait WriteEvents: Debug + Send {
 
     /// What follows when all choices have ended; nothing where the last choice's end is the stream's.
     fn end(&mut self, _cached_tokens: usize, _events: &mut VecDeque<Bytes>) {}
+
+    /// What follows when the engine has failed.
+    fn fail(&mut self, events: &mut VecDeque<Bytes>) {
+        events.extend([ENGINE_FAILED, DONE].map(Bytes::from_static));
+    }
 }
 
 /// A streamed answer. Dropping it ends the generation.
@@ -60,8 +65,7 @@ impl EventStream {
         let cached_tokens = self.generation.mailbox.cached_tokens();
         for delta in &self.deltas {
             if delta.finish == Some(Finish::Error) {
-                self.ready.push_back(Bytes::from_static(ENGINE_FAILED));
-                self.ready.push_back(Bytes::from_static(DONE));
+                self.writer.fail(&mut self.ready);
                 self.unfinished = 0;
                 return;
             }

@@ -2,18 +2,22 @@
 
 use crate::blocks::CacheChanges;
 use crate::engine::{EngineLoad, Hardware};
-use crate::flag_values::not_negative;
+use crate::flag_values::{not_negative, share};
+use crate::random::{Random, whole};
 
 /// What the replicas are, and how far away.
 #[derive(Debug, Clone, Copy, PartialEq, clap::Args)]
 pub struct SimulatedFleet {
     /// Replicas.
-    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=64))]
-    pub replicas: u8,
+    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub replicas: u16,
     /// Seconds until the router knows what an engine says of its load and cache. Its own dispatches it knows at once, and answers
     /// pass through it.
     #[arg(long, default_value_t = 0.01, value_name = "SECONDS", value_parser = not_negative)]
     pub delay: f64,
+    /// How much the speed of a replica varies: the deviation of the factor by which its steps take longer, drawn anew every 10 s.
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = share)]
+    pub noise: f64,
     /// Each replica.
     #[command(flatten)]
     pub hardware: Hardware,
@@ -21,7 +25,18 @@ pub struct SimulatedFleet {
 
 impl Default for SimulatedFleet {
     fn default() -> Self {
-        Self { replicas: 8, delay: 0.01, hardware: Hardware::default() }
+        Self { replicas: 8, delay: 0.01, noise: 0.0, hardware: Hardware::default() }
+    }
+}
+
+/// For how long a replica stays as fast as its noise made it: as other work on a busy host comes and goes.
+const NOISE_SECONDS: f64 = 10.0;
+
+impl SimulatedFleet {
+    /// By what factor the steps of a replica take longer at that time.
+    pub(crate) fn noise_factor(&self, replica: usize, now: f64) -> f64 {
+        let period = u64::from(whole((now / NOISE_SECONDS).floor()));
+        if self.noise > 0.0 { Random::new(((replica as u64) << 32) + period).factor(self.noise) } else { 1.0 }
     }
 }
 

@@ -1,5 +1,8 @@
-//! What the cost must hold against: the router's own policy beside all others, on one real trace and on workloads from fixed seeds.
+//! What the cost must hold against: the router's own policy beside all others, on one real trace and on workloads from fixed seeds; and
+//! whether it spreads a light load over equal replicas.
 //! `make simulate-gates` runs it before a change of the placement crate lands.
+
+mod even_load;
 
 use std::path::Path;
 
@@ -28,6 +31,14 @@ const WORKLOADS: [(WorkloadKind, f64, usize, bool); 7] = [
     (WorkloadKind::NoSharing, 16.0, 6000, false),
 ];
 
+/// What one gate said.
+#[derive(Debug)]
+struct GateResult {
+    passed: bool,
+    /// What was measured, and what it was held against.
+    text: String,
+}
+
 /// What the gates said.
 #[derive(Debug)]
 pub struct Verdict {
@@ -49,20 +60,25 @@ pub fn gates(trace: &Path, progress: Progress) -> Result<Verdict, SimulateError>
     }
     let outcomes = compare(&workloads, PolicyName::all(), &SimulatedFleet::default(), &Objectives::default(), progress)?;
     let overloaded: Vec<bool> = WORKLOADS.iter().map(|(.., overloaded)| *overloaded).collect();
-    Ok(judge(&outcomes, &overloaded))
+    let mut results = judge(&outcomes, &overloaded);
+    results.extend(even_load::FLEETS.iter().map(|fleet| fleet.judge(&fleet.counts())));
+    Ok(sum_up(&outcomes, &results))
+}
+
+fn sum_up(outcomes: &[Outcome], results: &[GateResult]) -> Verdict {
+    let lines: String = results.iter().map(|gate| format!("{}  {}\n", if gate.passed { "pass" } else { "FAIL" }, gate.text)).collect();
+    let failed = results.iter().filter(|gate| !gate.passed).count();
+    Verdict { text: format!("{}\n{lines}{} passed, {failed} failed\n", table(outcomes), results.len() - failed), failed }
 }
 
 /// `overloaded` says it of each workload, in their order.
-fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Verdict {
-    let mut lines = Vec::new();
-    let mut failed = 0;
+fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Vec<GateResult> {
+    let mut results = Vec::new();
     let mut gate = |workload: &str, own: f64, most: f64, other: &Outcome, factor: f64| {
         let passed = own <= most;
-        failed += usize::from(!passed);
-        let word = if passed { "pass" } else { "FAIL" };
         let (own, theirs) = (seconds(own), seconds(other.measures.ttft_mean));
         let wanted = if factor > 1.0 { format!("at most {factor:.2} of") } else { format!("at most 1/{:.0} of", 1.0 / factor) };
-        lines.push(format!("{word}  {workload}: mean TTFT {own} s, {wanted} {} with {theirs} s", other.policy));
+        results.push(GateResult { passed, text: format!("{workload}: mean TTFT {own} s, {wanted} {} with {theirs} s", other.policy) });
     };
     for (panel, overloaded) in by_workload(outcomes).into_iter().zip(overloaded) {
         let own_names = [PolicyName::Hostler.name(), PolicyName::HostlerNoQueue.name()];
@@ -81,9 +97,7 @@ fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Verdict {
             }
         }
     }
-    let passed = lines.len() - failed;
-    let text = format!("{}\n{}\n{passed} passed, {failed} failed\n", table(outcomes), lines.join("\n"));
-    Verdict { text, failed }
+    results
 }
 
 #[cfg(test)]

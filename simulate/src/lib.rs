@@ -12,6 +12,7 @@ mod gates;
 mod measure;
 mod plot;
 mod policy;
+mod random;
 mod report;
 mod request;
 mod run;

@@ -151,7 +151,7 @@ impl Simulation<'_> {
 
     fn begin_step(&mut self, replica: usize, now: f64) {
         self.stepping[replica] = true;
-        let seconds = self.engines[replica].begin_step();
+        let seconds = self.engines[replica].begin_step() * self.fleet.noise_factor(replica, now);
         self.run.busy[replica] += seconds;
         self.report(replica, now);
         self.schedule(now + seconds, SimEvent::StepEnds(replica));

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use crate::flag_values::{positive, share};
 use crate::request::Request;
 use crate::trace::TraceError;
+pub(crate) use synthetic::unrelated;
 
 /// See the module.
 #[derive(Debug, Clone)]

@@ -95,6 +95,7 @@ def rows(scale: Scale, wanted: str, requests: str | None) -> Iterator[Row]:
     chosen = [case for case in all_cases if re.search(wanted, f"{case.group}: {case.name}")]
     limits = ["--header-timeout", f"{scale.head}s", "--body-timeout", f"{scale.body}s"]
     limits += ["--keep-alive", f"{4 * scale.stall}s", "--max-buffered-body-bytes", str(sizes.READING_BYTES)]
+    limits += ["--max-body-bytes", str(sizes.READING_BYTES // 4)]
     for inflates, keyed in ((False, False), (True, False), (False, True)):
         mine = [case for case in chosen if (case.inflates, case.keyed) == (inflates, keyed)]
         if not mine:

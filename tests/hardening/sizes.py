@@ -24,6 +24,7 @@ def head(lines: bytes, *statuses: int):
     def run(target) -> str:
         seen = wire.exchange(target.address, lines)
         check(seen.closed and (seen.statuses == [] or seen.statuses[0] in statuses), seen)
+        check(seen.statuses == [] or f'"code":{seen.statuses[0]}' in seen.text, f"no words: {seen.text[-300:]}")
         return str(seen)
 
     return run

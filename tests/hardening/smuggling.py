@@ -64,6 +64,10 @@ REFUSED = {
     "chunk size before a bare line feed": f"{CHUNKED}{WHOLE.replace(chr(13), '', 1)}",
     "a bare line feed in a chunk extension": f"{CHUNKED}{WHOLE.replace(chr(13), ';a' + chr(10) + 'b' + chr(13), 1)}",
     "more in a chunk than its size": f"{CHUNKED}3\r\nabcdef\r\n0\r\n\r\n",
+    "a trailer that frames: Content-Length": f"{CHUNKED}{WHOLE[:-2]}Content-Length: 50\r\n\r\n",
+    "a trailer that frames: Transfer-Encoding": f"{CHUNKED}{WHOLE[:-2]}Transfer-Encoding: chunked\r\n\r\n",
+    "a trailer that routes: Host": f"{CHUNKED}{WHOLE[:-2]}Host: b\r\n\r\n",
+    "a trailer with a key": f"{CHUNKED}{WHOLE[:-2]}Authorization: Bearer b\r\n\r\n",
     "20 KB of chunk extensions": f"{CHUNKED}3;{'e' * 20_000}\r\nabc\r\n0\r\n\r\n",
 }
 
@@ -73,7 +77,7 @@ TAKEN = {
     "the hidden request as a sound body": (f"{POST}Content-Length: {len(HIDDEN)}\r\n\r\n{HIDDEN}", [400, 404]),
     "a chunk with an extension": (f"{CHUNKED}{WHOLE.replace(chr(13), ';name=' + chr(34) + 'a:b' + chr(34) + chr(13), 1)}", [200, 404]),
     "a chunk with a long size": (f"{CHUNKED}{'0' * 30}{WHOLE}", [200, 404]),
-    "trailers that frame": (f"{CHUNKED}{WHOLE[:-2]}Content-Length: 50\r\nTransfer-Encoding: chunked\r\n\r\n", [200, 404]),
+    "a trailer that says nothing": (f"{CHUNKED}{WHOLE[:-2]}X-Checksum: 50\r\n\r\n", [200, 404]),
     "Upgrade: h2c": (f"{LIST}Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", [200, 404]),
     "Expect: 100-continue": (f"{POST}Expect: 100-continue\r\nContent-Length: {len(BODY)}\r\n\r\n{BODY.decode()}", [100, 200, 404]),
 }
@@ -85,6 +89,7 @@ def refused(sent: str):
     def run(target) -> str:
         seen = wire.exchange(target.address, (sent + HIDDEN).encode("latin-1"), quiet=0.2)
         check(seen.closed and seen.statuses[-1:] == [400] and set(seen.statuses[:-1]) <= {200, 400}, seen)
+        check('"code":400' in seen.text, f"no words: {seen.text[-300:]}")
         return str(seen)
 
     return run
@@ -124,6 +129,12 @@ H2 = {
     "h2: a line end in a value": (headers(*GET, (":authority", "a"), ("x", "y\r\nhost: b")), "PROTOCOL_ERROR"),
     "h2: a line end in a path": (headers(*GET[:2], (":path", "/v1/models HTTP/1.1\r\nHost: b\r\n\r\n"), (":authority", "a")), "PROTOCOL_ERROR|400"),
     "h2: a name in capitals": (headers(*GET, (":authority", "a"), ("X-Upper", "y")), "PROTOCOL_ERROR"),
+    "h2: a trailer content-length": (
+        headers(*SENT, end=False)
+        + h2.frame(h2.DATA, 0, 1, BODY)
+        + h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, h2.header("content-length", "50")),
+        "PROTOCOL_ERROR|400",
+    ),
     "h2: less than content-length": (
         headers(*SENT, ("content-length", "99"), end=False) + h2.frame(h2.DATA, h2.END_STREAM, 1, BODY),
         "PROTOCOL_ERROR|400",

@@ -1,55 +1,25 @@
-// What the OpenAI SDK for Node may rely on, asked of `hostler up` with two simulated engines. The questions are fewer
-// than in tests/python: this suite is about the other SDK's way of reading answers, above all streams.
+// What the OpenAI SDK for Node and the AI SDK may rely on, asked of `hostler up` with two simulated engines. The questions
+// are fewer than in tests/python: this suite is about the other SDKs' ways of reading answers, above all streams.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { existsSync } from "node:fs";
-import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { generateObject, generateText, streamObject, tool } from "ai";
 import OpenAI from "openai";
+import { z } from "zod";
+import { Hostler, binary } from "./hostler.mjs";
 
 const MODEL = "tiny";
 const MESSAGES = [{ role: "user", content: "Say something about locomotives" }];
-// From the start of the process to engines that serve, and from SIGTERM to its end, in milliseconds.
-const START_MS = 30_000;
-const STOP_MS = 20_000;
-
 let hostler;
-let socket;
 let client;
-
-function binary() {
-  if (process.env.HOSTLER_BIN) return process.env.HOSTLER_BIN;
-  const builds = ["release", "debug"].map((build) => new URL(`../../target/${build}/hostler`, import.meta.url).pathname);
-  const found = builds.find(existsSync);
-  assert.ok(found, "no hostler binary: run `cargo build --release`, or set HOSTLER_BIN");
-  return found;
-}
-
-/** What the process printed behind each first word, once it has printed `ready`. */
-function printedUntilReady(child) {
-  return new Promise((resolve, reject) => {
-    const printed = {};
-    const log = [];
-    const fail = (why) => reject(new Error(`${why}\n${log.join("")}`));
-    const deadline = setTimeout(() => fail(`hostler was not ready within ${START_MS} ms`), START_MS);
-    child.stderr.on("data", (text) => log.push(text));
-    child.on("error", reject);
-    child.on("exit", (code) => fail(`hostler exited ${code}`));
-    createInterface({ input: child.stdout }).on("line", (line) => {
-      const [word, value] = line.split(/\s+/, 2);
-      printed[word] = value;
-      if (word !== "ready") return;
-      clearTimeout(deadline);
-      resolve(printed);
-    });
-  });
-}
 
 /** Requests that some engine has not finished yet. */
 async function inFlight() {
-  const child = spawn(binary(), ["ps", "--admin", socket, "--json"], { stdio: ["ignore", "pipe", "inherit"] });
+  const child = spawn(binary(), ["ps", "--admin", hostler.socket, "--json"], { stdio: ["ignore", "pipe", "inherit"] });
   let text = "";
   for await (const piece of child.stdout) text += piece;
   return JSON.parse(text)
@@ -66,25 +36,11 @@ async function waitUntil(condition, what) {
 }
 
 before(async () => {
-  const options = ["--engine", "simulated", "--replicas", "2", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
-  hostler = spawn(binary(), ["up", ...options, "--", "--served-model-name", MODEL, "--sim-step-ms", "5"], {
-    stdio: ["ignore", "pipe", "pipe"],
-  });
-  const printed = await printedUntilReady(hostler);
-  socket = printed.socket;
-  client = new OpenAI({ baseURL: printed.edge, apiKey: "unused", maxRetries: 0, timeout: 30_000 });
+  hostler = await Hostler.start([], ["--served-model-name", MODEL, "--sim-step-ms", "5"]);
+  client = new OpenAI({ baseURL: hostler.edge, apiKey: "unused", maxRetries: 0, timeout: 30_000 });
 });
 
-after(async () => {
-  if (!hostler || hostler.exitCode !== null) return;
-  hostler.removeAllListeners("exit");
-  const ended = new Promise((resolve) => hostler.once("exit", resolve));
-  hostler.kill("SIGTERM");
-  const insist = setTimeout(() => hostler.kill("SIGKILL"), STOP_MS);
-  const code = await ended;
-  clearTimeout(insist);
-  assert.equal(code, 0, "hostler ends cleanly after SIGTERM");
-});
+after(() => hostler?.stop());
 
 test("a chat answers with text, a reason and usage", async () => {
   const answer = await client.chat.completions.create({ model: MODEL, messages: MESSAGES, max_tokens: 8 });
@@ -145,3 +101,40 @@ test("an aborted request is no longer counted", async () => {
   await refused;
   await waitUntil(async () => (await inFlight()) === 0, "in-flight back to zero");
 });
+
+const WEATHER = z.object({
+  city: z.string().min(2),
+  degrees: z.number().int().min(-60).max(60),
+  sky: z.enum(["clear", "cloudy"]),
+  winds: z.array(z.object({ from: z.string(), speed: z.number().nullable() })).min(1),
+});
+
+/** The AI SDK's two ways to ask engines. */
+const AI_MODELS = {
+  "chat completions": () => createOpenAICompatible({ name: "hostler", baseURL: hostler.edge, supportsStructuredOutputs: true })(MODEL),
+  "the Responses API": () => createOpenAI({ baseURL: hostler.edge, apiKey: "unused" }).responses(MODEL),
+};
+
+for (const [api, model] of Object.entries(AI_MODELS)) {
+  test(`the AI SDK generates and streams an object over ${api}`, async () => {
+    const asked = { model: model(), schema: WEATHER, prompt: "How is the weather?", maxRetries: 0 };
+    const { object, finishReason } = await generateObject(asked);
+    assert.deepEqual(WEATHER.parse(object), object);
+    assert.equal(finishReason, "stop");
+    const streamed = streamObject(asked);
+    let parts = 0;
+    for await (const part of streamed.partialObjectStream) parts += part ? 1 : 0;
+    assert.ok(parts > 1, "it comes in parts");
+    assert.deepEqual(await streamed.object, object);
+  });
+
+  test(`the AI SDK runs the tool that it demands over ${api}`, async () => {
+    const seen = [];
+    const report = tool({ description: "Report", inputSchema: WEATHER, execute: async (input) => seen.push(input) });
+    const asked = { model: model(), tools: { report }, toolChoice: "required", prompt: "How is the weather?", maxRetries: 0 };
+    const { toolCalls } = await generateText(asked);
+    assert.deepEqual(seen, toolCalls.map((call) => call.input));
+    assert.equal(seen.length, 1);
+    WEATHER.parse(seen[0]);
+  });
+}

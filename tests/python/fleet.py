@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
@@ -84,9 +85,9 @@ class Router(Process):
 class Up(Process):
     """`hostler up`: router, agent and engines of one machine in one process; ready when this returns."""
 
-    def __init__(self, folder: Path, flags: list[str], engines: int = 2, front_end: str = "auto"):
-        """Starts it with simulated engines that play this front-end; `flags` are theirs."""
-        options = ["--front-end", front_end, "--engine", "simulated", "--replicas", str(engines), "--listen", "127.0.0.1:0"]
+    def __init__(self, folder: Path, flags: list[str], engines: int = 2, options: Sequence[str] = ()):
+        """Starts it with simulated engines; `flags` are theirs, `options` are more of its own."""
+        options = [*options, "--engine", "simulated", "--replicas", str(engines), "--listen", "127.0.0.1:0"]
         options += ["--admin-listen", "127.0.0.1:0", "--operators-socket", str(folder / "up.sock")]
         super().__init__("up", ["up", *options, "--", *flags], folder)
         self.edge = self.printed("edge", LISTEN_SECONDS)

@@ -19,7 +19,7 @@ WEATHER = {
     },
 }
 # The edge's default limit of a body, in bytes.
-BODY_LIMIT = 16 * 1024 * 1024
+BODY_LIMIT = 64 * 1024 * 1024
 
 
 @pytest.fixture(scope="module")

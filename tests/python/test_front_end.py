@@ -17,7 +17,7 @@ ASKED = {"model": MODEL, "messages": HELLO}
 def up(tmp_path_factory):
     """`hostler up` with simulated engines that play the Rust front-end."""
     flags = ["--served-model-name", MODEL, "--sim-step-ms", "5", "--enable-prompt-tokens-details"]
-    running = Up(tmp_path_factory.mktemp("rust"), flags, front_end="rust")
+    running = Up(tmp_path_factory.mktemp("rust"), flags, options=["--front-end", "rust"])
     yield running
     running.stop()
 

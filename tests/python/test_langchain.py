@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI, unmodified, on both kinds of fleet: chat, streams, tools, and on real vLLM structured output."""
+"""LangChain's ChatOpenAI, unmodified, on both kinds of fleet: chat, streams, tools and structured output."""
 
 from typing import Literal
 
@@ -66,10 +66,8 @@ def test_a_tool_is_called_and_its_result_is_read(simulated_fleet: Fleet):
     assert model(fleet, max_tokens=4).invoke(turns).content is not None
 
 
-@pytest.mark.vllm
-def test_an_answer_is_an_object_of_the_type_asked_for(vllm_fleet: Fleet):
-    vllm_fleet.wait_ready()
-    asked = model(vllm_fleet, max_tokens=64).with_structured_output(Answer, method="json_schema", strict=True)
+def test_an_answer_is_an_object_of_the_type_asked_for(fleet: Fleet):
+    asked = model(fleet, max_tokens=64).with_structured_output(Answer, method="json_schema", strict=True)
     assert isinstance(asked.invoke("Choose."), Answer)
 
 

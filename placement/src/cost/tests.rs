@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::affinity::Popularity;
 use crate::block_keys::{BlockKey, KeyChain, token_keys};
+use crate::rates::{LearnedRates, RatePool, Samples};
 
 const BLOCK: u32 = 16;
 
@@ -156,6 +157,41 @@ fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
     assert_eq!((decision.chosen, decision.why), (1, ChoiceReason::Cheapest));
     let decision = decide(8_000, &[doubtful(0), Candidate { pending: 90_000, ..doubtful(1) }], 0.0, 1);
     assert_eq!((decision.chosen, decision.why), (0, ChoiceReason::LastResort));
+}
+
+/// What equal replicas are priced with that seem to take so many times as long.
+fn rates_of_equals(factors: [f64; 4]) -> [Rates; 4] {
+    let learned = factors.map(|factor| {
+        let Rates { step, prefill, attention, decode, context, slowness } = Rates::default();
+        let [step, prefill, attention, decode, context] = [step, prefill, attention, decode, context].map(|part| part * factor);
+        let samples = Samples { count: 100.0, spread: 0.0 };
+        let rates = Rates { step, prefill, attention, decode, context, slowness };
+        LearnedRates { rates, first_tokens: samples, intervals: samples, mean_load: 8.0, learned_at: 0.0 }
+    });
+    let mean = RatePool::new(learned.iter()).mean(0.0);
+    learned.map(|one| mean.rates_of(&one))
+}
+
+#[test]
+fn a_cached_beginning_counts_whole_where_speeds_differ_by_noise() {
+    let rates = rates_of_equals([0.9, 1.0, 1.0, 1.1]);
+    let mut replicas = [0, 1, 2, 3].map(|replica| Candidate { rates: rates[replica], ..idle(replica) });
+    replicas[3].matched = 480;
+    for seed in 0..20 {
+        let decision = decide(8_000, &replicas, 0.0, seed);
+        assert_eq!((decision.chosen, decision.why), (3, ChoiceReason::Cheapest), "of what is cached nothing is given away");
+    }
+}
+
+#[test]
+fn streams_spread_over_equal_replicas_that_seem_to_differ_and_decode_at_a_flat_rate() {
+    let rates = rates_of_equals([0.9, 1.0, 1.0, 1.1]).map(|rates| Rates { decode: 0.0, context: 0.0, ..rates });
+    let mut replicas = [0, 1, 2, 3].map(|replica| Candidate { rates: rates[replica], ..idle(replica) });
+    for seed in 0..20 {
+        let chosen = decide(100, &replicas, 0.0, seed).chosen;
+        replicas[chosen].in_flight += 1;
+    }
+    assert_eq!(replicas.map(|replica| replica.in_flight), [5; 4]);
 }
 
 #[test]

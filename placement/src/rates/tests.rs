@@ -22,6 +22,7 @@ impl Engine {
         let factor = if noise.u32(..40) == 0 { 5.0 } else { 0.8 + 0.4 * noise.f64() };
         let learned = learner.rates();
         let seen = FirstTokenSample {
+            priced: learned,
             predicted_seconds: first_token(&learned, uncached, matched, pending, (in_flight, context)),
             actual_seconds: first_token(&self.rates, uncached, matched, pending, (in_flight, context)) * factor,
             uncached,
@@ -29,8 +30,8 @@ impl Engine {
             pending,
             in_flight,
         };
-        learner.learn_first_token(&seen);
-        learner.learn_interval(in_flight, context, self.rates.step_seconds(in_flight, context) * factor);
+        learner.learn_first_token(&seen, 0.0);
+        learner.learn_interval(in_flight, context, self.rates.step_seconds(in_flight, context) * factor, 0.0);
     }
 }
 
@@ -121,7 +122,7 @@ fn a_replica_that_becomes_slow_is_found_out_and_forgiven() {
 fn intervals_at_one_load_set_the_level_and_keep_the_shape() {
     let prior = Rates::default();
     let mut learner = RateLearner::new(prior);
-    (0..300).for_each(|_| learner.learn_interval(40, 0, 2.0 * prior.step_seconds(40, 0)));
+    (0..300).for_each(|_| learner.learn_interval(40, 0, 2.0 * prior.step_seconds(40, 0), 0.0));
     let learned = learner.rates();
     assert_close(learned.step, 2.0 * prior.step, 0.1, "step");
     assert_close(learned.decode, 2.0 * prior.decode, 0.1, "decode");
@@ -137,7 +138,7 @@ fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
         let context = u64::from(sequences) * 2_000;
         // A third of the answers met prompts of others on their way.
         let met = if random.u32(..3) == 0 { 1.0 + 3.0 * random.f64() } else { 1.0 };
-        learner.learn_interval(sequences, context, SLOWER.step_seconds(sequences, context) * met);
+        learner.learn_interval(sequences, context, SLOWER.step_seconds(sequences, context) * met, 0.0);
     }
     for load in [(1, 2_000), (30, 60_000), (80, 160_000)] {
         let (learned, truth) = (learner.rates().step_seconds(load.0, load.1), SLOWER.step_seconds(load.0, load.1));
@@ -148,18 +149,34 @@ fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
 #[test]
 fn short_prompts_say_nothing_of_the_speed() {
     let mut learner = RateLearner::new(Rates::default());
-    let seen = FirstTokenSample { predicted_seconds: 0.01, actual_seconds: 1.0, uncached: 255, matched: 5_000, pending: 0, in_flight: 0 };
-    (0..100).for_each(|_| learner.learn_first_token(&seen));
+    let seen = FirstTokenSample {
+        priced: Rates::default(),
+        predicted_seconds: 0.01,
+        actual_seconds: 1.0,
+        uncached: 255,
+        matched: 5_000,
+        pending: 0,
+        in_flight: 0,
+    };
+    (0..100).for_each(|_| learner.learn_first_token(&seen, 0.0));
     assert_eq!(learner.rates(), Rates::default());
 }
 
 #[test]
 fn one_absurd_sample_moves_little() {
     let mut learner = RateLearner::new(Rates::default());
-    let seen = FirstTokenSample { predicted_seconds: 0.1, actual_seconds: 1e6, uncached: 2_000, matched: 0, pending: 0, in_flight: 0 };
-    learner.learn_first_token(&seen);
-    learner.learn_first_token(&FirstTokenSample { pending: 50_000, ..seen });
-    learner.learn_interval(3, 100, 1e6);
+    let seen = FirstTokenSample {
+        priced: Rates::default(),
+        predicted_seconds: 0.1,
+        actual_seconds: 1e6,
+        uncached: 2_000,
+        matched: 0,
+        pending: 0,
+        in_flight: 0,
+    };
+    learner.learn_first_token(&seen, 0.0);
+    learner.learn_first_token(&FirstTokenSample { pending: 50_000, ..seen }, 0.0);
+    learner.learn_interval(3, 100, 1e6, 0.0);
     let (learned, prior) = (learner.rates(), Rates::default());
     assert!(learned.prefill < 1.4 * prior.prefill && learned.slowness < 1.2 && learned.step < 2.5 * prior.step, "{learned:?}");
 }
@@ -178,10 +195,11 @@ proptest! {
         for prior in [Rates::default(), Rates { step: prior[0], prefill: prior[1], attention: prior[2], decode: prior[3], context: prior[4], slowness: 1.0 }] {
             let mut learner = RateLearner::new(prior);
             for &(predicted_seconds, actual_seconds, uncached, matched, pending, in_flight) in &first_tokens {
-                learner.learn_first_token(&FirstTokenSample { predicted_seconds, actual_seconds, uncached, matched, pending, in_flight });
+                let sample = FirstTokenSample { priced: prior, predicted_seconds, actual_seconds, uncached, matched, pending, in_flight };
+                learner.learn_first_token(&sample, predicted_seconds);
             }
             for &(sequences, context, seconds) in &intervals {
-                learner.learn_interval(sequences, context, seconds);
+                learner.learn_interval(sequences, context, seconds, seconds);
             }
             let rates = learner.rates();
             if prior == Rates::default() {
@@ -201,31 +219,44 @@ fn the_work_of_a_request_is_its_prompt_and_its_share_of_the_steps_of_its_answer(
     assert_eq!(rates.work_seconds(10, 90, 8.0), 5.0 + 8.0 * (0.25 + 0.125 * 104.0));
 }
 
+fn samples(count: f64) -> Samples {
+    Samples { count, spread: 0.0 }
+}
+
+/// What each of these is priced with.
+fn priced(all: &[LearnedRates], now: f64) -> Vec<Rates> {
+    let mean = RatePool::new(all.iter()).mean(now);
+    all.iter().map(|learned| mean.rates_of(learned)).collect()
+}
+
+/// Takes so many times as long for prompts and for steps as the prior says.
+fn times_as_slow(factor: f64) -> LearnedRates {
+    let Rates { step, prefill, attention, decode, context, slowness } = Rates::default();
+    let [step, prefill, attention, decode, context] = [step, prefill, attention, decode, context].map(|part| part * factor);
+    let rates = Rates { step, prefill, attention, decode, context, slowness };
+    LearnedRates { rates, first_tokens: samples(100.0), intervals: samples(100.0), mean_load: 8.0, learned_at: 0.0 }
+}
+
 #[test]
 fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
     let fast = Rates { step: 0.004, prefill: 5e-6, ..Rates::default() };
-    let shown = LearnedRates { rates: fast, first_token_samples: 50.0, interval_samples: 50.0, mean_load: 8.0 };
-    let pool = RatePool::new([shown, LearnedRates::default()].iter());
-    let unknown = pool.rates(&LearnedRates::default());
+    let shown = LearnedRates { rates: fast, first_tokens: samples(50.0), intervals: samples(50.0), mean_load: 8.0, learned_at: 0.0 };
+    let unknown = priced(&[shown, LearnedRates::default()], 0.0)[1];
     assert!((unknown.step - 0.004).abs() < 1e-9 && (unknown.prefill - 5e-6).abs() < 1e-12, "{unknown:?}");
-    assert_eq!(
-        RatePool::new([LearnedRates::default()].iter()).rates(&LearnedRates::default()),
-        Rates::default(),
-        "nobody has shown anything"
-    );
+    assert_eq!(priced(&[LearnedRates::default()], 0.0), [Rates::default()], "nobody has shown anything");
 }
 
 #[test]
 fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
     let with = |step, intervals| LearnedRates {
         rates: Rates { step, ..Rates::default() },
-        interval_samples: intervals,
+        intervals: samples(intervals),
         ..LearnedRates::default()
     };
     let others = [with(0.01, 200.0), with(0.01, 200.0), with(0.01, 200.0)];
     let steps = [1.0, 20.0, 200.0].map(|samples| {
         let slow = with(0.05, samples);
-        RatePool::new(others.iter().chain([&slow])).rates(&slow).step
+        priced(&[others[0], others[1], others[2], slow], 0.0)[3].step
     });
     assert!(steps[0] < 0.013 && (0.025..0.035).contains(&steps[1]) && steps[2] > 0.045, "{steps:?}");
 }
@@ -234,12 +265,13 @@ fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
 fn nonsense_of_one_replica_does_not_reach_the_others() {
     let nonsense = LearnedRates {
         rates: Rates { step: f64::NAN, ..Rates::default() },
-        first_token_samples: 10.0,
-        interval_samples: 10.0,
+        first_tokens: samples(10.0),
+        intervals: samples(10.0),
         mean_load: 1.0,
+        learned_at: 0.0,
     };
-    let pool = RatePool::new([nonsense, LearnedRates { interval_samples: 10.0, ..LearnedRates::default() }].iter());
-    assert_eq!(pool.rates(&LearnedRates::default()).step, Rates::default().step);
+    let good = LearnedRates { intervals: samples(10.0), ..LearnedRates::default() };
+    assert_eq!(priced(&[nonsense, good], 0.0)[1].step, Rates::default().step);
 }
 
 #[test]
@@ -247,17 +279,106 @@ fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any
     // Seen on two H200s: at some 450 sequences both take 21 ms, and that is all that either knows.
     let with = |step, decode, load| LearnedRates {
         rates: Rates { step, decode, ..Rates::default() },
-        interval_samples: 100.0,
+        intervals: samples(100.0),
         mean_load: load,
         ..LearnedRates::default()
     };
-    let (one, other) = (with(0.0006, 46e-6, 440.0), with(0.0096, 26e-6, 440.0));
-    let pool = RatePool::new([one, other].iter());
-    let (one, other) = (pool.rates(&one), pool.rates(&other));
+    let rates = priced(&[with(0.0006, 46e-6, 440.0), with(0.0096, 26e-6, 440.0)], 0.0);
     for sequences in [1, 100, 440, 1_000] {
-        assert_close(one.step_seconds(sequences, 0), other.step_seconds(sequences, 0), 0.02, &format!("{sequences} sequences"));
+        assert_close(rates[0].step_seconds(sequences, 0), rates[1].step_seconds(sequences, 0), 0.02, &format!("{sequences} sequences"));
     }
     let slow = with(0.03, 90e-6, 440.0);
-    let pool = RatePool::new([with(0.01, 30e-6, 440.0), slow].iter());
-    assert_close(pool.rates(&slow).step_seconds(440, 0), slow.rates.step_seconds(440, 0), 0.1, "what it is slower by stays");
+    let rates = priced(&[with(0.01, 30e-6, 440.0), slow], 0.0);
+    assert_close(rates[1].step_seconds(440, 0), slow.rates.step_seconds(440, 0), 0.1, "what it is slower by stays");
+}
+
+#[test]
+fn a_difference_that_noise_alone_makes_among_so_many_is_none_and_one_beyond_it_stays() {
+    let fleet = |of: usize, one: f64| (0..of).map(|index| times_as_slow(if index == 0 { one } else { 1.0 })).collect::<Vec<_>>();
+    let level = |of, one| priced(&fleet(of, one), 0.0)[0].step / priced(&fleet(of, one), 0.0)[1].step;
+    assert_eq!((level(12, 0.8), level(12, 1.2), level(1_000, 1.3)), (1.0, 1.0, 1.0));
+    assert!(level(1_000, 1.4) < level(4, 1.4), "more replicas have greater outliers");
+    assert!(level(1_000, 3.0) > 2.2 && level(12, 3.0) > 2.2 && level(12, 0.5) < 0.8, "{} {}", level(1_000, 3.0), level(12, 3.0));
+}
+
+#[test]
+fn what_samples_differ_by_among_themselves_widens_what_counts_as_noise() {
+    let level = |spread| {
+        let one = LearnedRates { intervals: Samples { count: 100.0, spread }, ..times_as_slow(1.4) };
+        priced(&[one, times_as_slow(1.0), times_as_slow(1.0), times_as_slow(1.0)], 0.0)[0].step / Rates::default().step
+    };
+    assert!(level(0.0) > 1.2 && (level(0.2) - 1.1).abs() < 0.001, "{} {}", level(0.0), level(0.2));
+}
+
+#[test]
+fn who_looked_slow_and_was_not_tried_drifts_towards_the_others() {
+    let all = [times_as_slow(3.0), times_as_slow(1.0), times_as_slow(1.0), times_as_slow(1.0)];
+    let levels = [0.0, 60.0, 600.0, 7_200.0].map(|now| {
+        let rates = priced(&all, now);
+        rates[0].prefill / rates[1].prefill
+    });
+    assert!(levels[0] > 2.0 && levels.windows(2).all(|pair| pair[0] > pair[1]), "{levels:?}");
+    assert_eq!(levels[3], 1.0, "after two hours it costs what the others cost");
+}
+
+#[test]
+fn slowness_that_noise_left_behind_is_no_difference_either() {
+    let with = |slowness| LearnedRates { rates: Rates { slowness, ..Rates::default() }, ..times_as_slow(1.0) };
+    let seconds = |of: &Rates| of.slowness * of.prefill;
+    let rates = priced(&[with(1.2), with(0.9), with(1.0), with(1.1)], 0.0);
+    assert!(rates.iter().all(|one| seconds(one) == seconds(&rates[0])), "{rates:?}");
+    let rates = priced(&[with(3.0), with(0.9), with(1.0), with(1.1)], 0.0);
+    assert!(seconds(&rates[0]) > 2.0 * seconds(&rates[1]), "{rates:?}");
+}
+
+#[test]
+fn the_spread_of_samples_is_learned() {
+    let mut learner = RateLearner::new(Rates::default());
+    let steady = Rates::default().step_seconds(4, 8_000);
+    (0..200).for_each(|_| learner.learn_interval(4, 8_000, steady, 5.0));
+    assert!(learner.learned().intervals.spread < 0.001 && learner.learned().learned_at == 5.0, "{:?}", learner.learned());
+    let mut random = fastrand::Rng::with_seed(3);
+    (0..200).for_each(|_| learner.learn_interval(4, 8_000, steady * (0.7 + 0.6 * random.f64()), 9.0));
+    assert!((0.05..0.35).contains(&learner.learned().intervals.spread), "{:?}", learner.learned());
+}
+
+#[test]
+fn a_replica_that_is_priced_like_the_others_learns_no_more_than_what_it_really_takes() {
+    // Priced by the mean for as long as the difference may be noise: what the price leaves out is not learned again and again.
+    let truth = Rates { prefill: 1.15 * Rates::default().prefill, attention: 1.15 * Rates::default().attention, ..Rates::default() };
+    let mut learner = RateLearner::new(Rates::default());
+    for _ in 0..2_000 {
+        let took = |rates: &Rates| first_token(rates, 4_000, 0, 20_000, (30, 60_000));
+        let sample = FirstTokenSample {
+            priced: Rates::default(),
+            predicted_seconds: took(&Rates::default()),
+            actual_seconds: took(&truth),
+            uncached: 4_000,
+            matched: 0,
+            pending: 20_000,
+            in_flight: 30,
+        };
+        learner.learn_first_token(&sample, 0.0);
+    }
+    let learned = learner.rates();
+    assert_close(learned.prefill * learned.slowness, truth.prefill, 0.05, "prefill");
+}
+
+proptest! {
+    #[test]
+    fn a_slower_replica_is_never_priced_as_a_faster_one(
+        factors in prop::collection::vec(0.1..10.0_f64, 2..40), spread in 0.0..1.0_f64, now in 0.0..10_000.0_f64,
+    ) {
+        let all: Vec<LearnedRates> = factors
+            .iter()
+            .map(|factor| LearnedRates { intervals: Samples { count: 100.0, spread }, ..times_as_slow(*factor) })
+            .collect();
+        let rates = priced(&all, now);
+        for (one, rates_of_one) in all.iter().zip(&rates) {
+            prop_assert!(rates_of_one.step > 0.0 && rates_of_one.prefill > 0.0, "{rates_of_one:?}");
+            for (other, rates_of_other) in all.iter().zip(&rates) {
+                prop_assert!(one.rates.step > other.rates.step || rates_of_one.step <= rates_of_other.step * (1.0 + 1e-9));
+            }
+        }
+    }
 }

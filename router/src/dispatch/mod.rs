@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 pub(crate) use external::ExternalPlacement;
 use failover::RetryContext;
 pub use refusal::Refusal;
+pub(crate) use relay::BREAK_DELAY;
 pub use relay::{Relay, RelayContext};
 pub use retry_budget::{RetryBudget, RetryBudgets};
 use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
@@ -104,6 +105,14 @@ pub struct OutboundRequest {
     pub stored_response: Option<ResponseRecorder>,
     /// When it was taken.
     pub received_at: Instant,
+}
+
+impl OutboundRequest {
+    /// The dialect of the event stream that its client surely waits for.
+    pub(crate) fn awaited_stream(&self) -> Option<Dialect> {
+        let is_awaited = self.placement_request.is_stream && self.work.generates() && self.dialect != Dialect::Other;
+        is_awaited.then_some(self.dialect)
+    }
 }
 
 /// An answer that has begun.

@@ -7,7 +7,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -72,7 +72,11 @@ pub struct Relay {
     context: RelayContext,
     /// The consumer is still to be attached to the lane.
     is_direct_writing_pending: bool,
-    idle_timer: Option<Pin<Box<Sleep>>>,
+    silence_timer: Option<Pin<Box<Sleep>>>,
+    /// After so much silence the client of an event stream gets something to keep its connection alive.
+    keep_alive: Option<Duration>,
+    /// When it last did.
+    kept_alive_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -96,10 +100,10 @@ fn fault_label(fault: Fault) -> &'static str {
 }
 
 /// The moment that a connection gets to send what it has before it breaks. HTTP/2 throws away what is queued when a stream is reset.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+pub(crate) const BREAK_DELAY: Duration = Duration::from_millis(200);
 
 fn flushing_state(message: String) -> RelayState {
-    RelayState::Flushing(Box::pin(tokio::time::sleep(FLUSH_TIMEOUT)), message)
+    RelayState::Flushing(Box::pin(tokio::time::sleep(BREAK_DELAY)), message)
 }
 
 impl Relay {
@@ -116,7 +120,27 @@ impl Relay {
         let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, trial_progress);
         // The first piece comes by again.
         pipeline.lock().answer_parser = context.has_unread_body.then(|| Box::new(AnswerParser::new("")));
-        Self { state: RelayState::Streaming, first_chunk, pipeline, exchange, context, is_direct_writing_pending: false, idle_timer: None }
+        Self {
+            state: RelayState::Streaming,
+            first_chunk,
+            pipeline,
+            exchange,
+            context,
+            is_direct_writing_pending: false,
+            silence_timer: None,
+            keep_alive: None,
+            kept_alive_at: None,
+        }
+    }
+
+    /// Whether the engine answers with an event stream.
+    pub(crate) fn is_event_stream(&self) -> bool {
+        self.pipeline.lock().scanner.is_some()
+    }
+
+    /// The client of an event stream gets something after each `period` in which the engine is silent; never, where that is zero.
+    pub(crate) fn send_keep_alives(&mut self, period: Duration) {
+        self.keep_alive = Some(period).filter(|period| !period.is_zero() && self.is_event_stream());
     }
 
     /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
@@ -141,15 +165,30 @@ impl Relay {
             }
             return Poll::Ready(piece);
         }
-        // One timer an answer, looked at again only when it fires: an event costs a reading of the clock.
+        Poll::Pending
+    }
+
+    /// What the client gets because nothing came for long. One timer an answer, looked at again only when it fires: an event costs a reading of the
+    /// clock.
+    fn poll_silence(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, StreamFault>> {
         let idle = self.context.idle_timeout;
-        let pause = self.idle_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
-        while pause.as_mut().poll(context).is_ready() {
-            let progress = self.pipeline.lock().last_progress_at;
-            if progress.elapsed() >= idle {
+        let period = self.keep_alive.unwrap_or(idle);
+        let timer = self.silence_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(period.min(idle))));
+        while timer.as_mut().poll(context).is_ready() {
+            let flow = self.pipeline.lock();
+            let (now, progress) = (Instant::now(), flow.last_progress_at);
+            if now >= progress + idle {
                 return Poll::Ready(Err(StreamFault { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
             }
-            pause.as_mut().reset(progress + idle);
+            let is_due = now >= self.kept_alive_at.map_or(progress, |sent| sent.max(progress)) + period;
+            let last = if is_due { now } else { self.kept_alive_at.map_or(progress, |sent| sent.max(progress)) };
+            timer.as_mut().reset((last + period).min(progress + idle));
+            if is_due {
+                self.kept_alive_at = Some(now);
+                if let Some(keep_alive) = flow.scanner.as_ref().and_then(SseScanner::keep_alive) {
+                    return Poll::Ready(Ok(keep_alive));
+                }
+            }
         }
         Poll::Pending
     }
@@ -301,7 +340,13 @@ impl Body for Relay {
                     let failed = relay.pipeline.lock().failure.take();
                     let sent = match (failed, polled) {
                         (Some(failed), _) => relay.apply_outcome(failed),
-                        (None, Poll::Pending) => return Poll::Pending,
+                        (None, Poll::Pending) => match ready!(relay.poll_silence(context)) {
+                            Ok(keep_alive) => keep_alive,
+                            Err(broken) => {
+                                relay.fail(fault_label(broken.fault), broken.message);
+                                Bytes::new()
+                            }
+                        },
                         (None, Poll::Ready(Ok(Some(bytes)))) => relay.process_chunk(bytes),
                         (None, Poll::Ready(Ok(None))) => relay.finish_body(),
                         (None, Poll::Ready(Err(broken))) => {

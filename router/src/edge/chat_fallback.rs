@@ -14,7 +14,7 @@ use super::reply::{self, EdgeBody};
 use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
 use super::translation::{TranslatedBody, collect_body, translated_headers};
 use crate::dispatch::{self, Relay};
-use crate::inbound::{Edge, InboundRequest};
+use crate::inbound::{Edge, InboundRequest, headers};
 use crate::outcome::RefusalReason;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -137,14 +137,14 @@ impl Edge {
                 return reply::error(StatusCode::BAD_REQUEST, "BadRequestError", &message);
             }
         };
-        let mut headers = inquiry.headers;
+        let mut heads = inquiry.headers;
         // They speak of the client's body and of what it makes of the answer's.
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.remove(header::ACCEPT);
-        headers.remove(header::ACCEPT_ENCODING);
+        heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        heads.remove(header::ACCEPT);
+        heads.remove(header::ACCEPT_ENCODING);
         let inquiry = InboundRequest {
             path: PathAndQuery::from_static(path),
-            headers,
+            headers: heads,
             body: body.to_string().into(),
             // The client's body is gone.
             reservation: None,
@@ -162,6 +162,7 @@ async fn translate_response(form: AnswerForm, answer: dispatch::Answer, is_asked
     let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explain);
     let mut response = if status.is_success() && is_asked_to_stream && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        headers::disable_buffering(&mut heads);
         Response::new(EdgeBody::Translated(Box::new(form.translate_stream(answer.body))))
     } else {
         let bad_gateway = |message: &str| reply::error(StatusCode::BAD_GATEWAY, "BadGatewayError", message);

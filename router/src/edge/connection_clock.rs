@@ -5,7 +5,7 @@
 //! takes nothing of it is reset, and its neighbours go on.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub(super) struct ConnectionClock {
     idle_since: AtomicU64,
     /// The requests whose answers have not ended, the newest last.
     open: Mutex<Vec<Arc<OpenAnswer>>>,
+    /// Something of an answer of ours is still to be written.
+    is_answering: AtomicBool,
 }
 
 /// A request whose answer has not ended.
@@ -68,6 +70,7 @@ impl ConnectionClock {
             head_since: AtomicU64::new(1),
             idle_since: AtomicU64::new(0),
             open: Mutex::default(),
+            is_answering: AtomicBool::new(false),
         })
     }
 
@@ -90,9 +93,22 @@ impl ConnectionClock {
     /// A request has been taken; it is open until the guard is dropped.
     pub(super) fn open_request(self: &Arc<Self>) -> OpenRequest {
         self.head_since.store(0, Ordering::Relaxed);
+        self.is_answering.store(true, Ordering::Relaxed);
         let answering = Arc::<OpenAnswer>::default();
         self.open.lock().push(answering.clone());
         OpenRequest { clock: self.clone(), answering }
+    }
+
+    /// Whether what the library writes now is of an answer of ours; else it is its own.
+    pub(super) fn is_answering(&self) -> bool {
+        self.is_answering.load(Ordering::Relaxed)
+    }
+
+    /// The library has written all that it had.
+    pub(super) fn record_flush(&self) {
+        if self.is_answering() && self.open.lock().is_empty() {
+            self.is_answering.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Whether a wait has lasted too long for the connection. One that is a stream's ends that stream.

@@ -21,6 +21,7 @@ use tokio_util::io::InspectReader;
 
 use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
 use super::framing::watch_framing;
+use super::parser_refusals::RefusalStream;
 use super::reply::EdgeBody;
 use crate::config::RouterConfig;
 use crate::direct_writing::ClientStream;
@@ -125,6 +126,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     let Ok(may_be_http2) = told else { return };
     let wire = ClientStream::new(stream);
     let direct_writer = wire.direct_writer();
+    let wire = RefusalStream::new(wire, clock.clone(), edge.allowed_origins.allows_all());
     let (watch, framing) = watch_framing(clock.clone());
     let wire = InspectReader::new(wire, watch);
     let asked = clock.clone();

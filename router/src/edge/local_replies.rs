@@ -4,6 +4,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
+use super::error_forms::messages_error_type;
 use super::reply::{EdgeBody, error, json, no_route};
 use crate::access_log::REQUEST_ID;
 
@@ -23,7 +24,7 @@ impl LocalReplyContext {
 
     /// Gives an answer that is the router's own what every engine's has. That of an engine is left as it is.
     pub(super) fn add_common_headers(self, response: Response<EdgeBody>) -> Response<EdgeBody> {
-        if !matches!(response.body(), EdgeBody::Local(_)) {
+        if !matches!(response.body(), EdgeBody::Local(_) | EdgeBody::Held(_)) {
             return response;
         }
         let failed = response.status().is_client_error() || response.status().is_server_error();
@@ -32,7 +33,7 @@ impl LocalReplyContext {
         if let Some(id) = self.request_id {
             headers.insert(REQUEST_ID, id);
         }
-        // Pages of other origins may not read it, as engines have it by default.
+        // A cache keeps it for no page of another origin.
         headers.entry(header::VARY).or_insert(HeaderValue::from_static("Origin"));
         response
     }
@@ -82,16 +83,7 @@ fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     }
     let EdgeBody::Local(Some(body)) = response.body() else { return response };
     let Ok(Told { error }) = serde_json::from_slice(body) else { return response };
-    // Engines write their own names here, which are those of OpenAI's API; what only a router says has Anthropic's.
-    let kind = match response.status().as_u16() {
-        401 => "authentication_error",
-        403 => "permission_error",
-        413 => "request_too_large",
-        429 => "rate_limit_error",
-        503 => "overloaded_error",
-        408 | 504 => "timeout_error",
-        _ => &error.r#type,
-    };
+    let kind = messages_error_type(response.status(), &error.r#type);
     let told = serde_json::json!({"type": "error", "error": {"type": kind, "message": error.message}});
     *response.body_mut() = EdgeBody::Local(Some(told.to_string().into()));
     response

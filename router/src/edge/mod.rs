@@ -3,13 +3,16 @@
 mod chat_fallback;
 mod connection_clock;
 mod connections;
+mod error_forms;
 mod framing;
 mod grpc;
 mod head_checks;
+mod held_stream;
 mod local_replies;
 mod messages_translator;
 mod ollama;
 mod ollama_translator;
+mod parser_refusals;
 mod reply;
 mod responses_translator;
 mod routes;

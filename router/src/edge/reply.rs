@@ -11,6 +11,8 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::error_forms::error_text;
+use super::held_stream::HeldStream;
 use super::translation::TranslatedBody;
 use crate::admission::{LimitExceeded, LimitKind};
 use crate::direct_writing::DirectWriter;
@@ -25,6 +27,8 @@ pub(super) enum EdgeBody {
     Local(Option<Bytes>),
     /// An engine's.
     Relay(Box<Relay>),
+    /// An engine's, which it has not begun.
+    Held(Box<HeldStream>),
     /// An engine's events in the words of another API.
     Translated(Box<TranslatedBody>),
     /// Messages of gRPC.
@@ -34,8 +38,10 @@ pub(super) enum EdgeBody {
 impl EdgeBody {
     /// An engine's events may be written to the client's connection as they come.
     pub(super) fn enable_direct_writing(&mut self, direct_writer: &Arc<DirectWriter>) {
-        if let Self::Relay(relay) = self {
-            relay.enable_direct_writing(direct_writer.clone());
+        match self {
+            Self::Relay(relay) => relay.enable_direct_writing(direct_writer.clone()),
+            Self::Held(held) => held.enable_direct_writing(direct_writer.clone()),
+            _ => {}
         }
     }
 }
@@ -48,6 +54,7 @@ impl Body for EdgeBody {
         match self.get_mut() {
             Self::Local(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
+            Self::Held(held) => Pin::new(held).poll_frame(context),
             Self::Translated(body) => Pin::new(body).poll_frame(context),
             // It ends in a status in any case, and so never with this error.
             Self::Grpc(body) => Pin::new(body)
@@ -60,6 +67,7 @@ impl Body for EdgeBody {
         match self {
             Self::Local(bytes) => bytes.is_none(),
             Self::Relay(relay) => relay.is_end_stream(),
+            Self::Held(held) => held.is_end_stream(),
             Self::Translated(body) => body.is_end_stream(),
             Self::Grpc(body) => body.is_end_stream(),
         }
@@ -68,7 +76,7 @@ impl Body for EdgeBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Local(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Relay(_) | Self::Translated(_) => SizeHint::default(),
+            Self::Relay(_) | Self::Held(_) | Self::Translated(_) => SizeHint::default(),
             Self::Grpc(body) => body.size_hint(),
         }
     }
@@ -84,8 +92,7 @@ pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeB
 
 /// An error in OpenAI's form.
 pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<EdgeBody> {
-    let body = serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}});
-    json(status, body.to_string())
+    json(status, error_text(status, kind, message))
 }
 
 /// An error that a field of the request has made, in the form and with the words of engines.
@@ -141,7 +148,7 @@ pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
             error(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError")
         }
         BodyReadError::TooSlow(_) => error(StatusCode::REQUEST_TIMEOUT, "TimeoutError"),
-        BodyReadError::Broken(_) | BodyReadError::Decompression(InflateError::Broken(_)) => {
+        BodyReadError::Broken(_) | BodyReadError::ForbiddenTrailer(_) | BodyReadError::Decompression(InflateError::Broken(_)) => {
             error(StatusCode::BAD_REQUEST, "BadRequestError")
         }
         BodyReadError::CompressionOff(_) | BodyReadError::UnknownCoding(_) => {
@@ -162,6 +169,16 @@ pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
         Rejection::Limited(limited) => self::limited(limited),
         Rejection::Fleet(why) => refusal(why),
         Rejection::NoResponse(_) => field_error(StatusCode::NOT_FOUND, "invalid_request_error", "response_id", &declined.to_string()),
+    }
+}
+
+/// The status and the body of the same: for a stream whose head is sent.
+pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
+    let response = rejection(declined);
+    let status = response.status();
+    match response.into_body() {
+        EdgeBody::Local(Some(words)) => (status, words),
+        _ => (status, Bytes::new()),
     }
 }
 

@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
+use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::chat_fallback::ChatFallback;
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
+use super::held_stream::{AwaitedAnswer, HeldStream};
 use super::local_replies;
 use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
-use crate::dispatch::Refusal;
-use crate::inbound::{Edge, InboundRequest, headers};
+use crate::dispatch::{Answer, Refusal};
+use crate::inbound::{Edge, InboundRequest, PageAccess, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 
@@ -49,10 +51,12 @@ impl Edge {
         keys::mark_sensitive(request.headers_mut());
         // For whoever reads the request, by whatever API.
         request.extensions_mut().insert(entry.clone());
+        let page = self.allowed_origins.check(request.headers());
         let is_ollamas = ollama::is_ollama_path(request.uri().path());
         let wanted = local_replies::LocalReplyContext::from_request(&request);
         let response = wanted.add_common_headers(self.check_and_route(request, flaw, &entry).await);
-        let response = if is_ollamas { ollama::translate_error(response) } else { response };
+        let mut response = if is_ollamas { ollama::translate_error(response) } else { response };
+        page.mark(response.headers_mut());
         entry.set_status(response.status().as_u16(), response.body().size_hint().exact());
         response
     }
@@ -67,6 +71,13 @@ impl Edge {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("malformed");
             return reply::bad_request(message);
+        }
+        // Browsers send no key with it.
+        if is_preflight(request.method(), request.headers())
+            && let access = self.allowed_origins.check(request.headers())
+            && access != PageAccess::Unasked
+        {
+            return self.answer_preflight(&request, &access, entry);
         }
         if super::grpc::is_grpc(request.headers()) {
             // Its future is larger than that of `pass`, which would pay for it with every request; and so is that of `ollama`.
@@ -92,6 +103,20 @@ impl Edge {
         if let Some(rates) = self.admission.rate_limits(&asking) {
             rates.write_headers(response.headers_mut());
         }
+        response
+    }
+
+    /// Tells a browser what a page may send, if it may send anything.
+    fn answer_preflight(&self, request: &Request<Incoming>, access: &PageAccess, entry: &AccessEntry) -> Response<EdgeBody> {
+        if *access == PageAccess::Denied {
+            self.dispatch.metrics.count_refusal(RefusalReason::Request);
+            entry.record_refusal("origin");
+            let message = "pages of this origin may not use this: whoever runs the router lists those that may in router.allowed_origins";
+            return reply::close_if_unread(request.body(), reply::error(StatusCode::FORBIDDEN, "PermissionDeniedError", message));
+        }
+        let mut response = Response::new(EdgeBody::Local(None));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        allow_preflight(request.headers(), response.headers_mut());
         response
     }
 
@@ -171,26 +196,55 @@ impl Edge {
             headers: head.headers,
             body,
             reservation,
-            caller,
-            log_entry: entry,
+            caller: caller.clone(),
+            log_entry: entry.clone(),
             received_at: begun,
         };
         if let Some(route) = translated {
             return Box::pin(self.answer_with_chat(route, inquiry, explain)).await;
         }
-        let answer = match self.submit(inquiry).await {
-            Ok(answer) => answer,
-            Err(declined) => return reply::rejection(&declined),
+        let prepared = self.prepare(inquiry);
+        let period = self.config.stream_keepalive;
+        let awaited = prepared.as_ref().ok().and_then(|(outgoing, _)| Some((outgoing.awaited_stream()?, outgoing.id)));
+        let answered = match awaited.filter(|_| !period.is_zero()) {
+            None => self.send(prepared, caller, entry).await,
+            Some((dialect, id)) => {
+                let edge = self.clone();
+                let mut answer: AwaitedAnswer = Box::pin(async move { edge.send(prepared, caller, entry).await });
+                match timeout(period, answer.as_mut()).await {
+                    Ok(answered) => answered,
+                    Err(_) => return held_reply(HeldStream::new(answer, dialect, period, reply::rejection_words), id),
+                }
+            }
         };
+        answered.map_or_else(|declined| reply::rejection(&declined), |answer| self.pass_on(answer, explain))
+    }
+
+    /// An engine's answer as the client gets it.
+    fn pass_on(&self, mut answer: Answer, explain: bool) -> Response<EdgeBody> {
+        let is_event_stream = answer.body.is_event_stream();
+        answer.body.send_keep_alives(self.config.stream_keepalive);
         let mut response = Response::new(EdgeBody::Relay(answer.body));
         *response.status_mut() = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         *response.headers_mut() = headers::headers_for_client(answer.head.headers);
         if response.status().is_redirection() {
             local_replies::make_location_relative(response.headers_mut());
         }
+        if is_event_stream {
+            headers::disable_buffering(response.headers_mut());
+        }
         headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
         if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
     }
+}
+
+/// The head of an event stream whose engine has not begun, which cannot be taken back.
+fn held_reply(stream: HeldStream, id: u64) -> Response<EdgeBody> {
+    let mut response = Response::new(EdgeBody::Held(Box::new(stream)));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers::disable_buffering(response.headers_mut());
+    headers::add_id(response.headers_mut(), id);
+    response
 }
 
 /// Engines redirect from the same path with a slash.

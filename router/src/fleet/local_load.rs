@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hostler_placement::affinity::{ApproxPrefixIndex, InFlightBlocks, ReplicaSlot};
-use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rates};
+use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rates, Samples};
 use parking_lot::Mutex;
 
 /// See the module.
@@ -21,7 +21,7 @@ pub struct LocalLoad {
     pub(super) avoided_until: AtomicU64,
     learner: Mutex<RateLearner>,
     /// A copy of what the learner has learned that is read without its lock. Its parts may be of two moments, which harms nobody.
-    learned_bits: [AtomicU64; 9],
+    learned_bits: [AtomicU64; 12],
     unanswered: Mutex<Unanswered>,
     /// When the answer of the oldest unanswered request was expected, in seconds of the router's clock, as bits.
     earliest_due: AtomicU64,
@@ -121,27 +121,28 @@ impl LocalLoad {
     /// What the replica has shown of its speed.
     #[must_use]
     pub fn learned(&self) -> LearnedRates {
-        let [step, prefill, attention, decode, context, slowness, first_tokens, intervals, load] =
-            std::array::from_fn(|index| f64::from_bits(self.learned_bits[index].load(Ordering::Relaxed)));
+        let at = |index: usize| f64::from_bits(self.learned_bits[index].load(Ordering::Relaxed));
         LearnedRates {
-            rates: Rates { step, prefill, attention, decode, context, slowness },
-            first_token_samples: first_tokens,
-            interval_samples: intervals,
-            mean_load: load,
+            rates: Rates { step: at(0), prefill: at(1), attention: at(2), decode: at(3), context: at(4), slowness: at(5) },
+            first_tokens: Samples { count: at(6), spread: at(7) },
+            intervals: Samples { count: at(8), spread: at(9) },
+            mean_load: at(10),
+            learned_at: at(11),
         }
     }
 
-    /// A stream's first token has come.
-    pub fn learn_first_token(&self, seen: &FirstTokenSample) {
+    /// A stream's first token has come, at this time of the router's clock.
+    pub fn learn_first_token(&self, seen: &FirstTokenSample, now: f64) {
         let mut speed = self.learner.lock();
-        speed.learn_first_token(seen);
+        speed.learn_first_token(seen, now);
         self.publish_learned(&speed.learned());
     }
 
-    /// A stream has ended whose tokens came `seconds` apart, among `sequences` that held `context` tokens.
-    pub fn learn_interval(&self, sequences: u32, context: u64, seconds: f64) {
+    /// A stream has ended, at this time of the router's clock, whose tokens came `seconds` apart, among `sequences` that held `context`
+    /// tokens.
+    pub fn learn_interval(&self, sequences: u32, context: u64, seconds: f64, now: f64) {
         let mut speed = self.learner.lock();
-        speed.learn_interval(sequences, context, seconds);
+        speed.learn_interval(sequences, context, seconds, now);
         self.publish_learned(&speed.learned());
     }
 
@@ -160,9 +161,10 @@ impl LocalLoad {
     }
 
     fn publish_learned(&self, learned: &LearnedRates) {
-        let LearnedRates { rates, first_token_samples: first_tokens, interval_samples: intervals, mean_load: load } = learned;
-        let values =
-            [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness, *first_tokens, *intervals, *load];
+        let Rates { step, prefill, attention, decode, context, slowness } = learned.rates;
+        let [first_tokens, intervals] = [learned.first_tokens, learned.intervals].map(|Samples { count, spread }| [count, spread]);
+        let values = [step, prefill, attention, decode, context, slowness].into_iter().chain(first_tokens).chain(intervals);
+        let values = values.chain([learned.mean_load, learned.learned_at]);
         for (slot, value) in self.learned_bits.iter().zip(values) {
             slot.store(value.to_bits(), Ordering::Relaxed);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hostler_placement::queue::has_fair_share;
-use http::header::{self, HeaderMap};
+use http::header::{self, HeaderMap, HeaderName};
 use http_body::Body;
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 pub(crate) use self::inflate::InflateError;
 use self::inflate::Inflater;
+use super::headers::is_forbidden_in_trailers;
 use crate::config::RouterConfig;
 use crate::placement::QueueShare;
 
@@ -159,6 +160,8 @@ pub(crate) enum BodyReadError {
     TooSlow(Duration),
     #[error("the request body could not be read: {0}")]
     Broken(String),
+    #[error("the trailer `{0}` is not accepted: send it as a header before the body, or not at all")]
+    ForbiddenTrailer(HeaderName),
     #[error("the Content-Encoding `{0}` is not accepted: send the body as it is, or set router.decompress_bodies for gzip and deflate")]
     CompressionOff(String),
     #[error("the Content-Encoding `{0}` is not accepted: send the body as it is, or as gzip or deflate")]
@@ -203,9 +206,13 @@ where
     B::Error: std::fmt::Display,
 {
     while let Some(frame) = body.frame().await {
-        // Trailers say nothing to an engine.
-        if let Ok(bytes) = frame.map_err(|error| BodyReadError::Broken(error.to_string()))?.into_data() {
-            return Ok(Some(bytes));
+        match frame.map_err(|error| BodyReadError::Broken(error.to_string()))?.into_data() {
+            Ok(bytes) => return Ok(Some(bytes)),
+            // Trailers say nothing to an engine, but another reader may go by them.
+            Err(trailers) => {
+                let forbidden = trailers.trailers_ref().and_then(|trailers| trailers.keys().find(|name| is_forbidden_in_trailers(name)));
+                forbidden.map_or(Ok(()), |name| Err(BodyReadError::ForbiddenTrailer(name.clone())))?;
+            }
         }
     }
     Ok(None)

@@ -5,6 +5,7 @@ use hostler_boot::Shutdown;
 use http::header::HeaderMap;
 use http_body::Body;
 
+use super::allowed_origins::AllowedOrigins;
 use super::body::{BodyMemory, BodyReadError, BodyReservation, read_body};
 use super::isolation::Isolation;
 use super::media::MediaHosts;
@@ -27,6 +28,8 @@ pub struct Edge {
     pub keys: Keys,
     /// Where is it written down?
     pub access_log: AccessLog,
+    /// Which web pages may send it?
+    pub allowed_origins: AllowedOrigins,
     /// What may engines fetch for it?
     pub media_hosts: MediaHosts,
     /// How is it kept apart from other tenants' requests, if it is?

@@ -18,6 +18,9 @@ const ID_HEADER: HeaderName = HeaderName::from_static("x-hostler-id");
 /// On an answer: why it comes from where it comes.
 const REASON_HEADER: HeaderName = HeaderName::from_static("x-hostler-reason");
 
+/// On an answer: whether a proxy may gather it.
+const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
+
 /// On a request: its turn among those that wait, like the body's `priority` and before it.
 const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-hostler-priority");
 
@@ -54,6 +57,11 @@ pub(crate) fn hides_decisive_headers(headers: &HeaderMap) -> bool {
     connection_options(headers).any(|listed| DECISIVE_HEADERS.iter().any(|decisive| listed.eq_ignore_ascii_case(decisive)))
 }
 
+/// Whether a header stands before the body or nowhere: it frames or routes the request, or says what it is or who sends it (RFC 9110 §6.5.1).
+pub(crate) fn is_forbidden_in_trailers(name: &HeaderName) -> bool {
+    is_hop_by_hop(name) || is_credential(name) || DECISIVE_HEADERS.contains(&name.as_str())
+}
+
 /// A client's headers for the engine. The body's length travels beside them, and its compression is undone. With `credentials` the
 /// client's key is among them: where we know keys, it is ours, and no engine's business.
 pub(crate) fn headers_for_engine(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
@@ -71,7 +79,7 @@ pub(crate) fn headers_for_engine(headers: &HeaderMap, credentials: bool) -> Vec<
 
 /// An engine's headers for the client. What is no header at all is left out.
 pub(crate) fn headers_for_client(headers: Vec<Header>) -> HeaderMap {
-    let mut map = HeaderMap::with_capacity(headers.len() + 1);
+    let mut map = HeaderMap::with_capacity(headers.len() + 2);
     for (name, value) in headers.into_iter().filter_map(Header::parse) {
         if !is_hop_by_hop(&name) {
             map.append(name, value);
@@ -100,11 +108,21 @@ pub(crate) fn tenant_hash(headers: &HeaderMap, user: Option<&str>) -> u64 {
     }
 }
 
-/// Tells the client how to ask about its request, and the reason of its placement where it wants that at once.
-pub(crate) fn add_placement_headers(headers: &mut HeaderMap, reason: &PlacementDecision, wanted: bool) {
-    if let Ok(id) = HeaderValue::from_str(&format!("{:016x}", reason.id)) {
+/// Has proxies pass each event of a stream on as it comes: nginx gathers them otherwise.
+pub(crate) fn disable_buffering(headers: &mut HeaderMap) {
+    headers.insert(BUFFERING_HEADER, HeaderValue::from_static("no"));
+}
+
+/// Tells the client how to ask about its request.
+pub(crate) fn add_id(headers: &mut HeaderMap, id: u64) {
+    if let Ok(id) = HeaderValue::from_str(&format!("{id:016x}")) {
         headers.insert(ID_HEADER, id);
     }
+}
+
+/// Tells the client how to ask about its request, and the reason of its placement where it wants that at once.
+pub(crate) fn add_placement_headers(headers: &mut HeaderMap, reason: &PlacementDecision, wanted: bool) {
+    add_id(headers, reason.id);
     if wanted && let Ok(line) = HeaderValue::from_str(&reason.to_string()) {
         headers.insert(REASON_HEADER, line);
     }

@@ -1,5 +1,6 @@
 //! The way of every request into the fleet, whatever API it came by: its body is read within bounds, it is peeked at, admitted and dispatched.
 
+mod allowed_origins;
 mod body;
 mod body_format;
 mod edge;
@@ -16,6 +17,8 @@ mod share;
 mod submit;
 mod work_estimate;
 
+pub use allowed_origins::{AllowedOrigins, InvalidOrigin};
+pub(crate) use allowed_origins::{PageAccess, allow_preflight, is_preflight};
 pub use body::BodyMemory;
 #[cfg(test)]
 pub(crate) use body::BodyMemoryFull;

@@ -37,14 +37,25 @@ impl Edge {
         let (entry, caller) = (inquiry.log_entry.clone(), inquiry.caller.clone());
         // Not within the future, which would keep room for the inquiry as long as the request waits.
         let prepared = self.prepare(inquiry);
-        async move {
-            let submitted = async {
-                let (mut outgoing, permit) = prepared?;
-                outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, &caller).await?;
-                Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?)
-            };
-            submitted.await.inspect_err(|declined| self.count_rejection(declined, &entry))
-        }
+        self.send(prepared, caller, entry)
+    }
+
+    /// Has an engine answer a request of `caller` that is prepared.
+    ///
+    /// # Errors
+    /// When no engine does.
+    pub(crate) async fn send(
+        &self,
+        prepared: Result<(Box<OutboundRequest>, Permit), Rejection>,
+        caller: Caller,
+        entry: AccessEntry,
+    ) -> Result<Answer, Rejection> {
+        let submitted = async {
+            let (mut outgoing, permit) = prepared?;
+            outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, &caller).await?;
+            Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?)
+        };
+        submitted.await.inspect_err(|declined| self.count_rejection(declined, &entry))
     }
 
     /// Has a replica chosen for a request that its caller sends itself, which counts like any other until it is dropped.

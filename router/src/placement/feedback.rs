@@ -104,14 +104,16 @@ impl PlacementFeedback {
         }
         let choice = self.decision.decision.choice();
         if self.is_reliable {
-            self.local_load.learn_first_token(&FirstTokenSample {
+            let sample = FirstTokenSample {
                 predicted_seconds: choice.terms.first_token(),
+                priced: choice.candidate.rates,
                 actual_seconds: took,
                 uncached: choice.uncached,
                 matched: choice.candidate.matched,
                 pending: choice.candidate.pending,
                 in_flight: choice.candidate.in_flight,
-            });
+            };
+            self.local_load.learn_first_token(&sample, self.placer.fleet.view().seconds(now));
         }
         self.placer.metrics.observe_first_token(choice.terms.first_token(), took);
         self.decision.outcome.lock().first_token_seconds = Some(took);
@@ -127,9 +129,11 @@ impl PlacementFeedback {
             self.placer.output_lengths.observe(seen as f64);
         }
         if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
-            let interval = first.elapsed().as_secs_f64() / (completion - 1) as f64;
+            let now = Instant::now();
+            let interval = now.duration_since(first).as_secs_f64() / (completion - 1) as f64;
             let sequences = u32::midpoint(self.load_at_start.0, self.local_load.in_flight()).max(1);
-            self.local_load.learn_interval(sequences, u64::midpoint(self.load_at_start.1, self.local_load.context_tokens()), interval);
+            let context = u64::midpoint(self.load_at_start.1, self.local_load.context_tokens());
+            self.local_load.learn_interval(sequences, context, interval, self.placer.fleet.view().seconds(now));
         }
         let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);

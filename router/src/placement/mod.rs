@@ -237,9 +237,10 @@ impl Placer {
         }
         self.look_up_caches(prompt, tables);
         let PlacementScratch { candidates, priced, .. } = tables;
+        let mean = pool.mean(seconds);
         // Read once more: to keep what each has learned until all are known would cost more. It may have learned something meanwhile.
         for candidate in &mut *candidates {
-            candidate.rates = pool.rates(&view.replicas[candidate.replica].local_load.learned());
+            candidate.rates = mean.rates_of(&view.replicas[candidate.replica].local_load.learned());
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(ours, others);

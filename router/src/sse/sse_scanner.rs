@@ -82,6 +82,15 @@ impl Dialect {
         }
     }
 
+    /// What keeps the connection of a stream of this dialect alive while there is no event.
+    #[must_use]
+    pub(crate) fn keep_alive(self) -> Bytes {
+        Bytes::from_static(match self {
+            Self::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
+            Self::OpenAi | Self::Responses | Self::Other => b": keep-alive\n\n",
+        })
+    }
+
     /// The event that tells a client of this dialect that its answer has failed.
     #[must_use]
     pub fn error_event(self, message: &str) -> Bytes {
@@ -217,6 +226,12 @@ impl SseScanner {
     pub fn error_event(&self, message: &str) -> Bytes {
         let event = self.dialect.error_event(message);
         if self.partial_event.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
+    }
+
+    /// What keeps the connection alive now, unless an event is being sent in parts.
+    #[must_use]
+    pub(crate) fn keep_alive(&self) -> Option<Bytes> {
+        self.partial_event.is_none().then(|| self.dialect.keep_alive())
     }
 
     /// What is still buffered; called when the stream has ended.

@@ -74,6 +74,7 @@ impl Answer {
             seed: answer.options.seed,
             salt: answer.options.salt.clone(),
             adapter: answer.options.adapter.clone(),
+            structured: answer.options.structured.clone(),
         };
         let generation = core.submit(work).await?;
         Ok((answer, generation))

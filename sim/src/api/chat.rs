@@ -15,25 +15,17 @@ use super::fields::Fields;
 use super::logprobs::push_chat_logprobs;
 use super::options::{Options, TokenLimit};
 use super::prompt::chat_prompt;
-use super::tool_call::ToolCall;
-use crate::engine::Prompt;
+use super::tool_call::{CallProgress, ToolCall};
+use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
 use crate::sse::{DONE, EventStream, WriteEvents};
-use crate::tokens::push_escaped;
+use crate::tokens::{Detokenizer, push_escaped};
 
 /// Answers one request.
 pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
-    let options = Options::read(&fields, api, TokenLimit::Chat)?;
-    let chooses = api.args.sim_call_tools && !ends_with_a_result(fields.messages);
-    let tool_call = ToolCall::parse(fields.tools, fields.tool_choice, chooses)?;
-    let tokens = chat_prompt(&fields)?;
-    let limit = options.limit(&api.args, tokens.len())?;
-    let limit = if tool_call.is_some() { ToolCall::limit(limit) } else { limit };
-    let id = answer_id("chatcmpl", request_id);
-    let prompts = vec![Prompt { tokens, limit }];
-    let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
+    let ChatAnswer { answer, tool_call, generation } = start_chat(api, &fields, answer_id("chatcmpl", request_id)).await?;
     if answer.options.stream {
         return Ok(events(EventStream::new(generation, ChatEvents::new(answer, tool_call))));
     }
@@ -42,8 +34,30 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
     Ok(json(StatusCode::OK, whole(&answer, tool_call.as_ref(), &choices, cached_tokens)))
 }
 
+/// A chat that is being answered.
+#[derive(Debug)]
+pub(super) struct ChatAnswer {
+    pub(super) answer: Answer,
+    /// The call that the answer is, if it is none of text.
+    pub(super) tool_call: Option<ToolCall>,
+    pub(super) generation: Generation,
+}
+
+/// Starts the answer to a chat.
+pub(super) async fn start_chat(api: &Api, fields: &Fields<'_>, id: String) -> Result<ChatAnswer, ApiError> {
+    let mut options = Options::read(fields, api, TokenLimit::Chat)?;
+    let chooses = api.args.sim_call_tools && !ends_with_a_result(fields.messages);
+    let tool_call = ToolCall::parse(fields.tools, fields.tool_choice, chooses)?;
+    options.structured = tool_call.as_ref().map(ToolCall::output).or(options.structured);
+    let tokens = chat_prompt(fields)?;
+    let limit = options.limit(&api.args, tokens.len())?;
+    let prompts = vec![Prompt { tokens, limit }];
+    let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
+    Ok(ChatAnswer { answer, tool_call, generation })
+}
+
 /// Whether the last message is what a tool has found: a model then says what it makes of it.
-fn ends_with_a_result(messages: Option<&RawValue>) -> bool {
+pub(super) fn ends_with_a_result(messages: Option<&RawValue>) -> bool {
     #[derive(Deserialize)]
     struct Message {
         role: String,
@@ -77,27 +91,34 @@ fn whole(answer: &Answer, tool_call: Option<&ToolCall>, choices: &[Collected], c
 fn push_choice(json: &mut Vec<u8>, answer: &Answer, tool_call: Option<&ToolCall>, (index, choice): (usize, &Collected)) {
     let finish = choice.finish.unwrap_or(Finish::Stop);
     let _ = write!(json, r#"{{"index":{index},"message":{{"role":"assistant","content":"#);
-    match tool_call {
-        Some(_) => json.extend_from_slice(b"null"),
-        None => {
-            json.push(b'"');
-            push_escaped(&choice.tokens, json);
-            json.push(b'"');
-        }
+    json.push(b'"');
+    if tool_call.is_none() {
+        push_escaped(&choice.tokens, json);
     }
-    json.extend_from_slice(br#","refusal":null,"annotations":null,"audio":null,"function_call":null"#);
+    json.extend_from_slice(br#"","refusal":null,"annotations":null,"audio":null,"function_call":null"#);
     if let Some(call) = tool_call {
-        json.extend_from_slice(br#","tool_calls":["#);
-        call.push_whole(&choice.tokens, json);
-        json.push(b']');
+        let call = call.whole(&choice.tokens, finish == Finish::Stop).unwrap_or_default();
+        let _ = write!(json, r#","tool_calls":[{call}]"#);
     }
     json.extend_from_slice(br#","reasoning":null},"logprobs":"#);
     push_chat_logprobs(&choice.tokens, answer.options.logprobs, json);
-    // Whole answers say `tool_calls` where streams, as recorded, say `stop`.
-    let called = tool_call.is_some() && finish == Finish::Stop;
-    let reason = if called { "tool_calls" } else { finish.as_str() };
+    let reason = reason(tool_call, finish);
     let ids = if answer.options.return_token_ids { token_list(&choice.tokens) } else { "null".to_owned() };
     let _ = write!(json, r#","finish_reason":"{reason}","stop_reason":null,"token_ids":{ids},"routed_experts":null}}"#);
+}
+
+/// As in vLLM, a call that the request names ends like a text.
+fn reason(tool_call: Option<&ToolCall>, finish: Finish) -> &'static str {
+    let called = finish == Finish::Stop && tool_call.is_some_and(|call| !call.is_named);
+    if called { "tool_calls" } else { finish.as_str() }
+}
+
+/// How far a choice is.
+#[derive(Clone, Debug, Default)]
+struct ChoiceProgress {
+    tokens: usize,
+    text: Detokenizer,
+    call: CallProgress,
 }
 
 /// The events of a streamed chat.
@@ -107,8 +128,7 @@ struct ChatEvents {
     tool_call: Option<ToolCall>,
     /// All events begin like this, up to the index of the choice.
     head: Vec<u8>,
-    /// Tokens of each choice so far.
-    generated: Vec<usize>,
+    choices: Vec<ChoiceProgress>,
     started: bool,
 }
 
@@ -117,8 +137,8 @@ impl ChatEvents {
         let Answer { id, created, model, .. } = &answer;
         let (id, model) = (json_string(id), json_string(model));
         let head = format!(r#"data: {{"id":{id},"object":"chat.completion.chunk","created":{created},"model":{model},"choices":["#);
-        let generated = vec![0; answer.options.choices];
-        Self { answer, tool_call, head: head.into_bytes(), generated, started: false }
+        let choices = vec![ChoiceProgress::default(); answer.options.choices];
+        Self { answer, tool_call, head: head.into_bytes(), choices, started: false }
     }
 
     fn role_event(&self, choice: usize, cached: usize) -> Bytes {
@@ -131,36 +151,59 @@ impl ChatEvents {
     }
 
     /// The inside of a text event's `delta`.
-    fn text_contents(&self, delta: &Delta) -> Vec<u8> {
+    fn text_content(&mut self, delta: &Delta) -> Vec<u8> {
         let mut content = Vec::with_capacity(24 + 8 * delta.tokens.len());
         content.extend_from_slice(br#""content":""#);
-        push_escaped(&delta.tokens, &mut content);
+        self.choices[delta.choice].text.push_escaped(&delta.tokens, &mut content);
         content.push(b'"');
         content
     }
 
-    fn event(&self, delta: &Delta, content: &[u8], finish: Option<Finish>, cached: usize) -> Bytes {
+    /// The insides of the `delta`s of a call. Where tokens add nothing to see, there is no event unless it tells of the tokens themselves.
+    fn call_contents(&mut self, delta: &Delta) -> Vec<Vec<u8>> {
+        let Some(call) = &self.tool_call else { return Vec::new() };
+        let mut contents = Vec::with_capacity(3);
+        let added = call.advance(&mut self.choices[delta.choice].call, &delta.tokens);
+        if added.opens {
+            let (id, name) = (&call.id, json_string(&call.name));
+            let content =
+                format!(r#""content":null,"tool_calls":[{{"id":"{id}","type":"function","index":0,"function":{{"name":{name}}}}}]"#);
+            contents.push(content.into_bytes());
+        }
+        if !added.arguments.is_empty() {
+            let arguments = added.arguments;
+            let content = format!(r#""content":null,"tool_calls":[{{"index":0,"function":{{"arguments":"{arguments}"}}}}]"#);
+            contents.push(content.into_bytes());
+        }
+        let Options { return_token_ids, logprobs, .. } = &self.answer.options;
+        if delta.finish.is_some() || contents.is_empty() && (*return_token_ids || logprobs.is_some()) {
+            contents.push(Vec::new());
+        }
+        contents
+    }
+
+    fn event(&self, (choice, tokens): (usize, &[u32]), content: &[u8], finish: Option<Finish>, cached: usize) -> Bytes {
         let options = &self.answer.options;
         let mut event = Vec::with_capacity(self.head.len() + content.len() + 192);
         event.extend_from_slice(&self.head);
-        let _ = write!(event, r#"{{"index":{},"delta":{{"#, delta.choice);
+        let _ = write!(event, r#"{{"index":{choice},"delta":{{"#);
         event.extend_from_slice(content);
         event.extend_from_slice(br#"},"logprobs":"#);
-        push_chat_logprobs(&delta.tokens, options.logprobs, &mut event);
+        push_chat_logprobs(tokens, options.logprobs, &mut event);
         match finish {
             None => event.extend_from_slice(br#","finish_reason":null"#),
             Some(finish) => {
-                let _ = write!(event, r#","finish_reason":"{}","stop_reason":null"#, finish.as_str());
+                let _ = write!(event, r#","finish_reason":"{}","stop_reason":null"#, reason(self.tool_call.as_ref(), finish));
             }
         }
         event.extend_from_slice(br#","token_ids":"#);
         if options.return_token_ids {
-            event.extend_from_slice(token_list(&delta.tokens).as_bytes());
+            event.extend_from_slice(token_list(tokens).as_bytes());
         } else {
             event.extend_from_slice(b"null");
         }
         event.extend_from_slice(b"}]");
-        self.push_continuous_usage(self.generated[delta.choice], cached, &mut event);
+        self.push_continuous_usage(self.choices[choice].tokens, cached, &mut event);
         if finish.is_some() && !options.include_usage {
             let _ = write!(event, r#","system_fingerprint":"{}""#, self.answer.fingerprint);
         }
@@ -180,20 +223,22 @@ impl WriteEvents for ChatEvents {
     /// Before the first tokens, the events that open each choice.
     fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
         if !std::mem::replace(&mut self.started, true) {
-            for choice in 0..self.generated.len() {
+            for choice in 0..self.choices.len() {
                 events.push_back(self.role_event(choice, cached));
             }
         }
-        let position = self.generated[delta.choice];
-        self.generated[delta.choice] += delta.tokens.len();
-        let contents = match &self.tool_call {
-            None => vec![self.text_contents(delta)],
-            Some(call) => call.stream_contents(position, &delta.tokens, delta.finish),
-        };
-        let last = contents.len() - 1;
+        self.choices[delta.choice].tokens += delta.tokens.len();
+        if self.tool_call.is_none() {
+            let content = self.text_content(delta);
+            events.push_back(self.event((delta.choice, &delta.tokens), &content, delta.finish, cached));
+            return;
+        }
+        let contents = self.call_contents(delta);
+        let last = contents.len().saturating_sub(1);
         for (index, content) in contents.into_iter().enumerate() {
             let finish = delta.finish.filter(|_| index == last);
-            events.push_back(self.event(delta, &content, finish, cached));
+            let tokens = if index == 0 { &delta.tokens[..] } else { &[] };
+            events.push_back(self.event((delta.choice, tokens), &content, finish, cached));
         }
     }
 
@@ -201,7 +246,7 @@ impl WriteEvents for ChatEvents {
         if self.answer.options.include_usage {
             let mut event = self.head.clone();
             event.extend_from_slice(br#"],"usage":"#);
-            self.answer.chat_usage(self.generated.iter().sum(), cached).push_last(&mut event);
+            self.answer.chat_usage(self.choices.iter().map(|choice| choice.tokens).sum(), cached).push_last(&mut event);
             let _ = write!(event, ",\"system_fingerprint\":\"{}\"}}\n\n", self.answer.fingerprint);
             events.push_back(event.into());
         }

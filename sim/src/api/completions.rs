@@ -17,7 +17,7 @@ use crate::engine::Prompt;
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json};
 use crate::sse::{DONE, EventStream, WriteEvents};
-use crate::tokens::{decode, push_escaped};
+use crate::tokens::{Detokenizer, decode, push_escaped};
 
 /// Answers one request.
 pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
@@ -81,9 +81,10 @@ struct CompletionEvents {
 }
 
 /// How far a choice is.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Progress {
     tokens: usize,
+    text: Detokenizer,
     /// Length of the text in characters; kept only for log probabilities.
     characters: usize,
 }
@@ -104,7 +105,7 @@ impl WriteEvents for CompletionEvents {
         let mut event = Vec::with_capacity(self.head.len() + 8 * delta.tokens.len() + 192);
         event.extend_from_slice(&self.head);
         let _ = write!(event, r#"{{"index":{},"text":""#, delta.choice);
-        push_escaped(&delta.tokens, &mut event);
+        progress.text.push_escaped(&delta.tokens, &mut event);
         event.extend_from_slice(br#"","logprobs":"#);
         push_text_logprobs(&delta.tokens, options.logprobs, progress.characters, &mut event);
         match delta.finish {

@@ -27,10 +27,21 @@ impl ApiError {
         }
     }
 
+    /// What cannot be answered.
+    pub(crate) fn refused(field: Option<&str>, message: &str) -> Self {
+        let suffix = field.map_or(String::new(), |field| format!(" (parameter={field})"));
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "BadRequestError",
+            param: field.map(str::to_owned),
+            message: format!("{message}{suffix}"),
+        }
+    }
+
     /// A chat that is to go on in two ways at once.
     pub(crate) fn contradictory_ending() -> Self {
         let message = "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.";
-        Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", param: None, message: message.to_owned() }
+        Self::refused(None, message)
     }
 
     /// A field that is not of the right type; `error` is pydantic's name for it.
@@ -120,6 +131,7 @@ impl From<Refusal> for ApiError {
                     .to_owned(),
             },
             Refusal::Stopped => Self::internal("cannot schedule new futures after shutdown"),
+            Refusal::Unsatisfiable(why) => Self::refused(None, &format!("Grammar error: {why}")),
         }
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Fields<'a> {
     pub(crate) dimensions: Option<&'a RawValue>,
     pub(crate) instructions: Option<&'a RawValue>,
     pub(crate) text: Option<&'a RawValue>,
+    pub(crate) response_format: Option<&'a RawValue>,
+    pub(crate) structured_outputs: Option<&'a RawValue>,
     pub(crate) store: Option<&'a RawValue>,
     pub(crate) background: Option<&'a RawValue>,
     pub(crate) previous_response_id: Option<&'a RawValue>,

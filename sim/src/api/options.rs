@@ -6,9 +6,11 @@ use serde::Deserialize;
 use super::Api;
 use super::errors::ApiError;
 use super::fields::{Fields, boolean, integer, number, text, typed};
+use super::structured_outputs::structured_output;
 use crate::args::EngineArgs;
 use crate::mailbox::Finish;
 use crate::scheduler::Limit;
+use crate::structured::StructuredOutput;
 
 /// Most answers to one prompt, as in vLLM.
 const MOST_CHOICES: usize = 16_384;
@@ -29,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) salt: Option<String>,
     /// The LoRA adapter that is to answer.
     pub(crate) adapter: Option<String>,
+    /// The form of the answer, where it is not left to the model.
+    pub(crate) structured: Option<StructuredOutput>,
 }
 
 #[derive(Default, Deserialize)]
@@ -69,6 +73,7 @@ impl Options {
             return_token_ids: boolean("return_token_ids", fields.return_token_ids)?,
             salt: text("cache_salt", fields.cache_salt)?,
             adapter,
+            structured: structured_output(fields)?,
         })
     }
 
@@ -81,7 +86,10 @@ impl Options {
         match self.max_tokens {
             // A prompt with its answer is cut to what fits; `max_tokens` alone is checked above.
             Some(tokens) => Ok(Limit { tokens: tokens.min(room), finish: Finish::Length }),
-            None if self.ignore_eos || args.sim_output_tokens > room => Ok(Limit { tokens: room, finish: Finish::Length }),
+            // A form ends by itself, however long that takes.
+            None if self.ignore_eos || self.structured.is_some() || args.sim_output_tokens > room => {
+                Ok(Limit { tokens: room, finish: Finish::Length })
+            }
             None => Ok(Limit { tokens: args.sim_output_tokens.max(1), finish: Finish::Stop }),
         }
     }

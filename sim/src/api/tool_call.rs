@@ -1,28 +1,42 @@
-//! The call of a tool that `tool_choice` demands: `required` or a named function, or one that the
-//! model makes by itself. Its arguments are a JSON object with the function's first parameter, some words long.
-
-use std::io::Write;
+//! The call of a tool that `tool_choice` demands: `required` or a named function, or one that the model makes by itself. Its tokens are
+//! the function's name and the arguments, as the chat template writes them when the call comes back in the next request.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::errors::{ApiError, json_string};
 use super::fields::typed;
 use super::random_id;
-use crate::mailbox::Finish;
-use crate::scheduler::Limit;
-use crate::tokens::decode;
-
-/// Tokens of a complete call: one for the name, one to open the arguments, words, and
-/// one to close them.
-const CALL_TOKENS: usize = 8;
+use crate::structured::{StructuredOutput, call_head};
+use crate::tokens::{Detokenizer, decode, push_escaped};
 
 /// The call that an answer makes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ToolCall {
-    id: String,
-    name: String,
-    parameter: String,
+    pub(crate) id: String,
+    pub(crate) name: String,
+    parameters: Value,
+    /// Whether the request names the function.
+    pub(crate) is_named: bool,
+    /// Tokens before the arguments.
+    head: usize,
+}
+
+/// How far a streamed call is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CallProgress {
+    tokens: usize,
+    arguments: Detokenizer,
+}
+
+/// What some tokens add to a call.
+#[derive(Debug, Default)]
+pub(crate) struct CallDelta {
+    /// Whether the name is complete with them.
+    pub(crate) opens: bool,
+    /// More of the arguments, escaped for a JSON string.
+    pub(crate) arguments: String,
 }
 
 #[derive(Deserialize)]
@@ -34,13 +48,7 @@ struct Tool {
 struct FunctionDefinition {
     name: String,
     #[serde(default)]
-    parameters: Parameters,
-}
-
-#[derive(Default, Deserialize)]
-struct Parameters {
-    #[serde(default)]
-    properties: serde_json::Map<String, serde_json::Value>,
+    parameters: Value,
 }
 
 #[derive(Deserialize)]
@@ -60,77 +68,69 @@ impl ToolCall {
     pub(crate) fn parse(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;
-        let Some(tools) = tools.filter(|tools| !chooses || !tools.is_empty()) else { return Ok(None) };
-        let Some(choice) = choice.or_else(|| chooses.then(|| Choice::Mode("auto".to_owned()))) else { return Ok(None) };
-        let tool = match &choice {
-            Choice::Mode(mode) if mode == "required" || mode == "auto" && chooses => tools.into_iter().next(),
-            Choice::Mode(_) => return Ok(None),
+        let tools = tools.filter(|tools| !tools.is_empty());
+        let choice = choice.unwrap_or_else(|| Choice::Mode("auto".to_owned()));
+        let is_named = matches!(choice, Choice::Named { .. });
+        if matches!(&choice, Choice::Mode(mode) if mode == "none" || mode == "auto" && (!chooses || tools.is_none())) {
+            return Ok(None);
+        }
+        let Some(tools) = tools else {
+            return Err(ApiError::refused(Some("tool_choice"), "When using `tool_choice`, `tools` must be set."));
+        };
+        let tool = match choice {
+            Choice::Mode(mode) if mode == "required" || mode == "auto" => tools.into_iter().next(),
+            Choice::Mode(mode) => {
+                let message =
+                    format!("Invalid value for `tool_choice`: {mode}! Only named tools, \"none\", \"auto\" or \"required\" are supported.");
+                return Err(ApiError::refused(Some("tool_choice"), &message));
+            }
             Choice::Named { function } => tools.into_iter().find(|tool| tool.function.name == function.name),
         };
-        let Some(Tool { function }) = tool else {
-            let message = "The tool specified in `tool_choice` does not match any of the specified `tools`.";
-            return Err(ApiError::bad_value("tool_choice", "", message));
+        let Some(Tool { function: FunctionDefinition { name, parameters } }) = tool else {
+            let message = "The tool specified in `tool_choice` does not match any of the specified `tools`";
+            return Err(ApiError::refused(Some("tool_choice"), message));
         };
-        let parameter = function.parameters.properties.into_iter().next();
-        Ok(Some(Self {
-            id: format!("chatcmpl-tool-{}", random_id(16)),
-            name: function.name,
-            parameter: parameter.map_or_else(|| "query".to_owned(), |(name, _)| name),
-        }))
+        let parameters = if parameters.is_null() { json!({ "type": "object" }) } else { parameters };
+        let (id, head) = (format!("chatcmpl-tool-{}", random_id(16)), call_head(&name).len());
+        Ok(Some(Self { id, name, parameters, is_named, head }))
     }
 
-    /// The limit of an answer that is a call.
-    pub(crate) fn limit(limit: Limit) -> Limit {
-        if limit.tokens < CALL_TOKENS { limit } else { Limit { tokens: CALL_TOKENS, finish: Finish::Stop } }
+    /// The form of an answer that is this call.
+    pub(crate) fn output(&self) -> StructuredOutput {
+        StructuredOutput::Call { name: self.name.clone(), parameters: self.parameters.clone() }
     }
 
-    /// The insides of the `delta`s for the tokens from `position` on; the last one goes
-    /// with the finish reason, if there is one.
-    pub(crate) fn stream_contents(&self, position: usize, tokens: &[u32], finish: Option<Finish>) -> Vec<Vec<u8>> {
-        let mut contents = Vec::with_capacity(3);
-        let mut arguments = tokens;
-        if position == 0 && !tokens.is_empty() {
-            contents.push(self.name_content());
-            arguments = &tokens[1..];
-        }
-        if !arguments.is_empty() {
-            let text = self.arguments(position.max(1), arguments);
-            let text = json_string(&text);
-            let mut content = Vec::with_capacity(64);
-            let _ = write!(content, r#""content":null,"tool_calls":[{{"index":0,"function":{{"arguments":{text}}}}}]"#);
-            contents.push(content);
-        }
-        if finish.is_some() || contents.is_empty() {
-            contents.push(Vec::new());
-        }
-        contents
+    /// What the next tokens of an answer add.
+    pub(crate) fn advance(&self, progress: &mut CallProgress, tokens: &[u32]) -> CallDelta {
+        let before = progress.tokens;
+        progress.tokens += tokens.len();
+        let head = self.head.saturating_sub(before).min(tokens.len());
+        let mut arguments = Vec::new();
+        progress.arguments.push_escaped(&tokens[head..], &mut arguments);
+        CallDelta { opens: before < self.head && progress.tokens >= self.head, arguments: utf8(arguments) }
     }
 
-    fn name_content(&self) -> Vec<u8> {
+    /// The arguments of a whole answer; none where it was cut before them.
+    pub(crate) fn arguments(&self, tokens: &[u32]) -> Option<String> {
+        let mut arguments = Vec::new();
+        push_escaped(tokens.get(self.head..)?, &mut arguments);
+        let arguments = utf8(arguments);
+        (!arguments.is_empty()).then_some(arguments)
+    }
+
+    /// The arguments of a whole answer as JSON, where they are complete.
+    pub(crate) fn input(&self, tokens: &[u32]) -> Option<Value> {
+        serde_json::from_str(&decode(tokens.get(self.head..)?)).ok()
+    }
+
+    /// The call of a whole chat, if there is one. Without a name in the request vLLM reads the call as JSON, which half of one is not.
+    pub(crate) fn whole(&self, tokens: &[u32], is_complete: bool) -> Option<String> {
+        let arguments = self.arguments(tokens).filter(|_| is_complete || self.is_named)?;
         let (id, name) = (&self.id, json_string(&self.name));
-        format!(r#""content":null,"tool_calls":[{{"id":"{id}","type":"function","index":0,"function":{{"name":{name}}}}}]"#).into_bytes()
+        Some(format!(r#"{{"id":"{id}","type":"function","function":{{"name":{name},"arguments":"{arguments}"}}}}"#))
     }
+}
 
-    /// Appends the whole call.
-    pub(crate) fn push_whole(&self, tokens: &[u32], json: &mut Vec<u8>) {
-        let arguments = tokens.get(1..).map_or(String::new(), |tokens| self.arguments(1, tokens));
-        let (id, name, arguments) = (&self.id, json_string(&self.name), json_string(&arguments));
-        let _ = write!(json, r#"{{"id":"{id}","type":"function","function":{{"name":{name},"arguments":{arguments}}}}}"#);
-    }
-
-    /// The part of the arguments' text that some tokens stand for.
-    fn arguments(&self, position: usize, tokens: &[u32]) -> String {
-        let mut text = String::new();
-        for (position, token) in (position..).zip(tokens) {
-            match position {
-                1 => text.push_str(&format!("{{{}: \"", json_string(&self.parameter))),
-                _ if position + 1 == CALL_TOKENS => text.push_str("\"}"),
-                _ => {
-                    let word = json_string(&decode(&[*token]));
-                    text.push_str(&word[1..word.len() - 1]);
-                }
-            }
-        }
-        text
-    }
+fn utf8(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("the detokenizer writes whole characters")
 }

@@ -22,6 +22,7 @@ use crate::mailbox::{Finish, Mailbox};
 use crate::metrics::Metrics;
 use crate::scheduler::{Limit, Limits, Scheduler, Sequence};
 use crate::sleep::SleepState;
+use crate::structured::StructuredOutput;
 use crate::tokens::{Continuation, hash_text, mix};
 
 /// Commands that may wait for the stepping task; senders wait when there are more.
@@ -61,15 +62,19 @@ pub(crate) struct GenerationRequest {
     pub(crate) salt: Option<String>,
     /// The LoRA adapter that answers.
     pub(crate) adapter: Option<String>,
+    /// The form of the answers, where it is not left to the model.
+    pub(crate) structured: Option<StructuredOutput>,
 }
 
 /// Why a request does not get to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The queue is full, or the `busy` fault says so.
     Busy,
     /// The engine has shut down while the request waited.
     Stopped,
+    /// No answer has the form that is asked for; why.
+    Unsatisfiable(String),
 }
 
 /// The engine as requests see it.
@@ -140,7 +145,8 @@ impl EngineHandle {
         let mailbox = Arc::new(Mailbox::new(self.args.stream_interval.max(1)));
         let generation =
             Generation { mailbox: mailbox.clone(), choices: sequences, _queue_slot: place, _running: self.generations.token() };
-        let command = Command::Run(self.sequences(&mailbox, work));
+        let sequences = self.sequences(&mailbox, work).map_err(Refusal::Unsatisfiable)?;
+        let command = Command::Run(sequences);
         self.commands.send(command).await.map_err(|_| Refusal::Stopped)?;
         Ok(generation)
     }
@@ -195,7 +201,7 @@ impl EngineHandle {
         self.commands.send(Command::Wake(reply)).await.is_ok() && done.await.is_ok()
     }
 
-    fn sequences(&self, mailbox: &Arc<Mailbox>, work: GenerationRequest) -> Vec<Sequence> {
+    fn sequences(&self, mailbox: &Arc<Mailbox>, work: GenerationRequest) -> Result<Vec<Sequence>, String> {
         let engine_seed = mix(self.args.seed, hash_text(self.args.served_name()));
         let seed = mix(engine_seed, work.seed);
         let seed = work.adapter.as_deref().map_or(seed, |adapter| mix(seed, hash_text(adapter)));
@@ -204,14 +210,15 @@ impl EngineHandle {
         for prompt in work.prompts {
             for choice in 0..work.choices {
                 let seed = if choice == 0 { seed } else { mix(seed, choice as u64) };
-                let continuation = Continuation::after(seed, &prompt.tokens);
+                let mut continuation = Continuation::after(seed, &prompt.tokens);
+                let structured = work.structured.as_ref().map(|form| form.tokens(&prompt.tokens, &mut continuation)).transpose()?;
                 let index = sequences.len();
                 let (tokens, limit) = (prompt.tokens.clone(), prompt.limit);
-                let sequence = Sequence::new(mailbox.clone(), index, tokens, limit, continuation);
+                let sequence = Sequence::new(mailbox.clone(), index, tokens, limit, continuation).with_answer(structured);
                 sequences.push(sequence.with_hashes(self.args.block_size, work.salt.clone(), work.adapter.clone()));
             }
         }
-        sequences
+        Ok(sequences)
     }
 }
 

@@ -20,7 +20,14 @@ fn start(flags: &[&str]) -> EngineHandle {
 
 fn work(text: u32, tokens: usize) -> GenerationRequest {
     let limit = Limit { tokens, finish: Finish::Length };
-    GenerationRequest { prompts: vec![Prompt { tokens: vec![text; 8], limit }], choices: 1, seed: 0, salt: None, adapter: None }
+    GenerationRequest {
+        prompts: vec![Prompt { tokens: vec![text; 8], limit }],
+        choices: 1,
+        seed: 0,
+        salt: None,
+        adapter: None,
+        structured: None,
+    }
 }
 
 /// Reads a generation to its end: each token with its time since `start`.

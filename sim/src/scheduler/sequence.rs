@@ -26,6 +26,8 @@ pub(crate) struct Sequence {
     prompt_length: usize,
     limit: Limit,
     continuation: Continuation,
+    /// The whole answer, where it is known before; else empty.
+    answer: Vec<u32>,
     salt: Option<String>,
     /// The LoRA adapter that answers.
     adapter: Option<String>,
@@ -53,6 +55,7 @@ impl Sequence {
             tokens: prompt,
             limit,
             continuation,
+            answer: Vec::new(),
             salt: None,
             adapter: None,
             block_size: 1,
@@ -63,6 +66,15 @@ impl Sequence {
             scheduled: 0,
             stored: 0,
         }
+    }
+
+    /// Gives this answer, as far as the limit allows.
+    pub(crate) fn with_answer(mut self, answer: Option<Vec<u32>>) -> Self {
+        self.answer = answer.unwrap_or_default();
+        if (1..=self.limit.tokens).contains(&self.answer.len()) {
+            self.limit = Limit { tokens: self.answer.len(), finish: Finish::Stop };
+        }
+        self
     }
 
     /// Hashes the prompt's blocks; `salt` and `adapter` keep them apart from those of others.
@@ -123,7 +135,8 @@ impl Sequence {
 
     /// Generates one token and delivers it.
     pub(super) fn emit(&mut self) -> Option<Finish> {
-        let token = self.continuation.next_token();
+        let known = self.answer.get(self.tokens.len() - self.prompt_length).copied();
+        let token = known.unwrap_or_else(|| self.continuation.next_token());
         self.tokens.push(token);
         if self.tokens.len().is_multiple_of(self.block_size) {
             self.hash_full_blocks();

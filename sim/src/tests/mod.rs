@@ -2,6 +2,7 @@
 
 mod lifecycle;
 mod operate;
+mod structured;
 mod wire;
 
 use std::path::PathBuf;

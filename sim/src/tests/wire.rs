@@ -78,7 +78,7 @@ fn shape(chunk: &str) -> String {
     format!("{head}data: {value}")
 }
 
-fn assert_same_stream(ours: &Answer, recording: &str, squeezed: bool) {
+pub(super) fn assert_same_stream(ours: &Answer, recording: &str, squeezed: bool) {
     let recorded = Answer::parse(&fixture(recording));
     assert_eq!(shapes(ours, squeezed), shapes(&recorded, squeezed), "{recording}");
     assert_eq!(ours.complete, recorded.complete);
@@ -146,7 +146,7 @@ async fn a_stream_interval_groups_tokens_as_recorded() {
 #[tokio::test]
 async fn a_required_tool_call_has_the_recorded_events() {
     let engine = RunningEngine::start(&["--enable-request-id-headers"]).await;
-    let tools = r#""tools":[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}],"tool_choice":"required""#;
+    let tools = r#""tools":[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}],"tool_choice":{"type":"function","function":{"name":"get_weather"}}"#;
     let body = format!(r#"{{{CHAT},{tools},"max_tokens":40,"stream":true}}"#);
     let answer = engine.post("/v1/chat/completions", &body).await;
     assert_same_stream(&answer, "sse_chat_tool_required.raw", true);
@@ -156,13 +156,21 @@ async fn a_required_tool_call_has_the_recorded_events() {
         let call = &event["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"];
         arguments.push_str(call.as_str().unwrap_or_default());
     }
-    let arguments: Value = serde_json::from_str(&arguments).expect("the arguments are JSON");
+    let arguments_text = arguments;
+    let arguments: Value = serde_json::from_str(&arguments_text).expect("the arguments are JSON");
     assert!(arguments["city"].is_string());
 
-    let body = format!(r#"{{{CHAT},{tools}}}"#);
-    let whole = engine.post("/v1/chat/completions", &body).await.json();
-    assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
-    assert_eq!(whole["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get_weather");
+    // In vLLM a call ends like a text where the request names the function.
+    for (choice, reason) in [(r#""required""#, "tool_calls"), (r#"{"type":"function","function":{"name":"get_weather"}}"#, "stop")] {
+        let tools = tools.replace(r#"{"type":"function","function":{"name":"get_weather"}}"#, choice);
+        let whole = engine.post("/v1/chat/completions", &format!(r#"{{{CHAT},{tools}}}"#)).await.json();
+        assert_eq!(whole["choices"][0]["finish_reason"], reason);
+        let call = &whole["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!((&call["name"], &whole["choices"][0]["message"]["content"]), (&"get_weather".into(), &"".into()));
+        assert_eq!(call["arguments"], arguments_text, "a streamed call is the whole one");
+        let streamed = engine.post("/v1/chat/completions", &format!(r#"{{{CHAT},{tools},"stream":true}}"#)).await;
+        assert!(streamed.chunks[streamed.chunks.len() - 2].contains(&format!(r#""finish_reason":"{reason}""#)));
+    }
 }
 
 #[tokio::test]

@@ -96,14 +96,19 @@ impl ChatText {
     }
 
     fn push_object(&mut self, object: &Map<String, Value>) {
-        let mut json = vec![b' '];
-        let mut serializer = Serializer::with_formatter(&mut json, SpacedFormatter);
-        object.serialize(&mut serializer).expect("writing to memory cannot fail");
-        self.0.push_str(&String::from_utf8(json).expect("JSON is UTF-8"));
+        self.0.push(' ');
+        self.0.push_str(&spaced_json(object));
     }
 }
 
-/// JSON as `tojson` writes it in chat templates: a space after each comma and colon.
+/// JSON as chat templates and most models write it: with a space after each comma and colon.
+pub(crate) fn spaced_json(value: &impl Serialize) -> String {
+    let mut json = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut json, SpacedFormatter);
+    value.serialize(&mut serializer).expect("writing to memory cannot fail");
+    String::from_utf8(json).expect("JSON is UTF-8")
+}
+
 struct SpacedFormatter;
 
 impl Formatter for SpacedFormatter {

@@ -6,6 +6,7 @@
 //! same tokens for every text; `chat` does that for messages.
 
 mod chat;
+mod detokenizer;
 mod files;
 mod vocabulary;
 
@@ -15,7 +16,8 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-pub(crate) use chat::{ChatText, ToolUse};
+pub(crate) use chat::{ChatText, ToolUse, spaced_json};
+pub(crate) use detokenizer::{Detokenizer, push_escaped};
 pub(crate) use files::{tokenizer_config_json, tokenizer_json};
 use vocabulary::PIECES;
 
@@ -33,17 +35,6 @@ const FIRST_PIECE: u32 = 1000;
 static PIECE_IDS: LazyLock<HashMap<&'static [u8], u32>> =
     LazyLock::new(|| (FIRST_PIECE..).zip(PIECES).map(|(id, piece)| (piece.as_bytes(), id)).collect());
 
-/// The pieces as they stand inside a JSON string.
-static ESCAPED: LazyLock<Vec<String>> = LazyLock::new(|| {
-    PIECES
-        .iter()
-        .map(|piece| {
-            let quoted = serde_json::to_string(piece).expect("a string is always valid JSON");
-            quoted[1..quoted.len() - 1].to_owned()
-        })
-        .collect()
-});
-
 /// The tokens of `text`: one for a special token and for a word that is a piece, one
 /// for each byte of any other word.
 pub(crate) fn encode(text: &str) -> Vec<u32> {
@@ -55,14 +46,33 @@ pub(crate) fn encode(text: &str) -> Vec<u32> {
             rest = &rest[special.len()..];
             continue;
         }
-        let (word, after) = rest.split_at(word_length(rest));
-        rest = after;
-        match PIECE_IDS.get(word) {
-            Some(&id) => tokens.push(id),
-            None => tokens.extend(word.iter().map(|byte| u32::from(*byte))),
-        }
+        rest = push_word(rest, &mut tokens);
     }
     tokens
+}
+
+/// The tokens of a text that an answer consists of: none of them is special, whatever the text says.
+pub(crate) fn encode_ordinary(text: &str) -> Vec<u32> {
+    let (mut tokens, mut rest) = (Vec::with_capacity(text.len() / 2 + 1), text.as_bytes());
+    while !rest.is_empty() {
+        rest = push_word(rest, &mut tokens);
+    }
+    tokens
+}
+
+/// Appends the tokens of the word that `bytes` begin with; the bytes after it.
+fn push_word<'a>(bytes: &'a [u8], tokens: &mut Vec<u32>) -> &'a [u8] {
+    let (word, after) = bytes.split_at(word_length(bytes));
+    match PIECE_IDS.get(word) {
+        Some(&id) => tokens.push(id),
+        None => tokens.extend(word.iter().map(|byte| u32::from(*byte))),
+    }
+    after
+}
+
+/// The token that ends an answer without a text of its own.
+pub(crate) fn end_token() -> u32 {
+    FIRST_SPECIAL + 1
 }
 
 /// The special token that `bytes` begin with.
@@ -77,18 +87,6 @@ pub(crate) fn decode(tokens: &[u32]) -> String {
         push_bytes(token, &mut bytes);
     }
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-}
-
-/// Appends the text of generated tokens, escaped for a JSON string.
-pub(crate) fn push_escaped(tokens: &[u32], json: &mut Vec<u8>) {
-    for &token in tokens {
-        json.extend_from_slice(escaped(token).as_bytes());
-    }
-}
-
-/// The text of one generated token, escaped for a JSON string.
-fn escaped(token: u32) -> &'static str {
-    piece_index(token).map_or("", |index| &ESCAPED[index])
 }
 
 fn piece_index(token: u32) -> Option<usize> {
@@ -146,6 +144,19 @@ impl Continuation {
         let token = FIRST_PIECE + u32::try_from(index).expect("the vocabulary is small");
         self.0 = mix(self.0, u64::from(token));
         token
+    }
+
+    /// One of `count` choices, of which there is at least one.
+    pub(crate) fn pick(&mut self, count: usize) -> usize {
+        self.0 = mix(self.0, count as u64);
+        usize::try_from(self.0 % count as u64).expect("it is below a usize")
+    }
+
+    /// Some words of the vocabulary, with spaces between them.
+    pub(crate) fn words(&mut self, count: usize) -> String {
+        let tokens = std::iter::repeat_with(|| self.next_token());
+        let words = tokens.filter_map(|token| PIECES[piece_index(token)?].strip_prefix(' '));
+        words.take(count).collect::<Vec<_>>().join(" ")
     }
 }
 

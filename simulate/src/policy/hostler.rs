@@ -109,14 +109,14 @@ impl HostlerPolicy {
         self.overlay.raise_matches(&PromptToMatch::whole(&prompt.keys), &self.slots, &mut matched);
         let most = prompt.tokens.saturating_sub(1) / BLOCK_TOKENS;
         let learned: Vec<LearnedRates> = self.local_loads.iter().map(|own| own.learner.learned()).collect();
-        let pool = RatePool::new(learned.iter());
+        let mean = RatePool::new(learned.iter()).mean(now);
         let candidates: Vec<Candidate> = matched
             .iter()
             .zip(&learned)
             .enumerate()
             .map(|(replica, (blocks, learned))| Candidate {
                 matched: (*blocks).min(most) * BLOCK_TOKENS,
-                rates: pool.rates(learned),
+                rates: mean.rates_of(learned),
                 ..self.candidate(replica, seen, now)
             })
             .collect();
@@ -225,14 +225,16 @@ impl Policy for HostlerPolicy {
         own.pending -= u64::from(sent.uncached);
         own.due.remove(&(sent.due, id));
         sent.first_token = Some((now, seen.in_flight[replica], own.context));
-        own.learner.learn_first_token(&FirstTokenSample {
+        let sample = FirstTokenSample {
             predicted_seconds: sent.predicted,
+            priced: sent.choice.rates,
             actual_seconds: now - sent.at,
             uncached: sent.uncached,
             matched: sent.choice.matched,
             pending: sent.choice.pending,
             in_flight: sent.choice.in_flight,
-        });
+        };
+        own.learner.learn_first_token(&sample, now);
     }
 
     fn on_last_token(&mut self, id: usize, seen: &FleetState, now: f64) {
@@ -243,7 +245,7 @@ impl Policy for HostlerPolicy {
         if let Some((first, sequences, context)) = sent.first_token.filter(|_| sent.output > 2) {
             let interval = (now - first) / f64::from(sent.output - 1);
             let sequences = sequences.midpoint(seen.in_flight[replica]).max(1);
-            own.learner.learn_interval(sequences, context.midpoint(own.context), interval);
+            own.learner.learn_interval(sequences, context.midpoint(own.context), interval, now);
         }
         own.context -= u64::from(sent.tokens);
     }

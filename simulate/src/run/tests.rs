@@ -13,7 +13,7 @@ fn arrival(name: u64, prompt: u32, output: u32, start: ArrivalTime) -> Arrival {
 
 fn small() -> SimulatedFleet {
     let hardware = Hardware { step: 1.0, prefill: 0.01, attention: 0.0, decode: 0.0, context: 0.0, ..Hardware::default() };
-    SimulatedFleet { replicas: 2, delay: 0.0, hardware }
+    SimulatedFleet { replicas: 2, delay: 0.0, hardware, ..SimulatedFleet::default() }
 }
 
 fn play(arrivals: Vec<Arrival>, policy: PolicyName, fleet: &SimulatedFleet) -> RunResult {
@@ -80,4 +80,15 @@ fn bursts_stay_together_where_the_router_knows_what_is_in_flight() {
     };
     let (even, own) = (hits(PolicyName::RoundRobin), hits(PolicyName::Hostler));
     assert!(even < 0.51 && own > 0.75, "{even} and {own}");
+}
+
+#[test]
+fn a_noisy_replica_is_as_fast_for_ten_seconds_and_as_fast_as_the_others_in_the_mean() {
+    let fleet = SimulatedFleet { noise: 0.1, ..SimulatedFleet::default() };
+    assert_eq!(fleet.noise_factor(3, 20.0), fleet.noise_factor(3, 29.9));
+    let factors: Vec<f64> = (0..2_000).map(|period| fleet.noise_factor(3, 10.0 * f64::from(period))).collect();
+    let mean = factors.iter().sum::<f64>() / 2_000.0;
+    let deviation = (factors.iter().map(|factor| (factor - mean).powi(2)).sum::<f64>() / 2_000.0).sqrt();
+    assert!((mean - 1.0).abs() < 0.01 && (deviation - 0.1).abs() < 0.01, "{mean} {deviation}");
+    assert_eq!(SimulatedFleet::default().noise_factor(3, 20.0), 1.0);
 }

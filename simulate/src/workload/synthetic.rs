@@ -1,7 +1,10 @@
 //! Workloads out of a random generator. Their lengths are log-normal, as lengths of prompts and answers are in practice, and bounded, so
 //! that a single request cannot decide a run.
 
+use std::ops::Range;
+
 use super::{Arrival, ArrivalTime, WorkloadShape};
+use crate::random::{Random, whole};
 use crate::request::{Request, Segment, keys};
 
 /// Names of segments that only one request has begin here; those of shared ones are below.
@@ -74,15 +77,19 @@ pub(super) fn bursts(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
 
 /// Nothing in common.
 pub(super) fn no_sharing(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
-    let mut random = Random::new(shape.seed);
-    let mut at = 0.0;
+    unrelated(&mut Random::new(shape.seed), 0..shape.requests, 0.0, rate, (2500.0, 200.0))
+}
+
+/// The requests of these numbers, with prompts and answers of so many tokens in the mean, after `begins`.
+pub(crate) fn unrelated(random: &mut Random, numbers: Range<usize>, begins: f64, rate: f64, (prompt, output): (f64, f64)) -> Vec<Arrival> {
+    let mut at = begins;
     let mut arrival = |number: usize| {
         at += random.exponential(1.0 / rate);
-        let prompt = random.log_normal(2500.0, 1.0, 16.0, 30_000.0);
-        let output = random.log_normal(200.0, 0.7, 8.0, 2000.0);
+        let prompt = random.log_normal(prompt, 1.0, 16.0, 30_000.0);
+        let output = random.log_normal(output, 0.7, 8.0, 2000.0);
         single(number, Segment { name: 0, tokens: 0 }, prompt, output, at)
     };
-    (0..shape.requests).map(&mut arrival).collect()
+    numbers.map(&mut arrival).collect()
 }
 
 /// A conversation of one turn: something that may be shared, then what is its own.
@@ -92,44 +99,4 @@ fn single(number: usize, shared: Segment, own: u32, output: u32, at: f64) -> Arr
     // Whoever sticks to a key sticks to what is shared, where something is.
     let session = if shared.tokens > 0 { shared.name } else { name };
     Arrival { request: Request { keys, prompt: shared.tokens + own, output, session }, start: ArrivalTime::At(at) }
-}
-
-struct Random(fastrand::Rng);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(fastrand::Rng::with_seed(seed))
-    }
-
-    /// From 0 up to 1.
-    fn unit(&mut self) -> f64 {
-        self.0.f64()
-    }
-
-    fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.unit()).ln()
-    }
-
-    /// With this mean before it is bounded, and this deviation of the logarithm.
-    fn log_normal(&mut self, mean: f64, deviation: f64, least: f64, most: f64) -> u32 {
-        let normal = (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
-        whole((mean * (deviation * normal - deviation * deviation / 2.0).exp()).clamp(least, most))
-    }
-
-    /// An index, as often as its weight says.
-    fn one_of(&mut self, weights: &[f64]) -> usize {
-        let mut left = self.unit() * weights.iter().sum::<f64>();
-        weights
-            .iter()
-            .position(|weight| {
-                left -= weight;
-                left < 0.0
-            })
-            .unwrap_or(0)
-    }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "lengths are bounded far below 2^32, and `as` saturates")]
-fn whole(length: f64) -> u32 {
-    length.round() as u32
 }

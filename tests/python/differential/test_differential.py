@@ -27,7 +27,7 @@ CACHED = re.compile(r'("(?:cached_tokens|created_cache_tokens|cache_write_tokens
 # The models of a fleet are more than those of the engine asked.
 ALIASES = re.compile(r"(Valid aliases:) [^\"]*\.")
 # Of one connection, or of whoever wrote the answer.
-NOT_COMPARED = {"date", "server", "connection", "transfer-encoding", "content-length", "x-hostler-id"}
+NOT_COMPARED = {"date", "server", "connection", "transfer-encoding", "content-length", "x-hostler-id", "x-accel-buffering"}
 CHOICE = re.compile(r'"choices":\[\{"index":(\d+)')
 
 

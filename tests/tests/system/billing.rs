@@ -75,9 +75,14 @@ async fn until_paid(fleet: &Fleet, key: &str, of: u64, tokens: std::ops::RangeIn
     .await;
 }
 
-/// A response of 500 tokens with a tool whose schema is `schema`.
-fn response(schema: &Value, stream: bool) -> Value {
-    let tool = json!({"type": "function", "name": "f", "parameters": schema});
+/// A response of 500 tokens with a tool whose schema has these fields: a text that would be longer.
+fn response(fields: &Value, stream: bool) -> Value {
+    let mut schema = json!({"type": "string", "minLength": 9000});
+    schema.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    // A tool's schema is part of the prompt, and one that fills the context is refused.
+    let mut parameters = fields.clone();
+    parameters.as_object_mut().unwrap().remove("x");
+    let tool = json!({"type": "function", "name": "f", "parameters": parameters});
     json!({
         "model": MODEL, "input": "Hello", "max_output_tokens": 500, "ignore_eos": true, "stream": stream, "tools": [tool],
         "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}},

@@ -77,12 +77,12 @@ async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than
         tokio::spawn(async move { edge.post(CHAT, &body).await })
     };
     let waiting = [ask(large(false)), ask(large(false))];
-    fleet.until_replica("n0/0", "two large ones", |replica| replica.own == 2).await;
+    fleet.until_replica("n0/0", "two large ones", |replica| replica.local_in_flight == 2).await;
     let refused = timeout(Duration::from_secs(10), fleet.edge().post(CHAT, &large(false))).await.expect("a refusal, at once");
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
     assert!(refused.message().contains("router.max_buffered_body_bytes"), "{}", refused.text());
     let small = ask(chat(1));
-    fleet.until_replica("n0/0", "a small one", |replica| replica.own == 3).await;
+    fleet.until_replica("n0/0", "a small one", |replica| replica.local_in_flight == 3).await;
     fleet.fault("n0/0", "ok").await;
     for answer in waiting.into_iter().chain([small]) {
         assert_eq!(soon("an answer", answer).await.unwrap().status, 200);
@@ -142,4 +142,14 @@ async fn a_line_that_ends_in_a_line_feed_alone_is_refused_and_nothing_after_it_i
     let _ = soon("the end", stream.read_to_string(&mut answer)).await;
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("carriage return and line feed"), "{answer}");
     assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_with_several_large_images_passes() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{}", "A".repeat(6 << 20))}});
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": [image, image, image]}], "max_tokens": 1});
+    let answer = fleet.edge().post(CHAT, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    fleet.until_idle().await;
 }

@@ -39,7 +39,7 @@ fn normal(answer: &Answer) -> String {
 /// The headers without the date, those of the connection, and the router's own.
 fn normal_headers(answer: &Answer) -> HeaderMap {
     let mut headers = answer.headers.clone();
-    for own in ["date", "connection", "transfer-encoding", "x-hostler-id"] {
+    for own in ["date", "connection", "transfer-encoding", "x-hostler-id", "x-accel-buffering"] {
         headers.remove(own);
     }
     headers
@@ -88,6 +88,9 @@ async fn every_route_answers_as_the_engine_itself_does() {
         ("/v1/embeddings", json!({"model": MODEL, "input": ["one", "two"], "encoding_format": "base64"})),
         ("/v1/responses", json!({"model": MODEL, "input": "Hello", "max_output_tokens": 6})),
         ("/v1/responses", json!({"model": MODEL, "input": "Hello", "max_output_tokens": 6, "stream": true})),
+        ("/v1/messages", json!({"model": MODEL, "messages": chat(1)["messages"], "max_tokens": 6})),
+        ("/v1/messages", json!({"model": MODEL, "messages": chat(1)["messages"], "max_tokens": 6, "stream": true})),
+        ("/v1/messages/count_tokens", json!({"model": MODEL, "messages": chat(1)["messages"]})),
         ("/tokenize", json!({"model": MODEL, "prompt": "Hello, engine"})),
         ("/detokenize", json!({"model": MODEL, "tokens": [1, 2, 3]})),
     ] {

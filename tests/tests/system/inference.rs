@@ -184,11 +184,12 @@ async fn a_call_of_a_tool_arrives_whole_and_in_pieces() {
     let request = GenerateRequest {
         tools: vec![Tool { name: "look".into(), parameters_json: schema.into(), ..Tool::default() }],
         tool_choice: Some(ToolChoice { choice: Some(tool_choice::Choice::Function("look".into())) }),
-        ..chat(40)
+        ..chat(80)
     };
     let whole = client.generate(request.clone()).await.unwrap().into_inner();
     let call = &whole.choices[0].tool_calls[0];
-    assert_eq!((call.name.as_str(), whole.choices[0].finish.as_ref().unwrap().reason()), ("look", FinishReason::ToolCalls));
+    // For vLLM a call that the request names ends like a text.
+    assert_eq!((call.name.as_str(), whole.choices[0].finish.as_ref().unwrap().reason()), ("look", FinishReason::Stop));
     let told = told(&mut client, request).await.unwrap();
     let pieces: Vec<_> = told.deltas.iter().flat_map(|delta| &delta.tool_calls).collect();
     assert!(pieces.len() > 2 && pieces.iter().all(|piece| piece.index == 0));

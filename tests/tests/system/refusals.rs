@@ -134,13 +134,45 @@ async fn requests_whose_end_or_target_is_ambiguous_are_refused() {
         ("no host", "GET /v1/models HTTP/1.1\r\n\r\n".to_owned()),
         ("no HTTP", "what is this\r\n\r\n".to_owned()),
         ("a blank before the colon", "GET /v1/models HTTP/1.1\r\nHost : a\r\n\r\n".to_owned()),
+        (
+            "a length behind the body",
+            format!("{post}Host: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\nContent-Length: 9\r\n\r\n"),
+        ),
+        ("a key behind the body", format!("{post}Host: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\nAuthorization: a\r\n\r\n")),
     ] {
         // A second request on the same connection would be the smuggled one: it must get no answer.
         let answer = raw(edge, format!("{head}GET /health HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 400 "), "{what}: {answer}");
         assert_eq!(answer.lines().filter(|line| line.starts_with("HTTP/1.1 ")).count(), 1, "{what}: {answer}");
+        assert!(answer.contains("\"code\":400") && answer.contains("\"type\":\"BadRequestError\""), "{what}: {answer}");
     }
     assert_eq!(fleet.replica("n0/0").await.served, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_that_the_http_library_refuses_is_told_what_to_do() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let edge = fleet.routers[0].edge;
+    let get = "GET /health HTTP/1.1\r\nHost: a\r\n";
+    for (head, status, words) in [
+        ("what is this\r\n\r\n".to_owned(), 400, "name: value"),
+        (format!("GET /{} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "x".repeat(65_000)), 404, "Not Found"),
+        (format!("GET /{}", "x".repeat(70_000)), 431, "send fewer or shorter ones"),
+        (format!("{get}{}\r\n", "X: y\r\n".repeat(200)), 431, "more than 100 headers"),
+        (format!("{get}\r\n{get}{}\r\n", "X: y\r\n".repeat(200)), 431, "more than 100 headers"),
+    ] {
+        let answers = raw(edge, head.as_bytes()).await;
+        let refusal = answers.rfind("HTTP/1.1 ").map(|begin| &answers[begin..]).unwrap_or_default();
+        let (fields, body) = refusal.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answers:?}"));
+        assert!(fields.starts_with(&format!("HTTP/1.1 {status} ")) && body.contains(words), "{status}: {answers}");
+        let length = fields.lines().filter_map(|field| field.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned));
+        assert_eq!(length.collect::<Vec<_>>(), [body.len().to_string()], "{answers}");
+        if status != 404 {
+            let error: serde_json::Value = serde_json::from_str(body).unwrap();
+            assert_eq!((&error["error"]["code"], &error["error"]["param"]), (&json!(status), &json!(null)), "{body}");
+            assert!(fields.contains("content-type: application/json") && fields.contains("connection: close"), "{fields}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -117,7 +117,7 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
 fn engines_that_share_a_host_without_gpus_get_their_part_of_cores_and_memory_and_nothing_of_cuda() {
     let line = line(&vllm(), None, &on_cpu(), &config(&[])).unwrap();
     let threads = "OMP_NUM_THREADS=4 VLLM_CPU_OMP_THREADS_BIND=nobind";
-    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {PYTHON} {SERVE}{FLAGS}"));
+    assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {PYTHON} {SERVE} --enforce-eager{FLAGS}"));
     assert_eq!(line.unset, NOT_INHERITED);
 }
 

@@ -166,6 +166,7 @@ async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer
     let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explain);
     let mut response = if status.is_success() && streams && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+        headers::disable_buffering(&mut heads);
         Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, OllamaTranslator::new(form, model, begun)))))
     } else {
         match collect_body(answer.body).await {

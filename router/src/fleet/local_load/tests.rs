@@ -36,7 +36,7 @@ fn the_oldest_unanswered_request_says_how_late_a_replica_is() {
 fn what_was_learned_is_read_back() {
     let own = Arc::<LocalLoad>::default();
     for _ in 0..200 {
-        own.learn_interval(4, 1000, 0.5);
+        own.learn_interval(4, 1000, 0.5, 7.0);
     }
     assert!(own.learned().rates.step > Rates::default().step, "{:?}", own.learned());
 }

@@ -1,0 +1,155 @@
+//! An event stream that is on its way before any engine has begun it: its request waits for a replica or is being computed, and what lies between
+//! the router and the client would close a connection on which nothing comes. docs/decisions/0017 says what the client is told when, and how.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hostler_proto::lane::{Fault, StreamFault};
+use http::StatusCode;
+use http_body::{Body, Frame};
+use tokio::time::{Interval, MissedTickBehavior, Sleep, interval, sleep};
+
+use super::error_forms::{error_text, retell_error};
+use crate::direct_writing::DirectWriter;
+use crate::dispatch::{Answer, BREAK_DELAY, Relay};
+use crate::inbound::Rejection;
+use crate::sse::Dialect;
+
+/// The most that is read of an engine's refusal.
+const MAX_REFUSAL_BYTES: usize = 64 * 1024;
+
+/// What a client is told that asked for a stream and would get something else.
+const NO_STREAM: &str = "the engine has answered with something else than a stream: send the request without `stream`";
+
+/// The answer to a request, once it comes.
+pub(super) type AwaitedAnswer = Pin<Box<dyn Future<Output = Result<Answer, Rejection>> + Send>>;
+
+/// The status and the body that tell why a request got no answer.
+pub(super) type RejectionWords = fn(&Rejection) -> (StatusCode, Bytes);
+
+/// The body of such an answer.
+pub(super) struct HeldStream {
+    state: HeldState,
+    dialect: Dialect,
+    keep_alive: Interval,
+    direct_writer: Option<Arc<DirectWriter>>,
+    rejection_words: RejectionWords,
+}
+
+enum HeldState {
+    /// No engine has begun to answer.
+    Waiting(AwaitedAnswer),
+    /// An engine refuses it in these words.
+    Refused(StatusCode, Box<Relay>, BytesMut),
+    Relaying(Box<Relay>),
+    /// The client has been told why there is no answer. The connection gets a moment to send that, then breaks.
+    Failed(Pin<Box<Sleep>>),
+}
+
+impl fmt::Debug for HeldStream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("HeldStream").field("dialect", &self.dialect).finish_non_exhaustive()
+    }
+}
+
+impl HeldStream {
+    /// An answer that has not come for as long as `period`, after which something is sent at once and from then on.
+    pub(super) fn new(answer: AwaitedAnswer, dialect: Dialect, period: Duration, rejection_words: RejectionWords) -> Self {
+        let mut keep_alive = interval(period);
+        // A client that takes nothing for a while gets no more for it.
+        keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { state: HeldState::Waiting(answer), dialect, keep_alive, direct_writer: None, rejection_words }
+    }
+
+    /// Once the engine has begun its events may be written to the client's connection as they come.
+    pub(super) fn enable_direct_writing(&mut self, direct_writer: Arc<DirectWriter>) {
+        self.direct_writer = Some(direct_writer);
+    }
+
+    /// The answer has begun, or will not.
+    fn begin(&mut self, answered: Result<Answer, Rejection>) -> Option<Bytes> {
+        match answered {
+            Ok(Answer { mut body, .. }) if body.is_event_stream() => {
+                body.send_keep_alives(self.keep_alive.period());
+                self.direct_writer.take().inspect(|writer| body.enable_direct_writing(writer.clone()));
+                self.state = HeldState::Relaying(body);
+                None
+            }
+            Ok(Answer { head, body, .. }) if head.status >= 400 => {
+                let status = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+                self.state = HeldState::Refused(status, body, BytesMut::new());
+                None
+            }
+            Ok(_) => {
+                let status = StatusCode::BAD_GATEWAY;
+                Some(self.fail(status, error_text(status, "InternalServerError", NO_STREAM).as_bytes()))
+            }
+            Err(declined) => {
+                let (status, words) = (self.rejection_words)(&declined);
+                Some(self.fail(status, &words))
+            }
+        }
+    }
+
+    /// The last that is sent: an error in the words of the API.
+    fn fail(&mut self, status: StatusCode, error: &[u8]) -> Bytes {
+        self.state = HeldState::Failed(Box::pin(sleep(BREAK_DELAY)));
+        retell_error(self.dialect, status, error)
+    }
+
+    /// The next piece; an engine's error has to be read first.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StreamFault>>> {
+        loop {
+            let told = match &mut self.state {
+                HeldState::Relaying(relay) => return Pin::new(relay).poll_frame(context),
+                HeldState::Failed(moment) => {
+                    ready!(moment.as_mut().poll(context));
+                    return Poll::Ready(Some(Err(StreamFault { fault: Fault::NotReady, message: "the answer has not begun".into() })));
+                }
+                HeldState::Waiting(answer) => {
+                    let answered = ready!(answer.as_mut().poll(context));
+                    self.begin(answered)
+                }
+                HeldState::Refused(status, relay, read) => match ready!(Pin::new(relay).poll_frame(context)) {
+                    Some(Ok(frame)) if read.len() < MAX_REFUSAL_BYTES => {
+                        read.extend_from_slice(frame.data_ref().map_or(&[], |bytes| bytes));
+                        None
+                    }
+                    _ => {
+                        let (status, read) = (*status, read.split());
+                        Some(self.fail(status, &read))
+                    }
+                },
+            };
+            if let Some(event) = told {
+                return Poll::Ready(Some(Ok(Frame::data(event))));
+            }
+        }
+    }
+}
+
+impl Body for HeldStream {
+    type Data = Bytes;
+    type Error = StreamFault;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StreamFault>>> {
+        let held = self.get_mut();
+        if let Poll::Ready(piece) = held.poll_piece(context) {
+            return Poll::Ready(piece);
+        }
+        // From then on the relay keeps the connection alive, or nothing does.
+        if !matches!(held.state, HeldState::Waiting(_)) {
+            return Poll::Pending;
+        }
+        ready!(held.keep_alive.poll_tick(context));
+        Poll::Ready(Some(Ok(Frame::data(held.dialect.keep_alive()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.state, HeldState::Relaying(relay) if relay.is_end_stream())
+    }
+}

@@ -1,0 +1,121 @@
+//! Event streams through proxies, which close what is silent: what a client gets while its request waits or its engine is silent, and how it then
+//! learns what went wrong.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, until};
+
+const COMMENT: &str = ": keep-alive\n\n";
+
+/// One agent or more, whose clients hear something this often.
+fn setup(agents: usize) -> Setup {
+    Setup::agents(agents).router(|router| router.stream_keepalive = Duration::from_millis(50))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_is_kept_alive_until_its_engine_begins_and_whenever_that_is_silent() {
+    let fleet = Fleet::start(setup(1)).await;
+    fleet.fault("n0/0", "hang").await;
+    let mut answering = fleet.edge().open(CHAT, &chat_stream(4)).await;
+    answering.events(3).await;
+    assert_eq!(String::from_utf8_lossy(&answering.read), COMMENT.repeat(3));
+    assert_eq!(answering.headers["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!((&answering.headers["x-accel-buffering"], answering.headers["x-hostler-id"].len()), (&"no".parse().unwrap(), 16));
+    fleet.fault("n0/0", "ok").await;
+    let answer = answering.finish().await;
+    answer.assert_whole_stream();
+    let text = answer.text().replace(COMMENT, "");
+    assert_eq!(text.matches("data: ").count(), text.matches("\n\n").count(), "a comment stands within an event: {}", answer.text());
+
+    let mut answering = fleet.edge().open(CHAT, &chat_stream(5000)).await;
+    while !String::from_utf8_lossy(&answering.read).contains("data: ") {
+        answering.piece().await.unwrap();
+    }
+    fleet.fault("n0/0", "hang").await;
+    let silent = async {
+        while !answering.read.ends_with(COMMENT.repeat(2).as_bytes()) {
+            answering.piece().await.unwrap();
+        }
+    };
+    crate::harness::soon("comments between events", silent).await;
+    fleet.fault("n0/0", "ok").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_wrong_is_a_status_before_the_first_comment_and_an_event_after_it() {
+    let limit = Duration::from_millis(400);
+    for (period, dialect) in [(Duration::from_secs(60), CHAT), (Duration::ZERO, CHAT), (Duration::from_millis(50), CHAT)] {
+        let fleet =
+            Fleet::start(Setup::agents(1).router(|router| (router.stream_keepalive, router.answer_timeout) = (period, limit))).await;
+        fleet.fault("n0/0", "hang").await;
+        let answer = fleet.edge().post(dialect, &chat_stream(4)).await;
+        if period == Duration::from_millis(50) {
+            answer.assert_broken_stream();
+            let error: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+            assert_eq!((&error["error"]["code"], &error["error"]["type"]), (&json!(504), &json!("TimeoutError")), "{error}");
+        } else {
+            assert_eq!((answer.status.as_u16(), answer.json()["error"]["code"].clone()), (504, json!(504)), "{period:?}");
+        }
+        fleet.fault("n0/0", "ok").await;
+        fleet.until_idle().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engines_refusal_after_the_first_comment_is_told_in_its_words() {
+    // With one long prompt it is full, so the other waits in the router.
+    let fleet = Fleet::start(setup(1).engine("--max-num-batched-tokens 256")).await;
+    fleet.fault("n0/0", "hang").await;
+    let mut body = chat_stream(4);
+    body["messages"][0]["content"] = "many words ".repeat(1000).into();
+    let first = fleet.edge().open(CHAT, &body).await;
+    fleet.until_replica("n0/0", "the first request", |replica| replica.local_in_flight == 1).await;
+    body["max_tokens"] = (-1).into();
+    let mut answering = fleet.edge().open(CHAT, &body).await;
+    answering.events(1).await;
+    fleet.fault("n0/0", "ok").await;
+    first.finish().await.assert_whole_stream();
+    let answer = answering.finish().await;
+    answer.assert_broken_stream();
+    let direct = fleet.edge().post(CHAT, &body).await;
+    assert_eq!(direct.status, 400, "{}", direct.text());
+    let told: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(told, direct.json());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_was_kept_alive_is_still_answered_by_another_engine_when_its_own_dies() {
+    let fleet = Fleet::start(setup(2)).await;
+    for id in ["n0/0", "n1/0"] {
+        fleet.fault(id, "hang").await;
+    }
+    let mut answering = fleet.edge().open(CHAT, &chat_stream(4)).await;
+    answering.events(1).await;
+    let busy = until("the request on its replica", async || {
+        let replicas = fleet.admin().replicas().await.map_err(|status| status.to_string())?;
+        replicas.iter().find(|replica| replica.in_flight == 1).map(|replica| replica.id.clone()).ok_or_else(|| format!("{replicas:?}"))
+    })
+    .await;
+    let other = if busy == "n0/0" { "n1/0" } else { "n0/0" };
+    fleet.fault(other, "ok").await;
+    fleet.kill(&busy).await;
+    answering.finish().await.assert_whole_stream();
+    assert_eq!(Endpoint::Tcp(fleet.routers[0].admin).metric("hostler_retries_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_who_surely_waits_for_an_event_stream_is_kept_alive() {
+    let fleet = Fleet::start(setup(1).engine("--sim-step-ms 150")).await;
+    let plain = fleet.edge().post(CHAT, &chat(3)).await;
+    assert_eq!((plain.status.as_u16(), plain.header("x-accel-buffering")), (200, None));
+    assert_eq!(plain.json()["usage"]["completion_tokens"], 3);
+    let ollama = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 3}});
+    let lines = fleet.edge().post("/api/chat", &ollama).await;
+    assert_eq!((lines.status.as_u16(), lines.header("x-accel-buffering")), (200, Some("no")));
+    assert!(lines.text().lines().all(|line| line.starts_with('{')), "{}", lines.text());
+    let streamed = fleet.edge().post(CHAT, &chat_stream(3)).await;
+    streamed.assert_whole_stream();
+    assert!(streamed.text().contains(COMMENT), "{}", streamed.text());
+}
