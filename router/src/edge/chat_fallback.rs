@@ -28,7 +28,7 @@ pub(super) enum ChatFallback {
 }
 
 /// What an engine is asked instead.
-struct EngineRequest {
+struct FallbackRequest {
     path: &'static str,
     body: Value,
     is_stream: bool,
@@ -60,21 +60,21 @@ impl ChatFallback {
         }
     }
 
-    fn engine_request(self, body: &[u8]) -> Result<EngineRequest, String> {
+    fn engine_request(self, body: &[u8]) -> Result<FallbackRequest, String> {
         match self {
-            Self::Messages => messages_translator::chat_request(body).map(|(body, is_stream)| EngineRequest {
+            Self::Messages => messages_translator::chat_request(body).map(|(body, is_stream)| FallbackRequest {
                 path: CHAT,
                 body,
                 is_stream,
                 form: AnswerForm::Message,
             }),
-            Self::CountTokens => messages_translator::count_request(body).map(|body| EngineRequest {
+            Self::CountTokens => messages_translator::count_request(body).map(|body| FallbackRequest {
                 path: "/tokenize",
                 body,
                 is_stream: false,
                 form: AnswerForm::TokenCount,
             }),
-            Self::Responses => responses_translator::chat_request(body).map(|(body, fields, is_stream)| EngineRequest {
+            Self::Responses => responses_translator::chat_request(body).map(|(body, fields, is_stream)| FallbackRequest {
                 path: CHAT,
                 body,
                 is_stream,
@@ -129,7 +129,7 @@ impl Edge {
 
     /// Has an engine answer a chat, and tells its answer in the route's form.
     pub(super) async fn answer_with_chat(&self, route: ChatFallback, inquiry: InboundRequest, explain: bool) -> Response<EdgeBody> {
-        let EngineRequest { path, body, is_stream, form } = match route.engine_request(&inquiry.body) {
+        let FallbackRequest { path, body, is_stream, form } = match route.engine_request(&inquiry.body) {
             Ok(asked) => asked,
             Err(message) => {
                 self.dispatch.metrics.count_refusal(RefusalReason::Request);

@@ -30,7 +30,7 @@ struct MessagesRequest {
     stream: Option<bool>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
-    tools: Option<Vec<Tool>>,
+    tools: Option<Vec<ClientTool>>,
     tool_choice: Option<ToolChoice>,
     #[serde(flatten)]
     rest: Map<String, Value>,
@@ -38,19 +38,19 @@ struct MessagesRequest {
 
 #[derive(Debug, Deserialize)]
 struct Message {
-    role: Role,
+    role: MessageRole,
     content: Value,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Role {
+enum MessageRole {
     User,
     Assistant,
     System,
 }
 
-impl Role {
+impl MessageRole {
     fn as_str(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -126,7 +126,7 @@ enum OutputFormat {
 
 /// One that the client runs itself. Those that Anthropic runs have no schema.
 #[derive(Debug, Deserialize)]
-struct Tool {
+struct ClientTool {
     name: String,
     description: Option<String>,
     input_schema: Map<String, Value>,
@@ -201,7 +201,7 @@ impl MessagesRequest {
         let mut system = self.system.as_ref().map(system_text).transpose()?.unwrap_or_default();
         for message in self.messages {
             match message.role {
-                Role::System => system.push_str(&system_text(&message.content)?),
+                MessageRole::System => system.push_str(&system_text(&message.content)?),
                 role => convert_message(role, message.content, &mut messages)?,
             }
         }
@@ -236,7 +236,7 @@ impl MessagesRequest {
         // Engines refuse an empty list.
         if let Some(tools) = self.tools.filter(|tools| !tools.is_empty()) {
             let choice = self.tool_choice.as_ref().map_or_else(|| "auto".into(), |choice| choice.which.to_chat());
-            chat.insert("tools".to_owned(), tools.into_iter().map(Tool::into_chat).collect());
+            chat.insert("tools".to_owned(), tools.into_iter().map(ClientTool::into_chat).collect());
             chat.insert("tool_choice".to_owned(), choice);
             if let Some(disabled) = self.tool_choice.and_then(|choice| choice.disable_parallel_tool_use) {
                 chat.insert("parallel_tool_calls".to_owned(), (!disabled).into());
@@ -246,7 +246,7 @@ impl MessagesRequest {
     }
 }
 
-impl Tool {
+impl ClientTool {
     fn into_chat(mut self) -> Value {
         self.input_schema.entry("type").or_insert_with(|| "object".into());
         let mut function = json!({"name": self.name, "parameters": self.input_schema});
@@ -293,7 +293,7 @@ fn system_text(content: &Value) -> Result<String, String> {
 }
 
 /// Adds what a message becomes: one for each tool's result, and one for the rest.
-fn convert_message(role: Role, content: Value, messages: &mut Vec<Value>) -> Result<(), String> {
+fn convert_message(role: MessageRole, content: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     if let Value::String(text) = content {
         messages.push(json!({"role": role.as_str(), "content": text}));
         return Ok(());
@@ -319,7 +319,7 @@ fn convert_message(role: Role, content: Value, messages: &mut Vec<Value>) -> Res
             }
         }
     }
-    if role == Role::User {
+    if role == MessageRole::User {
         if !parts.is_empty() {
             messages.push(json!({"role": "user", "content": join_parts(parts)}));
         }

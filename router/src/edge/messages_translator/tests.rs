@@ -155,7 +155,7 @@ fn what_is_counted_is_the_prompt_alone() {
     );
     assert_eq!(
         String::from_utf8(translate_count(br#"{"count":7,"tokens":[1]}"#).unwrap()).unwrap(),
-        r#"{"context_management":{"original_input_tokens":7},"input_tokens":7}"#
+        r#"{"input_tokens":7,"context_management":{"original_input_tokens":7}}"#
     );
 }
 

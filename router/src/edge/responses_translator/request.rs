@@ -35,7 +35,7 @@ const USE_PYTHON: &str = "whoever runs the engines starts their agents with --fr
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Item {
     Message {
-        role: Role,
+        role: ItemRole,
         content: Value,
     },
     FunctionCall {
@@ -62,14 +62,14 @@ struct Words {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Role {
+enum ItemRole {
     User,
     Assistant,
     System,
     Developer,
 }
 
-impl Role {
+impl ItemRole {
     fn as_str(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -99,7 +99,7 @@ enum Part {
 /// A tool that the client runs itself.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Tool {
+enum FunctionTool {
     Function { name: String, description: Option<Value>, parameters: Option<Value>, strict: Option<bool> },
 }
 
@@ -163,10 +163,12 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
 }
 
 fn chat_tool(tool: &Value) -> Result<Value, String> {
-    let Tool::Function { name, description, parameters, strict } = Tool::deserialize(tool)
+    let FunctionTool::Function { name, description, parameters, strict } = FunctionTool::deserialize(tool)
         .map_err(|error| format!("a tool cannot be understood ({error}); for tools that engines run themselves {USE_PYTHON}"))?;
-    let mut function = json!({"name": name});
-    for (field, value) in [("description", description), ("parameters", parameters), ("strict", strict.map(Value::from))] {
+    // The Rust front-end wants parameters of every function.
+    let parameters = parameters.filter(|parameters| !parameters.is_null()).unwrap_or_else(|| json!({"type": "object", "properties": {}}));
+    let mut function = json!({"name": name, "parameters": parameters});
+    for (field, value) in [("description", description), ("strict", strict.map(Value::from))] {
         if let Some(value) = value {
             function[field] = value;
         }
@@ -206,7 +208,7 @@ fn add_item(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     }
     let item = Item::deserialize(item).map_err(|error| format!("an item of the input cannot be understood: {error}"))?;
     match item {
-        Item::Message { role: Role::Assistant, content } => {
+        Item::Message { role: ItemRole::Assistant, content } => {
             let content = message_content(content)?;
             let turn = turn_without(messages, &["content", "tool_calls"]);
             turn["content"] = content;

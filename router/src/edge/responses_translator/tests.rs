@@ -83,6 +83,8 @@ fn tools_the_form_of_the_text_and_the_effort_have_a_chats_names() {
     let tools = json!([{"type": "function", "name": "look", "description": null, "parameters": {"type": "object"}, "strict": true}]);
     let told = json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": true}}]);
     assert_eq!(added(json!({"tools": tools})), json!({"tools": told, "tool_choice": "auto"}));
+    let bare = added(json!({"tools": [{"type": "function", "name": "rest", "parameters": null}]}));
+    assert_eq!(bare["tools"][0]["function"], json!({"name": "rest", "parameters": {"type": "object", "properties": {}}}));
     let named = json!({"tools": tools, "tool_choice": {"type": "function", "name": "look"}, "parallel_tool_calls": false});
     let choice = json!({"type": "function", "function": {"name": "look"}});
     assert_eq!(added(named), json!({"tools": told, "tool_choice": choice, "parallel_tool_calls": false}));
