@@ -143,7 +143,7 @@ impl ResponsesTranslator {
             self.write_item_event("response.content_part.done", json!({"part": part}), output);
         }
         self.open_item = None;
-        self.write_event("response.output_item.done", json!({"output_index": self.output.len(), "item": value.clone()}), output);
+        self.write_event("response.output_item.done", json!({"output_index": self.output.len(), "item": value}), output);
         self.output.push(value);
         let held = std::mem::take(&mut self.held_text);
         if !held.is_empty() {
@@ -227,7 +227,7 @@ impl ChunkTranslator for ResponsesTranslator {
             let head = ResponseHead::new(id, model, now.time);
             let response = self.fields.response(&head, &[], None);
             self.head = Some(head);
-            self.write_event("response.created", json!({"response": response.clone()}), output);
+            self.write_event("response.created", json!({"response": response}), output);
             self.write_event("response.in_progress", json!({"response": response}), output);
         }
         choices.into_iter().try_for_each(|choice| self.read_choice(choice, output))
