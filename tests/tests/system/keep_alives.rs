@@ -71,7 +71,7 @@ async fn an_engines_refusal_after_the_first_comment_is_told_in_its_words() {
     let mut body = chat_stream(4);
     body["messages"][0]["content"] = "many words ".repeat(1000).into();
     let first = fleet.edge().open(CHAT, &body).await;
-    fleet.until_replica("n0/0", "the first request", |replica| replica.own == 1).await;
+    fleet.until_replica("n0/0", "the first request", |replica| replica.local_in_flight == 1).await;
     body["max_tokens"] = (-1).into();
     let mut answering = fleet.edge().open(CHAT, &body).await;
     answering.events(1).await;
