@@ -182,7 +182,10 @@ impl Edge {
             local_replies::make_location_relative(response.headers_mut());
         }
         headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
-        if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
+        match response.status() {
+            StatusCode::SERVICE_UNAVAILABLE => reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS),
+            _ => response,
+        }
     }
 }
 

@@ -93,10 +93,12 @@ fn refusal(refusal: &Refusal) -> Status {
         Refusal::UnknownModel { model, known } => {
             with_reason(Code::NotFound, "MODEL_NOT_FOUND", &message, &[("model", model), ("models", known)])
         }
-        Refusal::NotReady(_) => retryable(Code::Unavailable, "NO_REPLICA_READY", &message, RETRY_DELAY),
-        Refusal::Lost { attempts, .. } => {
+        Refusal::NotReady { retry_after, .. } => {
+            retryable(Code::Unavailable, "NO_REPLICA_READY", &message, Duration::from_secs(*retry_after))
+        }
+        Refusal::Lost { attempts, retry_after, .. } => {
             with_details(Code::Unavailable, "ANSWER_LOST", &message, &[("attempts", &attempts.to_string())], |details| {
-                details.set_retry_info(Some(RETRY_DELAY));
+                details.set_retry_info(Some(Duration::from_secs(*retry_after)));
             })
         }
         Refusal::TooSlow(_) => with_reason(Code::DeadlineExceeded, "ENGINE_TOO_SLOW", &message, &[]),
