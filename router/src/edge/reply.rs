@@ -167,17 +167,19 @@ pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
 
 /// A caller, or the router, has reached a limit. OpenAI's SDKs send a request again unless they are told not to.
 fn limited(limited: &LimitExceeded) -> Response<EdgeBody> {
-    let mut response = too_many_requests(&limited.message, limited.retry_after);
-    if limited.limit != LimitKind::Router {
-        let kind = if limited.is_quota() { "insufficient_quota" } else { "rate_limit_exceeded" };
-        let headers = std::mem::take(response.headers_mut());
-        response = error(StatusCode::TOO_MANY_REQUESTS, kind, &limited.message);
-        *response.headers_mut() = headers;
-    }
-    if limited.is_quota() {
+    let kind = match limited.limit {
+        LimitKind::Router => "RateLimitError",
+        _ if limited.is_quota => "insufficient_quota",
+        _ => "rate_limit_exceeded",
+    };
+    let mut response = error(StatusCode::TOO_MANY_REQUESTS, kind, &limited.message);
+    if limited.is_quota {
         response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
     }
-    response
+    match limited.retry_after {
+        Some(seconds) => add_retry_after(response, seconds),
+        None => response,
+    }
 }
 
 /// Too much at once; after so many seconds it may be tried again.

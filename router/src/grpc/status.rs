@@ -81,7 +81,9 @@ pub(super) fn rejection(declined: &Rejection) -> Status {
     match declined {
         Rejection::Malformed(_) => with_reason(Code::InvalidArgument, "MALFORMED", &message, &[]),
         Rejection::Forbidden(_) => with_reason(Code::PermissionDenied, "NOT_ALLOWED", &message, &[]),
-        Rejection::Limited(limited) => retryable(Code::ResourceExhausted, "LIMITED", &message, Duration::from_secs(limited.retry_after)),
+        Rejection::Limited(limited) => with_details(Code::ResourceExhausted, "LIMITED", &message, &[], |details| {
+            details.set_retry_info(limited.retry_after.map(Duration::from_secs));
+        }),
         Rejection::Fleet(reason) => refusal(reason),
         Rejection::NoResponse(_) => with_reason(Code::NotFound, "RESPONSE_NOT_FOUND", &message, &[]),
     }
