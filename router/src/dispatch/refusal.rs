@@ -12,7 +12,7 @@ use crate::placement::{MAX_QUEUED_BYTES, Overload};
 /// When a client may try again for which there was no place in the queue.
 const QUEUE_FULL_RETRY_SECONDS: u64 = 5;
 
-/// When a client may try again where nobody knows when a replica comes. OpenAI's SDKs try twice more: few engines start in less than both together.
+/// When a client may try again where nobody knows when a replica comes. OpenAI's SDKs try twice more, which together is the start of a small model.
 const UNKNOWN_RETRY_SECONDS: u64 = 10;
 
 /// When a client may try again whose router leaves: at once, since another router may be there already.

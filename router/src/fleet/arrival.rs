@@ -16,8 +16,8 @@ pub enum Arrival {
 }
 
 impl Arrival {
-    /// That of a replica whose agent can be reached or not; `lease_left` is for how long its last report counts. An engine outlives its agent where it is
-    /// kept, and the next agent is there within a lease.
+    /// That of a replica whose agent can be reached or not; `lease_left` is for how long its last report counts. Where engines are kept, the next agent
+    /// takes them over within a lease.
     pub(super) fn of_replica(status: &ReplicaStatus, is_reachable: bool, lease_left: Duration) -> Self {
         match status.phase {
             _ if !is_reachable && lease_left.is_zero() => Self::Unknown,

@@ -262,8 +262,8 @@ impl RequestQueue {
         }
     }
 
-    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone and none is coming, or has come
-    /// in time. `outlook` is that of the replica where it would go now.
+    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone and none is coming or
+    /// has come in time. `outlook` is that of the replica where it would go.
     ///
     /// # Errors
     /// When it may not wait.

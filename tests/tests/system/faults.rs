@@ -189,7 +189,7 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
         })
         .await;
         // The fault ends what the engine has by then, so it is set until the request has left.
-        let own = async || fleet.replica(&running).await.own;
+        let own = async || fleet.replica(&running).await.local_in_flight;
         while own().await == 1 && !request.is_finished() {
             fleet.fault(&running, "error_event").await;
         }

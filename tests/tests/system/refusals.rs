@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hostler_proto::agent::v1::Phase;
 use http::Request;
 use http_body_util::Full;
 use serde_json::json;
@@ -94,10 +95,10 @@ async fn when_the_engine_fails_a_request_is_told_so_and_operators_see_its_last_w
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_whose_only_engine_is_down_is_not_called_unknown() {
-    let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large --sim-start-ms 400");
+    let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large");
     let fleet = Fleet::start(setup).await;
-    fleet.kill("n1/0").await;
-    fleet.until_replica("n1/0", "a pause", |replica| replica.reason.contains("next start in")).await;
+    fleet.admin().drain("n1/0").await.unwrap();
+    fleet.until_replica("n1/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
     let answer = fleet.edge().post(CHAT, &json!({"model": "large", "messages": []})).await;
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")), "{}", answer.text());
     assert!(answer.message().contains("n1/0"), "{}", answer.text());
