@@ -147,7 +147,8 @@ async fn a_request_that_comes_while_the_only_agent_is_away_is_answered_by_the_en
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_comes_while_the_only_engine_loads_is_answered_when_it_serves() {
-    let fleet = Fleet::launch(Setup::agents(1).engine("--sim-start-ms 1500")).await;
+    // Longer than the router's startup grace.
+    let fleet = Fleet::launch(Setup::agents(1).engine("--sim-start-ms 5000")).await;
     until("a loading replica", async || {
         let replicas = fleet.admin().replicas().await.unwrap();
         if replicas.is_empty() { Err("none is known".into()) } else { Ok(()) }
