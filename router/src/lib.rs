@@ -276,7 +276,7 @@ impl Router {
         let admission = Admission::new(self.config.max_in_flight);
         let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
         let placer = Arc::new(Placer::new(fleet.clone(), index, prompts.clone(), metrics.clone(), prefill_windows));
-        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), &tasks);
+        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), &tasks, serving.clone());
         let mut metric_registry = self.metric_registry;
         metric_registry.register_collector(RouterCollector {
             fleet: fleet.clone(),

@@ -28,6 +28,25 @@ pub enum LimitKind {
     DailyOutput,
 }
 
+/// A limit that a request does not fit into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LimitHit {
+    pub(super) limit: LimitKind,
+    /// Milliseconds until it fits, in which what requests in flight have reserved may come back. `None` where it never fits.
+    pub(super) wait_ms: Option<u64>,
+    /// Of a budget for a day, what is left.
+    pub(super) left: u64,
+    /// And what requests in flight have reserved besides.
+    pub(super) reserved: u64,
+}
+
+impl LimitHit {
+    /// Whether a budget for a day has too little left even if requests in flight give all back that they have reserved.
+    pub(super) fn is_quota(&self, amount: u64) -> bool {
+        matches!(self.limit, LimitKind::DailyInput | LimitKind::DailyOutput) && amount > self.left.saturating_add(self.reserved)
+    }
+}
+
 /// Use of the limits that a caller has; of those that it has not, nothing is counted.
 #[derive(Debug, Default)]
 pub(super) struct Account {
@@ -47,32 +66,32 @@ impl Account {
     /// Counts a request that is expected to use so much.
     ///
     /// # Errors
-    /// When it does not fit: the limit that is in its way for longest, and for how many milliseconds.
-    pub(super) fn reserve(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) -> Result<(), (LimitKind, u64)> {
-        let (input, output) = (asked.prompt_tokens, asked.output_tokens);
-        let waits = [
+    /// When it does not fit: the limit that is in its way for longest.
+    pub(super) fn reserve(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) -> Result<(), LimitHit> {
+        let (input, output, most_output) = (asked.prompt_tokens, asked.output_tokens, asked.most_output_tokens());
+        let hit = |(limit, wait)| (wait > 0).then_some(LimitHit { limit, wait_ms: Some(wait), left: 0, reserved: 0 });
+        let rates = [
             (LimitKind::InFlight, limits.in_flight.map_or(0, |most| if self.in_flight < most { 0 } else { IN_FLIGHT_RETRY_MS })),
             (LimitKind::Requests, limits.requests_per_minute.map_or(0, |limit| self.requests.wait_ms(limit, 1, now))),
             (LimitKind::Input, limits.input_per_minute.map_or(0, |limit| self.input.wait_ms(limit, input, now))),
             (LimitKind::Output, limits.output_per_minute.map_or(0, |limit| self.output.wait_ms(limit, output, now))),
-            (
-                LimitKind::DailyInput,
-                limits.input_per_day.map_or(0, |limit| window_or_default(&mut self.daily_input).wait_ms(limit, input, now)),
-            ),
-            (
-                LimitKind::DailyOutput,
-                limits.output_per_day.map_or(0, |limit| window_or_default(&mut self.daily_output).wait_ms(limit, output, now)),
-            ),
         ];
-        if let Some(longest) = waits.into_iter().filter(|(_, wait)| *wait > 0).max_by_key(|(_, wait)| *wait) {
+        let days = [
+            (LimitKind::DailyInput, limits.input_per_day, &mut self.daily_input, input),
+            (LimitKind::DailyOutput, limits.output_per_day, &mut self.daily_output, most_output),
+        ];
+        let daily_hit =
+            |(kind, limit, window, amount): (_, Option<u64>, _, _)| check_day(kind, limit?, window_or_default(window), amount, now);
+        let hits = rates.into_iter().filter_map(hit).chain(days.into_iter().filter_map(daily_hit));
+        if let Some(longest) = hits.max_by_key(|hit| hit.wait_ms.unwrap_or(u64::MAX)) {
             return Err(longest);
         }
         self.in_flight += 1;
         limits.requests_per_minute.inspect(|limit| self.requests.add(*limit, 1, now));
         limits.input_per_minute.inspect(|limit| self.input.add(*limit, input, now));
         limits.output_per_minute.inspect(|limit| self.output.add(*limit, output, now));
-        limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).add(input, now));
-        limits.output_per_day.inspect(|_| window_or_default(&mut self.daily_output).add(output, now));
+        limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reserve(input, now));
+        limits.output_per_day.inspect(|_| window_or_default(&mut self.daily_output).reserve(most_output, now));
         Ok(())
     }
 
@@ -81,7 +100,9 @@ impl Account {
         limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, asked.prompt_tokens, input, now));
         limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, asked.output_tokens, output, now));
         limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reconcile(then, asked.prompt_tokens, input, now));
-        limits.output_per_day.inspect(|_| window_or_default(&mut self.daily_output).reconcile(then, asked.output_tokens, output, now));
+        limits
+            .output_per_day
+            .inspect(|_| window_or_default(&mut self.daily_output).reconcile(then, asked.most_output_tokens(), output, now));
     }
 
     /// Its use within the last day.
@@ -98,9 +119,11 @@ impl Account {
         }
     }
 
-    /// A request has ended.
-    pub(super) fn release(&mut self) {
+    /// A request has ended that was last counted as `asked`.
+    pub(super) fn release(&mut self, asked: &UsageEstimate) {
         self.in_flight -= 1;
+        self.daily_input.iter_mut().for_each(|window| window.release(asked.prompt_tokens));
+        self.daily_output.iter_mut().for_each(|window| window.release(asked.most_output_tokens()));
     }
 
     /// How its caller stands: of its limits of tokens, the one of which the smallest share is left.
@@ -126,6 +149,18 @@ impl Account {
             && limits.output_per_minute.is_none_or(|limit| self.output.is_empty(limit, now))
             && self.daily_input.as_mut().is_none_or(|window| window.is_empty(now))
             && self.daily_output.as_mut().is_none_or(|window| window.is_empty(now))
+    }
+}
+
+/// Why `amount` does not fit into a budget for a day, if it does not.
+fn check_day(kind: LimitKind, limit: u64, window: &mut DailyWindow, amount: u64, now: u64) -> Option<LimitHit> {
+    let wait = window.wait_ms(limit, amount, now);
+    let (left, _) = window.remaining(limit, now);
+    let hit = LimitHit { limit: kind, wait_ms: (amount <= limit).then_some(wait), left, reserved: window.reserved() };
+    match wait {
+        0 => None,
+        _ if hit.is_quota(amount) => Some(hit),
+        _ => Some(LimitHit { wait_ms: Some(IN_FLIGHT_RETRY_MS), ..hit }),
     }
 }
 

@@ -14,11 +14,13 @@ pub(super) struct DailyWindow {
     /// The number of the newest one.
     newest_slot: u64,
     sum: u64,
+    /// What requests in flight have reserved of it.
+    reserved: u64,
 }
 
 impl Default for DailyWindow {
     fn default() -> Self {
-        Self { slots: [0; SLOTS], newest_slot: 0, sum: 0 }
+        Self { slots: [0; SLOTS], newest_slot: 0, sum: 0, reserved: 0 }
     }
 }
 
@@ -41,8 +43,24 @@ impl DailyWindow {
         SLOT_MS * SLOTS as u64
     }
 
+    /// Counts `amount` as used by a request in flight, until `release`.
+    pub(super) fn reserve(&mut self, amount: u64, now: u64) {
+        self.add(amount, now);
+        self.reserved = self.reserved.saturating_add(amount);
+    }
+
+    /// The request that was last counted with `amount` has ended.
+    pub(super) fn release(&mut self, amount: u64) {
+        self.reserved = self.reserved.saturating_sub(amount);
+    }
+
+    /// What requests in flight have reserved, of which they may give back some when they end.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.min(self.sum)
+    }
+
     /// Counts `amount` as used.
-    pub(super) fn add(&mut self, amount: u64, now: u64) {
+    fn add(&mut self, amount: u64, now: u64) {
         self.advance(now);
         let newest = &mut self.slots[slot_index(self.newest_slot)];
         // So that the sum, which counts the same, cannot overflow before its parts do.
@@ -51,9 +69,10 @@ impl DailyWindow {
         self.sum += amount;
     }
 
-    /// What was counted as `reserved` at `then` turns out to have been `used`.
+    /// What a request in flight has `reserved` at `then` turns out to have been `used`.
     pub(super) fn reconcile(&mut self, then: u64, reserved: u64, used: u64, now: u64) {
         self.add(used.saturating_sub(reserved), now);
+        self.reserved = self.reserved.saturating_sub(reserved).saturating_add(used);
         if self.newest_slot < then / SLOT_MS + SLOTS as u64 {
             let counted = &mut self.slots[slot_index(then / SLOT_MS)];
             let less = reserved.saturating_sub(used).min(*counted);

@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use account::Account;
+use account::LimitHit;
 pub use account::LimitKind;
 pub use rate_limits::{RateLimit, RateLimits};
 
@@ -89,8 +90,16 @@ pub struct UsageEstimate {
     pub prompt_tokens: u64,
     /// Tokens of its answer, as those before it let expect.
     pub output_tokens: u64,
+    /// Tokens that its answer may have, as far as its body says so. Of a budget for a day so many are reserved.
+    pub max_output_tokens: Option<u64>,
     /// Bytes of its body.
     pub body_bytes: u64,
+}
+
+impl UsageEstimate {
+    fn most_output_tokens(&self) -> u64 {
+        self.max_output_tokens.unwrap_or_default().max(self.output_tokens)
+    }
 }
 
 /// What a request has used.
@@ -117,10 +126,12 @@ pub enum OutputTokens {
 pub struct LimitExceeded {
     /// For the client: which limit, and what to do.
     pub message: String,
-    /// Seconds after which it may try again.
-    pub retry_after: u64,
+    /// Seconds after which it may try again; `None` where waiting does not help.
+    pub retry_after: Option<u64>,
     /// Which limit.
     pub limit: LimitKind,
+    /// Whether a budget for a day has too little left, so that trying again soon is of no use.
+    pub is_quota: bool,
 }
 
 impl Admission {
@@ -146,13 +157,13 @@ impl Admission {
         let mut permit = Permit { shared: shared.clone(), reservation: None };
         if place >= shared.max_in_flight {
             let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", shared.max_in_flight);
-            return Err(LimitExceeded { message, retry_after: 1, limit: LimitKind::Router });
+            return Err(LimitExceeded::of_router(message));
         }
         if let Some(whose) = AccountOwner::for_caller(caller) {
             let reserved_at = shared.now();
             let account = shared.accounts.lock().open(whose, caller, reserved_at);
             let entered = account.account.lock().reserve(&account.limits, &estimate, reserved_at);
-            entered.map_err(|(limit, wait)| LimitExceeded::for_limit(caller, limit, wait, &estimate))?;
+            entered.map_err(|hit| LimitExceeded::for_hit(caller, &hit, &estimate))?;
             permit.reservation = Some(Reservation { account, estimate, reserved_at });
         }
         Ok(permit)
@@ -228,7 +239,7 @@ impl Permit {
             let used = (used.prompt_tokens.unwrap_or(estimate.prompt_tokens), output);
             account.account.lock().reconcile(&account.limits, (estimate, *reserved_at), used, now);
             // Reconciled again, it would be corrected from here.
-            (estimate.prompt_tokens, estimate.output_tokens) = used;
+            (estimate.prompt_tokens, estimate.output_tokens, estimate.max_output_tokens) = (used.0, used.1, None);
         }
     }
 }
@@ -236,16 +247,26 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(Reservation { account, .. }) = &self.reservation {
-            account.account.lock().release();
+        // Where nobody has said what was used, it counts with what was expected, not with all that it might have been.
+        self.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(0) });
+        if let Some(Reservation { account, estimate, .. }) = &self.reservation {
+            account.account.lock().release(estimate);
         }
     }
 }
 
 impl LimitExceeded {
-    fn for_limit(caller: &Caller, limit: LimitKind, wait: u64, asked: &UsageEstimate) -> Self {
-        let limits = &caller.limits;
-        let retry_after = wait.div_ceil(1000).max(1);
+    /// The router is full.
+    pub(crate) fn of_router(message: String) -> Self {
+        Self { message, retry_after: Some(1), limit: LimitKind::Router, is_quota: false }
+    }
+
+    fn for_hit(caller: &Caller, hit: &LimitHit, asked: &UsageEstimate) -> Self {
+        let (limits, limit) = (&caller.limits, hit.limit);
+        let retry_after = hit.wait_ms.map(|wait| wait.div_ceil(1000).max(1));
+        let amount = if limit == LimitKind::DailyOutput { asked.most_output_tokens() } else { asked.prompt_tokens };
+        let reserved = if hit.reserved > 0 { format!(" and {} are reserved by requests in flight", hit.reserved) } else { String::new() };
+        let is_used_up = hit.left == 0 && hit.reserved == 0;
         let whose = if caller.tenant.is_empty() { format!("the key `{}`", caller.key) } else { format!("`{}`", caller.tenant) };
         let number = |limit: Option<u64>| limit.unwrap_or_default();
         let what = match limit {
@@ -261,15 +282,21 @@ impl LimitExceeded {
                     asked.output_tokens
                 )
             }
-            LimitKind::DailyInput => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),
-            LimitKind::DailyOutput => format!("{} generated tokens per day, which are used up", number(limits.output_per_day)),
+            LimitKind::DailyInput if is_used_up => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),
+            LimitKind::DailyOutput if is_used_up => {
+                format!("{} generated tokens per day, which are used up", number(limits.output_per_day))
+            }
+            LimitKind::DailyInput => {
+                let limit = number(limits.input_per_day);
+                format!("{limit} prompt tokens per day, of which {} are left{reserved}, and this has about {amount}", hit.left)
+            }
+            LimitKind::DailyOutput => {
+                let limit = number(limits.output_per_day);
+                let smaller = if hit.left > 0 { "; a smaller `max_tokens` would do" } else { "" };
+                format!("{limit} generated tokens per day, of which {} are left{reserved}, and this reserves {amount}{smaller}", hit.left)
+            }
         };
-        Self { message: format!("{whose} may use {what}; try again in {retry_after} s"), retry_after, limit }
-    }
-
-    /// Whether a budget for a day is used up, so that trying again soon is of no use.
-    #[must_use]
-    pub fn is_quota(&self) -> bool {
-        matches!(self.limit, LimitKind::DailyInput | LimitKind::DailyOutput)
+        let again = retry_after.map(|seconds| format!("; try again in {seconds} s")).unwrap_or_default();
+        Self { message: format!("{whose} may use {what}{again}"), retry_after, limit, is_quota: hit.is_quota(amount) }
     }
 }

@@ -17,7 +17,7 @@ fn caller(key: &str, tenant: &str, limits: KeyLimits) -> Caller {
 }
 
 fn asked(prompt_tokens: u64, output_tokens: u64) -> UsageEstimate {
-    UsageEstimate { prompt_tokens, output_tokens, body_bytes: 0 }
+    UsageEstimate { prompt_tokens, output_tokens, ..UsageEstimate::default() }
 }
 
 async fn pass(seconds: f64) {
@@ -49,7 +49,7 @@ async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
     let caller = caller("k", "", KeyLimits { in_flight: Some(2), ..KeyLimits::default() });
     let (first, second) = (admission.admit(&caller, asked(1, 1)).unwrap(), admission.admit(&caller, asked(1, 1)).unwrap());
     let refused = admission.admit(&caller, asked(1, 1)).unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (LimitKind::InFlight, 1));
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::InFlight, Some(1)));
     assert!(refused.message.contains("the key `k` may use 2 requests at once"), "{refused}");
     assert_eq!(admission.in_flight(), 2, "what was refused takes no place of the router's");
     drop(first);
@@ -67,9 +67,9 @@ async fn requests_per_minute_come_back_one_by_one() {
         admit().unwrap();
     }
     let refused = admit().unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Requests, 20), "a third of a minute");
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Requests, Some(20)), "a third of a minute");
     pass(19.999).await;
-    assert_eq!(admit().unwrap_err().retry_after, 1);
+    assert_eq!(admit().unwrap_err().retry_after, Some(1));
     pass(0.001).await;
     admit().unwrap();
     assert!(admit().is_err(), "one had come back");
@@ -84,17 +84,17 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     let caller = caller("k", "t", limits);
     let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
     let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, 10), "100 of 600 are missing");
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, Some(10)), "100 of 600 are missing");
     first.reconcile_usage(ActualUsage { prompt_tokens: Some(1500), output_tokens: OutputTokens::Exact(20) });
     assert_eq!(admission.rate_limits(&caller).unwrap().tokens, Some(RateLimit { limit: 6000, remaining: 4500, reset_ms: 15_000 }));
     drop(first);
     let mut second = admission.admit(&caller, asked(4500, 580)).unwrap();
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
-    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, 121), "what was used beyond the limit is paid for too");
+    assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, Some(121)), "what was used beyond the limit is paid for too");
     // Reported twice, it counts once.
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
-    assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, 121);
+    assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, Some(121));
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,10 +122,10 @@ async fn a_request_beyond_a_whole_minutes_limit_goes_when_nothing_else_is_used()
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { input_per_minute: Some(100), ..KeyLimits::default() });
     drop(admission.admit(&caller, asked(1, 0)).unwrap());
-    assert_eq!(admission.admit(&caller, asked(500, 0)).unwrap_err().retry_after, 1);
+    assert_eq!(admission.admit(&caller, asked(500, 0)).unwrap_err().retry_after, Some(1));
     pass(0.6).await;
     drop(admission.admit(&caller, asked(500, 0)).unwrap());
-    assert_eq!(admission.admit(&caller, asked(1, 0)).unwrap_err().retry_after, 241);
+    assert_eq!(admission.admit(&caller, asked(1, 0)).unwrap_err().retry_after, Some(241));
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,10 +137,60 @@ async fn a_days_budget_is_not_refilled_before_its_time() {
     drop(permit);
     pass(23.0 * 3600.0).await;
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
-    assert!(refused.is_quota() && refused.message.contains("1000 generated tokens per day, which are used up"), "{refused}");
-    assert_eq!(refused.retry_after, 3600);
+    assert!(refused.is_quota && refused.message.contains("1000 generated tokens per day, which are used up"), "{refused}");
+    assert_eq!(refused.retry_after, Some(3600));
     pass(3600.0).await;
     assert!(admission.admit(&caller, asked(0, 1000)).is_ok());
+}
+
+/// A request whose answer is expected to have 200 tokens, or as many as it may have if that is less.
+fn capped(max_tokens: u64) -> UsageEstimate {
+    UsageEstimate { max_output_tokens: Some(max_tokens), ..asked(0, max_tokens.min(200)) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_days_budget_all_is_reserved_that_an_answer_may_have_and_the_refusal_says_what_is_left() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
+    let mut first = admission.admit(&caller, capped(900)).unwrap();
+    let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
+    assert_eq!(left(), 100);
+    let soon = admission.admit(&caller, capped(101)).unwrap_err();
+    assert_eq!((soon.is_quota, soon.retry_after), (false, Some(1)), "what the first one does not use comes back when it ends");
+    assert!(soon.message.contains("of which 100 are left and 900 are reserved by requests in flight, and this reserves 101"), "{soon}");
+    first.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(150) });
+    drop(first);
+    assert_eq!(left(), 850);
+
+    let never = admission.admit(&caller, capped(2000)).unwrap_err();
+    assert_eq!((never.limit, never.is_quota, never.retry_after), (LimitKind::DailyOutput, true, None), "{never}");
+    assert!(
+        never.message.ends_with(
+            "`t` may use 1000 generated tokens per day, of which 850 are left, and this reserves 2000; a smaller `max_tokens` would do"
+        ),
+        "{never}"
+    );
+    let tomorrow = admission.admit(&caller, capped(900)).unwrap_err();
+    assert_eq!((tomorrow.is_quota, tomorrow.retry_after), (true, Some(24 * 3600)));
+    assert!(tomorrow.message.ends_with("a smaller `max_tokens` would do; try again in 86400 s"), "{tomorrow}");
+    let _running = admission.admit(&caller, capped(850)).unwrap();
+    assert_eq!(left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_whose_length_nobody_tells_costs_what_was_expected_and_not_all_that_it_might_have_had() {
+    let admission = Admission::new(10);
+    let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
+    let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
+    drop(admission.admit(&caller, capped(900)).unwrap());
+    assert_eq!(left(), 800, "it was dropped");
+    let mut seen = admission.admit(&caller, capped(700)).unwrap();
+    seen.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(7) });
+    assert_eq!(left(), 600);
+    drop(seen);
+    assert_eq!(left(), 600);
+    let used_up = admission.admit(&caller, capped(700)).unwrap_err();
+    assert!(used_up.is_quota && !used_up.message.contains("in flight"), "{used_up}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,7 +221,7 @@ async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed()
     assert_eq!(left(&daily(1000, None)), 300, "changed back, each counts once");
     drop(admission.admit(&caller("k", "t", KeyLimits { in_flight: Some(1), ..KeyLimits::default() }), asked(0, 50)).unwrap());
     assert_eq!(left(&daily(900, None)), 200, "while there was no such limit nothing was counted, and nothing lost");
-    assert!(admission.admit(&daily(600, None), asked(0, 1)).unwrap_err().is_quota());
+    assert!(admission.admit(&daily(600, None), asked(0, 1)).unwrap_err().is_quota);
     assert_eq!(
         left(&caller("other", "t", KeyLimits { output_per_day: Some(20), ..KeyLimits::default() })),
         20,
@@ -209,8 +259,11 @@ fn of_the_limits_in_the_way_the_longest_is_told() {
     let limits = KeyLimits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..KeyLimits::default() };
     let mut account = Account::default();
     account.reserve(&limits, &asked(60, 0), 0).unwrap();
-    assert_eq!(account.reserve(&limits, &asked(30, 0), 0), Err((LimitKind::Input, MINUTE / 2)));
-    assert_eq!(account.reserve(&limits, &asked(31, 0), 0), Err((LimitKind::DailyInput, DAY)));
+    account.release(&asked(60, 0));
+    let mut hit = |tokens| account.reserve(&limits, &asked(tokens, 0), 0).map_err(|hit| (hit.limit, hit.wait_ms));
+    assert_eq!(hit(30), Err((LimitKind::Input, Some(MINUTE / 2))));
+    assert_eq!(hit(31), Err((LimitKind::DailyInput, Some(DAY))));
+    assert_eq!(hit(91), Err((LimitKind::DailyInput, None)), "which never fits");
     account.reserve(&limits, &asked(30, 0), MINUTE / 2).unwrap();
 }
 
@@ -307,9 +360,10 @@ proptest! {
             now += pause;
             let wait = window.wait_ms(limit, amount, now);
             if wait == 0 {
-                window.add(amount, now);
+                window.reserve(amount, now);
                 let used = used.min(amount);
                 window.reconcile(now, amount, used, now);
+                window.release(used);
                 let_in.push((now, used));
             } else {
                 prop_assert!(amount > limit || wait < DAY);

@@ -72,26 +72,30 @@ impl Dispatch {
         }
     }
 
-    /// A replica for a request's first attempt, as soon as it has room and it is the request's turn. `None` when there is no replica.
+    /// A replica for a request's first attempt, as soon as it has come, has room, and it is the request's turn. `None` when there is no replica and
+    /// none is coming.
     async fn bind_first_attempt(&self, prompt: &Arc<Prompt>, outgoing: &mut OutboundRequest) -> Result<Option<Binding>, Refusal> {
         let queue_slot = outgoing.queue_slot.take();
-        let Some(chosen) = self.placer.choose(prompt, &[], Instant::now()) else { return Ok(None) };
+        let mut chosen = self.placer.choose(prompt, &[], Instant::now());
+        let outlook = chosen.as_ref().map_or_else(|| self.queue.estimate_arrival(prompt), |chosen| Some(chosen.wait_estimate()));
+        let Some(outlook) = outlook else { return Ok(None) };
         let since = Instant::now();
         let waiting = TurnFactors {
             priority: outgoing.priority,
             tenant: outgoing.queue_share.tenant,
             weight: outgoing.queue_share.weight,
-            uncached_tokens: chosen.uncached_tokens(),
-            output_tokens: tokens(chosen.expected_output_tokens),
+            uncached_tokens: chosen.as_ref().map_or(prompt.token_count(), ChosenReplica::uncached_tokens),
+            output_tokens: chosen.as_ref().map_or(0, |chosen| tokens(chosen.expected_output_tokens)),
             queued_at: self.fleet.view().seconds(since),
         };
         // One that only one engine can answer overtakes: it ends a generation, or costs nothing, or waits in that engine.
-        if prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model()) {
+        let overtakes =
+            |chosen: &mut ChosenReplica| prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model());
+        if let Some(chosen) = chosen.take_if(overtakes) {
             self.queue.record_bypass(prompt.model(), &waiting);
             return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
         }
         let queue_slot = queue_slot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)?;
-        let outlook = chosen.wait_estimate();
         drop(chosen);
         let (chosen, turn) = self.queue.wait_for_turn(prompt, waiting, queue_slot, outlook).await?;
         let queued_for = since.elapsed();

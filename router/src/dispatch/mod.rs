@@ -229,7 +229,10 @@ impl Dispatch {
                 crash_watch.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
-                    (None, Some(StreamFault { message, .. })) => Err(Refusal::Lost { attempts: policy.attempts(), last: message }),
+                    (None, Some(StreamFault { message, .. })) => {
+                        let retry_after = refusal::retry_after(self.fleet.view().arrival(prompt.model(), Instant::now()));
+                        Err(Refusal::Lost { attempts: policy.attempts(), last: message, retry_after })
+                    }
                     (None, None) => Err(Refusal::for_request(&self.fleet.view(), prompt.model(), prompt.path())),
                 };
             };

@@ -3,13 +3,23 @@
 use std::time::Duration;
 
 use hostler_placement::queue::QueueFull;
+use tokio::time::Instant;
 
 use crate::crash_suspects::{Ban, TrialQueueFull};
-use crate::fleet::{FleetView, Phase, Replica};
+use crate::fleet::{Arrival, FleetView, Phase, Replica};
 use crate::placement::{MAX_QUEUED_BYTES, Overload};
 
 /// When a client may try again for which there was no place in the queue.
 const QUEUE_FULL_RETRY_SECONDS: u64 = 5;
+
+/// When a client may try again where nobody knows when a replica comes. OpenAI's SDKs try twice more, which together is the start of a small model.
+const UNKNOWN_RETRY_SECONDS: u64 = 10;
+
+/// When a client may try again whose router leaves: at once, since another router may be there already.
+const STOPPING_RETRY_SECONDS: u64 = 1;
+
+/// A client is never told to wait for longer: OpenAI's SDKs do not heed more.
+const MAX_RETRY_SECONDS: f64 = 60.0;
 
 /// Why a request got no answer from any engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +41,13 @@ pub enum Refusal {
         path: String,
     },
     /// Nothing can take the request now.
-    #[error("{0}")]
-    NotReady(String),
+    #[error("{message}")]
+    NotReady {
+        /// For the client.
+        message: String,
+        /// Seconds after which it may try again.
+        retry_after: u64,
+    },
     /// Every attempt was lost.
     #[error(
         "the answer was lost {attempts} times, the last time because {last}; nothing had reached you yet, so the request may be sent again"
@@ -42,6 +57,8 @@ pub enum Refusal {
         attempts: usize,
         /// What happened to the last one.
         last: String,
+        /// Seconds after which the client may try again.
+        retry_after: u64,
     },
     /// The first byte did not come in time.
     #[error("no engine began to answer within {}", format_seconds(*.0))]
@@ -65,7 +82,7 @@ impl Refusal {
         match self {
             Self::UnknownModel { .. } => "unknown_model",
             Self::MissingRoute { .. } => "missing_route",
-            Self::NotReady(_) => "not_ready",
+            Self::NotReady { .. } => "not_ready",
             Self::Lost { .. } => "lost",
             Self::TooSlow(_) => "too_slow",
             Self::CrashSuspect(_) => "crash_suspect",
@@ -108,20 +125,28 @@ impl From<Overload> for Refusal {
                 },
                 retry_after: QUEUE_FULL_RETRY_SECONDS,
             },
-            Overload::Stopping => Refusal::NotReady("the router is stopping".into()),
+            Overload::Stopping => Refusal::NotReady { message: "the router is stopping".into(), retry_after: STOPPING_RETRY_SECONDS },
             Overload::TooLate { predicted, allowed } => Refusal::Overloaded {
                 message: format!(
                     "the fleet is overloaded: a first token is predicted in {predicted:.0} s, and router.max_queue_wait allows {allowed:.0} s"
                 ),
-                retry_after: whole_seconds(predicted - allowed),
+                retry_after: retry_seconds(predicted - allowed),
             },
         }
     }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what fits")]
-fn whole_seconds(seconds: f64) -> u64 {
-    seconds.clamp(1.0, 3600.0).ceil() as u64
+fn retry_seconds(expected: f64) -> u64 {
+    expected.clamp(1.0, MAX_RETRY_SECONDS).ceil() as u64
+}
+
+/// When a client may try again whose request no replica takes now.
+pub(super) fn retry_after(arrival: Arrival) -> u64 {
+    match arrival {
+        Arrival::Within(time) => retry_seconds(time.as_secs_f64()),
+        Arrival::Starting | Arrival::Unknown => UNKNOWN_RETRY_SECONDS,
+    }
 }
 
 impl Refusal {
@@ -140,12 +165,14 @@ impl Refusal {
             return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
         }
         if view.replicas.is_empty() {
-            return Refusal::NotReady("no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into());
+            let message = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into();
+            return Refusal::NotReady { message, retry_after: UNKNOWN_RETRY_SECONDS };
         }
         let of_interest =
             view.replicas.iter().filter(|replica| !replica.is_ready() && (replica.state.models.is_empty() || replica.serves(model)));
         let states: Vec<String> = of_interest.take(5).map(|replica| describe_replica(replica)).collect();
-        Refusal::NotReady(format!("no replica is ready: {}", states.join("; ")))
+        let retry_after = retry_after(view.arrival(model, Instant::now()));
+        Refusal::NotReady { message: format!("no replica is ready: {}", states.join("; ")), retry_after }
     }
 }
 
@@ -157,5 +184,30 @@ fn describe_replica(replica: &Replica) -> String {
         Phase::Ready => format!("{id} has lost its agent"),
         _ if reason.is_empty() => format!("{id} is {word}"),
         _ => format!("{id} is {word} ({reason})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_told_to_come_back_when_a_replica_is_expected() {
+        let within = |seconds| Arrival::Within(Duration::from_secs_f64(seconds));
+        for (arrival, seconds) in [
+            (within(0.0), 1),
+            (within(0.4), 1),
+            (within(2.1), 3),
+            (within(45.0), 45),
+            (within(119.0), 60),
+            (Arrival::Starting, UNKNOWN_RETRY_SECONDS),
+            (Arrival::Unknown, UNKNOWN_RETRY_SECONDS),
+        ] {
+            assert_eq!(retry_after(arrival), seconds, "{arrival:?}");
+        }
+        let late = |predicted| Refusal::from(Overload::TooLate { predicted, allowed: 300.0 });
+        for (predicted, seconds) in [(300.2, 1), (304.5, 5), (1000.0, 60)] {
+            assert!(matches!(late(predicted), Refusal::Overloaded { retry_after, .. } if retry_after == seconds), "{predicted}");
+        }
     }
 }

@@ -184,24 +184,24 @@ pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
 
 /// A caller, or the router, has reached a limit. OpenAI's SDKs send a request again unless they are told not to.
 fn limited(limited: &LimitExceeded) -> Response<EdgeBody> {
-    let mut response = too_many_requests(&limited.message, limited.retry_after);
-    if limited.limit != LimitKind::Router {
-        let kind = if limited.is_quota() { "insufficient_quota" } else { "rate_limit_exceeded" };
-        let headers = std::mem::take(response.headers_mut());
-        response = error(StatusCode::TOO_MANY_REQUESTS, kind, &limited.message);
-        *response.headers_mut() = headers;
-    }
-    if limited.is_quota() {
+    let kind = match limited.limit {
+        LimitKind::Router => "RateLimitError",
+        _ if limited.is_quota => "insufficient_quota",
+        _ => "rate_limit_exceeded",
+    };
+    let mut response = error(StatusCode::TOO_MANY_REQUESTS, kind, &limited.message);
+    if limited.is_quota {
         response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
     }
-    response
+    match limited.retry_after {
+        Some(seconds) => add_retry_after(response, seconds),
+        None => response,
+    }
 }
 
 /// Too much at once; after so many seconds it may be tried again.
 pub(super) fn too_many_requests(message: &str, retry_after: u64) -> Response<EdgeBody> {
-    let mut response = error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", message);
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
-    response
+    add_retry_after(error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", message), retry_after)
 }
 
 /// Why no engine has answered.
@@ -213,8 +213,8 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
             json(StatusCode::NOT_FOUND, body.to_string())
         }
         Refusal::MissingRoute { .. } => error(StatusCode::NOT_FOUND, "NotFoundError", &refusal.to_string()),
-        Refusal::NotReady(_) | Refusal::Lost { .. } => {
-            add_retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()))
+        Refusal::NotReady { retry_after, .. } | Refusal::Lost { retry_after, .. } => {
+            add_retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()), *retry_after)
         }
         Refusal::Overloaded { retry_after, .. } => too_many_requests(&refusal.to_string(), *retry_after),
         // OpenAI's SDKs send neither this nor another 4xx again, but for 408, 409 and 429.
@@ -223,9 +223,12 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
     }
 }
 
+/// When a client may try again that was answered 503 by an engine, which is full: another one may have room then.
+pub(super) const ENGINE_FULL_RETRY_SECONDS: u64 = 1;
+
 /// Tells the client when to come back, unless an engine has: OpenAI's SDKs then wait this long instead of guessing.
-pub(super) fn add_retry_after(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
-    response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
+pub(super) fn add_retry_after(mut response: Response<EdgeBody>, seconds: u64) -> Response<EdgeBody> {
+    response.headers_mut().entry(header::RETRY_AFTER).or_insert(seconds.into());
     response
 }
 

@@ -234,7 +234,10 @@ impl Edge {
             headers::disable_buffering(response.headers_mut());
         }
         headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
-        if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
+        match response.status() {
+            StatusCode::SERVICE_UNAVAILABLE => reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS),
+            _ => response,
+        }
     }
 }
 

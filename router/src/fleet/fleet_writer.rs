@@ -104,7 +104,7 @@ impl Fleet {
     pub fn start(lease: Duration, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let started = Instant::now();
-        let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started)));
+        let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started, lease)));
         let fleet = Self { view, updates, lease };
         let writer =
             FleetWriter { fleet: fleet.clone(), nodes: BTreeMap::new(), started, last_publish: started, has_unpublished_loads: false };
@@ -219,6 +219,7 @@ impl FleetWriter {
                 attached.last_report = Instant::now();
                 for replica in attached.replicas.values_mut().map(Arc::make_mut) {
                     (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
+                    replica.last_report = attached.last_report;
                 }
                 tracing::warn!(node = %attached.node.name, "agent lost: its replicas get no requests until it attaches again");
             }
@@ -250,7 +251,7 @@ impl FleetWriter {
 
     fn publish(&mut self) {
         (self.last_publish, self.has_unpublished_loads) = (Instant::now(), false);
-        let mut view = FleetView::new(self.started);
+        let mut view = FleetView::new(self.started, self.fleet.lease);
         for attached in self.nodes.values() {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());

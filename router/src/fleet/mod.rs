@@ -4,6 +4,7 @@
 //! index what `fleet_writer` is to the view. `local_load` is what this router itself has at a replica.
 
 mod agent_report;
+mod arrival;
 mod directives;
 mod fleet_writer;
 mod index_writer;
@@ -13,6 +14,7 @@ mod replica_status;
 mod session;
 mod view;
 
+pub use arrival::Arrival;
 pub use directives::{Directives, ReplicaOrder};
 pub use fleet_writer::{Fleet, FleetUpdate};
 pub use index_writer::CacheReportQueue;

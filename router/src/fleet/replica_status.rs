@@ -1,5 +1,7 @@
 //! What a replica is and how busy it is, as its agent says: the router's own types for it, which `session` parses from reports.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use hostler_placement::affinity::ChainGaps;
 use hostler_prompt::Dialect;
@@ -89,6 +91,8 @@ pub struct ReplicaStatus {
     pub phase: Phase,
     /// Why, for people; for a failure what happened and what comes next.
     pub reason: String,
+    /// How long its start still takes, where that can be told.
+    pub start_left: Option<Duration>,
     /// Models it serves; kept from its last life while it restarts.
     pub models: Vec<Model>,
     /// Which files turn a request into the tokens that it sees; `None` when its agent could not read them.

@@ -317,6 +317,11 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
     ReplicaStatus {
         phase: parse_phase(state.phase()),
         reason: state.reason.clone(),
+        start_left: state
+            .progress
+            .as_ref()
+            .map(|progress| Duration::from_secs(progress.seconds_left.into()))
+            .filter(|left| !left.is_zero()),
         models: state.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect(),
         files: files.and_then(files_hash),
         files_bytes: files.map_or(0, |files| files.bytes),

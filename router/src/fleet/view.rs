@@ -8,6 +8,7 @@ use hostler_prompt::Dialect;
 use tokio::time::Instant;
 
 use super::agent_report::AgentReport;
+use super::arrival::Arrival;
 use super::directives::Directives;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
@@ -43,7 +44,7 @@ pub struct Replica {
     pub report: AgentReport,
     /// Its agent's lease has lapsed.
     pub lease_lapsed: bool,
-    /// When its agent last reported.
+    /// When its agent last reported, or was lost.
     pub last_report: Instant,
     /// Our own requests there.
     pub local_load: Arc<LocalLoad>,
@@ -127,11 +128,13 @@ pub struct FleetView {
     pub replicas: Vec<Arc<Replica>>,
     /// When the router began; zero of `LocalLoad::avoided_until`.
     started: Instant,
+    /// For how long a report counts.
+    lease: Duration,
 }
 
 impl FleetView {
-    pub(super) fn new(started: Instant) -> Self {
-        Self { nodes: Vec::new(), replicas: Vec::new(), started }
+    pub(super) fn new(started: Instant, lease: Duration) -> Self {
+        Self { nodes: Vec::new(), replicas: Vec::new(), started, lease }
     }
 
     /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
@@ -146,6 +149,17 @@ impl FleetView {
         let may_lack =
             |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
         self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica))
+    }
+
+    /// When a replica takes requests for `model`. An engine that loads for the first time may yet serve it.
+    #[must_use]
+    pub fn arrival(&self, model: Option<&str>, now: Instant) -> Arrival {
+        let may_serve = |replica: &&Arc<Replica>| replica.state.models.is_empty() || replica.serves(model);
+        let arrival = |replica: &Arc<Replica>| {
+            let lease_left = self.lease.saturating_sub(now.saturating_duration_since(replica.last_report));
+            Arrival::of_replica(&replica.state, replica.lanes.is_available(), lease_left)
+        };
+        self.replicas.iter().filter(may_serve).map(arrival).min().unwrap_or(Arrival::Unknown)
     }
 
     /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.

@@ -81,7 +81,9 @@ pub(super) fn rejection(declined: &Rejection) -> Status {
     match declined {
         Rejection::Malformed(_) => with_reason(Code::InvalidArgument, "MALFORMED", &message, &[]),
         Rejection::Forbidden(_) => with_reason(Code::PermissionDenied, "NOT_ALLOWED", &message, &[]),
-        Rejection::Limited(limited) => retryable(Code::ResourceExhausted, "LIMITED", &message, Duration::from_secs(limited.retry_after)),
+        Rejection::Limited(limited) => with_details(Code::ResourceExhausted, "LIMITED", &message, &[], |details| {
+            details.set_retry_info(limited.retry_after.map(Duration::from_secs));
+        }),
         Rejection::Fleet(reason) => refusal(reason),
         Rejection::NoResponse(_) => with_reason(Code::NotFound, "RESPONSE_NOT_FOUND", &message, &[]),
     }
@@ -94,10 +96,12 @@ fn refusal(refusal: &Refusal) -> Status {
             with_reason(Code::NotFound, "MODEL_NOT_FOUND", &message, &[("model", model), ("models", known)])
         }
         Refusal::MissingRoute { .. } => with_reason(Code::Unimplemented, "MISSING_ROUTE", &message, &[]),
-        Refusal::NotReady(_) => retryable(Code::Unavailable, "NO_REPLICA_READY", &message, RETRY_DELAY),
-        Refusal::Lost { attempts, .. } => {
+        Refusal::NotReady { retry_after, .. } => {
+            retryable(Code::Unavailable, "NO_REPLICA_READY", &message, Duration::from_secs(*retry_after))
+        }
+        Refusal::Lost { attempts, retry_after, .. } => {
             with_details(Code::Unavailable, "ANSWER_LOST", &message, &[("attempts", &attempts.to_string())], |details| {
-                details.set_retry_info(Some(RETRY_DELAY));
+                details.set_retry_info(Some(Duration::from_secs(*retry_after)));
             })
         }
         Refusal::TooSlow(_) => with_reason(Code::DeadlineExceeded, "ENGINE_TOO_SLOW", &message, &[]),

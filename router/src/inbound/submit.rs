@@ -17,7 +17,7 @@ use super::request::{InboundRequest, Rejection};
 use super::share::{queue_share, response_owner, tenant_hash};
 use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work};
 use crate::access_log::{AccessEntry, client_id};
-use crate::admission::{LimitExceeded, LimitKind, Permit, UsageEstimate};
+use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
 use crate::keys::{Caller, Role};
 use crate::placement::PlacementRequest;
@@ -191,13 +191,15 @@ impl Edge {
     fn estimate_usage(&self, work: Work, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
         let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(peek.max_output.count()) } else { 0 };
         let prompt_tokens = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
-        UsageEstimate { prompt_tokens, output_tokens, body_bytes: body.len() as u64 }
+        let choices = work.answers.checked_div(work.prompts).unwrap_or_default();
+        let max_output_tokens = peek.max_output.count().map(|most| most.saturating_mul(choices));
+        UsageEstimate { prompt_tokens, output_tokens, max_output_tokens, body_bytes: body.len() as u64 }
     }
 }
 
 /// What the caller is told whose body finds no room.
 fn memory_limit_exceeded(full: &BodyMemoryFull) -> LimitExceeded {
-    LimitExceeded { message: full.to_string(), retry_after: 1, limit: LimitKind::Router }
+    LimitExceeded::of_router(full.to_string())
 }
 
 /// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.

@@ -1,10 +1,11 @@
-//! Late binding: a request whose replica has no room waits here, not in that engine's queue, so that it still goes where it is answered
-//! soonest when its turn comes. One task wakes those that wait, one after the other; the order is the placement crate's queue.
+//! Late binding: a request whose replica has no room, or is still to come, waits here, not in that engine's queue, so that it still goes where it is
+//! answered soonest when its turn comes. One task wakes those that wait, one after the other; the order is the placement crate's queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hostler_boot::Shutdown;
 use hostler_placement::queue::{Queue, QueueFull, QueueKey, SlotQuota, TurnFactors};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -13,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ChosenReplica, Placer, Prompt};
 use crate::background::BackgroundTasks;
+use crate::fleet::{Arrival, FleetView};
 
 /// While somebody waits, replicas are scanned this often even if nothing was heard: reports come every 10 ms at most.
 const SCAN_INTERVAL: Duration = Duration::from_millis(10);
@@ -26,6 +28,13 @@ const SCAN_DEPTH: usize = 32;
 
 /// How long a request that was woken may take to be placed before the next one is woken all the same.
 const TURN_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How often a request that has waited for long looks whether there is a replica at all.
+const ABSENCE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Models that no replica serves yet, and bytes of their names, for which requests wait while engines load: clients choose the names.
+const MAX_UNSERVED_MODELS: usize = 256;
+const MAX_UNSERVED_NAME_BYTES: usize = 256;
 
 /// Why a request may not wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,13 +67,14 @@ struct QueueState {
     slot_count: AtomicUsize,
     limits: QueueLimits,
     change_notify: Notify,
+    shutdown: Shutdown,
 }
 
 /// Who waits.
 #[derive(Debug)]
 struct ModelQueues {
     /// One for each model that had to wait once; an emptied one is kept, since places are unique within a queue and it remembers what it
-    /// has released for whom. Only models that are served get here, so there are few.
+    /// has released for whom. Only models that are served get here, and few others, so there are few.
     by_model: FxHashMap<String, Queue<QueuedRequest>>,
     /// Of all queues together.
     slots: SlotQuota,
@@ -80,7 +90,7 @@ pub struct QueueLimits {
     pub max_requests: usize,
     /// Bytes of their bodies.
     pub max_bytes: u64,
-    /// Longest predicted time to a first token.
+    /// Longest predicted time to a first token, and longest time that a request waits for a replica to come.
     pub max_wait: Duration,
 }
 
@@ -161,7 +171,7 @@ impl ModelQueues {
 impl RequestQueue {
     /// Starts the task that wakes.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, limits: QueueLimits, tasks: &BackgroundTasks) -> Self {
+    pub fn start(placer: Arc<Placer>, limits: QueueLimits, tasks: &BackgroundTasks, shutdown: Shutdown) -> Self {
         let shared = QueueState {
             placer,
             queues: Mutex::new(ModelQueues {
@@ -173,6 +183,7 @@ impl RequestQueue {
             slot_count: AtomicUsize::new(0),
             limits,
             change_notify: Notify::new(),
+            shutdown,
         };
         let queue = Self(Arc::new(shared));
         let waking = queue.clone();
@@ -190,6 +201,24 @@ impl RequestQueue {
     #[must_use]
     pub fn has_waiting(&self, model: Option<&str>) -> bool {
         self.waiting_count() > 0 && self.0.queues.lock().has_waiting(model.unwrap_or_default())
+    }
+
+    /// How soon a request would be answered for which there was no replica, if one is coming and may be waited for.
+    #[must_use]
+    pub fn estimate_arrival(&self, prompt: &Prompt) -> Option<WaitEstimate> {
+        let (shared, view) = (&self.0, self.0.placer.fleet.view());
+        let is_bounded = |name: &str| {
+            let queues = &shared.queues.lock().by_model;
+            queues.contains_key(name)
+                || view.replicas.iter().any(|replica| replica.serves(Some(name)))
+                || queues.len() < MAX_UNSERVED_MODELS && name.len() <= MAX_UNSERVED_NAME_BYTES
+        };
+        // One that only one engine can answer has nothing to wait for: another life of it could not.
+        if prompt.required_engine().is_some() || !prompt.model().is_none_or(is_bounded) {
+            return None;
+        }
+        let left = shared.time_to_arrival(&view, prompt.model(), Instant::now())?;
+        Some(WaitEstimate { first_token_seconds: left.as_secs_f64(), seconds_per_token: 0.0 })
     }
 
     /// Takes a place for a request whose prompt has still to be read, if it may have to wait because others do. So a refusal costs next to
@@ -233,8 +262,8 @@ impl RequestQueue {
         }
     }
 
-    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone. `outlook` is that
-    /// of the replica where it would go now.
+    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone and none is coming or
+    /// has come in time. `outlook` is that of the replica where it would go.
     ///
     /// # Errors
     /// When it may not wait.
@@ -267,7 +296,13 @@ impl RequestQueue {
             QueueEntryGuard { queue: shared, model, place: Some(place), _slot: slot }
         };
         shared.change_notify.notify_one();
-        let turn = turn.await;
+        let turn = tokio::select! {
+            turn = turn => turn,
+            () = shared.wait_out_absence(prompt.model()) => {
+                let (ended, _) = oneshot::channel();
+                return Ok((None, DispatchTurn(ended)));
+            }
+        };
         // Whoever has its turn was taken out for it.
         holding.place = None;
         drop(holding);
@@ -302,8 +337,13 @@ impl RequestQueue {
         models.rotate_left(turn);
         models.sort_by_key(|(_, queue)| queue.lowest_priority());
         for (model, queue) in models {
+            let name = Some(model.as_str()).filter(|model| !model.is_empty());
             // Most scans end here: they cost one comparison for each replica.
-            if shared.placer.is_full(&view, Some(model.as_str()).filter(|model| !model.is_empty()), now) {
+            if shared.placer.is_full(&view, name, now) {
+                continue;
+            }
+            let is_absent = view.eligible(name, &[]).next().is_none();
+            if is_absent && shared.time_to_arrival(&view, name, now).is_some() {
                 continue;
             }
             if let Some(done) = wake_first(&shared.placer, queue, view.seconds(now), now) {
@@ -311,6 +351,27 @@ impl RequestQueue {
             }
         }
         None
+    }
+}
+
+impl QueueState {
+    /// How long it takes, as far as is known, until there is a replica for `model`. `None` where none is coming, or not soon enough, and where the
+    /// router leaves.
+    fn time_to_arrival(&self, view: &FleetView, model: Option<&str>, now: Instant) -> Option<Duration> {
+        match view.arrival(model, now) {
+            _ if self.shutdown.is_draining() => None,
+            Arrival::Within(left) => Some(left).filter(|left| *left <= self.limits.max_wait),
+            Arrival::Starting => Some(Duration::ZERO),
+            Arrival::Unknown => None,
+        }
+    }
+
+    /// Resolves when there is no replica for `model` after the longest time that a request waits for one to come.
+    async fn wait_out_absence(&self, model: Option<&str>) {
+        sleep(self.limits.max_wait).await;
+        while self.placer.fleet.view().eligible(model, &[]).next().is_some() {
+            sleep(ABSENCE_CHECK_INTERVAL).await;
+        }
     }
 }
 

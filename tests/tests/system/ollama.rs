@@ -199,7 +199,7 @@ async fn what_cannot_be_done_is_told_in_ollamas_form() {
 
     let alone = Fleet::start(Setup::agents(0)).await;
     let answer = alone.edge().post(OLLAMAS_CHAT, &chat(1)).await;
-    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("1")));
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")));
     assert!(error(&answer).contains("no agent has attached yet"), "{}", answer.text());
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hostler_proto::agent::v1::Phase;
 use http::Request;
 use http_body_util::Full;
 use serde_json::json;
@@ -30,7 +31,7 @@ async fn without_an_agent_a_request_is_told_so_and_when_to_come_back() {
     let fleet = Fleet::start(Setup::agents(0)).await;
     for body in [chat(1), chat_stream(1)] {
         let answer = fleet.edge().post(CHAT, &body).await;
-        assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("1")));
+        assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")));
         assert!(answer.message().contains("no agent has attached yet"), "{}", answer.text());
     }
     assert_eq!(fleet.edge().get("/health").await.status, 503);
@@ -41,7 +42,9 @@ async fn without_an_agent_a_request_is_told_so_and_when_to_come_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_every_engine_loads_a_request_is_told_so() {
-    let fleet = Fleet::launch(Setup::two_agents().engine("--sim-start-ms 60000")).await;
+    let short = Duration::from_millis(100);
+    let setup = Setup::two_agents().engine("--sim-start-ms 60000").router(|router| router.max_queue_wait = short);
+    let fleet = Fleet::launch(setup).await;
     for id in ["n0/0", "n1/0"] {
         crate::harness::until("both replicas known", async || {
             let known = fleet.admin().replicas().await.map_err(|status| status.to_string())?;
@@ -51,9 +54,26 @@ async fn while_every_engine_loads_a_request_is_told_so() {
         .await;
     }
     let answer = fleet.edge().post(CHAT, &chat(1)).await;
-    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("1")));
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")));
     let message = answer.message();
     assert!(message.contains("n0/0 is loading") && message.contains("n1/0 is loading"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_is_told_to_come_back_when_the_engine_is_expected_to_have_started() {
+    let short = Duration::from_millis(100);
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-start-ms 5000").router(|router| router.max_queue_wait = short)).await;
+    // The next start is expected to take as long as the first one.
+    fleet.kill("n0/0").await;
+    let seconds = crate::harness::until("an estimate", async || {
+        let answer = fleet.edge().post(CHAT, &chat(1)).await;
+        match answer.header("retry-after").and_then(|seconds| seconds.parse::<u64>().ok()) {
+            Some(seconds) if answer.status == 503 && answer.message().contains("n0/0 is loading") && seconds != 10 => Ok(seconds),
+            _ => Err(answer.text()),
+        }
+    })
+    .await;
+    assert!((2..=60).contains(&seconds), "{seconds}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,7 +86,7 @@ async fn when_the_engine_fails_a_request_is_told_so_and_operators_see_its_last_w
     })
     .await;
     let answer = fleet.edge().post(CHAT, &chat(1)).await;
-    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("1")));
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")));
     assert!(answer.message().contains("n0/0 is "), "{}", answer.text());
     assert!(!answer.message().contains("Traceback"), "the log is for operators: {}", answer.text());
     let log = fleet.admin().logs("n0/0", 50).await.unwrap().join("\n");
@@ -75,12 +95,12 @@ async fn when_the_engine_fails_a_request_is_told_so_and_operators_see_its_last_w
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_whose_only_engine_is_down_is_not_called_unknown() {
-    let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large --sim-start-ms 400");
+    let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large");
     let fleet = Fleet::start(setup).await;
-    fleet.kill("n1/0").await;
-    fleet.until_replica("n1/0", "a pause", |replica| replica.reason.contains("next start in")).await;
+    fleet.admin().drain("n1/0").await.unwrap();
+    fleet.until_replica("n1/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
     let answer = fleet.edge().post(CHAT, &json!({"model": "large", "messages": []})).await;
-    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("1")), "{}", answer.text());
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")), "{}", answer.text());
     assert!(answer.message().contains("n1/0"), "{}", answer.text());
 }
 

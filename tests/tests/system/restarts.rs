@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{CHAT, Endpoint, Fleet, RunningRouter, Setup, Workplace, chat, chat_stream, kill_group, signal, until};
+use crate::harness::{CHAT, Endpoint, Fleet, RunningRouter, Seen, Setup, Workplace, chat, chat_stream, kill_group, signal, until};
 use hostler_router::RouterConfig;
 use rustix::process::Signal;
 
@@ -108,4 +108,53 @@ async fn kept_engines_of_a_killed_agent_are_ended_by_a_next_one_that_keeps_none(
     kill_group(orphan.pid);
     assert!(!left, "two engines run where one is wanted");
     assert_eq!(fleet.edge().post(CHAT, &chat(3)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_comes_while_the_only_agent_is_away_is_answered_by_the_engine_that_it_kept() {
+    // The next agent may be slow on a busy machine.
+    let fleet = Fleet::launch(Setup::agents(0).router(|router| router.lease = Duration::from_secs(25))).await;
+    let agents = fleet.routers[0].agents.to_string();
+    let workplace = Workplace::new();
+    let role = ["agent", "--router", &agents, "--node", "n0", "--engine", "simulated", "--replicas", "1", "--if-agent-dies", "keep"];
+    let start = |name: &str| workplace.start(name, &[&role[..], &["--", "--sim-start-ms", "50"]].concat());
+    let mut first = start("first");
+    let seen = async |what: &str, is: &dyn Fn(&Seen) -> bool| {
+        until(what, async || {
+            let replicas = fleet.admin().replicas().await.unwrap();
+            replicas.iter().find(|replica| is(replica)).cloned().ok_or_else(|| format!("{replicas:?}"))
+        })
+        .await
+    };
+    let kept = seen("a ready replica", &Seen::is_ready).await;
+    signal(first.pid(), Signal::KILL);
+    first.ended().await;
+    seen("a lost agent", &|replica| replica.suspect).await;
+    let edge = fleet.edge();
+    let request = tokio::spawn(async move { edge.post(CHAT, &chat(3)).await });
+    until("a request that waits", async || {
+        let waiting = fleet.routers[0].metric("hostler_queued_requests").await;
+        if waiting == 1.0 { Ok(()) } else { Err(format!("{waiting} wait")) }
+    })
+    .await;
+    let _second = start("second");
+    let answer = request.await.unwrap();
+    let engine = seen("the replica", &Seen::is_ready).await;
+    kill_group(kept.pid);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!((engine.pid, engine.epoch), (kept.pid, kept.epoch));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_comes_while_the_only_engine_loads_is_answered_when_it_serves() {
+    // Longer than the router's startup grace.
+    let fleet = Fleet::launch(Setup::agents(1).engine("--sim-start-ms 5000")).await;
+    until("a loading replica", async || {
+        let replicas = fleet.admin().replicas().await.unwrap();
+        if replicas.is_empty() { Err("none is known".into()) } else { Ok(()) }
+    })
+    .await;
+    let answer = fleet.edge().post(CHAT, &chat(3)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    fleet.until_idle().await;
 }

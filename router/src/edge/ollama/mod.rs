@@ -179,7 +179,10 @@ async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer
         }
     };
     response.headers_mut().extend(heads);
-    if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
+    match response.status() {
+        StatusCode::SERVICE_UNAVAILABLE => reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS),
+        _ => response,
+    }
 }
 
 fn json_response(body: &Value) -> Response<EdgeBody> {

@@ -60,8 +60,11 @@ fn what_the_router_refuses_has_a_reason_and_says_when_to_come_back() {
     let overloaded = rejection(&Rejection::Fleet(Refusal::Overloaded { message: "full".into(), retry_after: 3 }));
     assert_eq!((overloaded.code(), reason(&overloaded).as_str()), (Code::ResourceExhausted, "OVERLOADED"));
     assert_eq!(details(&overloaded).retry_info().unwrap().retry_delay, Some(Duration::from_secs(3)));
-    let lost = rejection(&Rejection::Fleet(Refusal::Lost { attempts: 2, last: "it died".into() }));
+    let lost = rejection(&Rejection::Fleet(Refusal::Lost { attempts: 2, last: "it died".into(), retry_after: 4 }));
     assert_eq!((lost.code(), details(&lost).error_info().unwrap().metadata["attempts"].as_str()), (Code::Unavailable, "2"));
+    assert_eq!(details(&lost).retry_info().unwrap().retry_delay, Some(Duration::from_secs(4)));
+    let loading = rejection(&Rejection::Fleet(Refusal::NotReady { message: "it loads".into(), retry_after: 45 }));
+    assert_eq!(details(&loading).retry_info().unwrap().retry_delay, Some(Duration::from_secs(45)));
     let slow = rejection(&Rejection::Fleet(Refusal::TooSlow(Duration::from_secs(1))));
     assert_eq!(slow.code(), Code::DeadlineExceeded);
     let field = invalid_field("sampling.top_p", "this is no finite number");

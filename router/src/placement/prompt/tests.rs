@@ -12,6 +12,11 @@ pub(in crate::placement) fn text(text: &str) -> Prompt {
     Prompt::from_text(asked(text), "")
 }
 
+/// One for the model of this name.
+pub(in crate::placement) fn for_model(name: &str) -> Prompt {
+    Prompt::from_text(PlacementRequest { model: Some(name.into()), ..asked("") }, "")
+}
+
 /// The same for an answer that streams.
 pub(in crate::placement) fn stream(text: &str) -> Prompt {
     Prompt::from_text(PlacementRequest { is_stream: true, ..asked(text) }, "")

@@ -3,14 +3,16 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
-use crate::fleet::{FleetUpdate, InFlight, InFlightCost};
-use crate::placement::prompt::tests::{exact, text};
+use crate::fleet::tests::{LEASE, ReplicaChange, attach, ready, report, state};
+use crate::fleet::{FleetUpdate, InFlight, InFlightCost, Phase, ReplicaStatus};
+use crate::placement::prompt::tests::{exact, for_model, text};
 use crate::placement::tests::{FILES, Fixture as Placement};
 
 /// A fleet of one replica, whose queue is watched.
 struct Fixture {
     placed: Placement,
     queue: RequestQueue,
+    shutdown: Shutdown,
     /// Who had a turn, in that order.
     log: Arc<Log<Vec<&'static str>>>,
 }
@@ -22,8 +24,9 @@ impl Fixture {
 
     fn on(placed: Placement, most: usize, max_wait: Duration) -> Self {
         let bounds = QueueLimits { max_requests: most, max_bytes: 1 << 20, max_wait };
-        let queue = RequestQueue::start(placed.placer.clone(), bounds, &BackgroundTasks::default());
-        Self { placed, queue, log: Arc::default() }
+        let shutdown = Shutdown::new();
+        let queue = RequestQueue::start(placed.placer.clone(), bounds, &BackgroundTasks::default(), shutdown.clone());
+        Self { placed, queue, shutdown, log: Arc::default() }
     }
 
     /// A request that takes all the room that a replica has.
@@ -241,6 +244,121 @@ async fn the_replicas_end_is_told_to_those_who_wait_for_it() {
     assert_eq!(waits.await.unwrap(), Ok(()), "it has its turn, and finds no replica");
 }
 
+impl Fixture {
+    /// The only replica is in this phase now, and its start takes so long yet.
+    async fn enter(&self, phase: Phase, start_left: Option<Duration>) {
+        let state = ReplicaStatus { start_left, ..state(phase, "m") };
+        report(&self.placed.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(0) }]).await;
+    }
+
+    async fn lose_agent(&self) {
+        self.placed.fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
+        let_tasks_run().await;
+    }
+
+    /// Waits for a replica that is not there: for how long, and whether one came. `None` where it may not wait.
+    fn wait_for_arrival(&self) -> JoinHandle<Option<(Duration, bool)>> {
+        let (queue, since) = (self.queue.clone(), Instant::now());
+        tokio::spawn(async move {
+            let prompt = Arc::new(text("hello"));
+            let outlook = queue.estimate_arrival(&prompt)?;
+            let waiting = TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: 1, output_tokens: 0, queued_at: 0.0 };
+            let (chosen, _turn) = queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(0, 5)).unwrap(), outlook).await.unwrap();
+            Some((since.elapsed(), chosen.is_some()))
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_a_replica_that_loads_and_gets_it() {
+    let fixture = Fixture::start(8, LONG).await;
+    for left in [None, Some(Duration::from_secs(40))] {
+        fixture.enter(Phase::Loading, left).await;
+        let waits = fixture.wait_for_arrival();
+        sleep(Duration::from_secs(60)).await;
+        assert!(!waits.is_finished() && fixture.queue.waiting_count() == 1);
+        fixture.enter(Phase::Ready, None).await;
+        assert!(waits.await.unwrap().unwrap().1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_a_lost_agent_as_long_as_its_lease() {
+    let fixture = Fixture::start(8, LONG).await;
+    fixture.lose_agent().await;
+    let (waited, came) = fixture.wait_for_arrival().await.unwrap().unwrap();
+    assert!(!came && waited <= LEASE && waited + Duration::from_millis(200) > LEASE, "{waited:?}");
+    assert_eq!(fixture.wait_for_arrival().await.unwrap(), None, "nobody waits after that");
+    let _lane = attach(&fixture.placed.fleet, 2, vec![ready(0)]).await;
+    fixture.placed.fleet.update(FleetUpdate::Detached { attachment: 2 }).await;
+    let_tasks_run().await;
+    let waits = fixture.wait_for_arrival();
+    let_tasks_run().await;
+    let _next = attach(&fixture.placed.fleet, 3, vec![ready(0)]).await;
+    assert!(waits.await.unwrap().unwrap().1, "the agent came back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_start_that_takes_too_long_or_for_a_replica_that_is_not_coming() {
+    let longest = Duration::from_secs(30);
+    let fixture = Fixture::start(8, longest).await;
+    for (phase, left) in [
+        (Phase::Loading, Some(longest + Duration::from_secs(1))),
+        (Phase::Failed, None),
+        (Phase::Stopped, None),
+        (Phase::Quarantined, None),
+        (Phase::Draining, None),
+    ] {
+        fixture.enter(phase, left).await;
+        assert_eq!(fixture.wait_for_arrival().await.unwrap(), None, "{phase:?}");
+    }
+    fixture.enter(Phase::Loading, None).await;
+    let (waited, came) = fixture.wait_for_arrival().await.unwrap().unwrap();
+    assert!(!came && waited >= longest && waited < longest + Duration::from_secs(1), "{waited:?}");
+    let fails = fixture.wait_for_arrival();
+    let_tasks_run().await;
+    fixture.enter(Phase::Failed, None).await;
+    assert!(!fails.await.unwrap().unwrap().1, "whoever waited learns at once that the start has failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_replica_leaves_with_its_client_and_when_the_router_drains() {
+    let fixture = Fixture::start(8, LONG).await;
+    fixture.enter(Phase::Loading, None).await;
+    let (leaves, stays) = (fixture.wait_for_arrival(), fixture.wait_for_arrival());
+    let_tasks_run().await;
+    assert_eq!(fixture.queue.waiting_count(), 2);
+    leaves.abort();
+    let_tasks_run().await;
+    assert_eq!(fixture.queue.waiting_count(), 1);
+    fixture.shutdown.drain();
+    let_tasks_run().await;
+    assert!(stays.is_finished() && !stays.await.unwrap().unwrap().1);
+    assert_eq!(fixture.wait_for_arrival().await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_clients_make_up_while_engines_load_are_forgotten_or_few() {
+    let fixture = Fixture::start(1000, LONG).await;
+    let state = ReplicaStatus { phase: Phase::Loading, ..ReplicaStatus::default() };
+    let loading = ReplicaChange { index: 1, state: Some(state), ..ready(1) };
+    report(&fixture.placed.fleet, 1, true, vec![loading]).await;
+    let mut waiting = Vec::new();
+    for number in 0..2 * MAX_UNSERVED_MODELS {
+        let prompt = Arc::new(for_model(&format!("made up {number}")));
+        let Some(outlook) = fixture.queue.estimate_arrival(&prompt) else { continue };
+        let queue = fixture.queue.clone();
+        waiting.push(tokio::spawn(async move {
+            let waiting =
+                TurnFactors { priority: 0, tenant: number as u64, weight: 1.0, uncached_tokens: 1, output_tokens: 0, queued_at: 0.0 };
+            let _ = queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(number as u64, 5)).unwrap(), outlook).await;
+        }));
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(waiting.len(), MAX_UNSERVED_MODELS);
+    assert!(fixture.queue.estimate_arrival(&for_model(&"x".repeat(MAX_UNSERVED_NAME_BYTES + 1))).is_none());
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_for_another_model_are_not_held_up() {
     let fixture = Fixture::start(8, LONG).await;
@@ -258,6 +376,7 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
         placed.placer.clone(),
         QueueLimits { max_requests: 8, max_bytes: 1 << 20, max_wait: LONG },
         &BackgroundTasks::default(),
+        Shutdown::new(),
     );
     let cached = Arc::new(exact(100_000, FILES));
     placed.index.store(slots[0], &cached.token_keys(16));
