@@ -141,7 +141,7 @@ pub struct AgentConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub drain_timeout: Duration,
-    /// How long an engine may take to exit after SIGTERM before its process group is killed.
+    /// How long an engine may take to exit after SIGTERM before its process group is killed; three seconds at most where no request runs.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stop_grace: Duration,

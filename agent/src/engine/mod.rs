@@ -65,7 +65,7 @@ pub struct EngineSpec {
     pub startup_timeout: Duration,
     /// For running requests when the engine is drained.
     pub drain_timeout: Duration,
-    /// From SIGTERM until the group is killed.
+    /// From SIGTERM until the group is killed, where requests run.
     pub stop_grace: Duration,
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
@@ -346,7 +346,7 @@ impl Engine {
         self.send_with_reason(EngineEvent::Fail, reason);
     }
 
-    /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten.
+    /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten; one that drains goes on serving.
     pub fn release(&self) {
         self.send(EngineEvent::Release);
     }

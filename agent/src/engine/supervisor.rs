@@ -147,7 +147,10 @@ impl Supervisor {
             event = recv_or_pend(health_events) => self.handle_health_event(event),
             // Whether or not the cache could be joined, the engine serves then.
             _ = await_or_pend(cache_joined) => self.become_ready(),
-            () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining { .. }) => Some(EngineEvent::Idle),
+            () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining { .. }) => {
+                let computes = self.deps.samples.borrow().is_some_and(|sample| sample.metrics.has_requests());
+                Some(if computes { EngineEvent::Unattended } else { EngineEvent::Idle })
+            }
             decision = self.start_wait.decision() => Some(self.handle_start_decision(decision)),
             ended = self.pending_work.outcome() => match ended {
                 Some(orphans) => self.handle_orphan_cleanup(orphans),
