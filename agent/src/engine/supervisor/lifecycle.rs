@@ -21,7 +21,7 @@ use crate::engine::monitored_engine::MonitoredEngine;
 use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
 use crate::keeper::wire::{self, KeeperRequest, LaunchSpec};
-use crate::keeper::{self, AgentDeathPolicy, KeeperNotices};
+use crate::keeper::{self, KeeperNotices};
 use crate::probe;
 use crate::process::orphans::end_orphans;
 use crate::process::{STUCK_AFTER, table};
@@ -43,7 +43,7 @@ impl Supervisor {
         let AdoptedLife { survivor, .. } = self.deps.adopted.take()?;
         let (leader, life) = (survivor.leader, survivor.life_record.clone());
         self.last_start_duration = life.ready_in_ms.map(Duration::from_millis);
-        let (keeper, notices) = match survivor.adopt() {
+        let (keeper, notices) = match survivor.adopt(self.deps.spec.if_agent_dies) {
             Ok(connection) => connection,
             Err(error) => {
                 tracing::warn!(engine = self.deps.spec.index, %error, "cannot take an engine over; it ends and starts anew");
@@ -109,10 +109,7 @@ impl Supervisor {
             unset: line.unset.iter().map(Into::into).collect(),
             directory: spec.directory.clone().into(),
             log: spec.log.clone().into(),
-            wait_seconds: match spec.if_agent_dies {
-                AgentDeathPolicy::Kill => None,
-                AgentDeathPolicy::Keep { wait } => Some(wait.as_secs()),
-            },
+            wait_seconds: spec.if_agent_dies.wait_seconds(),
             cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
             life: self.life_record(epoch, None),
         }
