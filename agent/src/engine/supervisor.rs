@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use self::phases::{FailureState, PendingWork, StartDecision, StartWait};
 use super::control;
-use super::diagnosis::{Diagnosis, FailureKind};
+use super::diagnosis::{Diagnosis, EndCause, FailureKind};
 use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
 use super::log::EngineLog;
@@ -166,10 +166,8 @@ impl Supervisor {
     async fn apply(&mut self, event: EngineEvent) {
         if event == EngineEvent::Tick && matches!(self.machine.state(), EngineState::Alive(_)) {
             self.failure = FailureState::Suspected(match &self.life {
-                Some(life) if life.is_adopted && self.last_start_duration.is_some() => {
-                    "the engine that a dead agent left does not answer".to_owned()
-                }
-                _ => format!("the engine was not ready within {} s", self.deps.spec.startup_timeout.as_secs_f32()),
+                Some(life) if life.is_adopted && self.last_start_duration.is_some() => EndCause::SilentSinceAdoption,
+                _ => EndCause::NotReadyWithin(self.deps.spec.startup_timeout),
             });
         }
         if event == EngineEvent::GroupEmpty {
@@ -192,6 +190,8 @@ impl Supervisor {
                         if matches!(now, EngineEvent::Exited | EngineEvent::Unhealthy) {
                             self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
                         }
+                        // Before its streams break: they tell their clients why.
+                        self.publish(Some(self.state_reason()));
                     }
                 }
             }
@@ -235,7 +235,7 @@ impl Supervisor {
             EngineEvent::Fail
                 if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. } | EngineState::Waiting) =>
             {
-                self.failure = FailureState::Suspected(reason);
+                self.failure = FailureState::Suspected(EndCause::Failed(reason));
             }
             EngineEvent::Restart if self.machine.is_quarantined() => {
                 let refusal = format!("{}; a restart does not", self.quarantine_reason());
@@ -300,14 +300,12 @@ impl Supervisor {
             }
             KeeperEvent::StartFailed(why) => {
                 self.life.as_mut()?.leader = None;
-                self.failure.suspect(why);
+                self.failure.suspect(EndCause::NotStarted(why));
                 let alive = matches!(self.machine.state(), EngineState::Alive(_));
                 Some(if alive { EngineEvent::SpawnFailed } else { EngineEvent::Exited })
             }
             KeeperEvent::Exited(status) => {
-                if self.failure.suspect(format!("the engine ended without having been asked to ({status})")) {
-                    self.life.as_mut()?.exit = Some(status);
-                }
+                self.failure.suspect(EndCause::Exited(status));
                 Some(EngineEvent::Exited)
             }
             KeeperEvent::Stuck(left) => {
@@ -317,7 +315,7 @@ impl Supervisor {
             }
             KeeperEvent::Empty if killing => Some(EngineEvent::GroupEmpty),
             KeeperEvent::Empty => None,
-            KeeperEvent::Gone => self.handle_keeper_loss("the engine's keeper was lost, and the engine with it"),
+            KeeperEvent::Gone => self.handle_keeper_loss(EndCause::KeeperLost),
         }
     }
 
@@ -344,12 +342,12 @@ impl Supervisor {
         }
         match event {
             HealthEvent::Loading => Some(EngineEvent::Loading),
-            HealthEvent::Unhealthy(reason) => {
-                self.failure = FailureState::Suspected(reason);
+            HealthEvent::Unhealthy(cause) => {
+                self.failure = FailureState::Suspected(cause);
                 Some(EngineEvent::Unhealthy)
             }
             HealthEvent::LacksRoute(reason) => {
-                self.failure = FailureState::Suspected(reason);
+                self.failure = FailureState::Suspected(EndCause::LacksRoute(reason));
                 Some(EngineEvent::LacksRoute)
             }
             HealthEvent::Models(models) => {

@@ -123,6 +123,18 @@ async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_streams_of_an_engine_that_hung_end_with_what_the_watchdog_saw() {
+    let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").agent(hasty)).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(20_000)).await;
+    stream.events(2).await;
+    fleet.fault("n0/0", "hang").await;
+    let answer = stream.finish().await;
+    answer.assert_broken_stream();
+    assert!(answer.text().contains("the engine of replica 0 hung: no token for "), "{}", answer.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_stopped_by_somebody_else_breaks_its_streams_and_is_started_again() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let opened = streams(&fleet, 6, 150).await;

@@ -143,7 +143,8 @@ fn a_drain_waits_for_requests_then_stops_and_stays_stopped() {
 #[test]
 fn only_an_engine_that_computes_something_is_given_the_whole_grace() {
     let now = Instant::now();
-    for (event, grace) in [(EngineEvent::Idle, IDLE_GRACE), (EngineEvent::Unattended, limits().grace), (EngineEvent::Stop, limits().grace)] {
+    for (event, grace) in [(EngineEvent::Idle, IDLE_GRACE), (EngineEvent::Unattended, limits().grace), (EngineEvent::Stop, limits().grace)]
+    {
         let mut machine = machine_after(READY, now);
         machine.handle(EngineEvent::Drain, now);
         assert_eq!(machine.handle(event, now), [SupervisorAction::Terminate]);

@@ -13,7 +13,7 @@ use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
 use crate::cache;
 use crate::engine::AdoptedLife;
-use crate::engine::diagnosis::{Diagnosis, LifeEnd, diagnose};
+use crate::engine::diagnosis::{Diagnosis, EndCause, LifeEnd, diagnose};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
 use crate::engine::health;
 use crate::engine::model_card::ModelCard;
@@ -92,7 +92,8 @@ impl Supervisor {
                 Ok(())
             }
             Err(error) => {
-                self.failure = FailureState::Suspected(format!("cannot start {}: {error}", self.deps.spec.keeper.display()));
+                self.failure =
+                    FailureState::Suspected(EndCause::NotStarted(format!("cannot start {}: {error}", self.deps.spec.keeper.display())));
                 Err(EngineEvent::SpawnFailed)
             }
         }
@@ -156,7 +157,6 @@ impl Supervisor {
         EngineLife {
             spawned,
             leader: None,
-            exit: None,
             is_keeper_lost: false,
             models: Arc::default(),
             ready_in: None,
@@ -225,10 +225,10 @@ impl Supervisor {
         if let Some(keeper) = &self.deps.process_handle.lock().keeper {
             keeper.end_keeper();
         }
-        self.handle_keeper_loss("the engine's keeper did not answer")
+        self.handle_keeper_loss(EndCause::KeeperSilent)
     }
 
-    pub(super) fn handle_keeper_loss(&mut self, why: &str) -> Option<EngineEvent> {
+    pub(super) fn handle_keeper_loss(&mut self, cause: EndCause) -> Option<EngineEvent> {
         self.life.as_mut()?.is_keeper_lost = true;
         match self.machine.state() {
             EngineState::Killing { .. } => {
@@ -236,7 +236,7 @@ impl Supervisor {
                 None
             }
             _ => {
-                self.failure = FailureState::Suspected(why.to_owned());
+                self.failure = FailureState::Suspected(cause);
                 // No request's doing, nor the front-end's.
                 Some(EngineEvent::Fail)
             }
@@ -268,13 +268,12 @@ impl Supervisor {
         matches!(self.machine.state(), EngineState::Killing { then: AfterExit::Spawn })
     }
 
-    fn diagnose(&self, cause: String) -> Diagnosis {
+    fn diagnose(&self, cause: EndCause) -> Diagnosis {
         let life = self.life.as_ref();
         let ended = LifeEnd {
-            status: life.and_then(|life| life.exit),
             cause,
             was_ready: life.is_some_and(|life| life.ready_in.is_some()),
-            oom_killed: life.is_some_and(|life| table::oom_kills() > life.oom_kills_before),
+            oom_killed: life.and_then(|life| Some(table::oom_kills()? > life.oom_kills_before?)),
         };
         diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
     }

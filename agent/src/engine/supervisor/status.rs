@@ -60,7 +60,7 @@ impl Supervisor {
                 format!("the engine was told to stop; then it {}", then.describe())
             }
             EngineState::Killing { .. } => match &self.failure {
-                FailureState::Undiagnosed(cause) => cause.clone(),
+                FailureState::Undiagnosed(cause) => cause.to_string(),
                 _ => "the engine's processes are being ended".to_owned(),
             },
             EngineState::Stopped => "the engine was asked to stop".to_owned(),
@@ -73,7 +73,7 @@ impl Supervisor {
         let pause = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
         let mut text = match &self.failure {
             FailureState::None => String::new(),
-            FailureState::Suspected(cause) | FailureState::Undiagnosed(cause) => cause.clone(),
+            FailureState::Suspected(cause) | FailureState::Undiagnosed(cause) => cause.to_string(),
             FailureState::Diagnosed(Diagnosis { cause, remedy, .. }) if remedy.is_empty() => cause.clone(),
             FailureState::Diagnosed(Diagnosis { cause, remedy, .. }) => format!("{cause}; {remedy}"),
         };
@@ -94,7 +94,7 @@ impl Supervisor {
         let elapsed = |life: &EngineLife| life.log_parser.lock().progress(life.spawned.elapsed());
         // Once the log has begun to tell, the clock goes on between two lines.
         let progress = log.progress.and(life.map(elapsed)).filter(|_| starts);
-        let failure = if let FailureState::Diagnosed(diagnosis) = &self.failure { Some(diagnosis) } else { None };
+        let failure = self.failure.diagnosis();
         self.status.send_if_modified(|status| {
             let next = EngineStatus {
                 phase: self.machine.state().into(),
@@ -106,7 +106,7 @@ impl Supervisor {
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
                 ready_in: life.and_then(|life| life.ready_in),
                 progress,
-                failure: failure.cloned(),
+                failure,
                 facts: log.facts,
                 front_end: self.command_line().front_end(),
             };
