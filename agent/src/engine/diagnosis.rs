@@ -194,7 +194,7 @@ pub(crate) fn diagnose_decision(cause: &EndCause) -> Option<Diagnosis> {
     let (kind, remedy) = match cause {
         EndCause::NotStarted(reason) => (FailureKind::Program, remedies::remedy_for_program(reason)),
         EndCause::Failed(_) => (FailureKind::Hardware, remedies::HARDWARE),
-        EndCause::Hang(_) => (FailureKind::Hang, remedies::HANG),
+        EndCause::Stalled { .. } | EndCause::FailedTests { .. } => (FailureKind::Hang, remedies::HANG),
         _ => return None,
     };
     Some(Diagnosis::new(kind, cause.to_string(), remedy))

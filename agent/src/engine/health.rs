@@ -84,8 +84,8 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
     }
     let cause = tokio::select! {
         cause = await_unhealthy(&mut client, &subject, &news, &mut wanted) => cause,
-        reason = watchdog::watch(&subject) => Some(EndCause::Hang(reason)),
-        reason = canary::watch(&subject) => Some(EndCause::Hang(reason)),
+        cause = watchdog::watch(&subject) => Some(cause),
+        cause = canary::watch(&subject) => Some(cause),
     };
     if let Some(cause) = cause {
         // The supervisor may have seen the exit first.

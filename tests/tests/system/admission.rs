@@ -154,7 +154,7 @@ async fn hung(most: usize) -> (Fleet, TempDir, [String; 2], JoinHandle<Answer>) 
     let fleet = Fleet::start(setup).await;
     fleet.fault("n0/0", "hang").await;
     let first = send(&fleet, &both[0], "first", 0);
-    fleet.until_replica("n0/0", "the first request", |replica| replica.own == 1).await;
+    fleet.until_replica("n0/0", "the first request", |replica| replica.local_in_flight == 1).await;
     (fleet, keys, both, first)
 }
 

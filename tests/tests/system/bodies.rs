@@ -77,12 +77,12 @@ async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than
         tokio::spawn(async move { edge.post(CHAT, &body).await })
     };
     let waiting = [ask(large(false)), ask(large(false))];
-    fleet.until_replica("n0/0", "two large ones", |replica| replica.own == 2).await;
+    fleet.until_replica("n0/0", "two large ones", |replica| replica.local_in_flight == 2).await;
     let refused = timeout(Duration::from_secs(10), fleet.edge().post(CHAT, &large(false))).await.expect("a refusal, at once");
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
     assert!(refused.message().contains("router.max_buffered_body_bytes"), "{}", refused.text());
     let small = ask(chat(1));
-    fleet.until_replica("n0/0", "a small one", |replica| replica.own == 3).await;
+    fleet.until_replica("n0/0", "a small one", |replica| replica.local_in_flight == 3).await;
     fleet.fault("n0/0", "ok").await;
     for answer in waiting.into_iter().chain([small]) {
         assert_eq!(soon("an answer", answer).await.unwrap().status, 200);

@@ -124,7 +124,7 @@ async fn requests_without_an_answer_leave_a_silent_agent_when_its_lease_lapses()
     })
     .await;
     until("nothing in flight", async || {
-        let own: u32 = fleet.admin().replicas().await.unwrap().iter().map(|replica| replica.own).sum();
+        let own: u32 = fleet.admin().replicas().await.unwrap().iter().map(|replica| replica.local_in_flight).sum();
         if own == 0 { Ok(()) } else { Err(format!("{own} in flight")) }
     })
     .await;

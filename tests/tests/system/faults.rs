@@ -1,5 +1,8 @@
 //! Engines that die, err or are full: what had begun ends with an error and never as if it were whole, what had not begun goes elsewhere.
 
+use std::time::Duration;
+
+use hostler_agent::AgentConfig;
 use hostler_proto::agent::v1::Phase;
 use http::StatusCode;
 use rustix::process::Signal;
@@ -126,7 +129,7 @@ async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
 async fn the_streams_of_an_engine_that_hung_end_with_what_the_watchdog_saw() {
     let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").agent(hasty)).await;
-    let mut stream = fleet.edge().open(CHAT, &chat_stream(20_000)).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
     fleet.fault("n0/0", "hang").await;
     let answer = stream.finish().await;
@@ -201,7 +204,7 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
         })
         .await;
         // The fault ends what the engine has by then, so it is set until the request has left.
-        let own = async || fleet.replica(&running).await.own;
+        let own = async || fleet.replica(&running).await.local_in_flight;
         while own().await == 1 && !request.is_finished() {
             fleet.fault(&running, "error_event").await;
         }

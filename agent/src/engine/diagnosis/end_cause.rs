@@ -15,8 +15,22 @@ pub(crate) enum EndCause {
     NotReadyWithin(Duration),
     /// The agent that began it has died, and now it does not answer.
     SilentSinceAdoption,
-    /// Requests wait and nothing comes out of it, or it fails test completions.
-    Hang(String),
+    /// Requests wait, and nothing comes out of it.
+    Stalled {
+        /// For how long.
+        lasted: Duration,
+        /// How many requests wait.
+        waiting: u32,
+        /// What its processes do, or what came of a test completion.
+        why: String,
+    },
+    /// It failed so many test completions while it was idle, the last one so.
+    FailedTests {
+        /// In a row.
+        tests: u32,
+        /// The last one's end, and what its processes did.
+        reason: String,
+    },
     /// It answered so many health checks badly, the last one so.
     Unhealthy {
         /// In a row.
@@ -44,9 +58,16 @@ pub(crate) enum EndCause {
 impl Display for EndCause {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotStarted(reason) | Self::Failed(reason) | Self::Hang(reason) | Self::LacksRoute(reason) => formatter.write_str(reason),
+            Self::NotStarted(reason) | Self::Failed(reason) | Self::LacksRoute(reason) => formatter.write_str(reason),
             Self::NotReadyWithin(limit) => write!(formatter, "the engine was not ready within {} s", limit.as_secs_f32()),
             Self::SilentSinceAdoption => formatter.write_str("the engine that a dead agent left does not answer"),
+            Self::Stalled { lasted, waiting, why } => {
+                let wait = if *waiting == 1 { "request waits" } else { "requests wait" };
+                write!(formatter, "no token for {:.1} s while {waiting} {wait}: {why}", lasted.as_secs_f32())
+            }
+            Self::FailedTests { tests, reason } => {
+                write!(formatter, "a test completion failed {tests} times in a row while no request was running: {reason}")
+            }
             Self::Unhealthy { checks, reason } => write!(formatter, "{checks} health checks failed in a row: {reason}"),
             Self::ProcessLost { process, health } => {
                 write!(formatter, "its process {process} has ended, and health checks failed: {health}")

@@ -230,7 +230,7 @@ fn the_kernels_log_is_named_only_where_the_kernel_may_have_done_it() {
 fn what_hostler_itself_decided_is_the_cause_whatever_was_printed() {
     let noise = &uncaught("ValueError: of a request");
     expect(
-        &ours(EndCause::Hang("no token for 10.2 s while 3 requests wait: its process 7 is stopped".into()), true),
+        &ours(EndCause::Stalled { lasted: Duration::from_millis(10_200), waiting: 3, why: "its process 7 is stopped".into() }, true),
         noise,
         FailureKind::Hang,
         "no token for 10.2 s",
