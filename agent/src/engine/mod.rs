@@ -147,7 +147,7 @@ impl From<EngineState> for Phase {
             EngineState::Alive(LiveStage::Sleeping) => Self::Sleeping,
             EngineState::Killing { then: AfterExit::BackOff } | EngineState::BackingOff { .. } => Self::Failed,
             EngineState::Killing { then: AfterExit::Quarantine } | EngineState::Quarantined => Self::Quarantined,
-            EngineState::Draining { .. } | EngineState::Stopping { .. } | EngineState::Killing { .. } => Self::Draining,
+            EngineState::Draining(_) | EngineState::Stopping { .. } | EngineState::Killing { .. } => Self::Draining,
             EngineState::Stopped => Self::Stopped,
         }
     }

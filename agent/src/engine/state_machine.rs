@@ -151,6 +151,17 @@ pub(crate) enum LiveStage {
     Sleeping,
 }
 
+/// A drain under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Drain {
+    /// What a release goes back to.
+    pub(crate) from: LiveStage,
+    /// What follows.
+    pub(crate) then: AfterExit,
+    /// When SIGTERM is sent even though requests run.
+    pub(crate) until: Instant,
+}
+
 /// Where the engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineState {
@@ -162,15 +173,8 @@ pub(crate) enum EngineState {
     Waiting,
     /// A process that is wanted.
     Alive(LiveStage),
-    /// Running requests may finish until `until`.
-    Draining {
-        /// What a release goes back to.
-        from: LiveStage,
-        /// What follows.
-        then: AfterExit,
-        /// When SIGTERM is sent even though requests run.
-        until: Instant,
-    },
+    /// Running requests may finish.
+    Draining(Drain),
     /// SIGTERM was sent.
     Stopping {
         /// What follows.
@@ -243,7 +247,9 @@ impl EngineStateMachine {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             EngineState::Alive(LiveStage::Starting | LiveStage::Loading) => self.ready_by,
-            EngineState::Draining { until, .. } | EngineState::Stopping { until, .. } | EngineState::BackingOff { until } => Some(until),
+            EngineState::Draining(Drain { until, .. }) | EngineState::Stopping { until, .. } | EngineState::BackingOff { until } => {
+                Some(until)
+            }
             EngineState::Stopped | EngineState::Quarantined | EngineState::Waiting => None,
             EngineState::Alive(LiveStage::Ready | LiveStage::Sleeping) | EngineState::Killing { .. } => None,
         }
@@ -256,7 +262,7 @@ impl EngineStateMachine {
             EngineState::Stopped | EngineState::Quarantined => self.while_down(event, now),
             EngineState::Waiting => self.while_waiting(event, now),
             EngineState::Alive(stage) => self.while_alive(stage, event, now),
-            EngineState::Draining { from, then, until } => self.while_draining(from, then, until, event, now),
+            EngineState::Draining(drain) => self.while_draining(drain, event, now),
             EngineState::Stopping { then, until } => self.while_stopping(then, until, event, now),
             EngineState::Killing { then } => self.while_killing(then, event, now),
             EngineState::BackingOff { until } => self.while_backing_off(until, event, now),
@@ -337,14 +343,8 @@ impl EngineStateMachine {
         }
     }
 
-    fn while_draining(
-        &mut self,
-        from: LiveStage,
-        then: AfterExit,
-        until: Instant,
-        event: EngineEvent,
-        now: Instant,
-    ) -> Vec<SupervisorAction> {
+    fn while_draining(&mut self, drain: Drain, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
+        let Drain { from, then, until } = drain;
         match event {
             EngineEvent::Idle => self.terminate(then, IDLE_GRACE, now),
             EngineEvent::Unattended => self.terminate(then, self.timeouts.grace, now),
@@ -356,7 +356,7 @@ impl EngineStateMachine {
             EngineEvent::Release if then != AfterExit::Quarantine && self.may_start() => self.enter(EngineState::Alive(from)),
             _ => {
                 let then = self.amend(then, event);
-                self.enter(EngineState::Draining { from, then, until })
+                self.enter(EngineState::Draining(Drain { then, ..drain }))
             }
         }
     }
@@ -412,7 +412,7 @@ impl EngineStateMachine {
         if !matches!(stage, LiveStage::Ready | LiveStage::Sleeping) {
             return self.terminate(then, STARTING_GRACE, now);
         }
-        self.enter(EngineState::Draining { from: stage, then, until: now + self.timeouts.drain })
+        self.enter(EngineState::Draining(Drain { from: stage, then, until: now + self.timeouts.drain }))
     }
 
     fn terminate(&mut self, then: AfterExit, grace: Duration, now: Instant) -> Vec<SupervisorAction> {

@@ -147,7 +147,7 @@ impl Supervisor {
             event = recv_or_pend(health_events) => self.handle_health_event(event),
             // Whether or not the cache could be joined, the engine serves then.
             _ = await_or_pend(cache_joined) => self.become_ready(),
-            () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining { .. }) => {
+            () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining(_)) => {
                 let computes = self.deps.samples.borrow().is_some_and(|sample| sample.metrics.has_requests());
                 Some(if computes { EngineEvent::Unattended } else { EngineEvent::Idle })
             }
@@ -233,7 +233,7 @@ impl Supervisor {
             }
             EngineEvent::FallAsleep => self.out_of_service_reason = reason,
             EngineEvent::Fail
-                if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. } | EngineState::Waiting) =>
+                if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining(_) | EngineState::Waiting) =>
             {
                 self.failure = FailureState::Suspected(EndCause::Failed(reason));
             }
@@ -337,7 +337,7 @@ impl Supervisor {
 
     fn handle_health_event(&mut self, event: HealthEvent) -> Option<EngineEvent> {
         // What a dying engine still says must not be told as its state.
-        if !matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. }) {
+        if !matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining(_)) {
             return None;
         }
         match event {

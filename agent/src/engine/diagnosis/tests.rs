@@ -194,7 +194,7 @@ fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_c
         "VllmWorker-0 ended while it served with an illegal instruction",
         "lscpu",
     );
-    let hungry = LifeEnd { oom_killed: Some(true), ..serving.clone() };
+    let hungry = LifeEnd { oom_killed: Some(true), ..serving };
     expect(&hungry, recorded!("kill_core"), FailureKind::HostMemory, "out-of-memory killer", "--replicas");
     expect(&exited(1), recorded!("kill_core_init"), FailureKind::Killed, "its process EngineCore was killed before it was ready", "dmesg");
 }

@@ -115,7 +115,7 @@ fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Retire, now), []);
-    assert!(matches!(machine.state(), EngineState::Draining { .. }));
+    assert!(matches!(machine.state(), EngineState::Draining(_)));
     for event in
         [EngineEvent::Restart, EngineEvent::Idle, EngineEvent::Restart, EngineEvent::Exited, EngineEvent::Restart, EngineEvent::GroupEmpty]
     {
@@ -130,7 +130,7 @@ fn a_drain_waits_for_requests_then_stops_and_stays_stopped() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Drain, now), []);
-    assert!(matches!(machine.state(), EngineState::Draining { .. }));
+    assert!(matches!(machine.state(), EngineState::Draining(_)));
     assert_eq!(machine.handle(EngineEvent::Idle, now), [SupervisorAction::Terminate]);
     assert_eq!(machine.next_deadline(), Some(now + IDLE_GRACE));
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::KillGroup]);
@@ -192,7 +192,7 @@ fn no_release_keeps_an_engine_whose_agent_leaves() {
         let mut machine = machine_after(READY, now);
         machine.handle(order, now);
         machine.handle(EngineEvent::Release, now);
-        assert!(matches!(machine.state(), EngineState::Draining { .. }), "{order:?}");
+        assert!(matches!(machine.state(), EngineState::Draining(_)), "{order:?}");
     }
 }
 
@@ -258,7 +258,7 @@ fn a_quarantine_lets_requests_finish_and_only_a_release_ends_it() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Quarantine, now), []);
-    assert!(matches!(machine.state(), EngineState::Draining { then: AfterExit::Quarantine, .. }));
+    assert!(matches!(machine.state(), EngineState::Draining(Drain { then: AfterExit::Quarantine, .. })));
     // Not even a crash or a restart in between brings it back.
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
@@ -456,7 +456,7 @@ fn an_engine_that_is_handed_over_finishes_its_requests_and_is_let_go_alive() {
         for end in [(EngineEvent::Idle, now), (EngineEvent::Tick, now + limits().drain)] {
             let mut machine = machine_after(before, now);
             assert_eq!(machine.handle(EngineEvent::HandOver, now), []);
-            assert!(matches!(machine.state(), EngineState::Draining { then: AfterExit::Detach, .. }));
+            assert!(matches!(machine.state(), EngineState::Draining(Drain { then: AfterExit::Detach, .. })));
             assert_eq!(machine.next_deadline(), Some(now + limits().drain));
             assert_eq!(machine.handle(end.0, end.1), [SupervisorAction::Detach]);
             assert!(machine.is_finished());

@@ -9,7 +9,7 @@ use super::phases::{FailureState, StartWait};
 use crate::engine::EngineStatus;
 use crate::engine::diagnosis::Diagnosis;
 use crate::engine::engine_life::EngineLife;
-use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
+use crate::engine::state_machine::{AfterExit, Drain, EngineEvent, EngineState, LiveStage};
 
 /// Lines of the engine's log that are shown with a failure.
 const SHOWN_LINES: usize = 10;
@@ -50,10 +50,11 @@ impl Supervisor {
             EngineState::Alive(LiveStage::Starting) => "the engine's process has started".to_owned(),
             EngineState::Alive(LiveStage::Loading) => "the engine loads its model".to_owned(),
             EngineState::Alive(LiveStage::Ready) => "the engine serves".to_owned(),
-            EngineState::Draining { then: AfterExit::Quarantine, .. } | EngineState::Stopping { then: AfterExit::Quarantine, .. } => {
+            EngineState::Draining(Drain { then: AfterExit::Quarantine, .. })
+            | EngineState::Stopping { then: AfterExit::Quarantine, .. } => {
                 format!("the engine leaves service: {}", self.quarantine_reason())
             }
-            EngineState::Draining { then, .. } => {
+            EngineState::Draining(Drain { then, .. }) => {
                 format!("requests may finish; then the engine {}", then.describe())
             }
             EngineState::Stopping { then, .. } => {
