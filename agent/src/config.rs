@@ -119,7 +119,7 @@ pub struct AgentConfig {
     /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn it off before vLLM 0.20 for a model with
     /// sliding-window attention: those releases give up their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
-    /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is `keep` as a systemd service and `kill` otherwise.
+    /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is `keep` as a systemd service and `kill` otherwise. It holds at once for engines that an agent before it has kept.
     pub if_agent_dies: IfAgentDies,
     /// How long kept engines wait for the next agent before they end.
     #[serde(with = "hostler_boot::duration")]
@@ -141,7 +141,7 @@ pub struct AgentConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub drain_timeout: Duration,
-    /// How long an engine may take to exit after SIGTERM before its process group is killed.
+    /// How long an engine may take to exit after SIGTERM before its process group is killed; three seconds at most where no request runs.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stop_grace: Duration,

@@ -163,7 +163,7 @@ impl Agent {
         }
         let access = RouterAccess::open(&config, &node).await?;
         let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
-        let run_dir = open_run_dir(config.run_dir.clone(), node.clone(), fate != AgentDeathPolicy::Kill).await?;
+        let run_dir = open_run_dir(config.run_dir.clone(), node.clone()).await?;
         let program = simulated.to_owned();
         Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver })
     }
@@ -409,8 +409,8 @@ async fn end_survivors(rejected: Vec<SurvivingEngine>) {
 }
 
 /// Clearing up after an agent that had died may take seconds, so it has a thread of its own.
-async fn open_run_dir(configured: PathBuf, node: String, adopts: bool) -> Result<RunDir, AgentError> {
-    let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured, &node, adopts)).await;
+async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, AgentError> {
+    let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured, &node)).await;
     let run_dir = opened.expect("opening the run directory does not panic")?;
     for cleared in run_dir.cleared() {
         tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.unkillable, "cleared up after an agent that had died");

@@ -96,8 +96,8 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Engines that a dead agent of the same node has left to the next one are kept if this agent `adopts`; those of other nodes are left alone. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
-    pub(crate) fn open(configured: &Path, node: &str, adopts: bool) -> Result<Self, RunDirError> {
+    /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Engines that a dead agent of the same node has left to the next one are kept; those of other nodes are left alone. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
+    pub(crate) fn open(configured: &Path, node: &str) -> Result<Self, RunDirError> {
         let base = base_dir(configured)?;
         // The agent's own name, and the separator before it.
         let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + MAX_PATH_BELOW;
@@ -107,7 +107,7 @@ impl RunDir {
         make_private(&base)?;
         // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
         let _making = wait_for_lock(&base)?;
-        let found = clear_dead_agents(&base, &ClearingAgent { node, adopts })?;
+        let found = clear_dead_agents(&base, node)?;
         let path = make_unique(&base)?;
         let lock = lock_file(&path.join(LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| unusable_error(&path.join(LOCK), errno.into()))?;
@@ -255,13 +255,6 @@ fn wait_for_lock(base: &Path) -> Result<File, RunDirError> {
     }
 }
 
-/// The agent that finds what others left.
-struct ClearingAgent<'a> {
-    node: &'a str,
-    /// It takes over the engines of its own node's earlier agents.
-    adopts: bool,
-}
-
 /// What was found of dead agents.
 #[derive(Default)]
 struct ClearedRunDirs {
@@ -271,12 +264,12 @@ struct ClearedRunDirs {
 }
 
 /// Clears away each directory whose lock nobody holds, unless engines live on in it.
-fn clear_dead_agents(base: &Path, heir: &ClearingAgent<'_>) -> Result<ClearedRunDirs, RunDirError> {
+fn clear_dead_agents(base: &Path, node: &str) -> Result<ClearedRunDirs, RunDirError> {
     let entries = fs::read_dir(base).map_err(|source| unusable_error(base, source))?;
     let mut found = ClearedRunDirs::default();
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         if let Some(lock) = lock_of_dead_agent(&path) {
-            found.clear_or_inherit(path, lock, heir);
+            found.clear_or_inherit(path, lock, node);
         }
     }
     Ok(found)
@@ -297,22 +290,22 @@ fn lock_of_dead_agent(path: &Path) -> Option<Option<File>> {
 }
 
 impl ClearedRunDirs {
-    /// Takes what a dead agent left: engines that live on are kept or left alone, all others ended.
-    fn clear_or_inherit(&mut self, path: PathBuf, lock: Option<File>, heir: &ClearingAgent<'_>) {
+    /// Takes what a dead agent left: engines of `node` that live on are kept, those of other nodes left alone, all others ended.
+    fn clear_or_inherit(&mut self, path: PathBuf, lock: Option<File>, node: &str) {
         let mut cleared = ClearedRunDir { path: path.clone(), killed: 0, unkillable: Vec::new() };
         let (mut kept, mut foreign) = (Vec::new(), false);
         let engines = fs::read_dir(&path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
         for engine in engines.filter(|engine| engine.is_dir()) {
-            match SurvivingEngine::find(&engine, heir.node) {
+            match SurvivingEngine::find(&engine, node) {
                 Err(AdoptionError::OtherNode(_) | AdoptionError::OtherPidNamespace) => {
                     foreign = true;
                     continue;
                 }
-                Ok(survivor) if heir.adopts => {
+                Ok(survivor) => {
                     kept.push(survivor);
                     continue;
                 }
-                Ok(_) | Err(AdoptionError::NoKeeper(_)) => {}
+                Err(AdoptionError::NoKeeper(_)) => {}
                 Err(why) => tracing::warn!(%why, engine = %engine.display(), "an engine that a dead agent left cannot be taken over"),
             }
             match end_orphans(&engine) {

@@ -64,7 +64,7 @@ enum Command {
     Drain(operate::DrainArgs),
     /// Empty a node or a replica, then start it again; --rolling does it to one replica after another.
     Restart(operate::RestartArgs),
-    /// Let a quarantined, failed or stopped replica start again now.
+    /// Let a quarantined, failed or stopped replica start again now, and one that drains go on serving.
     Release(operate::TargetArgs),
     /// Let replicas finish what they run, then give their GPU memory back; they need --enable-sleep-mode among agent.engine_args.
     Sleep(operate::SleepArgs),

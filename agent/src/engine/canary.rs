@@ -6,6 +6,7 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
+use super::diagnosis::EndCause;
 use super::monitored_engine::MonitoredEngine;
 use crate::engine_client::{ApiClient, FetchError};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
@@ -72,7 +73,7 @@ impl Canary {
 }
 
 /// Asks a ready engine whenever it has had no request for a while; says why when it is to be given up. Waits for ever where it must not or cannot ask.
-pub(super) async fn watch(subject: &MonitoredEngine) -> String {
+pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     let mut canary = Canary::new(subject);
     let mut tally = CanaryFailures::default();
     while !subject.canary_interval.is_zero() {
@@ -91,8 +92,8 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> String {
             tracing::info!(socket = %subject.socket.display(), status = status.as_u16(), "the engine takes no test completions; while it is idle its health is all that is known");
             break;
         }
-        if let Some(reason) = tally.record(&outcome, moved, &activity) {
-            return reason;
+        if let Some(cause) = tally.record(&outcome, moved, &activity) {
+            return cause;
         }
     }
     std::future::pending().await
@@ -117,7 +118,7 @@ struct CanaryFailures(u32);
 
 impl CanaryFailures {
     /// Takes an outcome into account; says why the engine is to be given up after too many failures. `moved` says whether anything came out of the engine meanwhile.
-    fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &ProcessActivity) -> Option<String> {
+    fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &ProcessActivity) -> Option<EndCause> {
         let failed = match outcome {
             CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) => None,
             CanaryOutcome::Failed(reason) => Some(reason.clone()),
@@ -134,8 +135,7 @@ impl CanaryFailures {
             ProcessActivity::Stopped(process) => format!("; {process} is stopped"),
             ProcessActivity::Idle | ProcessActivity::Computing | ProcessActivity::Unknown => String::new(),
         };
-        (self.0 >= MAX_FAILURES)
-            .then(|| format!("a test completion failed {MAX_FAILURES} times in a row while no request was running: {reason}{found}"))
+        (self.0 >= MAX_FAILURES).then(|| EndCause::FailedTests { tests: self.0, reason: format!("{reason}{found}") })
     }
 }
 

@@ -2,29 +2,27 @@
 //! Decided from how it ended and from what it printed; the supervisor asks once for each crash. What the sentences are read from is in
 //! `failure_patterns`, which knows what vLLM, PyTorch and the libraries below them print.
 
+mod end_cause;
 mod failure_patterns;
 mod remedies;
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
 
+pub(crate) use self::end_cause::EndCause;
 use super::crash_output::{FinalLines, message};
-use super::health::LOST_PROCESS_PREFIX;
 
 /// The longest cause, in characters: a few lines of a terminal.
 const CAUSE_CAP: usize = 400;
 
 /// How a life ended.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct LifeEnd {
-    /// The exit of the first process, where it was seen before we killed the group.
-    pub(crate) status: Option<ExitStatus>,
-    /// Our own sentence about the end: an exit, a failed check, a deadline, a spawn that failed.
-    pub(crate) cause: String,
+    /// What we have seen ourselves.
+    pub(crate) cause: EndCause,
     /// Whether this life ever served.
     pub(crate) was_ready: bool,
-    /// The kernel killed a process for want of memory during this life.
-    pub(crate) oom_killed: bool,
+    /// Whether the kernel killed a process for want of memory during this life; `None` where it does not tell.
+    pub(crate) oom_killed: Option<bool>,
 }
 
 /// What an engine died of.
@@ -154,14 +152,16 @@ impl Diagnosis {
 /// Finds the cause in how the engine ended and the lines of its life, oldest first.
 pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     // What we ourselves decided is the cause, whatever the engine printed meanwhile.
-    if let Some(ours) = diagnose_by_cause(ended) {
+    if let Some(ours) = diagnose_decision(&ended.cause) {
         return ours;
     }
     let ending = FinalLines::from_lines(lines, ended.was_ready);
     if let Some(told) = failure_patterns::diagnose_output(ending, ended.was_ready) {
         return told;
     }
-    if let Some(signal) = ended.status.and_then(|status| status.signal()) {
+    if let EndCause::Exited(status) = ended.cause
+        && let Some(signal) = status.signal()
+    {
         return diagnose_signal("the engine's first process", signal, ended);
     }
     if let Some((process, signal)) = failure_patterns::failed_process(lines) {
@@ -171,10 +171,13 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     if let Some((process, Some(signal))) = dead {
         return diagnose_signal(&format!("its process {process}"), signal, ended);
     }
-    let dead = dead.map(|(process, _)| process).or_else(|| lost_process(&ended.cause));
+    let dead = dead.map(|(process, _)| process).or(match &ended.cause {
+        EndCause::ProcessLost { process, .. } => Some(process.as_str()),
+        _ => None,
+    });
     if dead.is_some()
         || ending.messages().any(failure_patterns::is_process_death)
-        || (ended.was_ready && ended.status.is_some_and(|status| status.success()))
+        || (ended.was_ready && matches!(ended.cause, EndCause::Exited(status) if status.success()))
     {
         return diagnose_core_death(dead, ended);
     }
@@ -182,32 +185,33 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     if let Some(late) = diagnose_timeout(ended, exception) {
         return late;
     }
-    let cause = exception.map_or_else(|| ended.cause.clone(), str::to_owned);
+    let cause = exception.map_or_else(|| ended.cause.to_string(), str::to_owned);
     Diagnosis::new(FailureKind::Unknown, cause, remedies::UNKNOWN)
 }
 
-fn diagnose_by_cause(ended: &LifeEnd) -> Option<Diagnosis> {
-    let cause = ended.cause.as_str();
-    if cause.starts_with("cannot start ") {
-        return Some(Diagnosis::new(FailureKind::Program, cause, remedies::remedy_for_program(cause)));
-    }
-    if cause.contains("XID") || cause.contains("Xid") {
-        return Some(Diagnosis::new(FailureKind::Hardware, cause, remedies::HARDWARE));
-    }
-    let hangs = cause.starts_with("no token for ") || cause.starts_with("a test completion ");
-    hangs.then(|| Diagnosis::new(FailureKind::Hang, cause, remedies::HANG))
+/// What is known without a line of the engine's, because we ourselves have decided that the life ends.
+pub(crate) fn diagnose_decision(cause: &EndCause) -> Option<Diagnosis> {
+    let (kind, remedy) = match cause {
+        EndCause::NotStarted(reason) => (FailureKind::Program, remedies::remedy_for_program(reason)),
+        EndCause::Failed(_) => (FailureKind::Hardware, remedies::HARDWARE),
+        EndCause::Stalled { .. } | EndCause::FailedTests { .. } => (FailureKind::Hang, remedies::HANG),
+        _ => return None,
+    };
+    Some(Diagnosis::new(kind, cause.to_string(), remedy))
 }
 
 /// A deadline of ours that passed; what the engine printed before may say why.
 fn diagnose_timeout(ended: &LifeEnd, exception: Option<&str>) -> Option<Diagnosis> {
+    let (kind, remedy) = match ended.cause {
+        EndCause::NotReadyWithin(_) => (FailureKind::StartupTimeout, remedies::STARTUP_TIMEOUT),
+        EndCause::Unhealthy { .. } => (FailureKind::Unhealthy, remedies::UNHEALTHY),
+        _ => return None,
+    };
     let cause = match exception {
         Some(exception) => format!("{}; it had printed: {exception}", ended.cause),
-        None => ended.cause.clone(),
+        None => ended.cause.to_string(),
     };
-    if ended.cause.contains("was not ready within") {
-        return Some(Diagnosis::new(FailureKind::StartupTimeout, cause, remedies::STARTUP_TIMEOUT));
-    }
-    ended.cause.contains("health checks failed").then(|| Diagnosis::new(FailureKind::Unhealthy, cause, remedies::UNHEALTHY))
+    Some(Diagnosis::new(kind, cause, remedy))
 }
 
 /// A process that a signal ended. `who` is told apart because only the first process's end is seen by us.
@@ -218,11 +222,14 @@ fn diagnose_signal(who: &str, signal: i32, ended: &LifeEnd) -> Diagnosis {
     const SIGTERM: i32 = 15;
     let when = if ended.was_ready { "while it served" } else { "before it was ready" };
     match signal {
-        SIGKILL if ended.oom_killed => {
+        SIGKILL if ended.oom_killed == Some(true) => {
             let cause = format!("{who} was killed {when} by the kernel's out-of-memory killer");
             Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY)
         }
-        SIGKILL => Diagnosis::new(FailureKind::Killed, format!("{who} was killed {when} (SIGKILL), not by hostler"), remedies::KILLED),
+        SIGKILL => {
+            let remedy = if ended.oom_killed.is_some() { remedies::KILLED } else { remedies::KILLED_PERHAPS_BY_KERNEL };
+            Diagnosis::new(FailureKind::Killed, format!("{who} was killed {when} (SIGKILL), not by hostler"), remedy)
+        }
         SIGTERM => {
             Diagnosis::new(FailureKind::Killed, format!("{who} was told to stop {when} (SIGTERM), not by hostler"), remedies::TERMINATED)
         }
@@ -248,21 +255,17 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// The process that we saw to have ended.
-fn lost_process(cause: &str) -> Option<&str> {
-    Some(cause.strip_prefix(LOST_PROCESS_PREFIX)?.split_once(" has ended")?.0)
-}
-
 /// The front-end ends with code 0 when a process behind it died, so this is a crash whatever the code.
 fn diagnose_core_death(who: Option<&str>, ended: &LifeEnd) -> Diagnosis {
     let who = who.unwrap_or("a process behind the front-end");
-    if ended.oom_killed {
+    if ended.oom_killed == Some(true) {
         let cause = format!("{who} died; the kernel's out-of-memory killer ended a process at that time");
         return Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY);
     }
     // A conclusion from silence: what was seen comes first.
     let cause = format!("{}: {who} died without saying why, so it was probably killed", ended.cause);
-    Diagnosis::new(FailureKind::CoreDied, cause, remedies::CORE_DIED)
+    let remedy = if ended.oom_killed.is_some() { remedies::CORE_DIED } else { remedies::CORE_DIED_PERHAPS_BY_KERNEL };
+    Diagnosis::new(FailureKind::CoreDied, cause, remedy)
 }
 
 /// Cut at a word, and on one line.

@@ -50,8 +50,6 @@ pub(super) struct EngineLife {
     pub(super) spawned: Instant,
     /// The first process, once it is known.
     pub(super) leader: Option<u32>,
-    /// How the first process ended, if it did by itself.
-    pub(super) exit: Option<ExitStatus>,
     /// The keeper is gone, so its part is ours.
     pub(super) is_keeper_lost: bool,
     pub(super) models: Arc<[ModelCard]>,
@@ -67,7 +65,7 @@ pub(super) struct EngineLife {
     pub(super) startup_log: watch::Receiver<StartupLog>,
     pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
     /// What the kernel had killed for want of memory before.
-    pub(super) oom_kills_before: u64,
+    pub(super) oom_kills_before: Option<u64>,
     pub(super) _follower: AbortOnDropHandle<()>,
     pub(super) _health: AbortOnDropHandle<()>,
     pub(super) probe: Option<AbortOnDropHandle<()>>,

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::control::{self, DesiredAdapters};
+use super::diagnosis::EndCause;
 use super::model_card::ModelCard;
 use super::monitored_engine::MonitoredEngine;
 use super::{canary, watchdog};
@@ -29,9 +30,6 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bad answers in a row that end an engine's life.
 const MAX_BAD_ANSWERS: u32 = 3;
-
-/// How the sentence begins that says that a process of the engine has ended, of which another process is the parent.
-pub(super) const LOST_PROCESS_PREFIX: &str = "its process ";
 
 /// How often the models are read again: adapters come and go at run time.
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
@@ -79,7 +77,7 @@ pub(crate) enum HealthEvent {
     /// Its list of models has been read again.
     Models(Vec<ModelCard>),
     /// It does not serve any more.
-    Unhealthy(String),
+    Unhealthy(EndCause),
     /// Its front-end lacks these routes, which are for clients. Told before it is ready.
     MissingRoutes(Vec<&'static str>),
     /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is one.
@@ -110,14 +108,14 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
     if (asleep && news.send(HealthEvent::Asleep).await.is_err()) || news.send(HealthEvent::Ready(models)).await.is_err() {
         return;
     }
-    let reason = tokio::select! {
-        reason = await_unhealthy(&mut client, &subject, &news, &mut wanted) => reason,
-        reason = watchdog::watch(&subject) => Some(reason),
-        reason = canary::watch(&subject) => Some(reason),
+    let cause = tokio::select! {
+        cause = await_unhealthy(&mut client, &subject, &news, &mut wanted) => cause,
+        cause = watchdog::watch(&subject) => Some(cause),
+        cause = canary::watch(&subject) => Some(cause),
     };
-    if let Some(reason) = reason {
+    if let Some(cause) = cause {
         // The supervisor may have seen the exit first.
-        let _ = news.send(HealthEvent::Unhealthy(reason)).await;
+        let _ = news.send(HealthEvent::Unhealthy(cause)).await;
     }
 }
 
@@ -207,7 +205,7 @@ async fn await_unhealthy(
     subject: &MonitoredEngine,
     news: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
-) -> Option<String> {
+) -> Option<EndCause> {
     let mut tally = HealthFailures::default();
     let when_ready = ProcessSnapshot::take(subject.process_group()).await;
     let mut health_at = Instant::now() + HEALTH_INTERVAL;
@@ -216,14 +214,14 @@ async fn await_unhealthy(
         tokio::select! {
             () = sleep_until(health_at) => {
                 let answer = client.get("/health", HEALTH_TIMEOUT).await;
-                if let Some(reason) = tally.record(&answer) {
-                    return Some(reason);
+                if let Some(cause) = tally.record(&answer) {
+                    return Some(cause);
                 }
                 // Whose core has ended will not answer well again: there is nothing to be patient for.
-                if let Some(reason) = health_error(&answer)
-                    && let Some(lost) = ProcessSnapshot::take(subject.process_group()).await.process_lost_since(&when_ready)
+                if let Some(health) = health_error(&answer)
+                    && let Some(process) = ProcessSnapshot::take(subject.process_group()).await.process_lost_since(&when_ready)
                 {
-                    return Some(format!("{LOST_PROCESS_PREFIX}{lost} has ended, and health checks failed: {reason}"));
+                    return Some(EndCause::ProcessLost { process, health });
                 }
                 health_at = Instant::now() + HEALTH_INTERVAL;
             }
@@ -247,13 +245,13 @@ struct HealthFailures(u32);
 
 impl HealthFailures {
     /// Takes an answer into account; says why the engine is to be given up when there have been too many bad ones.
-    fn record(&mut self, answer: &Result<ApiReply, FetchError>) -> Option<String> {
+    fn record(&mut self, answer: &Result<ApiReply, FetchError>) -> Option<EndCause> {
         let Some(reason) = health_error(answer) else {
             self.0 = 0;
             return None;
         };
         self.0 += 1;
-        (self.0 >= MAX_BAD_ANSWERS).then(|| format!("{MAX_BAD_ANSWERS} health checks failed in a row: {reason}"))
+        (self.0 >= MAX_BAD_ANSWERS).then_some(EndCause::Unhealthy { checks: self.0, reason })
     }
 
     fn is_clean(&self) -> bool {

@@ -65,7 +65,7 @@ pub struct EngineSpec {
     pub startup_timeout: Duration,
     /// For running requests when the engine is drained.
     pub drain_timeout: Duration,
-    /// From SIGTERM until the group is killed.
+    /// From SIGTERM until the group is killed, where requests run.
     pub stop_grace: Duration,
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
@@ -147,7 +147,7 @@ impl From<EngineState> for Phase {
             EngineState::Alive(LiveStage::Sleeping) => Self::Sleeping,
             EngineState::Killing { then: AfterExit::BackOff } | EngineState::BackingOff { .. } => Self::Failed,
             EngineState::Killing { then: AfterExit::Quarantine } | EngineState::Quarantined => Self::Quarantined,
-            EngineState::Draining { .. } | EngineState::Stopping { .. } | EngineState::Killing { .. } => Self::Draining,
+            EngineState::Draining(_) | EngineState::Stopping { .. } | EngineState::Killing { .. } => Self::Draining,
             EngineState::Stopped => Self::Stopped,
         }
     }
@@ -348,7 +348,7 @@ impl Engine {
         self.send_with_reason(EngineEvent::Fail, reason);
     }
 
-    /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten.
+    /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten; one that drains goes on serving.
     pub fn release(&self) {
         self.send(EngineEvent::Release);
     }

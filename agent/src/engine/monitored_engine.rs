@@ -54,7 +54,7 @@ impl MonitoredEngine {
 
     /// Whether the engine itself says that it has requests. One that hung before they came says that it has none.
     pub(super) fn has_requests(&self) -> bool {
-        self.samples.borrow().is_some_and(|sample| sample.metrics.running + sample.metrics.waiting > 0)
+        self.samples.borrow().is_some_and(|sample| sample.metrics.has_requests())
     }
 
     /// The engine's process group, while there is one.

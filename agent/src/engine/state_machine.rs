@@ -16,6 +16,10 @@ const RECOVERED_AFTER: Duration = Duration::from_secs(10 * 60);
 /// How long an engine that is still starting may take to obey SIGTERM. vLLM swallows the signal during its start-up, so waiting longer gains nothing.
 const STARTING_GRACE: Duration = Duration::from_secs(2);
 
+/// How long an engine without requests may take to obey SIGTERM. It has nothing to finish; vLLM's own clearing up takes ten seconds and more on busy
+/// cores, and whatever it would free goes with its processes.
+const IDLE_GRACE: Duration = Duration::from_secs(3);
+
 /// How long an engine that had been ready may take to answer the agent that adopts it. It has nothing left to load; an answer takes milliseconds.
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -26,7 +30,7 @@ pub(crate) struct PhaseTimeouts {
     pub(crate) startup: Duration,
     /// From the beginning of a drain until the engine is told to stop with requests still running.
     pub(crate) drain: Duration,
-    /// From SIGTERM until the process group is killed.
+    /// From SIGTERM until the process group is killed, where requests run.
     pub(crate) grace: Duration,
 }
 
@@ -56,7 +60,7 @@ pub(crate) enum EngineEvent {
     Quarantine,
     /// As `Quarantine`, without waiting for requests or for the engine's own way to end.
     QuarantineNow,
-    /// Start again now, whatever kept the engine down, and forget its crashes.
+    /// Start again now, whatever kept the engine down, and forget its crashes; a drain that has not stopped it yet is called off.
     Release,
     /// Something outside of the engine has failed it: as a crash.
     Fail,
@@ -82,6 +86,8 @@ pub(crate) enum EngineEvent {
     GroupEmpty,
     /// No request is in flight.
     Idle,
+    /// Nobody waits for an answer, but the engine computes some, as for responses in the background.
+    Unattended,
     /// The clock reached `next_deadline`.
     Tick,
 }
@@ -145,6 +151,17 @@ pub(crate) enum LiveStage {
     Sleeping,
 }
 
+/// A drain under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Drain {
+    /// What a release goes back to.
+    pub(crate) from: LiveStage,
+    /// What follows.
+    pub(crate) then: AfterExit,
+    /// When SIGTERM is sent even though requests run.
+    pub(crate) until: Instant,
+}
+
 /// Where the engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineState {
@@ -156,13 +173,8 @@ pub(crate) enum EngineState {
     Waiting,
     /// A process that is wanted.
     Alive(LiveStage),
-    /// Running requests may finish until `until`.
-    Draining {
-        /// What follows.
-        then: AfterExit,
-        /// When SIGTERM is sent even though requests run.
-        until: Instant,
-    },
+    /// Running requests may finish.
+    Draining(Drain),
     /// SIGTERM was sent.
     Stopping {
         /// What follows.
@@ -235,7 +247,9 @@ impl EngineStateMachine {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             EngineState::Alive(LiveStage::Starting | LiveStage::Loading) => self.ready_by,
-            EngineState::Draining { until, .. } | EngineState::Stopping { until, .. } | EngineState::BackingOff { until } => Some(until),
+            EngineState::Draining(Drain { until, .. }) | EngineState::Stopping { until, .. } | EngineState::BackingOff { until } => {
+                Some(until)
+            }
             EngineState::Stopped | EngineState::Quarantined | EngineState::Waiting => None,
             EngineState::Alive(LiveStage::Ready | LiveStage::Sleeping) | EngineState::Killing { .. } => None,
         }
@@ -248,7 +262,7 @@ impl EngineStateMachine {
             EngineState::Stopped | EngineState::Quarantined => self.while_down(event, now),
             EngineState::Waiting => self.while_waiting(event, now),
             EngineState::Alive(stage) => self.while_alive(stage, event, now),
-            EngineState::Draining { then, until } => self.while_draining(then, until, event, now),
+            EngineState::Draining(drain) => self.while_draining(drain, event, now),
             EngineState::Stopping { then, until } => self.while_stopping(then, until, event, now),
             EngineState::Killing { then } => self.while_killing(then, event, now),
             EngineState::BackingOff { until } => self.while_backing_off(until, event, now),
@@ -324,21 +338,25 @@ impl EngineStateMachine {
             EngineEvent::Restart => self.drain_or_terminate(stage, AfterExit::Spawn, now),
             EngineEvent::Quarantine => self.drain_or_terminate(stage, AfterExit::Quarantine, now),
             EngineEvent::QuarantineNow => self.kill(AfterExit::Quarantine),
-            EngineEvent::Stop => self.terminate(AfterExit::Stop, now),
+            EngineEvent::Stop => self.terminate(AfterExit::Stop, self.timeouts.grace, now),
             _ => Vec::new(),
         }
     }
 
-    fn while_draining(&mut self, then: AfterExit, until: Instant, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
+    fn while_draining(&mut self, drain: Drain, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
+        let Drain { from, then, until } = drain;
         match event {
-            EngineEvent::Idle => self.terminate(then, now),
-            EngineEvent::Tick if now >= until => self.terminate(then, now),
+            EngineEvent::Idle => self.terminate(then, IDLE_GRACE, now),
+            EngineEvent::Unattended => self.terminate(then, self.timeouts.grace, now),
+            EngineEvent::Tick if now >= until => self.terminate(then, self.timeouts.grace, now),
             EngineEvent::Exited | EngineEvent::Unhealthy | EngineEvent::Fail => self.crash(then, now),
-            EngineEvent::Stop => self.terminate(AfterExit::Stop, now),
+            EngineEvent::Stop => self.terminate(AfterExit::Stop, self.timeouts.grace, now),
             EngineEvent::QuarantineNow => self.kill(self.amend(then, event)),
+            // What a quarantine was for ends with a new life only.
+            EngineEvent::Release if then != AfterExit::Quarantine && self.may_start() => self.enter(EngineState::Alive(from)),
             _ => {
                 let then = self.amend(then, event);
-                self.enter(EngineState::Draining { then, until })
+                self.enter(EngineState::Draining(Drain { then, ..drain }))
             }
         }
     }
@@ -392,21 +410,18 @@ impl EngineStateMachine {
     /// Only an engine that serves can have requests to finish.
     fn drain_or_terminate(&mut self, stage: LiveStage, then: AfterExit, now: Instant) -> Vec<SupervisorAction> {
         if !matches!(stage, LiveStage::Ready | LiveStage::Sleeping) {
-            return self.terminate(then, now);
+            return self.terminate(then, STARTING_GRACE, now);
         }
-        self.enter(EngineState::Draining { then, until: now + self.timeouts.drain })
+        self.enter(EngineState::Draining(Drain { from: stage, then, until: now + self.timeouts.drain }))
     }
 
-    fn terminate(&mut self, then: AfterExit, now: Instant) -> Vec<SupervisorAction> {
+    fn terminate(&mut self, then: AfterExit, grace: Duration, now: Instant) -> Vec<SupervisorAction> {
         if then == AfterExit::Detach {
             self.state = EngineState::Stopped;
             return vec![SupervisorAction::Detach];
         }
-        let grace = match self.ready_since {
-            Some(_) => self.timeouts.grace,
-            None => self.timeouts.grace.min(STARTING_GRACE),
-        };
-        self.state = EngineState::Stopping { then, until: now + grace };
+        let grace = if self.ready_since.is_none() { STARTING_GRACE } else { grace };
+        self.state = EngineState::Stopping { then, until: now + grace.min(self.timeouts.grace) };
         vec![SupervisorAction::Terminate]
     }
 

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use self::phases::{FailureState, PendingWork, StartDecision, StartWait};
 use super::control;
-use super::diagnosis::{Diagnosis, FailureKind};
+use super::diagnosis::{Diagnosis, EndCause, FailureKind};
 use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
 use super::log::EngineLog;
@@ -148,7 +148,10 @@ impl Supervisor {
             event = recv_or_pend(health_events) => self.handle_health_event(event),
             // Whether or not the cache could be joined, the engine serves then.
             _ = await_or_pend(cache_joined) => self.become_ready(),
-            () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining { .. }) => Some(EngineEvent::Idle),
+            () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining(_)) => {
+                let computes = self.deps.samples.borrow().is_some_and(|sample| sample.metrics.has_requests());
+                Some(if computes { EngineEvent::Unattended } else { EngineEvent::Idle })
+            }
             decision = self.start_wait.decision() => Some(self.handle_start_decision(decision)),
             ended = self.pending_work.outcome() => match ended {
                 Some(orphans) => self.handle_orphan_cleanup(orphans),
@@ -164,10 +167,8 @@ impl Supervisor {
     async fn apply(&mut self, event: EngineEvent) {
         if event == EngineEvent::Tick && matches!(self.machine.state(), EngineState::Alive(_)) {
             self.failure = FailureState::Suspected(match &self.life {
-                Some(life) if life.is_adopted && self.last_start_duration.is_some() => {
-                    "the engine that a dead agent left does not answer".to_owned()
-                }
-                _ => format!("the engine was not ready within {} s", self.deps.spec.startup_timeout.as_secs_f32()),
+                Some(life) if life.is_adopted && self.last_start_duration.is_some() => EndCause::SilentSinceAdoption,
+                _ => EndCause::NotReadyWithin(self.deps.spec.startup_timeout),
             });
         }
         if event == EngineEvent::GroupEmpty {
@@ -190,6 +191,8 @@ impl Supervisor {
                         if matches!(now, EngineEvent::Exited | EngineEvent::Unhealthy) {
                             self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
                         }
+                        // Before its streams break: they tell their clients why.
+                        self.publish(Some(self.state_reason()));
                     }
                 }
             }
@@ -231,9 +234,9 @@ impl Supervisor {
             }
             EngineEvent::FallAsleep => self.out_of_service_reason = reason,
             EngineEvent::Fail
-                if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. } | EngineState::Waiting) =>
+                if matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining(_) | EngineState::Waiting) =>
             {
-                self.failure = FailureState::Suspected(reason);
+                self.failure = FailureState::Suspected(EndCause::Failed(reason));
             }
             EngineEvent::Restart if self.machine.is_quarantined() => {
                 let refusal = format!("{}; a restart does not", self.quarantine_reason());
@@ -298,14 +301,12 @@ impl Supervisor {
             }
             KeeperEvent::StartFailed(why) => {
                 self.life.as_mut()?.leader = None;
-                self.failure.suspect(why);
+                self.failure.suspect(EndCause::NotStarted(why));
                 let alive = matches!(self.machine.state(), EngineState::Alive(_));
                 Some(if alive { EngineEvent::SpawnFailed } else { EngineEvent::Exited })
             }
             KeeperEvent::Exited(status) => {
-                if self.failure.suspect(format!("the engine ended without having been asked to ({status})")) {
-                    self.life.as_mut()?.exit = Some(status);
-                }
+                self.failure.suspect(EndCause::Exited(status));
                 Some(EngineEvent::Exited)
             }
             KeeperEvent::Stuck(left) => {
@@ -315,7 +316,7 @@ impl Supervisor {
             }
             KeeperEvent::Empty if killing => Some(EngineEvent::GroupEmpty),
             KeeperEvent::Empty => None,
-            KeeperEvent::Gone => self.handle_keeper_loss("the engine's keeper was lost, and the engine with it"),
+            KeeperEvent::Gone => self.handle_keeper_loss(EndCause::KeeperLost),
         }
     }
 
@@ -337,17 +338,17 @@ impl Supervisor {
 
     fn handle_health_event(&mut self, event: HealthEvent) -> Option<EngineEvent> {
         // What a dying engine still says must not be told as its state.
-        if !matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining { .. }) {
+        if !matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining(_)) {
             return None;
         }
         match event {
             HealthEvent::Loading => Some(EngineEvent::Loading),
-            HealthEvent::Unhealthy(reason) => {
-                self.failure = FailureState::Suspected(reason);
+            HealthEvent::Unhealthy(cause) => {
+                self.failure = FailureState::Suspected(cause);
                 Some(EngineEvent::Unhealthy)
             }
             HealthEvent::LacksRoute(reason) => {
-                self.failure = FailureState::Suspected(reason);
+                self.failure = FailureState::Suspected(EndCause::LacksRoute(reason));
                 Some(EngineEvent::LacksRoute)
             }
             HealthEvent::Models(models) => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::canary::{Canary, CanaryOutcome};
+use super::diagnosis::EndCause;
 use super::monitored_engine::{MonitoredEngine, WorkCounters};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 
@@ -105,7 +106,7 @@ impl StallTimer {
 }
 
 /// Watches a ready engine until it hangs; says why it is to be given up.
-pub(super) async fn watch(subject: &MonitoredEngine) -> String {
+pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     let flow = subject.traffic.flow();
     let mut tests = Canary::new(subject);
     let mut testable = true;
@@ -172,15 +173,9 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> String {
         };
         // Looking and asking took time, in which it may have moved after all, or been told to stop.
         if subject.work_counters() == stall.counters && subject.model_if_ready().is_some() {
-            return reason(lasted, waiting, &why);
+            return EndCause::Stalled { lasted, waiting, why };
         }
     }
-}
-
-/// The sentence for people.
-fn reason(lasted: Duration, waiting: u32, why: &str) -> String {
-    let wait = if waiting == 1 { "1 request waits".to_owned() } else { format!("{waiting} requests wait") };
-    format!("no token for {:.1} s while {wait}: {why}", lasted.as_secs_f32())
 }
 
 #[cfg(test)]

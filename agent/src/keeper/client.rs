@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 
 use super::wire::{self, KeeperFrame, KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
-use super::{ALLOCATOR_SETTING, fingerprint, socket_path};
+use super::{ALLOCATOR_SETTING, AgentDeathPolicy, fingerprint, socket_path};
 use crate::process::orphans::end_orphans;
 use crate::process::record::ProcessRecord;
 use crate::process::{KEEPER_OF, LeaderProcess};
@@ -179,10 +179,10 @@ impl SurvivingEngine {
         fallback.is_some_and(is).then_some(true)
     }
 
-    /// Takes the engine over.
-    pub(crate) fn adopt(self) -> io::Result<(KeeperClient, KeeperNotices)> {
+    /// Takes the engine over. What becomes of it when this agent dies is `fate`, whatever the agent before it had wanted.
+    pub(crate) fn adopt(self, fate: AgentDeathPolicy) -> io::Result<(KeeperClient, KeeperNotices)> {
         let (link, notices) = connect(self.stream, self.input, self.keeper)?;
-        link.send(&KeeperRequest::Adopt);
+        link.send(&KeeperRequest::Adopt { wait_seconds: fate.wait_seconds() });
         Ok((link, notices))
     }
 

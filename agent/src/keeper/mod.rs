@@ -54,6 +54,14 @@ impl AgentDeathPolicy {
             IfAgentDies::Auto => Self::Kill,
         }
     }
+
+    /// How many seconds an engine lives on without an agent; `None` where it ends with the agent.
+    pub(crate) fn wait_seconds(self) -> Option<u64> {
+        match self {
+            Self::Kill => None,
+            Self::Keep { wait } => Some(wait.as_secs()),
+        }
+    }
 }
 
 /// The name under which keepers appear in lists of processes; 15 bytes are shown. It does not begin with the program's own: who kills that by name must leave the keepers to do their work.

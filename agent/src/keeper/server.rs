@@ -228,7 +228,8 @@ impl Keeper {
 
     fn handle_request(&mut self, request: KeeperRequest) {
         match request {
-            KeeperRequest::Adopt => {
+            KeeperRequest::Adopt { wait_seconds } => {
+                self.adoption_timeout = wait_seconds.map(Duration::from_secs);
                 self.adoption_deadline = None;
                 for piece in self.replay.chunks().iter().flat_map(|piece| piece.chunks(READ_CHUNK_BYTES)) {
                     if let Some(agent) = &mut self.agent {

@@ -260,7 +260,7 @@ async fn a_kept_engine_is_handed_over_with_what_it_has_printed() {
     kept.output.clear();
     let survivor = SurvivingEngine::find(&kept.directory, "n0").unwrap();
     assert_eq!((survivor.leader, &survivor.life_record), (leader, &life));
-    kept.connection = Some(survivor.adopt().unwrap());
+    kept.connection = Some(survivor.adopt(AgentDeathPolicy::Keep { wait: Duration::from_secs(600) }).unwrap());
     kept.printed("second").await;
     assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
     kept.say(&wire::KeeperRequest::Kill);
@@ -285,7 +285,7 @@ async fn what_is_printed_between_a_look_and_the_adoption_comes_once() {
     while !kept.directory.join("went").exists() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    kept.connection = Some(survivor.adopt().unwrap());
+    kept.connection = Some(survivor.adopt(AgentDeathPolicy::Keep { wait: Duration::from_secs(600) }).unwrap());
     kept.printed("second").await;
     kept.say(&wire::KeeperRequest::Kill);
     while kept.told().await.is_some() {}
@@ -323,6 +323,23 @@ async fn a_kept_engine_that_nobody_takes_over_ends() {
     let mut kept = Kept::start_with(SPREAD, |order| order.wait_seconds = Some(0));
     kept.started().await;
     kept.printed("up").await;
+    kept.connection = None;
+    kept.until_nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn what_becomes_of_a_kept_engine_is_decided_by_the_agent_that_took_it_over_last() {
+    let mut kept = Kept::start_with(SPREAD, |order| order.wait_seconds = Some(600));
+    kept.started().await;
+    kept.printed("up").await;
+    for fate in [AgentDeathPolicy::Keep { wait: Duration::from_secs(600) }, AgentDeathPolicy::Kill] {
+        assert!(!kept.processes().is_empty());
+        kept.connection = None;
+        kept.output.clear();
+        let survivor = SurvivingEngine::find(&kept.directory, "n0").unwrap();
+        kept.connection = Some(survivor.adopt(fate).unwrap());
+        kept.printed("up").await;
+    }
     kept.connection = None;
     kept.until_nothing_is_left().await;
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::LeaderProcess;
 
 /// Grows when an agent and a keeper of different builds would misunderstand each other; such a keeper is ended, not adopted.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// The longest frame: an order with all its arguments is some kilobytes, a piece of output 16 KiB.
 const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
@@ -65,7 +65,10 @@ pub(crate) enum KeeperRequest {
     /// Start the engine.
     Start(Box<LaunchSpec>),
     /// This agent takes the running engine over.
-    Adopt,
+    Adopt {
+        /// As in `LaunchSpec`, from now on.
+        wait_seconds: Option<u64>,
+    },
     /// What the next agent must know has changed.
     Note(LifeRecord),
     /// Send SIGTERM to the first process.

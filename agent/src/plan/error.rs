@@ -58,6 +58,7 @@ pub enum PlanError {
         nearest.as_ref().map(|path| format!("; the nearest is {}", path.display())).unwrap_or_default()
     )]
     NoSuchModel {
+        /// The path.
         path: String,
         /// What exists and is named most alike, else the deepest folder of the path that exists.
         nearest: Option<PathBuf>,

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::PlanError;
 use super::shape::ModelShape;
 use super::weights::{self, WeightFormat};
 use crate::prompt_files;
@@ -34,37 +33,6 @@ impl ModelInfo {
             Self::Unknown { .. } => None,
         }
     }
-}
-
-/// Names less alike than this are of different things.
-const MIN_SIMILARITY: f64 = 0.7;
-
-/// Whether there is something where a model that is named by a path lies. Hugging Face's names are `name` or `owner/name`, and begin with neither
-/// a slash nor a dot.
-pub(crate) fn check_model_path(model: &str) -> Result<(), PlanError> {
-    let path = Path::new(model);
-    if !model.starts_with(['/', '.', '~']) || path.exists() {
-        return Ok(());
-    }
-    Err(PlanError::NoSuchModel { path: model.to_owned(), nearest: nearest_path(path) })
-}
-
-fn nearest_path(path: &Path) -> Option<PathBuf> {
-    let mut missing = path;
-    let folder = loop {
-        let parent = missing.parent()?;
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        if parent.is_dir() {
-            break parent;
-        }
-        missing = parent;
-    };
-    let wanted = missing.file_name()?.to_string_lossy();
-    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let alike = names.map(|name| (strsim::jaro_winkler(&wanted, &name.to_string_lossy()), name));
-    let (_, name) = alike.filter(|(alike, _)| *alike >= MIN_SIMILARITY).max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or_default();
-    let nearest = folder.join(name);
-    nearest.parent().is_some().then_some(nearest)
 }
 
 /// A model's size and shape.

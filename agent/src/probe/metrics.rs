@@ -27,6 +27,13 @@ pub struct EngineMetrics {
     pub prefix_hits: u64,
 }
 
+impl EngineMetrics {
+    /// Whether the engine itself knows of requests.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.running + self.waiting > 0
+    }
+}
+
 /// The names of the changing metrics. Where two are given, the second is what old releases say, and the first counts where both are.
 const NAMES: [(EngineMetric, &str, Option<&str>); 9] = [
     (EngineMetric::Running, "vllm:num_requests_running", None),

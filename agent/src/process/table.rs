@@ -98,10 +98,10 @@ fn with_descendants(of: i32, processes: &[ProcessStat]) -> Vec<i32> {
     }
 }
 
-/// How many processes the kernel has killed for want of memory since the machine is up.
-pub(crate) fn oom_kills() -> u64 {
-    let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+/// How many processes the kernel has killed for want of memory since the machine is up; `None` where it does not tell.
+pub(crate) fn oom_kills() -> Option<u64> {
+    let counters = fs::read_to_string("/proc/vmstat").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
 /// Names this run of the machine and this process-id namespace: ids and start times mean nothing outside of them.

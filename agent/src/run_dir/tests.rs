@@ -15,8 +15,8 @@ fn temporary() -> tempfile::TempDir {
 fn each_agent_has_a_private_directory_that_goes_with_it() {
     let parent = temporary();
     let base = parent.path().join("run");
-    let one = RunDir::open(&base, "n0", false).unwrap();
-    let two = RunDir::open(&base, "n0", false).unwrap();
+    let one = RunDir::open(&base, "n0").unwrap();
+    let two = RunDir::open(&base, "n0").unwrap();
     assert_ne!(one.path, two.path);
     assert!(one.path.is_dir(), "a living agent's directory stays");
     assert_eq!(two.cleared(), []);
@@ -32,13 +32,13 @@ fn each_agent_has_a_private_directory_that_goes_with_it() {
 fn a_directory_that_others_can_enter_is_refused() {
     let parent = temporary();
     fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let error = RunDir::open(parent.path(), "n0", false).unwrap_err().to_string();
+    let error = RunDir::open(parent.path(), "n0").unwrap_err().to_string();
     assert!(error.contains("mode 755"), "{error}");
     assert!(error.contains("--run-dir"), "{error}");
 
     let link = parent.path().join("link");
     std::os::unix::fs::symlink(parent.path(), &link).unwrap();
-    assert!(RunDir::open(&link, "n0", false).is_err());
+    assert!(RunDir::open(&link, "n0").is_err());
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn what_is_not_an_agents_is_never_touched() {
     }
     fs::write(base.path().join("project").join(LOCK), "").unwrap();
     fs::write(base.path().join("project/work.txt"), "mine").unwrap();
-    let agent = RunDir::open(base.path(), "n0", false).unwrap();
+    let agent = RunDir::open(base.path(), "n0").unwrap();
     assert_eq!(agent.cleared(), []);
     assert_eq!(fs::read_dir(base.path()).unwrap().count(), 5 + 2, "the five, the lock and the agent's own");
     assert!(base.path().join("project/work.txt").exists());
@@ -62,12 +62,12 @@ fn a_path_too_long_for_sockets_is_refused_before_anything_is_made() {
     let longest = MAX_PATH_BYTES - MAX_PATH_BELOW - 7;
     let used = parent.path().as_os_str().len() + 1;
     let fits = parent.path().join("x".repeat(longest - used));
-    let agent = RunDir::open(&fits, "n0", false).unwrap();
+    let agent = RunDir::open(&fits, "n0").unwrap();
     let socket = agent.engine(999).join("x".repeat(36));
     assert_eq!(socket.as_os_str().len(), MAX_PATH_BYTES);
 
     let too_long = parent.path().join("y".repeat(longest - used + 3));
-    let error = RunDir::open(&too_long, "n0", false).unwrap_err().to_string();
+    let error = RunDir::open(&too_long, "n0").unwrap_err().to_string();
     assert!(error.contains("by 3 bytes"), "{error}");
     assert!(!too_long.exists());
 }
@@ -89,7 +89,7 @@ fn a_dead_agents_engines_are_killed_and_its_directory_removed() {
         .unwrap();
     let empty = make_unique(&base).unwrap();
 
-    let agent = RunDir::open(&base, "n0", false).unwrap();
+    let agent = RunDir::open(&base, "n0").unwrap();
     assert!(!dead.exists() && !empty.exists());
     assert!(!orphan.wait().unwrap().success());
     let found = agent.cleared().iter().find(|cleared| cleared.path == dead);
@@ -105,7 +105,7 @@ fn what_is_not_an_agents_stays() {
     make_private(&base).unwrap();
     fs::create_dir(base.join("logs")).unwrap();
     fs::write(base.join("logs/e0.log"), "x").unwrap();
-    let agent = RunDir::open(&base, "n0", false).unwrap();
+    let agent = RunDir::open(&base, "n0").unwrap();
     assert!(base.join("logs/e0.log").exists());
     assert_eq!(agent.cleared(), []);
 }

@@ -26,7 +26,7 @@ pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Orde
     wire::Answer { id, error, log_lines: Vec::new() }
 }
 
-/// Lets those start again that do not run; says why none was.
+/// Lets those start again that do not run, and those go on that drain; says why none was.
 pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
     let phase = |replica: &Replica| replica.engine.status().borrow().phase;
     let (down, up): (Vec<_>, Vec<_>) = uplink.state.select(&replicas.indices).partition(|replica| waits_for_release(phase(replica)));
@@ -40,7 +40,7 @@ pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
 }
 
 fn waits_for_release(phase: Phase) -> bool {
-    matches!(phase, Phase::Quarantined | Phase::Failed | Phase::Stopped)
+    matches!(phase, Phase::Quarantined | Phase::Failed | Phase::Stopped | Phase::Draining)
 }
 
 fn parse_order(order: directive::Order) -> Option<(ControlRequest, wire::Replicas)> {
@@ -83,9 +83,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_down_can_be_released() {
-        let down = [Phase::Quarantined, Phase::Failed, Phase::Stopped];
-        let up = [Phase::Starting, Phase::Loading, Phase::Ready, Phase::Draining, Phase::Sleeping];
+    fn only_what_is_down_or_on_its_way_there_can_be_released() {
+        let down = [Phase::Quarantined, Phase::Failed, Phase::Stopped, Phase::Draining];
+        let up = [Phase::Starting, Phase::Loading, Phase::Ready, Phase::Sleeping];
         assert!(down.into_iter().all(waits_for_release));
         assert!(!up.into_iter().any(waits_for_release));
     }

@@ -12,6 +12,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::crashes::RequestFingerprint;
 use crate::engine::Phase;
+use crate::engine::diagnosis::{Diagnosis, FailureKind};
 use crate::engine_client::{EngineClient, EngineResponse, OutgoingRequest, RequestError};
 use crate::lane::{IncomingRequest, RequestStream};
 use crate::metrics::AgentMetrics;
@@ -74,7 +75,9 @@ async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState,
         RequestError::Request(broken) => broken,
         error => {
             in_flight.as_ref().inspect(|in_flight| in_flight.mark_failed());
-            classify_break(replica.index, replica.engine.status().borrow().phase, exchange.is_sent, &root_cause(&error))
+            let status = replica.engine.status();
+            let status = status.borrow();
+            classify_break(replica.index, status.phase, status.failure.as_ref(), exchange.is_sent, &root_cause(&error))
         }
     })
 }
@@ -182,15 +185,19 @@ fn not_ready(message: String) -> StreamFault {
 }
 
 /// The engine could not be reached or broke off: of itself, or because it was ordered to stop. In the latter case its life ended as it should, and
-/// nothing is wrong with the request; nor is where the engine never got all of it.
-fn classify_break(index: u32, phase: Phase, is_sent: bool, cause: &str) -> StreamFault {
+/// nothing is wrong with the request; nor is where the engine never got all of it. Of an engine that hung, `failure` knows more than the connection.
+fn classify_break(index: u32, phase: Phase, failure: Option<&Diagnosis>, is_sent: bool, cause: &str) -> StreamFault {
     match phase {
         Phase::Draining | Phase::Stopped | Phase::Quarantined | Phase::Sleeping => {
             let message = format!("the engine of replica {index} was stopped before the answer was complete");
             StreamFault { fault: Fault::EngineStopped, message }
         }
         Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed if is_sent => {
-            StreamFault { fault: Fault::EngineLost, message: format!("the engine of replica {index} broke off ({cause})") }
+            let message = match failure {
+                Some(Diagnosis { kind: FailureKind::Hang, cause, .. }) => format!("the engine of replica {index} hung: {cause}"),
+                _ => format!("the engine of replica {index} broke off ({cause})"),
+            };
+            StreamFault { fault: Fault::EngineLost, message }
         }
         Phase::Starting | Phase::Loading | Phase::Ready | Phase::Failed => {
             not_ready(format!("the request could not be sent to the engine of replica {index} ({cause})"))

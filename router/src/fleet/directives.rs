@@ -31,7 +31,7 @@ pub enum ReplicaOrder {
     Drain,
     /// Drain, then start again.
     Restart,
-    /// Leave quarantine.
+    /// Leave quarantine, or go on serving where it drains.
     Release,
     /// Give memory back.
     Sleep {

@@ -1,5 +1,8 @@
 //! Engines that die, err or are full: what had begun ends with an error and never as if it were whole, what had not begun goes elsewhere.
 
+use std::time::Duration;
+
+use hostler_agent::AgentConfig;
 use hostler_proto::agent::v1::Phase;
 use http::StatusCode;
 use rustix::process::Signal;
@@ -120,6 +123,18 @@ async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
         answer.unwrap().assert_whole_stream();
     }
     fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_streams_of_an_engine_that_hung_end_with_what_the_watchdog_saw() {
+    let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").agent(hasty)).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
+    stream.events(2).await;
+    fleet.fault("n0/0", "hang").await;
+    let answer = stream.finish().await;
+    answer.assert_broken_stream();
+    assert!(answer.text().contains("the engine of replica 0 hung: no token for "), "{}", answer.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -129,6 +129,21 @@ async fn a_stopped_replica_is_released() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_calls_off_a_drain_and_the_same_life_goes_on() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(800)).await;
+    stream.events(2).await;
+    fleet.admin().drain("n0/0").await.unwrap();
+    let draining = fleet.until_replica("n0/0", "draining", |replica| replica.phase == Phase::Draining).await;
+    assert_eq!(fleet.admin().release("n0/0").await.unwrap(), ["n0/0"]);
+    let back = fleet.until_replica("n0/0", "ready again", Seen::is_ready).await;
+    assert_eq!((back.pid, back.epoch), (draining.pid, draining.epoch));
+    assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
+    stream.finish().await.assert_whole_stream();
+    assert_eq!(fleet.replica("n0/0").await.restarts, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_for_an_adapter_go_where_it_is_loaded() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-lora")).await;
     let (edge, admin) = (fleet.edge(), fleet.admin());

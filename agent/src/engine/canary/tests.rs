@@ -19,7 +19,7 @@ fn watched(script: impl FnMut() -> Option<u16> + Send + 'static) -> (Watched, Sc
 }
 
 async fn within(watched: &Watched, time: Duration) -> Option<String> {
-    timeout(time, watch(&watched.subject)).await.ok()
+    timeout(time, watch(&watched.subject)).await.ok().map(|cause| cause.to_string())
 }
 
 fn asked(engine: &Scripted) -> usize {
@@ -89,7 +89,7 @@ async fn an_idle_engine_that_does_not_answer_hangs() {
     let process = Resting::start();
     watched.has_group(process.pid());
     let begun = Instant::now();
-    let reason = watch(&watched.subject).await;
+    let reason = watch(&watched.subject).await.to_string();
     assert_eq!(reason, "a test completion failed 2 times in a row while no request was running: no answer within 30 s");
     // 30 s of quiet, the long first deadline, a pause, and the same again: it has not been warm.
     assert!(begun.elapsed() < 93 * S, "{:?}", begun.elapsed());
@@ -114,6 +114,6 @@ fn an_engine_that_is_at_work_is_just_slow() {
         assert_eq!(tally.record(&outcome, moved, &activity).is_some(), counts, "{outcome:?}, {moved}, {activity:?}");
         assert_eq!(tally.0 == 0, !counts);
     }
-    let reason = CanaryFailures(1).record(&slow(), false, &stopped).unwrap();
+    let reason = CanaryFailures(1).record(&slow(), false, &stopped).unwrap().to_string();
     assert!(reason.ends_with("no answer within 10 s; x (pid 7) is stopped"), "{reason}");
 }

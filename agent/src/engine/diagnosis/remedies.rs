@@ -10,13 +10,15 @@ pub(super) const STARTUP_TIMEOUT: &str =
 pub(super) const HOST_MEMORY: &str =
     "give the job more memory, run fewer replicas (--replicas), or lower VLLM_CPU_KVCACHE_SPACE or --swap-space; `dmesg` names the process";
 pub(super) const HOST_KV: &str = "lower VLLM_CPU_KVCACHE_SPACE (GiB), run fewer replicas (--replicas), or give the job more memory";
-pub(super) const KILLED: &str =
+pub(super) const KILLED: &str = "find out who did it: not the kernel for want of memory, but perhaps a batch system at a limit of the job, systemd-oomd, or a person; it is started again by itself";
+pub(super) const KILLED_PERHAPS_BY_KERNEL: &str =
     "find out who did it: `dmesg -T | grep -i kill` shows the kernel's memory killer, the batch system's log shows a limit of the job";
 pub(super) const TERMINATED: &str = "find out who did it: a batch system that ends its job, or a person; it is started again by itself";
 pub(super) const ILLEGAL_INSTRUCTION: &str = "this build of vLLM needs instructions that the processor lacks (`lscpu` shows its flags, AVX-512 as a rule): build vLLM on this kind of node";
 pub(super) const CRASHED: &str =
     "read the engine's last lines with `hostler logs REPLICA`; if it happens again, report it to vLLM with them";
-pub(super) const CORE_DIED: &str =
+pub(super) const CORE_DIED: &str = "it is started again by itself; if it dies again, `hostler logs REPLICA` shows its last lines, and the batch system's log a limit of the job; the kernel has ended nothing for want of memory";
+pub(super) const CORE_DIED_PERHAPS_BY_KERNEL: &str =
     "`dmesg -T | grep -i -e kill -e xid` shows the kernel's memory killer and GPU errors; it is started again by itself";
 
 pub(super) const BAD_FLAG: &str = "remove or correct it among the engine arguments; `vllm serve --help=all` lists those of this release";

@@ -1,14 +1,19 @@
+use std::process::ExitStatus;
+use std::time::Duration;
+
 use super::*;
 
 /// An engine that exited by itself before it was ready.
 fn exited(code: i32) -> LifeEnd {
-    let status = ExitStatus::from_raw(code << 8);
-    LifeEnd { status: Some(status), cause: format!("the engine ended without having been asked to ({status})"), ..LifeEnd::default() }
+    ours(EndCause::Exited(ExitStatus::from_raw(code << 8)), false)
 }
 
 fn signalled(signal: i32) -> LifeEnd {
-    let status = ExitStatus::from_raw(signal);
-    LifeEnd { status: Some(status), cause: format!("the engine ended without having been asked to ({status})"), ..LifeEnd::default() }
+    ours(EndCause::Exited(ExitStatus::from_raw(signal)), false)
+}
+
+fn ours(cause: EndCause, was_ready: bool) -> LifeEnd {
+    LifeEnd { cause, was_ready, oom_killed: None }
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -189,7 +194,7 @@ fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_c
         "VllmWorker-0 ended while it served with an illegal instruction",
         "lscpu",
     );
-    let hungry = LifeEnd { oom_killed: true, ..serving };
+    let hungry = LifeEnd { oom_killed: Some(true), ..serving };
     expect(&hungry, recorded!("kill_core"), FailureKind::HostMemory, "out-of-memory killer", "--replicas");
     expect(&exited(1), recorded!("kill_core_init"), FailureKind::Killed, "its process EngineCore was killed before it was ready", "dmesg");
 }
@@ -198,7 +203,13 @@ fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_c
 fn a_signal_to_the_first_process_is_told_by_name() {
     let serving = |signal| LifeEnd { was_ready: true, ..signalled(signal) };
     expect(&serving(9), "", FailureKind::Killed, "first process was killed while it served (SIGKILL), not by hostler", "dmesg");
-    expect(&LifeEnd { oom_killed: true, ..signalled(9) }, "", FailureKind::HostMemory, "before it was ready by the kernel's", "--replicas");
+    expect(
+        &LifeEnd { oom_killed: Some(true), ..signalled(9) },
+        "",
+        FailureKind::HostMemory,
+        "before it was ready by the kernel's",
+        "--replicas",
+    );
     expect(&serving(15), "", FailureKind::Killed, "SIGTERM", "batch system");
     expect(&signalled(4), "", FailureKind::Crashed, "SIGILL", "lscpu");
     expect(&signalled(7), "", FailureKind::SharedMemory, "SIGBUS", "--shm-size");
@@ -206,25 +217,46 @@ fn a_signal_to_the_first_process_is_told_by_name() {
 }
 
 #[test]
+fn the_kernels_log_is_named_only_where_the_kernel_may_have_done_it() {
+    let remedy = |printed: &str, end: LifeEnd| diagnose(&LifeEnd { was_ready: true, ..end }, &lines(printed)).remedy;
+    for (printed, end) in [("", signalled(9)), (recorded!("kill_core"), exited(0))] {
+        assert!(remedy(printed, end.clone()).contains("dmesg"));
+        let other = remedy(printed, LifeEnd { oom_killed: Some(false), ..end });
+        assert!(!other.contains("dmesg") && other.contains("batch system"), "{other}");
+    }
+}
+
+#[test]
 fn what_hostler_itself_decided_is_the_cause_whatever_was_printed() {
-    let ours = |cause: &str, was_ready| LifeEnd { cause: cause.to_owned(), was_ready, ..LifeEnd::default() };
     let noise = &uncaught("ValueError: of a request");
     expect(
-        &ours("no token for 10.2 s while 3 requests wait: its process 7 is stopped", true),
+        &ours(EndCause::Stalled { lasted: Duration::from_millis(10_200), waiting: 3, why: "its process 7 is stopped".into() }, true),
         noise,
         FailureKind::Hang,
         "no token for 10.2 s",
         "--stall-timeout",
     );
-    expect(&ours("XID 79 on GPU 3: it has fallen off the bus", true), noise, FailureKind::Hardware, "XID 79", "hostler release");
+    expect(
+        &ours(EndCause::Failed("XID 79 on GPU 3: it has fallen off the bus".into()), true),
+        noise,
+        FailureKind::Hardware,
+        "XID 79",
+        "hostler release",
+    );
     let gone = "cannot start /opt/vllm/bin/vllm: No such file or directory (os error 2)";
-    expect(&ours(gone, false), "", FailureKind::Program, gone, "--vllm-bin");
-    expect(&ours("cannot start x: Permission denied (os error 13)", false), "", FailureKind::Program, "", "executable");
-    let late = ours("the engine was not ready within 600 s", false);
+    expect(&ours(EndCause::NotStarted(gone.into()), false), "", FailureKind::Program, gone, "--vllm-bin");
+    expect(
+        &ours(EndCause::NotStarted("cannot start x: Permission denied (os error 13)".into()), false),
+        "",
+        FailureKind::Program,
+        "",
+        "executable",
+    );
+    let late = ours(EndCause::NotReadyWithin(Duration::from_secs(600)), false);
     expect(&late, "", FailureKind::StartupTimeout, "not ready within 600 s", "--startup-timeout");
-    let unhealthy = ours("3 health checks failed in a row: status 503", true);
+    let unhealthy = ours(EndCause::Unhealthy { checks: 3, reason: "status 503".into() }, true);
     expect(&unhealthy, noise, FailureKind::Unhealthy, "status 503", "hostler logs");
-    let lost = ours("its process VLLM::EngineCore (pid 7) has ended, and health checks failed: status 503", true);
+    let lost = ours(EndCause::ProcessLost { process: "VLLM::EngineCore (pid 7)".into(), health: "status 503".into() }, true);
     expect(&lost, "", FailureKind::CoreDied, "VLLM::EngineCore (pid 7) died", "dmesg");
     expect(&lost, recorded!("ill_worker"), FailureKind::Crashed, "VllmWorker-0 ended while it served with an illegal instruction", "lscpu");
 }

@@ -172,7 +172,7 @@ fn only_bad_answers_in_a_row_count() {
     for answer in [&bad, &bad, &good, &bad, &Err(FetchError::Broken("torn".to_owned()))] {
         assert_eq!(tally.record(answer), None);
     }
-    let reason = "3 health checks failed in a row: status 503".to_owned();
+    let reason = EndCause::Unhealthy { checks: 3, reason: "status 503".to_owned() };
     assert_eq!(tally.record(&bad), Some(reason));
 }
 
@@ -190,7 +190,7 @@ async fn an_engine_that_turns_unhealthy_is_reported_once() {
         all.push(item);
     }
     assert_eq!(all.len(), 3);
-    assert!(matches!(&all[2], HealthEvent::Unhealthy(reason) if reason.contains("503")));
+    assert!(matches!(&all[2], HealthEvent::Unhealthy(cause) if cause.to_string().contains("503")));
     watching.await.unwrap();
 }
 
@@ -216,7 +216,7 @@ async fn an_engine_whose_core_has_ended_is_given_up_with_its_first_bad_answer() 
     drop(core);
     ended.store(true, Ordering::Relaxed);
     let before = Instant::now();
-    let expected = format!("its process VLLM::EngineCore (pid {pid}) has ended, and health checks failed: status 503");
+    let expected = EndCause::ProcessLost { process: format!("VLLM::EngineCore (pid {pid})"), health: "status 503".to_owned() };
     assert_eq!(next(&mut news).await, Some(HealthEvent::Unhealthy(expected)));
     assert!(before.elapsed() <= HEALTH_INTERVAL * 2, "{:?}", before.elapsed());
     watching.await.unwrap();
@@ -251,7 +251,7 @@ async fn a_healthy_engine_that_gives_no_token_is_reported() {
     assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
     let reason = loop {
         match next(&mut news).await.unwrap() {
-            HealthEvent::Unhealthy(reason) => break reason,
+            HealthEvent::Unhealthy(cause) => break cause.to_string(),
             other => assert!(matches!(other, HealthEvent::Models(_)), "{other:?}"),
         }
     };

@@ -115,7 +115,7 @@ fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Retire, now), []);
-    assert!(matches!(machine.state(), EngineState::Draining { .. }));
+    assert!(matches!(machine.state(), EngineState::Draining(_)));
     for event in
         [EngineEvent::Restart, EngineEvent::Idle, EngineEvent::Restart, EngineEvent::Exited, EngineEvent::Restart, EngineEvent::GroupEmpty]
     {
@@ -130,14 +130,70 @@ fn a_drain_waits_for_requests_then_stops_and_stays_stopped() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Drain, now), []);
-    assert!(matches!(machine.state(), EngineState::Draining { .. }));
+    assert!(matches!(machine.state(), EngineState::Draining(_)));
     assert_eq!(machine.handle(EngineEvent::Idle, now), [SupervisorAction::Terminate]);
-    assert_eq!(machine.next_deadline(), Some(now + limits().grace));
+    assert_eq!(machine.next_deadline(), Some(now + IDLE_GRACE));
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::KillGroup]);
     machine.handle(EngineEvent::GroupEmpty, now);
     assert_eq!(machine.state(), EngineState::Stopped);
     assert!(!machine.is_finished(), "a drained engine can be restarted");
     assert_eq!(machine.handle(EngineEvent::Restart, now), [SupervisorAction::RequestStart]);
+}
+
+#[test]
+fn only_an_engine_that_computes_something_is_given_the_whole_grace() {
+    let now = Instant::now();
+    for (event, grace) in [(EngineEvent::Idle, IDLE_GRACE), (EngineEvent::Unattended, limits().grace), (EngineEvent::Stop, limits().grace)]
+    {
+        let mut machine = machine_after(READY, now);
+        machine.handle(EngineEvent::Drain, now);
+        assert_eq!(machine.handle(event, now), [SupervisorAction::Terminate]);
+        assert_eq!(machine.next_deadline(), Some(now + grace), "{event:?}");
+    }
+    let brief = PhaseTimeouts { grace: Duration::from_secs(1), ..limits() };
+    let mut machine = EngineStateMachine::new(brief, false);
+    for event in READY.iter().chain(&[EngineEvent::Drain, EngineEvent::Idle]) {
+        machine.handle(*event, now);
+    }
+    assert_eq!(machine.next_deadline(), Some(now + brief.grace), "the setting may be shorter");
+}
+
+#[test]
+fn a_release_calls_off_a_drain() {
+    let now = Instant::now();
+    let asleep = [READY, &[EngineEvent::FallAsleep]].concat();
+    for (before, stage) in [(READY, LiveStage::Ready), (&asleep, LiveStage::Sleeping)] {
+        for order in [EngineEvent::Drain, EngineEvent::Restart] {
+            let mut machine = machine_after(before, now);
+            machine.handle(order, now);
+            assert_eq!(machine.handle(EngineEvent::Release, now), []);
+            assert_eq!((machine.state(), machine.next_deadline()), (EngineState::Alive(stage), None));
+            assert_eq!(machine.handle(EngineEvent::Idle, now + limits().drain), [], "the drain is forgotten");
+        }
+    }
+}
+
+#[test]
+fn a_release_starts_again_what_was_told_to_stop_or_drains_into_quarantine() {
+    let now = Instant::now();
+    for orders in [&[EngineEvent::Drain, EngineEvent::Idle, EngineEvent::Release][..], &[EngineEvent::Quarantine, EngineEvent::Release]] {
+        let mut machine = machine_after(&[READY, orders].concat(), now);
+        for event in [EngineEvent::Idle, EngineEvent::Exited] {
+            machine.handle(event, now);
+        }
+        assert_eq!(machine.handle(EngineEvent::GroupEmpty, now), [SupervisorAction::RequestStart], "{orders:?}");
+    }
+}
+
+#[test]
+fn no_release_keeps_an_engine_whose_agent_leaves() {
+    let now = Instant::now();
+    for order in [EngineEvent::Retire, EngineEvent::HandOver] {
+        let mut machine = machine_after(READY, now);
+        machine.handle(order, now);
+        machine.handle(EngineEvent::Release, now);
+        assert!(matches!(machine.state(), EngineState::Draining(_)), "{order:?}");
+    }
 }
 
 #[test]
@@ -202,7 +258,7 @@ fn a_quarantine_lets_requests_finish_and_only_a_release_ends_it() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Quarantine, now), []);
-    assert!(matches!(machine.state(), EngineState::Draining { then: AfterExit::Quarantine, .. }));
+    assert!(matches!(machine.state(), EngineState::Draining(Drain { then: AfterExit::Quarantine, .. })));
     // Not even a crash or a restart in between brings it back.
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
@@ -400,7 +456,8 @@ fn an_engine_that_is_handed_over_finishes_its_requests_and_is_let_go_alive() {
         for end in [(EngineEvent::Idle, now), (EngineEvent::Tick, now + limits().drain)] {
             let mut machine = machine_after(before, now);
             assert_eq!(machine.handle(EngineEvent::HandOver, now), []);
-            assert_eq!(machine.state(), EngineState::Draining { then: AfterExit::Detach, until: now + limits().drain });
+            assert!(matches!(machine.state(), EngineState::Draining(Drain { then: AfterExit::Detach, .. })));
+            assert_eq!(machine.next_deadline(), Some(now + limits().drain));
             assert_eq!(machine.handle(end.0, end.1), [SupervisorAction::Detach]);
             assert!(machine.is_finished());
         }
@@ -443,6 +500,7 @@ fn any_event() -> impl Strategy<Value = EngineEvent> {
         Just(EngineEvent::Exited),
         Just(EngineEvent::GroupEmpty),
         Just(EngineEvent::Idle),
+        Just(EngineEvent::Unattended),
         Just(EngineEvent::Tick),
         Just(EngineEvent::MayStart),
         Just(EngineEvent::Quarantine),

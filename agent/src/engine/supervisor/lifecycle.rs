@@ -13,7 +13,7 @@ use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
 use crate::cache;
 use crate::engine::AdoptedLife;
-use crate::engine::diagnosis::{Diagnosis, LifeEnd, diagnose};
+use crate::engine::diagnosis::{Diagnosis, EndCause, LifeEnd, diagnose};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
 use crate::engine::health;
 use crate::engine::model_card::ModelCard;
@@ -21,7 +21,7 @@ use crate::engine::monitored_engine::MonitoredEngine;
 use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
 use crate::keeper::wire::{self, KeeperRequest, LaunchSpec};
-use crate::keeper::{self, AgentDeathPolicy, KeeperNotices};
+use crate::keeper::{self, KeeperNotices};
 use crate::probe;
 use crate::process::orphans::end_orphans;
 use crate::process::{STUCK_AFTER, table};
@@ -43,7 +43,7 @@ impl Supervisor {
         let AdoptedLife { survivor, .. } = self.deps.adopted.take()?;
         let (leader, life) = (survivor.leader, survivor.life_record.clone());
         self.last_start_duration = life.ready_in_ms.map(Duration::from_millis);
-        let (keeper, notices) = match survivor.adopt() {
+        let (keeper, notices) = match survivor.adopt(self.deps.spec.if_agent_dies) {
             Ok(connection) => connection,
             Err(error) => {
                 tracing::warn!(engine = self.deps.spec.index, %error, "cannot take an engine over; it ends and starts anew");
@@ -92,7 +92,8 @@ impl Supervisor {
                 Ok(())
             }
             Err(error) => {
-                self.failure = FailureState::Suspected(format!("cannot start {}: {error}", self.deps.spec.keeper.display()));
+                self.failure =
+                    FailureState::Suspected(EndCause::NotStarted(format!("cannot start {}: {error}", self.deps.spec.keeper.display())));
                 Err(EngineEvent::SpawnFailed)
             }
         }
@@ -109,10 +110,7 @@ impl Supervisor {
             unset: line.unset.iter().map(Into::into).collect(),
             directory: spec.directory.clone().into(),
             log: spec.log.clone().into(),
-            wait_seconds: match spec.if_agent_dies {
-                AgentDeathPolicy::Kill => None,
-                AgentDeathPolicy::Keep { wait } => Some(wait.as_secs()),
-            },
+            wait_seconds: spec.if_agent_dies.wait_seconds(),
             cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
             life: self.life_record(epoch, None),
         }
@@ -159,7 +157,6 @@ impl Supervisor {
         EngineLife {
             spawned,
             leader: None,
-            exit: None,
             is_keeper_lost: false,
             models: Arc::default(),
             missing_routes: None,
@@ -229,10 +226,10 @@ impl Supervisor {
         if let Some(keeper) = &self.deps.process_handle.lock().keeper {
             keeper.end_keeper();
         }
-        self.handle_keeper_loss("the engine's keeper did not answer")
+        self.handle_keeper_loss(EndCause::KeeperSilent)
     }
 
-    pub(super) fn handle_keeper_loss(&mut self, why: &str) -> Option<EngineEvent> {
+    pub(super) fn handle_keeper_loss(&mut self, cause: EndCause) -> Option<EngineEvent> {
         self.life.as_mut()?.is_keeper_lost = true;
         match self.machine.state() {
             EngineState::Killing { .. } => {
@@ -240,7 +237,7 @@ impl Supervisor {
                 None
             }
             _ => {
-                self.failure = FailureState::Suspected(why.to_owned());
+                self.failure = FailureState::Suspected(cause);
                 // No request's doing, nor the front-end's.
                 Some(EngineEvent::Fail)
             }
@@ -272,13 +269,12 @@ impl Supervisor {
         matches!(self.machine.state(), EngineState::Killing { then: AfterExit::Spawn })
     }
 
-    fn diagnose(&self, cause: String) -> Diagnosis {
+    fn diagnose(&self, cause: EndCause) -> Diagnosis {
         let life = self.life.as_ref();
         let ended = LifeEnd {
-            status: life.and_then(|life| life.exit),
             cause,
             was_ready: life.is_some_and(|life| life.ready_in.is_some()),
-            oom_killed: life.is_some_and(|life| table::oom_kills() > life.oom_kills_before),
+            oom_killed: life.and_then(|life| Some(table::oom_kills()? > life.oom_kills_before?)),
         };
         diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
     }

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::engine::diagnosis::Diagnosis;
+use crate::engine::diagnosis::{Diagnosis, EndCause, diagnose_decision};
 use crate::engine::start_order::StartPermit;
 use crate::gpu::StartObstacle;
 
@@ -35,12 +35,14 @@ pub(super) enum PendingWork {
 }
 
 /// What is known of the engine's last failure, until the engine is ready again.
+#[derive(Default)]
 pub(super) enum FailureState {
+    #[default]
     None,
-    /// A sign that the life ends, in our own words. The state machine decides whether it is a crash.
-    Suspected(String),
-    /// A crash, in our own words. The life's last lines have not been read yet.
-    Undiagnosed(String),
+    /// A sign that the life ends. The state machine decides whether it is a crash.
+    Suspected(EndCause),
+    /// A crash. The life's last lines have not been read yet.
+    Undiagnosed(EndCause),
     Diagnosed(Diagnosis),
 }
 
@@ -70,19 +72,27 @@ impl PendingWork {
 }
 
 impl FailureState {
-    /// Notes a sign of an end; false after a crash, when it is only a consequence of our own kill.
-    pub(super) fn suspect(&mut self, cause: String) -> bool {
-        let is_news = !matches!(self, Self::Undiagnosed(_));
-        if is_news {
+    /// Notes a sign of an end; after a crash it is only a consequence of our own kill.
+    pub(super) fn suspect(&mut self, cause: EndCause) {
+        if !matches!(self, Self::Undiagnosed(_)) {
             *self = Self::Suspected(cause);
         }
-        is_news
     }
 
     /// What was suspected is a crash.
     pub(super) fn mark_crashed(&mut self) {
-        if let Self::Suspected(cause) = self {
-            *self = Self::Undiagnosed(take(cause));
+        *self = match take(self) {
+            Self::Suspected(cause) => Self::Undiagnosed(cause),
+            other => other,
+        };
+    }
+
+    /// What is known of the failure by now.
+    pub(super) fn diagnosis(&self) -> Option<Diagnosis> {
+        match self {
+            Self::Diagnosed(diagnosis) => Some(diagnosis.clone()),
+            Self::Undiagnosed(cause) => diagnose_decision(cause),
+            Self::None | Self::Suspected(_) => None,
         }
     }
 }

@@ -9,7 +9,7 @@ use super::phases::{FailureState, StartWait};
 use crate::engine::EngineStatus;
 use crate::engine::diagnosis::Diagnosis;
 use crate::engine::engine_life::EngineLife;
-use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
+use crate::engine::state_machine::{AfterExit, Drain, EngineEvent, EngineState, LiveStage};
 use crate::vllm::FrontEndInUse;
 
 /// Lines of the engine's log that are shown with a failure.
@@ -51,17 +51,18 @@ impl Supervisor {
             EngineState::Alive(LiveStage::Starting) => "the engine's process has started".to_owned(),
             EngineState::Alive(LiveStage::Loading) => "the engine loads its model".to_owned(),
             EngineState::Alive(LiveStage::Ready) => "the engine serves".to_owned(),
-            EngineState::Draining { then: AfterExit::Quarantine, .. } | EngineState::Stopping { then: AfterExit::Quarantine, .. } => {
+            EngineState::Draining(Drain { then: AfterExit::Quarantine, .. })
+            | EngineState::Stopping { then: AfterExit::Quarantine, .. } => {
                 format!("the engine leaves service: {}", self.quarantine_reason())
             }
-            EngineState::Draining { then, .. } => {
+            EngineState::Draining(Drain { then, .. }) => {
                 format!("requests may finish; then the engine {}", then.describe())
             }
             EngineState::Stopping { then, .. } => {
                 format!("the engine was told to stop; then it {}", then.describe())
             }
             EngineState::Killing { .. } => match &self.failure {
-                FailureState::Undiagnosed(cause) => cause.clone(),
+                FailureState::Undiagnosed(cause) => cause.to_string(),
                 _ => "the engine's processes are being ended".to_owned(),
             },
             EngineState::Stopped => "the engine was asked to stop".to_owned(),
@@ -74,7 +75,7 @@ impl Supervisor {
         let pause = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
         let mut text = match &self.failure {
             FailureState::None => String::new(),
-            FailureState::Suspected(cause) | FailureState::Undiagnosed(cause) => cause.clone(),
+            FailureState::Suspected(cause) | FailureState::Undiagnosed(cause) => cause.to_string(),
             FailureState::Diagnosed(Diagnosis { cause, remedy, .. }) if remedy.is_empty() => cause.clone(),
             FailureState::Diagnosed(Diagnosis { cause, remedy, .. }) => format!("{cause}; {remedy}"),
         };
@@ -95,7 +96,7 @@ impl Supervisor {
         let elapsed = |life: &EngineLife| life.log_parser.lock().progress(life.spawned.elapsed());
         // Once the log has begun to tell, the clock goes on between two lines.
         let progress = log.progress.and(life.map(elapsed)).filter(|_| starts);
-        let failure = if let FailureState::Diagnosed(diagnosis) = &self.failure { Some(diagnosis) } else { None };
+        let failure = self.failure.diagnosis();
         self.status.send_if_modified(|status| {
             let next = EngineStatus {
                 phase: self.machine.state().into(),
@@ -107,7 +108,7 @@ impl Supervisor {
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
                 ready_in: life.and_then(|life| life.ready_in),
                 progress,
-                failure: failure.cloned(),
+                failure,
                 facts: log.facts,
                 front_end: self.command_line().front_end(),
                 missing_routes: match self.command_line().front_end() {

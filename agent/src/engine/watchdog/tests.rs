@@ -73,7 +73,7 @@ async fn only_time_in_which_requests_wait_counts_and_only_progress_clears_it() {
 
 /// Runs the watchdog for that long.
 async fn within(watched: &Watched, time: Duration) -> Option<String> {
-    tokio::time::timeout(time, watch(&watched.subject)).await.ok()
+    tokio::time::timeout(time, watch(&watched.subject)).await.ok().map(|cause| cause.to_string())
 }
 
 fn busy() -> EngineMetrics {
@@ -94,7 +94,7 @@ async fn an_engine_that_has_requests_and_does_nothing_hangs_after_ten_seconds() 
     let requests = [watched.enter(), watched.enter(), watched.enter()];
     let _waits: Vec<_> = requests.iter().map(waits).collect();
     let begun = Instant::now();
-    let reason = watch(&watched.subject).await;
+    let reason = watch(&watched.subject).await.to_string();
     assert_eq!(reason, "no token for 10.0 s while 3 requests wait: its processes do nothing");
     assert!(begun.elapsed() < 11 * S, "{:?}", begun.elapsed());
 }
@@ -105,7 +105,7 @@ async fn a_stopped_process_is_named() {
     kill_process(Pid::from_raw(process.pid().cast_signed()).unwrap(), Signal::STOP).unwrap();
     let request = watched.enter();
     let _wait = waits(&request);
-    let reason = watch(&watched.subject).await;
+    let reason = watch(&watched.subject).await.to_string();
     assert_eq!(reason, format!("no token for 10.0 s while 1 request waits: its process sleep (pid {}) is stopped", process.pid()));
 }
 
@@ -175,7 +175,7 @@ async fn clients_that_give_up_after_five_seconds_do_not_hide_a_hang() {
         }
     };
     tokio::select! {
-        reason = watch(&watched.subject) => assert!(reason.contains("its processes do nothing"), "{reason}"),
+        cause = watch(&watched.subject) => assert!(cause.to_string().contains("its processes do nothing"), "{cause}"),
         () = clients => unreachable!("they never end"),
         () = tokio::time::sleep(12 * S) => panic!("not seen"),
     }

@@ -172,21 +172,6 @@ fn a_model_is_found_among_the_downloaded_ones() {
 }
 
 #[test]
-fn a_path_where_nothing_is_is_an_error_with_the_nearest_name() {
-    let models = folder_with(&[("qwen3-8b/config.json", SMALL)]);
-    let named = |name: &str| check_model_path(models.path().join(name).to_str().unwrap());
-    assert_eq!(named("qwen3-8b"), Ok(()));
-    assert_eq!(named("qwen3-8b/config.json"), Ok(()), "as of a GGUF file");
-    assert_eq!(check_model_path("org/name"), Ok(()), "which may be downloaded");
-    let (folder, near) = (models.path().display(), models.path().join("qwen3-8b"));
-    let error = named("qwen-8b").unwrap_err().to_string();
-    assert_eq!(error, format!("--model {folder}/qwen-8b: there is no such file or folder; the nearest is {}", near.display()));
-    let error = named("llama/base").unwrap_err().to_string();
-    assert!(error.ends_with(&format!("the nearest is {folder}/")), "{error}");
-    assert_eq!(check_model_path("/no/such/folder").unwrap_err().to_string(), "--model /no/such/folder: there is no such file or folder");
-}
-
-#[test]
 fn what_cannot_be_read_is_said_and_is_no_error() {
     let because = |model: &str| match read(model, &[], Path::new("/nonexistent")) {
         ModelInfo::Unknown { because } => because,

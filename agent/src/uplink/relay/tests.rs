@@ -47,12 +47,17 @@ fn only_an_engine_that_was_not_told_to_stop_is_lost() {
         (Phase::Quarantined, Fault::EngineStopped),
         (Phase::Sleeping, Fault::EngineStopped),
     ] {
-        assert_eq!(classify_break(3, phase, true, "connection reset").fault, expected, "{phase:?}");
+        assert_eq!(classify_break(3, phase, None, true, "connection reset").fault, expected, "{phase:?}");
         // What never got there is lost to no engine.
         let unsent = if expected == Fault::EngineLost { Fault::NotReady } else { expected };
-        assert_eq!(classify_break(3, phase, false, "connection refused").fault, unsent, "{phase:?}");
+        assert_eq!(classify_break(3, phase, None, false, "connection refused").fault, unsent, "{phase:?}");
     }
-    assert_eq!(classify_break(3, Phase::Ready, true, "connection reset").message, "the engine of replica 3 broke off (connection reset)");
+    let words = |failure: Option<&Diagnosis>| classify_break(3, Phase::Failed, failure, true, "connection reset").message;
+    assert_eq!(words(None), "the engine of replica 3 broke off (connection reset)");
+    let failure = |kind| Diagnosis { kind, cause: "no token for 10.0 s".to_owned(), remedy: String::new() };
+    assert_eq!(words(Some(&failure(FailureKind::Hang))), "the engine of replica 3 hung: no token for 10.0 s");
+    // What an engine printed before it died may hold anything.
+    assert_eq!(words(Some(&failure(FailureKind::Unknown))), "the engine of replica 3 broke off (connection reset)");
 }
 
 #[test]
